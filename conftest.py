@@ -1,0 +1,1 @@
+"""Nothing yet but a place: settings of pytest live in tox.ini."""

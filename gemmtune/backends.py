@@ -1,0 +1,25 @@
+"""The table of backends. To add one: write its module with a ``BACKEND`` object (see ``choice.Backend``) and add a line here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .choice import Backend
+
+__all__ = ["BACKENDS", "load"]
+
+BACKENDS: dict[str, str] = {
+    "aten": "gemmtune.extern.aten",
+    "cublaslt": "gemmtune.extern.cublaslt",
+    "triton": "gemmtune.templates.triton",
+    "cpp": "gemmtune.templates.cpp",
+}
+"""Backend name to the module that holds its ``BACKEND``. The order is the one in which ties are broken: library kernels first."""
+
+
+def load(name: str) -> Backend:
+    """The backend of that name. Its module is imported when first needed, which keeps heavy toolchains out of the package's import."""
+    backend: Backend = importlib.import_module(BACKENDS[name]).BACKEND
+    return backend

@@ -1,0 +1,156 @@
+"""What a backend offers: choices, each one runnable way to do a Problem."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+
+from .device import DeviceInfo
+from .problem import Problem
+from .settings import Settings
+
+__all__ = ["Availability", "Backend", "Choice", "Claims", "Kernel", "Offers", "Refusal", "Run", "Status"]
+
+
+class Status(StrEnum):
+    """How a choice fared. Everything but OK is a failure that is stored with its reason and left out of the pick."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    """Filtered before compilation: not legal for this problem and device."""
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    OUT_OF_RESOURCES = "out_of_resources"
+    """Shared memory, registers or device memory were not enough at launch."""
+    WRONG_RESULT = "wrong_result"
+    RUNTIME_ERROR = "runtime_error"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    """The worker process died, or its device became unusable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What a choice says of its arithmetic; verification holds it to exactly this.
+
+    ``accumulate`` is the type of the running sum, ``partials`` the type in which split-K partial sums are stored, ``splits`` how
+    many there may be, ``epilogue_input`` the type to which the accumulator is rounded before the epilogue.
+    """
+
+    accumulate: torch.dtype
+    partials: torch.dtype
+    epilogue_input: torch.dtype
+    splits: int = 1
+    input_mode: str = "ieee"
+    flush_subnormals: bool = False
+    deterministic: bool = True
+
+
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float, float, tuple[torch.Tensor, ...]], None]
+"""``run(out, a, b, inp, alpha, beta, extra)``: write epilogue(alpha · a @ b + beta · inp, *extra) into ``out``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A choice made ready in this process, for operands with exactly the problem's sizes, strides and alignment.
+
+    ``run`` launches on the current stream and does not synchronise. ``run_new(a, b, inp, alpha, beta, extra)`` does the same into a
+    result of its own, for library kernels that are cheaper to call so; None means allocate and ``run``.
+    """
+
+    run: Run
+    run_new: Callable[..., torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(ABC):
+    """One runnable way to do a Problem. Frozen and picklable: it travels to compile and measuring processes as it is.
+
+    ``name`` is unique among the choices of a problem and is the one name everywhere: tables, logs, filters, store.
+    """
+
+    name: str
+    backend: str
+    problem: Problem = field(repr=False)
+    claims: Claims = field(repr=False)
+    info: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    """For the log: tile, stages, warps, splits, … whatever the backend's configs have."""
+    baseline: bool = field(default=False, repr=False)
+    """This is what a caller without gemmtune gets: torch's own operation with its default settings."""
+
+    @property
+    @abstractmethod
+    def content_hash(self) -> str:
+        """A hash over everything that makes the kernel: source, config and, for a library call, its name and arguments."""
+
+    @property
+    def compile_key(self) -> str | None:
+        """Equal for choices that need the same compilation; None when there is nothing to compile."""
+        return None
+
+    def compile(self) -> None:  # noqa: B027 - nothing to compile is the rule for library calls
+        """Make the artifact that ``build`` loads, in the content-addressed cache. Runs in any process and touches no GPU.
+
+        Raises:
+            CompileError: the compiler refused it.
+        """
+
+    @abstractmethod
+    def build(self) -> Kernel:
+        """Load what ``compile`` made (compiling if it is missing) and bind it to the problem."""
+
+    @property
+    def packed_format(self) -> str | None:
+        """The name of the layout in which this choice wants a prepacked b; None means b as it is."""
+        return None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """b in ``packed_format``; ``run`` is then given this tensor in b's place."""
+        return b
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A choice, or a whole backend, that was filtered before compilation, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offers:
+    """What a backend has for a problem."""
+
+    choices: Sequence[Choice] = ()
+    refusals: Sequence[Refusal] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Whether a backend can work on this machine; ``detail`` is its version, or what is missing and how to get it."""
+
+    ok: bool
+    detail: str
+
+
+class Backend(Protocol):
+    """A family of choices. ``BACKEND`` in each module of the table in backends.py is one of these."""
+
+    name: str
+
+    def available(self, device: DeviceInfo) -> Availability:
+        """Can its choices be made and run here, on this device? For ``doctor``, and asked before ``enumerate`` when tuning."""
+        ...
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:
+        """Is it among the backends when the settings name none?"""
+        ...
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        """The choices for a problem: pure where the backend's kernels are ours (no GPU, no compiler, any preset device)."""
+        ...

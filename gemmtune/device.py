@@ -1,0 +1,193 @@
+"""What is known of a device: detected, or a preset such as ``sm80``, so that everything pure runs without one."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .errors import UnavailableError
+
+__all__ = ["PRESETS", "DeviceInfo", "detect", "preset"]
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """The facts that legality and ranking need.
+
+    ``arch`` is ``sm75`` … for CUDA, ``gfx942`` for HIP, and for a CPU the widest instruction set that our templates use:
+    ``avx512``, ``avx2`` or ``portable``. GPU fields are 0 on a CPU and the other way round.
+    """
+
+    type: Literal["cpu", "cuda", "hip"]
+    name: str
+    arch: str
+    index: int = 0
+    sm_count: int = 0
+    smem_per_block_bytes: int = 0
+    """Shared memory that one block can have after opting in."""
+    smem_per_sm_bytes: int = 0
+    registers_per_sm: int = 0
+    warp_size: int = 0
+    l2_bytes: int = 0
+    threads: int = 0
+    """Threads that torch uses for one operation (CPU)."""
+    isa: tuple[str, ...] = ()
+    """CPU instruction-set flags as Linux names them, such as ``avx512f`` and ``avx512_bf16``."""
+    l1d_bytes: int = 0
+    l3_bytes: int = 0
+
+    @property
+    def capability(self) -> int:
+        """CUDA compute capability times ten (``90`` for sm90), 0 for other devices."""
+        return int(self.arch.removeprefix("sm")) if self.arch.startswith("sm") else 0
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors for this device live."""
+        return torch.device("cpu") if self.type == "cpu" else torch.device("cuda", self.index)
+
+    @property
+    def last_level_cache_bytes(self) -> int:
+        """The cache that benchmarks have to overflow."""
+        return self.l3_bytes or self.l2_bytes
+
+
+def _cuda(arch: str, name: str, sm_count: int, smem_kib: int, smem_sm_kib: int, l2_mib: int) -> DeviceInfo:
+    return DeviceInfo(
+        type="cuda",
+        name=name,
+        arch=arch,
+        sm_count=sm_count,
+        smem_per_block_bytes=smem_kib * KIB,
+        smem_per_sm_bytes=smem_sm_kib * KIB,
+        registers_per_sm=65536,
+        warp_size=32,
+        l2_bytes=l2_mib * MIB,
+    )
+
+
+def _cpu(arch: str, isa: tuple[str, ...]) -> DeviceInfo:
+    return DeviceInfo(
+        type="cpu", name=f"{arch} preset", arch=arch, threads=1, isa=isa, l1d_bytes=32 * KIB, l2_bytes=MIB, l3_bytes=32 * MIB
+    )
+
+
+PRESETS: dict[str, DeviceInfo] = {
+    info.arch: info
+    for info in (
+        # Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". The rest: datasheets.
+        _cuda("sm75", "Tesla T4", 40, 64, 64, 4),
+        _cuda("sm80", "NVIDIA A100", 108, 163, 164, 40),
+        _cuda("sm86", "NVIDIA A10", 72, 99, 100, 6),
+        _cuda("sm89", "NVIDIA L4", 58, 99, 100, 48),
+        _cuda("sm90", "NVIDIA H100", 132, 227, 228, 50),
+        _cuda("sm100", "NVIDIA B200", 148, 227, 228, 126),
+        _cuda("sm120", "NVIDIA RTX 5090", 170, 99, 100, 96),
+        DeviceInfo(
+            type="hip", name="AMD Instinct MI300X", arch="gfx942", sm_count=304, smem_per_block_bytes=64 * KIB,
+            smem_per_sm_bytes=64 * KIB, registers_per_sm=131072, warp_size=64, l2_bytes=4 * MIB,
+        ),
+        _cpu("avx512", ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")),
+        _cpu("avx2", ("avx2", "fma", "f16c")),
+        _cpu("portable", ()),
+    )
+}  # fmt: skip
+"""Devices by architecture, for enumeration and cross compilation on a machine that lacks them."""
+
+
+def preset(arch: str) -> DeviceInfo:
+    """The preset of an architecture. Raises UnavailableError with the known ones."""
+    try:
+        return PRESETS[arch.lower().replace("_", "")]
+    except KeyError:
+        raise UnavailableError(f"arch: got {arch!r}, expected one of {', '.join(PRESETS)}") from None
+
+
+def detect(device: torch.device | str | None = None) -> DeviceInfo:
+    """The facts about a device of this machine; None means the current CUDA device if there is one, else the CPU.
+
+    Raises:
+        UnavailableError: the device is not here.
+    """
+    device = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        return _detect_cpu(torch.get_num_threads())
+    if device.type != "cuda":
+        raise UnavailableError(f"device: got {device.type!r}, expected cpu or cuda")
+    if not torch.cuda.is_available():
+        raise UnavailableError(
+            "device: got 'cuda', but torch sees no CUDA device here; use cpu, or an --arch preset for what needs no GPU"
+        )
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index >= torch.cuda.device_count():
+        raise UnavailableError(f"device: got cuda:{index}, but this machine has {torch.cuda.device_count()} CUDA device(s)")
+    return _detect_cuda(index)
+
+
+@functools.cache
+def _detect_cuda(index: int) -> DeviceInfo:
+    properties: Any = torch.cuda.get_device_properties(index)
+    hip = torch.version.hip is not None
+    return DeviceInfo(
+        type="hip" if hip else "cuda",
+        name=properties.name,
+        arch=properties.gcnArchName.split(":")[0] if hip else f"sm{properties.major}{properties.minor}",
+        index=index,
+        sm_count=properties.multi_processor_count,
+        smem_per_block_bytes=properties.shared_memory_per_block_optin,
+        smem_per_sm_bytes=properties.shared_memory_per_multiprocessor,
+        registers_per_sm=properties.regs_per_multiprocessor,
+        warp_size=properties.warp_size,
+        l2_bytes=properties.L2_cache_size,
+    )
+
+
+@functools.cache
+def _detect_cpu(threads: int) -> DeviceInfo:
+    flags, name = _cpuinfo()
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        arch = "avx512"
+    elif {"avx2", "fma", "f16c"} <= flags:
+        arch = "avx2"
+    else:
+        arch = "portable"
+    return DeviceInfo(
+        type="cpu",
+        name=name,
+        arch=arch,
+        threads=threads,
+        isa=tuple(sorted(f for f in flags if f.startswith(("avx", "amx", "fma", "f16c")))),
+        l1d_bytes=_cache_bytes("SC_LEVEL1_DCACHE_SIZE", 32 * KIB),
+        l2_bytes=_cache_bytes("SC_LEVEL2_CACHE_SIZE", MIB),
+        l3_bytes=_cache_bytes("SC_LEVEL3_CACHE_SIZE", 32 * MIB),
+    )
+
+
+def _cpuinfo() -> tuple[frozenset[str], str]:
+    """Instruction-set flags and model name; empty flags off Linux on x86, where only the portable kernels are offered."""
+    path = Path("/proc/cpuinfo")
+    flags: frozenset[str] = frozenset()
+    name = platform.processor() or platform.machine()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        field, _, value = line.partition(":")
+        if field.strip() == "flags":
+            flags = frozenset(value.split())
+        elif field.strip() == "model name":
+            name = value.strip()
+        if flags and not line.strip():
+            break
+    return flags, name
+
+
+def _cache_bytes(name: str, default: int) -> int:
+    value = os.sysconf(name) if name in os.sysconf_names else 0
+    return value if value > 0 else default

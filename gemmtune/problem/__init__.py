@@ -1,0 +1,8 @@
+"""What is asked: values only, with no compute and no GPU."""
+
+from .epilogue import Epilogue
+from .layout import Layout
+from .precision import Precision, precision_of
+from .problem import Problem
+
+__all__ = ["Epilogue", "Layout", "Precision", "Problem", "precision_of"]

@@ -1,0 +1,49 @@
+"""torch's precision flags, as they apply to one GEMM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+__all__ = ["InputMode", "Precision", "precision_of"]
+
+InputMode = Literal["ieee", "tf32"]
+"""How the inputs are read: as they are, or float32 rounded to tf32's 11 significand bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What a kernel may do to be fast.
+
+    ``input_mode`` is tf32 where torch's float32 matmul precision allows it (CUDA, float32 only). ``reduced_partials`` is torch's
+    ``allow_fp16_reduced_precision_reduction`` or its bf16 twin: a split-K kernel may store partial sums in the output dtype.
+    """
+
+    input_mode: InputMode = "ieee"
+    reduced_partials: bool = False
+
+
+def precision_of(dtype: torch.dtype, device_type: str) -> Precision:
+    """The flags in force now for a GEMM of ``dtype`` on ``device_type``; the strictest off the GPU and for other dtypes."""
+    if device_type != "cuda":
+        return Precision()
+    matmul = torch.backends.cuda.matmul
+    if dtype == torch.float32:
+        return Precision(input_mode="tf32" if _float32_precision() == "tf32" else "ieee")
+    if dtype == torch.float16:
+        return Precision(reduced_partials=_first(matmul.allow_fp16_reduced_precision_reduction))
+    if dtype == torch.bfloat16:
+        return Precision(reduced_partials=_first(matmul.allow_bf16_reduced_precision_reduction))
+    return Precision()
+
+
+def _float32_precision() -> str:
+    """``fp32_precision`` rather than ``allow_tf32``: the older flag raises once a program has set the newer one."""
+    return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def _first(flag: bool | tuple[bool, ...]) -> bool:
+    """The flag alone: newer versions of torch report it together with whether split-K is allowed."""
+    return bool(flag[0] if isinstance(flag, tuple) else flag)

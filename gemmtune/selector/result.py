@@ -1,0 +1,120 @@
+"""What tuning found: values that print as a table (see table.py) and convert to JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+from ..choice import Refusal, Status
+from ..problem import Problem
+
+__all__ = ["Outcome", "ProblemResult", "TuningResult"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one choice fared on one problem.
+
+    ``time_us`` is the median time of a call in microseconds, None unless ``status`` is ok. ``error_over_bound`` is the largest
+    error that verification saw, as a fraction of the error bound (at most 1 for a right choice). ``finalist`` tells whether the
+    time comes from the interleaved final rounds or from the cheaper ones that drop losers.
+    """
+
+    name: str
+    backend: str
+    content_hash: str
+    status: Status
+    time_us: float | None = None
+    error_over_bound: float | None = None
+    reason: str = ""
+    finalist: bool = False
+    baseline: bool = False
+    from_store: bool = False
+    info: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemResult:
+    """Everything found for one problem. ``pick`` is the name of the chosen outcome, None when nothing valid was left.
+
+    ``limit_us`` is the time that this machine's measured memory bandwidth and arithmetic rate allow at best, None if not measured.
+    ``source`` tells whether anything had to be measured.
+    """
+
+    problem: Problem
+    outcomes: tuple[Outcome, ...]
+    refusals: tuple[Refusal, ...]
+    pick: str | None
+    limit_us: float | None
+    seconds: float
+    source: Literal["measured", "store"]
+
+    @property
+    def picked(self) -> Outcome | None:
+        """The outcome of the pick."""
+        return next((o for o in self.outcomes if o.name == self.pick), None)
+
+    @property
+    def baseline(self) -> Outcome | None:
+        """The outcome of torch's own operation, None if it was not among the choices or failed."""
+        return next((o for o in self.outcomes if o.baseline and o.time_us), None)
+
+    @property
+    def speedup_over_torch(self) -> float | None:
+        """Time of torch's own operation over that of the pick; None unless both were measured."""
+        if not (self.picked and self.picked.time_us and self.baseline and self.baseline.time_us):
+            return None
+        return self.baseline.time_us / self.picked.time_us
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: problem, pick, speedup_over_torch, choices (the refused ones too)."""
+        return {
+            "problem": {"text": str(self.problem)} | self.problem.to_json(),
+            "pick": self.pick,
+            "speedup_over_torch": self.speedup_over_torch,
+            "limit_us": self.limit_us,
+            "seconds": self.seconds,
+            "source": self.source,
+            "choices": [_outcome_json(o) for o in self.outcomes]
+            + [{"name": r.name, "backend": r.name.split(":")[0], "status": Status.REFUSED, "time_us": None,
+                "error_over_bound": None, "reason": r.reason} for r in self.refusals],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TuningResult(Sequence[ProblemResult]):
+    """The results of one tuning, a problem each, in the order asked."""
+
+    problems: tuple[ProblemResult, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> ProblemResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ProblemResult]: ...
+    def __getitem__(self, index: int | slice) -> ProblemResult | Sequence[ProblemResult]:
+        return self.problems[index]
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def __iter__(self) -> Iterator[ProblemResult]:
+        return iter(self.problems)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """A list with ``ProblemResult.to_json`` of each problem."""
+        return [p.to_json() for p in self.problems]
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "name": outcome.name,
+        "backend": outcome.backend,
+        "status": outcome.status,
+        "time_us": outcome.time_us,
+        "error_over_bound": outcome.error_over_bound,
+        "reason": outcome.reason,
+        "finalist": outcome.finalist,
+        "from_store": outcome.from_store,
+        "info": outcome.info,
+    }

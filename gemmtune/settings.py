@@ -1,0 +1,196 @@
+"""Settings: one frozen value, patchable for a block of code, each field with a GEMMTUNE_* environment variable.
+
+This is the only module that reads the environment.
+
+    with gemmtune.settings.patch(backends=("aten", "triton"), search="quick"):
+        gemmtune.tune(problem)
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import itertools
+import os
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+from .backends import BACKENDS
+from .errors import SettingsError
+
+__all__ = ["Settings", "cache_dir", "current", "from_environment", "patch", "token"]
+
+Tune = Literal["on_miss", "never", "force"]
+Search = Literal["quick", "default", "exhaustive"]
+Timing = Literal["graph", "eager"]
+
+ENVIRONMENT_PREFIX = "GEMMTUNE_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How gemmtune looks for, measures and remembers choices.
+
+    Every field can be set by ``GEMMTUNE_<FIELD IN CAPITALS>``; tuples as comma-separated words, booleans as 0 or 1.
+    """
+
+    backends: tuple[str, ...] | None = None
+    """Backends that may offer choices; None means every backend that serves the problem's device by default."""
+    fallback_to_aten: bool = True
+    """With no valid choice left, warn and run torch. Otherwise raise NoValidChoicesError."""
+    tune: Tune = "on_miss"
+    """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again."""
+    tune_in_subprocess: bool = True
+    """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
+    compile_threads: int = 0
+    """Processes that compile at the same time; 0 means one for each core this process may use."""
+    compile_timeout_s: float = 120.0
+    """Seconds after which the compilation of one choice is given up."""
+    choice_timeout_s: float = 60.0
+    """Seconds after which the verification or measurement of one choice is given up (subprocess only)."""
+    search: Search = "default"
+    """How many configurations each template offers."""
+    timing: Timing = "graph"
+    """``graph`` ranks by kernel time alone (a CUDA graph on a GPU); ``eager`` includes the host's cost of each call."""
+    cublaslt_top_k: int = 8
+    """How many algorithms of cuBLASLt's heuristic query are offered."""
+    verify: bool = True
+    """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
+    log_file: str | None = None
+    """A file to which one JSON line for each choice and problem is appended."""
+    store_path: str | None = None
+    """The SQLite file of measurements; None means ``store.sqlite`` in the cache folder."""
+    cache_dir: str | None = None
+    """Folder of compiled kernels, locks and the store; None means the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        legal_backends = tuple(BACKENDS)
+        for name in self.backends or ():
+            if name not in legal_backends:
+                raise SettingsError(f"backends: got {name!r}, expected names out of {', '.join(legal_backends)}")
+        if self.backends is not None and not self.backends:
+            raise SettingsError(f"backends: got nothing, expected at least one of {', '.join(legal_backends)}, or None for all")
+        for field, legal in _CHOICES.items():
+            value = getattr(self, field)
+            if value not in legal:
+                raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(legal)}")
+        for field, least in _LEAST.items():
+            value = getattr(self, field)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
+                raise SettingsError(f"{field}: got {value!r}, expected a number of at least {least}")
+
+    @functools.cached_property
+    def token(self) -> int:
+        """A small number equal for equal settings of this process: what in-memory caches put into their keys."""
+        return _tokens.setdefault(self, next(_token_counter))
+
+    @property
+    def folder(self) -> Path:
+        """The cache folder: compiled kernels, locks and, unless ``store_path`` says otherwise, the store."""
+        return Path(self.cache_dir) if self.cache_dir else Path(platformdirs.user_cache_dir("gemmtune"))
+
+    @property
+    def store_file(self) -> Path:
+        """The SQLite file of measurements."""
+        return Path(self.store_path) if self.store_path else self.folder / "store.sqlite"
+
+    @property
+    def compile_processes(self) -> int:
+        """How many processes compile at the same time (``compile_threads``, with 0 resolved to the usable cores)."""
+        return self.compile_threads or len(os.sched_getaffinity(0))
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "tune": typing.get_args(Tune),
+    "search": typing.get_args(Search),
+    "timing": typing.get_args(Timing),
+}
+_LEAST: dict[str, float] = {"compile_threads": 0, "compile_timeout_s": 0.1, "choice_timeout_s": 0.1, "cublaslt_top_k": 0}
+_tokens: dict[Settings, int] = {}
+_token_counter = itertools.count()
+_patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
+
+
+def current() -> Settings:
+    """The settings in force here: the innermost ``patch``, else those of the environment."""
+    return _patched.get() or from_environment()
+
+
+def token() -> int:
+    """``current().token``, short enough for the path of every call."""
+    return (_patched.get() or from_environment()).token
+
+
+@contextmanager
+def patch(**changes: object) -> Iterator[Settings]:
+    """Change settings for a ``with`` block, in this thread or task only.
+
+    Raises:
+        SettingsError: an unknown field or an illegal value; the settings stay as they were.
+    """
+    settings = _replace(current(), changes)
+    reset = _patched.set(settings)
+    try:
+        yield settings
+    finally:
+        _patched.reset(reset)
+
+
+def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:
+    known = [f.name for f in dataclasses.fields(Settings)]
+    for name in changes:
+        if name not in known:
+            raise SettingsError(f"unknown setting {name!r}; the settings are {', '.join(known)}")
+    values = {k: tuple(v) if k == "backends" and isinstance(v, (list, tuple)) else v for k, v in changes.items()}
+    return dataclasses.replace(base, **values)  # type: ignore[arg-type]
+
+
+@functools.cache
+def from_environment() -> Settings:
+    """The settings that the GEMMTUNE_* variables ask for, read once.
+
+    Raises:
+        SettingsError: a variable that names no setting, or whose value is illegal.
+    """
+    hints = typing.get_type_hints(Settings)
+    changes: dict[str, object] = {}
+    for variable, text in os.environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        field = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if field not in hints:
+            known = ", ".join(ENVIRONMENT_PREFIX + f.name.upper() for f in dataclasses.fields(Settings))
+            raise SettingsError(f"unknown environment variable {variable}; the known ones are {known}")
+        changes[field] = _parse(variable, text, hints[field])
+    return _replace(Settings(), changes)
+
+
+def _parse(variable: str, text: str, hint: object) -> object:
+    kinds = typing.get_args(hint) or (hint,)
+    if bool in kinds:
+        if text.lower() not in ("0", "1", "false", "true"):
+            raise SettingsError(f"{variable}: got {text!r}, expected 0 or 1")
+        return text.lower() in ("1", "true")
+    for number in (int, float):
+        if number in kinds:
+            try:
+                return number(text)
+            except ValueError:
+                raise SettingsError(f"{variable}: got {text!r}, expected a number") from None
+    if any(typing.get_origin(kind) is tuple for kind in kinds):
+        return tuple(word.strip() for word in text.split(",") if word.strip()) or None
+    return text or None
+
+
+def cache_dir(*parts: str) -> Path:
+    """A folder below the cache folder, made if missing."""
+    path = current().folder.joinpath(*parts)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
