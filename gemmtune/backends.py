@@ -20,6 +20,6 @@ BACKENDS: dict[str, str] = {
 
 
 def load(name: str) -> Backend:
-    """The backend of that name. Its module is imported when first needed, which keeps heavy toolchains out of the package's import."""
+    """The backend of that name, imported when first needed: heavy toolchains stay out of the package's import."""
     backend: Backend = importlib.import_module(BACKENDS[name]).BACKEND
     return backend
