@@ -1,1 +1,13 @@
-"""Nothing yet but a place: settings of pytest live in tox.ini."""
+"""What needs a CUDA device is skipped, with this reason, where there is none. The other settings of pytest are in tox.ini."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked ``gpu`` on a machine without one, so that ``-m sm80`` runs anywhere."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch sees none"))

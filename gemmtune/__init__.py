@@ -1,7 +1,6 @@
 """gemmtune finds the fastest correct GEMM for a shape on this machine, remembers it, and proves it."""
 
 from .problem import Problem
+from .version import __version__
 
-__all__ = ["Problem"]
-
-__version__ = "0.1.0"
+__all__ = ["Problem", "__version__"]

@@ -93,6 +93,11 @@ class Choice(ABC):
         """Equal for choices that need the same compilation; None when there is nothing to compile."""
         return None
 
+    @property
+    def compiled(self) -> bool:
+        """The artifact is there already: nothing to wait for."""
+        return self.compile_key is None
+
     def compile(self) -> None:  # noqa: B027 - nothing to compile is the rule for library calls
         """Make the artifact that ``build`` loads, in the content-addressed cache. Runs in any process and touches no GPU.
 

@@ -25,7 +25,7 @@ import platformdirs
 from .backends import BACKENDS
 from .errors import SettingsError
 
-__all__ = ["Settings", "cache_dir", "current", "from_environment", "patch", "token"]
+__all__ = ["Settings", "cache_dir", "current", "from_environment", "patch", "token", "use"]
 
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
@@ -135,7 +135,13 @@ def patch(**changes: object) -> Iterator[Settings]:
     Raises:
         SettingsError: an unknown field or an illegal value; the settings stay as they were.
     """
-    settings = _replace(current(), changes)
+    with use(_replace(current(), changes)) as settings:
+        yield settings
+
+
+@contextmanager
+def use(settings: Settings) -> Iterator[Settings]:
+    """Put whole settings in force for a ``with`` block, in this thread or task only."""
     reset = _patched.set(settings)
     try:
         yield settings

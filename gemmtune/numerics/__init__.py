@@ -1,0 +1,1 @@
+"""The oracle: operands, exact probes, reference values, error bounds."""

@@ -102,15 +102,31 @@ OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
 ``relu(nan) = nan`` and ``minimum(nan, 0) = nan``. ``clamp`` has both bounds (-inf or inf where the caller gave none)."""
 
 
-def evaluate(epilogue: Epilogue, acc: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+_INTO: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "neg", "abs")},
+    **{name: getattr(torch, name) for name in ("exp", "sqrt", "rsqrt", "sigmoid", "tanh", "erf")},
+    "relu": lambda x, out: torch.clamp_min(x, 0, out=out),
+    "relu6": lambda x, out: torch.clamp(x, 0, 6, out=out),
+    "clamp": lambda x, low, high, out: torch.clamp(x, low, high, out=out),
+    "gelu": lambda x, out: torch._C._nn.gelu(x, out=out),  # type: ignore[call-arg]
+    "gelu_tanh": lambda x, out: torch._C._nn.gelu(x, approximate="tanh", out=out),  # type: ignore[call-arg]
+    "silu": lambda x, out: torch._C._nn.silu(x, out=out),  # type: ignore[call-arg]
+}  # fmt: skip
+"""The functions that can write their result where it is wanted, taking ``out``."""
+
+
+def evaluate(
+    epilogue: Epilogue, acc: torch.Tensor, operands: Sequence[torch.Tensor], *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Run the epilogue with torch, one call for each node.
 
     ``acc`` is the GEMM's result in any float dtype: with the accumulator dtype this is the fused meaning, with the output dtype it
     is what a caller gets who applies the function after the GEMM. ``operands`` are tensors that broadcast to ``acc``.
-    Returns the value of the last node, of that node's own dtype.
+    Returns the value of the last node, of that node's own dtype; or ``out``, which may be ``acc`` itself, with that value in it.
     """
     values: list[torch.Tensor] = []
-    for node in epilogue.nodes:
+    last = len(epilogue.nodes) - 1
+    for i, node in enumerate(epilogue.nodes):
         args = [values[a.index] if isinstance(a, Ref) else a for a in node.args]
         match node.op:
             case "acc":
@@ -119,6 +135,13 @@ def evaluate(epilogue: Epilogue, acc: torch.Tensor, operands: Sequence[torch.Ten
                 values.append(operands[int(args[0])])
             case "cast":
                 values.append(args[0].to(node.dtype))  # type: ignore[union-attr]
+            case _ if i == last and out is not None and _writes_into(node.op, args, out):
+                return _INTO[node.op](*args, out=out)
             case _:
                 values.append(OPERATIONS[node.op](*args))
-    return values[-1]
+    return values[-1] if out is None else out.copy_(values[-1])
+
+
+def _writes_into(op: str, args: Sequence[object], out: torch.Tensor) -> bool:
+    """Not into a strided tensor: torch's CPU kernel of gelu ignores the strides of ``out``."""
+    return op in _INTO and out.is_contiguous() and all(a.dtype == out.dtype for a in args if isinstance(a, torch.Tensor))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-__all__ = ["InputMode", "Precision", "precision_of"]
+__all__ = ["InputMode", "Precision", "flags_token", "precision_of"]
 
 InputMode = Literal["ieee", "tf32"]
 """How the inputs are read: as they are, or float32 rounded to tf32's 11 significand bits."""
@@ -37,6 +39,20 @@ def precision_of(dtype: torch.dtype, device_type: str) -> Precision:
     if dtype == torch.bfloat16:
         return Precision(reduced_partials=_first(matmul.allow_bf16_reduced_precision_reduction))
     return Precision()
+
+
+def flags_token(dtype: torch.dtype) -> object:
+    """A hashable value that changes whenever ``precision_of`` may: cheap enough for every call."""
+    getter = _FLAG_GETTERS.get(dtype)
+    return getter() if getter else None
+
+
+_FLAG_GETTERS: dict[torch.dtype, Callable[[], object]] = {
+    torch.float32: functools.partial(torch._C._get_fp32_precision_getter, "cuda", "matmul"),
+    torch.float16: torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    torch.bfloat16: torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+}
+"""What the public properties read, without the Python layers between (60 ns rather than 1 µs)."""
 
 
 def _float32_precision() -> str:

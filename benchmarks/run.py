@@ -1,0 +1,210 @@
+"""Tune shapes, then measure gemmtune's pick and the references in turn, in one process.
+
+    python benchmarks/run.py --shapes benchmarks/shapes/reference18.json --device cuda --against torch,inductor --json out.json
+    python benchmarks/run.py --shapes benchmarks/shapes/cpu.json --device cpu --names '^fp32' --second-run
+    python benchmarks/run.py --host --device cuda
+
+Tuning is cold: unless ``--store`` is given, store, compiled kernels and the compiler caches of the references are in a temporary
+folder. Ratios are the reference's time over gemmtune's: above 1 gemmtune is faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import fresh
+import torch
+from entries import Entry, read_entries
+from environment import clocks, describe_environment
+from measure import Comparison, compare, host_cost
+from references import REFERENCES, Reference
+from report import print_row, print_summary, summary
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.backends import BACKENDS
+from gemmtune.device import DeviceInfo, detect
+from gemmtune.dispatch.plan import plan_for
+from gemmtune.extern.flags import precision_scope
+from gemmtune.selector.limits import limit_us, measure_limits
+from gemmtune.selector.result import ProblemResult
+from gemmtune.settings import Search, Timing
+
+REGIMES: tuple[Timing, ...] = typing.get_args(Timing)
+
+
+def words(legal: Sequence[str]) -> Any:
+    """A callback that splits a comma-separated option and checks its words."""
+
+    def split(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+        found = tuple(word.strip() for word in value.split(",") if word.strip()) if value else None
+        for word in found or ():
+            if word not in legal:
+                raise click.BadParameter(f"got {word!r}, expected words out of {', '.join(legal)}", context, option)
+        return found
+
+    return split
+
+
+@click.command()
+@click.option("--shapes", "path", help="A JSON file of shapes, as in benchmarks/shapes.")
+@click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
+@click.option("--names", default="", help="A regular expression: only the shapes whose name it finds.")
+@click.option("--against", default="torch", callback=words(list(REFERENCES)), show_default=True, help="Comma-separated references.")
+@click.option("--regime", "regimes", default="graph", callback=words(REGIMES), show_default=True, help="graph, eager, or both.")
+@click.option("--backends", callback=words(list(BACKENDS)), help="Comma-separated; the device's own by default.")
+@click.option("--search", type=click.Choice(typing.get_args(Search)), default="default", show_default=True)
+@click.option("--timing", type=click.Choice(REGIMES), default="graph", show_default=True, help="What the tuning ranks by.")
+@click.option("--seconds", default=1.0, show_default=True, help="Measuring time for each shape and regime.")
+@click.option("--store", help="Keep measurements and compiled kernels in this folder, so that tuning may be warm.")
+@click.option("--bandwidth", type=float, help="For the floor: GB/s instead of the measured one.")
+@click.option("--rate", type=float, help="For the floor: GFLOP/s instead of the measured one, for every dtype.")
+@click.option("--host", is_flag=True, help="Measure the host's cost of a warm call on a tiny product as well.")
+@click.option("--second-run", is_flag=True, help="Time a fresh process that answers every shape from the store.")
+@click.option("--repeat-picks", type=click.IntRange(min=0), default=0, help="Cold processes whose picks are compared.")
+@click.option("--json", "out", help="Write everything to this file, after each shape anew.")
+def main(**options: Any) -> None:
+    """Tune shapes and compare gemmtune with torch and torch.compile."""
+    if not options["path"] and not options["host"]:
+        raise click.UsageError("got neither --shapes FILE nor --host: nothing to measure")
+    device = detect(options["device"])
+    with contextlib.ExitStack() as stack:
+        folder = options["store"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="gemmtune-bench-"))
+        folder = str(Path(folder).absolute())
+        environment = _environment(folder, options)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
+        changes = {name: options[name] for name in ("backends", "search", "timing")}
+        stack.enter_context(settings.patch(cache_dir=folder, store_path=_store_path(folder), **changes))
+        report: dict[str, Any] = {"environment": describe_environment(device), "options": options}
+        if options["path"]:
+            _shapes(device, options, report)
+            _processes(options, environment, report)
+        if options["host"]:
+            report["host"] = _host(device)
+        _write(options["out"], report)
+
+
+def _shapes(device: DeviceInfo, options: Mapping[str, Any], report: dict[str, Any]) -> None:
+    entries, skipped = read_entries(options["path"], device.torch_device.type, options["names"])
+    for line in skipped:
+        click.echo(line)
+    begun = time.perf_counter()
+    results = gemmtune.tune([entry.problem for entry in entries], progress=False, device=str(device.torch_device))
+    tuning_s = time.perf_counter() - begun
+    click.echo(f"tuned {len(entries)} shapes in {tuning_s:.1f} s")
+    report |= {"skipped": skipped, "tuning_s": tuning_s, "limits": {}, "shapes": []}
+    for entry, result in zip(entries, results, strict=True):
+        limits = _limits(entry, device, options, report["limits"])
+        row = _row(entry, result, limits)
+        row["regimes"] = _measured(entry, device, options, row)
+        row["clocks"] = clocks(device)
+        report["shapes"].append(row)
+        report["summary"] = summary(report)
+        print_row(row)
+        _write(options["out"], report)
+        if device.type != "cpu":
+            torch.cuda.empty_cache()
+    print_summary(report)
+
+
+def _row(entry: Entry, result: ProblemResult, limits: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "problem": str(entry.problem),
+        "pick": result.pick,
+        "limit_us": limit_us(entry.problem, limits),
+        "tuning_s": {"gemmtune": result.seconds},
+        "choices": result.to_json()["choices"],
+        "errors": {},
+    }
+
+
+def _measured(entry: Entry, device: DeviceInfo, options: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The comparison in each regime. A reference that cannot be made is noted in the row and left out."""
+    index = -1 if device.type == "cpu" else device.index
+    with torch.no_grad(), precision_scope(entry.problem):
+        references: dict[str, Reference] = {}
+        for name in options["against"]:
+            try:
+                references[name] = REFERENCES[name](entry.problem, device)
+                row["tuning_s"][name] = references[name].tuning_s
+            except RuntimeError as error:
+                row["errors"][name] = f"{type(error).__name__}: {error}"
+        plan = plan_for(entry.problem, index)
+        regimes = {
+            regime: compare(entry.problem, device, plan, references, regime, seconds=options["seconds"])
+            for regime in options["regimes"]
+        }
+    return {regime: _comparison(comparison) for regime, comparison in regimes.items()}
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "gemmtune_us": comparison.ours_us,
+        "rounds": comparison.rounds,
+        "references": {
+            name: {"time_us": time_us, "ratio": comparison.ratios[name][0], "ratio_margin": comparison.ratios[name][1]}
+            for name, time_us in comparison.reference_us.items()
+        },
+    }
+
+
+def _limits(entry: Entry, device: DeviceInfo, options: Mapping[str, Any], known: dict[str, float]) -> dict[str, float]:
+    label = entry.problem.dtype_label
+    given = {"bandwidth_gbps": options["bandwidth"], f"{label}_gflops": options["rate"]}
+    known |= {name: value for name, value in given.items() if value}
+    known |= measure_limits(device, label, known)
+    return known
+
+
+def _environment(folder: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of this run for other processes."""
+    values = {"CACHE_DIR": folder, "STORE_PATH": _store_path(folder), "SEARCH": options["search"], "TIMING": options["timing"]}
+    values |= {"BACKENDS": ",".join(options["backends"])} if options["backends"] else {}
+    return {f"GEMMTUNE_{name}": value for name, value in values.items()}
+
+
+def _store_path(folder: str) -> str:
+    return str(Path(folder) / "store.sqlite")
+
+
+def _processes(options: Mapping[str, Any], environment: Mapping[str, str], report: dict[str, Any]) -> None:
+    which = (options["path"], options["device"], options["names"], environment)
+    if options["second_run"]:
+        report["second_run"] = again = fresh.second_run(*which)
+        click.echo(
+            f"second run, from the store: {again['seconds']:.2f} s, measured again: {', '.join(again['measured']) or 'nothing'}"
+        )
+    if options["repeat_picks"]:
+        report["repeat_picks"] = same = fresh.repeated_picks(*which, options["repeat_picks"])
+        click.echo(f"same pick in {same['processes']} cold processes: {100 * same['same_pick']:.1f}%")
+
+
+def _host(device: DeviceInfo) -> dict[str, float]:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    problem = gemmtune.Problem.mm(16, 16, 16, dtype=dtype, layout="nn", device_type=device.torch_device.type)
+    gemmtune.tune(problem, progress=False, device=str(device.torch_device))
+    cost = host_cost(problem, device)
+    click.echo(
+        f"host cost of a warm call, {problem}: gemmtune {cost['gemmtune_us']:.2f} µs, torch {cost['torch_us']:.2f} µs, "
+        f"gemmtune/torch {cost['ratio']:.3f} ± {cost['ratio_margin']:.3f}"
+    )
+    return cost
+
+
+def _write(path: str | None, report: Mapping[str, Any]) -> None:
+    if path:
+        Path(path).write_text(json.dumps(report, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()

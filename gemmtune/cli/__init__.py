@@ -1,0 +1,67 @@
+"""The command line: ``gemmtune tune | choices | show | export | import | merge | doctor``.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..errors import GemmtuneError
+from . import choices, doctor, stores, tune
+from .output import note, show_warnings_as_lines
+
+__all__ = ["cli", "main", "run"]
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gemmtune")
+def cli() -> None:
+    """Find the fastest correct GEMM for a shape on this machine, remember it, and prove it.
+
+    Settings that have no option here are GEMMTUNE_* environment variables; the README lists them.
+    """
+
+
+COMMANDS = (
+    tune.tune,
+    choices.choices,
+    stores.show,
+    stores.export_store,
+    stores.import_store,
+    stores.merge,
+    doctor.doctor,
+)
+for command in COMMANDS:
+    cli.add_command(command)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (None: that of the process) and return its exit status."""
+    show_warnings_as_lines()
+    try:
+        status = cli.main(args=None if arguments is None else list(arguments), prog_name="gemmtune", standalone_mode=False)
+    except click.ClickException as error:
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            note(error.ctx.get_usage())
+        note(f"error: {error.format_message()}")
+        return error.exit_code
+    except GemmtuneError as error:
+        note(f"error: {error}")
+        return 1
+    except click.Abort:
+        note("interrupted")
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def main() -> None:
+    """The entry point of the ``gemmtune`` command."""
+    sys.exit(run())

@@ -1,0 +1,5 @@
+"""``python -m gemmtune.cli`` is the ``gemmtune`` command."""
+
+from . import main
+
+main()

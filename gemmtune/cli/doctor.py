@@ -1,0 +1,224 @@
+"""``gemmtune doctor``: what this machine has, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.text import Text
+
+from .. import __version__, settings
+from ..backends import BACKENDS, load
+from ..device import DeviceInfo, detect
+from ..selector.key import driver_version, fingerprint_text
+from ..selector.store import open_store
+from ..settings import Settings
+from .output import STDOUT, console, json_option, write_json
+
+__all__ = ["doctor", "report"]
+
+PACKAGES = ("torch", "triton", "nvmath-python", "nvidia-ml-py", "numpy", "jinja2", "filelock", "platformdirs", "rich", "click")
+COMPILERS = {"C++": ("c++", "g++", "clang++"), "CUDA": ("nvcc",)}
+MIB = 1024 * 1024
+
+
+@click.command()
+@json_option
+def doctor(json_file: str | None) -> int:
+    """Show versions, devices, compilers, backends, the store and the cache folder.
+
+    The exit status is 1 when the store or the cache folder cannot be used, or when no backend works on any device.
+    """
+    data = report(settings.current())
+    if json_file != STDOUT:
+        _print(data)
+    write_json(json_file, data)
+    return 1 if data["problems"] else 0
+
+
+def report(chosen: Settings) -> dict[str, Any]:
+    """Everything that ``doctor`` shows, as plain values; ``problems`` lists what keeps gemmtune from working."""
+    devices = [detect("cpu"), *(detect(f"cuda:{i}") for i in range(torch.cuda.device_count()))]
+    backends = {name: _backend(name, devices) for name in BACKENDS}
+    cache, store = _cache_folder(chosen.folder), _store(chosen, devices)
+    problems = [entry["problem"] for entry in (cache, store) if entry["problem"]]
+    if not any(entry["ok"] for entry in backends.values()):
+        problems.append("no backend works on any device of this machine")
+    return {
+        "gemmtune": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cuda": {"torch_built_for": torch.version.cuda, "driver": driver_version("cuda"), "devices": torch.cuda.device_count()},
+        "devices": [_device(device) for device in devices],
+        "compilers": {language: _compiler(names) for language, names in COMPILERS.items()},
+        "triton_interpreter": _triton_interpreter(),
+        "backends": backends,
+        "store": store,
+        "cache_folder": cache,
+        "settings": {k: v for k, v in dataclasses.asdict(chosen).items() if v != getattr(Settings(), k)},
+        "problems": problems,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _device(device: DeviceInfo) -> dict[str, Any]:
+    facts = {k: v for k, v in dataclasses.asdict(device).items() if v not in (0, (), "")}
+    return facts | {"index": device.index, "torch_device": str(device.torch_device)}
+
+
+def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
+    """Path and version line of the first of ``names`` that is on the PATH."""
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"path": path, "version": f"does not run: {error}"}
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    # nvcc's first line is its name; the release is on a later one.
+    version = next((line for line in lines if "release" in line), lines[0] if lines else "no version given")
+    return {"path": path, "version": version.strip()}
+
+
+def _triton_interpreter() -> str:
+    if _version("triton") is None:
+        return "triton is not installed; pip install 'gemmtune[triton]'"
+    return "usable for correctness on the CPU: name the backend, as in --backends triton --device cpu"
+
+
+def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
+    try:
+        backend = load(name)
+    except ImportError as error:
+        return {"ok": False, "problem": f"its module cannot be imported: {error}", "devices": []}
+    seen = [(device, backend.available(device)) for device in devices]
+    return {
+        "ok": any(available.ok for _, available in seen),
+        "problem": None,
+        "devices": [
+            {
+                "device": str(device.torch_device),
+                "ok": available.ok,
+                "detail": available.detail,
+                "by_default": backend.serves_by_default(device),
+            }
+            for device, available in seen
+        ],
+    }
+
+
+def _cache_folder(folder: Path) -> dict[str, Any]:
+    """Whether the folder can be written, tried by writing; and how much is in it."""
+    problem = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = f"the cache folder {folder} cannot be written ({error.strerror}); set GEMMTUNE_CACHE_DIR to one that can"
+    sizes = list(_file_sizes(folder))
+    return {"path": str(folder), "problem": problem, "files": len(sizes), "mib": round(sum(sizes) / MIB, 1)}
+
+
+def _file_sizes(folder: Path) -> Iterator[int]:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            # Other processes may be at work in the folder.
+            with contextlib.suppress(FileNotFoundError):
+                yield Path(parent, name).lstat().st_size
+
+
+def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
+    """State and contents of the store, and the limits it has for the devices."""
+    store = open_store(chosen)
+    health = store.health()
+    if health.state == "memory":
+        problem = health.detail
+    elif health.integrity != "ok":
+        problem = f"the store {health.path} is damaged ({health.integrity}); the next tuning renames it and starts a new one"
+    else:
+        problem = None
+    facts = dataclasses.asdict(health) | {"path": str(health.path)}
+    limits = {str(d.torch_device): store.limits(fingerprint_text(d, "limits")) for d in devices}
+    return facts | {"problem": problem, "limits": limits}
+
+
+def _print(data: dict[str, Any]) -> None:
+    out = console()
+    for title, lines in _sections(data):
+        out.print(Text(title, style="bold"))
+        for line in lines:
+            out.print(Text(f"  {line}"))
+    for problem in data["problems"]:
+        out.print(Text(f"problem: {problem}", style="bold red"))
+    if not data["problems"]:
+        out.print(Text("all well", style="bold green"))
+
+
+def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    yield f"gemmtune {data['gemmtune']}, Python {data['python']}, {data['system']}", []
+    yield "packages", [f"{name} {version or 'not installed'}" for name, version in data["packages"].items()]
+    cuda = data["cuda"]
+    built = f"torch is built for CUDA {cuda['torch_built_for']}" if cuda["torch_built_for"] else "torch is built without CUDA"
+    yield "CUDA", [f"{built}; driver {cuda['driver']}; {cuda['devices']} device(s)"]
+    yield "devices", [_device_line(device) for device in data["devices"]]
+    yield "compilers", [_compiler_line(language, found) for language, found in data["compilers"].items()]
+    yield "backends", [line for name, entry in data["backends"].items() for line in _backend_lines(name, entry)]
+    yield "triton interpreter", [data["triton_interpreter"]]
+    yield "store", _store_lines(data["store"])
+    cache = data["cache_folder"]
+    yield "cache folder", [f"{cache['path']}: {cache['files']} files, {cache['mib']} MiB"]
+    yield "settings that differ from the defaults", [f"{k} = {v!r}" for k, v in data["settings"].items()] or ["none"]
+
+
+def _compiler_line(language: str, found: dict[str, str] | None) -> str:
+    if found is None:
+        return f"{language}: none of {', '.join(COMPILERS[language])} on the PATH"
+    return f"{language}: {found['version']} ({found['path']})"
+
+
+def _backend_lines(name: str, entry: dict[str, Any]) -> Iterator[str]:
+    if entry["problem"]:
+        yield f"{name}: no, {entry['problem']}"
+    for seen in entry["devices"]:
+        when = "" if seen["by_default"] else " (only when named)"
+        yield f"{name} on {seen['device']}: {'yes' if seen['ok'] else 'no'}, {seen['detail']}{when}"
+
+
+def _device_line(device: dict[str, Any]) -> str:
+    facts = [device["arch"]]
+    facts += [f"{device['threads']} threads"] if "threads" in device else []
+    facts += [f"{device['sm_count']} SMs"] if "sm_count" in device else []
+    facts += [" ".join(device["isa"])] if "isa" in device else []
+    return f"{device['torch_device']}: {device['name']}, {', '.join(facts)}"
+
+
+def _store_lines(store: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{store['path']}: {store['state']}, {store['rows']} rows of {store['scopes']} problems, "
+        f"{store['size_bytes'] / MIB:.1f} MiB, integrity {store['integrity']}, journal {store['journal_mode']}"
+    ]
+    lines += [f"{store['damaged_rows']} damaged rows, passed over; tuning replaces them"] if store["damaged_rows"] else []
+    for device, limits in store["limits"].items():
+        text = ", ".join(f"{name} {value:.1f}" for name, value in limits.items())
+        lines.append(f"measured limits of {device}: {text or 'none yet; the first tuning measures them'}")
+    return lines

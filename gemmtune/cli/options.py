@@ -1,0 +1,81 @@
+"""Options that several commands share, and what they mean as settings."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ..backends import BACKENDS
+from ..device import DeviceInfo, detect
+from ..problem.problem import OPS
+from ..settings import Search
+from .shapes import BIASES, DTYPES, LAYOUTS, Spec
+
+__all__ = ["device_of", "problem_options", "search_options", "settings_changes", "spec_of"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def problem_options(function: F) -> F:
+    """What every shape of the command line shares."""
+    return _all(
+        click.option("--op", type=click.Choice(OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
+        click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Of a, b and out."),
+        click.option(
+            "--layout", type=click.Choice(LAYOUTS), default="nt", show_default=True,
+            help="BLAS letters of a and b: n is row-major, t column-major, so nt has b as an nn.Linear weight.",
+        ),
+        click.option("--bias", type=click.Choice(BIASES), help="Shape of the added operand; makes the operation addmm or baddbmm."),
+        click.option("--alpha", type=float, default=1.0, help="Factor of the product (addmm, baddbmm)."),
+        click.option("--beta", type=float, help="Factor of the added operand (addmm, baddbmm)."),
+        click.option("--prepacked", is_flag=True, help="b is given through gemmtune.prepack (mm, addmm)."),
+    )(function)  # fmt: skip
+
+
+def search_options(function: F) -> F:
+    """What is tried."""
+    return _all(
+        click.option(
+            "--backends", metavar="NAMES",
+            help=f"Comma-separated, out of {', '.join(BACKENDS)}; all that serve the device when not given.",
+        ),
+        click.option("--search", type=click.Choice(typing.get_args(Search)), help="How many configs each template offers."),
+    )(function)  # fmt: skip
+
+
+def device_of(text: str | None) -> DeviceInfo:
+    """The device that ``--device`` names; None means the current CUDA device if there is one, else the CPU.
+
+    Raises:
+        click.UsageError: not the name of a device.
+        UnavailableError: the device is not here.
+    """
+    if text is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise click.UsageError(f"--device: got {text!r}, expected cpu, cuda or cuda:N, for instance cuda:1")
+    return detect(text)
+
+
+def spec_of(device_type: str, options: dict[str, Any]) -> Spec:
+    """The options of ``problem_options`` as a Spec."""
+    return Spec(device_type=device_type, **options)
+
+
+def settings_changes(**options: Any) -> dict[str, Any]:
+    """The options that were given, as changes for ``settings.patch``; ``backends`` is split at its commas."""
+    changes = {name: value for name, value in options.items() if value is not None}
+    if "backends" in changes:
+        changes["backends"] = tuple(word.strip() for word in changes["backends"].split(",") if word.strip())
+    return changes
+
+
+def _all(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate

@@ -1,0 +1,85 @@
+"""Where the commands write: text to standard output, everything about the work to standard error, JSON to a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+from rich.console import Console
+
+__all__ = ["console", "json_option", "note", "show_warnings_as_lines", "write_json"]
+
+STDOUT = "-"
+
+
+def console() -> Console:
+    """Standard output as a rich console; in a pipe its tables keep their natural width, one line for each row."""
+    terminal = sys.stdout.isatty()
+    return Console(file=sys.stdout, width=None if terminal else 10_000, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def note(text: str) -> None:
+    """A line for the person at the keyboard, on standard error."""
+    click.echo(text, err=True)
+
+
+def write_json(path: str | None, data: Any) -> None:
+    """Write ``data`` to ``path`` (``-``: standard output, None: nowhere).
+
+    Raises:
+        click.ClickException: the file cannot be written.
+    """
+    if path is None:
+        return
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    if path == STDOUT:
+        click.echo(text)
+        return
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"--json: cannot write {path}: {error.strerror}") from error
+
+
+def _checked_path(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse at once what would fail after minutes of measuring."""
+    if value is None or value == STDOUT:
+        return value
+    path = Path(value)
+    if path.is_dir():
+        raise click.BadParameter(f"got {value!r}, which is a folder; expected a file to write, or - for standard output")
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"got {value!r}, but the folder {str(path.parent)!r} does not exist; make it, or name another")
+    return value
+
+
+json_option = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    callback=_checked_path,
+    help="Write the answer as JSON to FILE; - is standard output, and then nothing else is printed there.",
+)
+"""The option that every command has."""
+
+
+def show_warnings_as_lines() -> None:
+    """Warnings of a command are for its user: one line each, without the source line that raised them."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        del filename, lineno, file, line
+        kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
+        note(f"warning: {message}{kind}")
+
+    warnings.showwarning = show

@@ -1,0 +1,159 @@
+"""``gemmtune show``, ``export``, ``import`` and ``merge``: what the store holds, and how it travels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .. import settings
+from ..errors import StoreError
+from ..selector.candidates import outcome_of
+from ..selector.pick import pick, right
+from ..selector.result import Outcome
+from ..selector.store import Absorbed, Row, Store, open_store
+from .describe import machine_text, problem_text
+from .output import STDOUT, console, json_option, write_json
+
+__all__ = ["export_store", "import_store", "merge", "show"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the store knows of one problem on one machine."""
+
+    key: str
+    fingerprint: str
+    rows: tuple[Row, ...]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The right choices, the pick first and the others by time."""
+        ordered = right(map(outcome_of, self.rows))
+        chosen = pick(ordered)
+        return sorted(ordered, key=lambda o: o is not chosen)
+
+    @property
+    def speedup_over_torch(self) -> float | None:
+        """Time of torch's own operation over that of the pick."""
+        torch_us = next((o.time_us for o in self.outcomes if o.baseline), None)
+        best_us = self.outcomes[0].time_us if self.outcomes else None
+        return torch_us / best_us if torch_us and best_us else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; the choices with everything that their rows have."""
+        return {
+            "problem": {"text": problem_text(self.key)} | json.loads(self.key),
+            "machine": json.loads(self.fingerprint),
+            "pick": self.outcomes[0].name if self.outcomes else None,
+            "speedup_over_torch": self.speedup_over_torch,
+            "choices": [row.to_json() for row in self.rows],
+        }
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Choices shown for each problem.")
+@json_option
+def show(rows: int, json_file: str | None) -> None:
+    """Show what the store knows: for each machine and problem the pick and the next best."""
+    store = _opened()
+    known = _grouped(store.every_row())
+    if json_file != STDOUT:
+        out = console()
+        out.print(f"store: {store.path}")
+        if not known:
+            out.print("empty; gemmtune tune fills it")
+        for fingerprint in dict.fromkeys(k.fingerprint for k in known):
+            _print_machine(out, fingerprint, [k for k in known if k.fingerprint == fingerprint], rows)
+    write_json(json_file, [k.to_json() for k in known])
+
+
+@click.command("export")
+@click.argument("file", metavar="FILE")
+@json_option
+def export_store(file: str, json_file: str | None) -> None:
+    """Write everything the store knows to FILE, as JSON that import reads."""
+    store = _opened()
+    count = store.export_file(file)
+    if json_file != STDOUT:
+        click.echo(f"{count} rows of {store.path} written to {file}")
+    write_json(json_file, {"rows": count, "store": str(store.path), "file": file})
+
+
+@click.command("import")
+@click.argument("file", metavar="FILE")
+@json_option
+def import_store(file: str, json_file: str | None) -> None:
+    """Take in a FILE that export wrote; where both know a choice, the later measurement stays."""
+    store = _opened()
+    _tell(store, store.import_file(file), file, json_file)
+
+
+@click.command()
+@click.argument("other_store", metavar="OTHER_STORE")
+@json_option
+def merge(other_store: str, json_file: str | None) -> None:
+    """Take in another store, an SQLite file; where both know a choice, the later measurement stays."""
+    store = _opened()
+    _tell(store, store.merge(other_store), other_store, json_file)
+
+
+def _opened() -> Store:
+    """The store of the settings. Raises StoreError where tuning would go on without its file: these commands are about the file."""
+    store = open_store(settings.current())
+    health = store.health()
+    if health.state == "memory":
+        raise StoreError(health.detail or f"store: {store.path} cannot be used")
+    return store
+
+
+def _grouped(rows: Iterable[Row]) -> list[Known]:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.scope, []).append(row)
+    known = (Known(key=key, fingerprint=machine, rows=tuple(group)) for (key, machine), group in groups.items())
+    return sorted(known, key=lambda k: (k.fingerprint, problem_text(k.key)))
+
+
+def _tell(store: Store, absorbed: Absorbed, source: str, json_file: str | None) -> None:
+    if json_file != STDOUT:
+        click.echo(
+            f"{absorbed.total} rows of {source}: {absorbed.added} new, {absorbed.replaced} newer than ours, "
+            f"{absorbed.kept} no newer than ours and left; store: {store.path}"
+        )
+    data = {"added": absorbed.added, "replaced": absorbed.replaced, "kept": absorbed.kept}
+    write_json(json_file, data | {"store": str(store.path), "source": source})
+
+
+def _print_machine(out: Console, fingerprint: str, known: list[Known], rows: int) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("problem", overflow="fold")
+    table.add_column("choice", overflow="fold")
+    for title in ("time µs", "× torch", "right", "failed"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("measured (UTC)", no_wrap=True)
+    for k in known:
+        outcomes, speedup = k.outcomes, k.speedup_over_torch
+        latest = max(row.measured_at for row in k.rows)
+        first = outcomes[0] if outcomes else None
+        cells = (
+            problem_text(k.key),
+            first.name if first else "none",
+            f"{first.time_us:.1f}" if first else "–",
+            f"{speedup:.2f}" if speedup else "–",
+            str(len(outcomes)),
+            str(len(k.rows) - len(outcomes)),
+            latest[:16].replace("T", " "),
+        )
+        table.add_row(*map(Text, cells))
+        for outcome in outcomes[1:rows]:
+            table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}")
+    out.print(Text(f"\n{machine_text(fingerprint)}", style="bold"))
+    out.print(table)

@@ -1,0 +1,112 @@
+"""What can be wrong with the operands of a call, and what makes a call torch's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.autograd import forward_ad
+
+from ..errors import InvalidProblemError
+from ..problem.dtypes import DTYPES
+
+__all__ = ["check_operands", "check_out", "overlaps", "why_not_ours"]
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:
+    """Raises InvalidProblemError unless all are tensors on one device (0-D tensors may be on the CPU, as torch allows)."""
+    for name, value in named:
+        if not isinstance(value, torch.Tensor):
+            raise InvalidProblemError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}")
+    tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+    device = tensors[0][1].device
+    for name, tensor in tensors:
+        if tensor.device != device and not (tensor.dim() == 0 and tensor.device.type == "cpu"):
+            raise InvalidProblemError(
+                f"{op}: all operands must be on one device, got {tensors[0][0]} on {device} and {name} on {tensor.device}; "
+                "move one of them"
+            )
+
+
+def why_not_ours(tensors: Sequence[torch.Tensor]) -> str | None:
+    """The reason for which only torch can do the call; None if our choices can."""
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES:
+            return f"{type(tensor).__name__} is a subclass of Tensor"
+        if tensor.layout != torch.strided:
+            return f"the layout is {tensor.layout}"
+        if tensor.device.type not in ("cpu", "cuda"):
+            return f"the device is {tensor.device}"
+        if tensor.is_neg() or tensor.is_conj():
+            return "a view is lazily negated or conjugated"
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return "a torch.func transform is active"
+    if tensors[0].dtype not in DTYPES:
+        return f"the dtype is {tensors[0].dtype}"
+    return None
+
+
+def check_out(
+    op: str,
+    out: torch.Tensor,
+    size: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    inputs: Sequence[tuple[str, torch.Tensor]],
+) -> None:
+    """Raises InvalidProblemError unless ``out`` can take the result: right shape, dtype and device, and no memory that is read."""
+    if not isinstance(out, torch.Tensor):
+        raise InvalidProblemError(f"{op}: out must be a torch.Tensor, got {type(out).__name__}")
+    if tuple(out.shape) != tuple(size):
+        raise InvalidProblemError(f"{op}: out must have shape {list(size)}, got {list(out.shape)}")
+    if out.dtype != dtype:
+        raise InvalidProblemError(f"{op}: out must have dtype {dtype}, got {out.dtype}")
+    if out.device != device:
+        raise InvalidProblemError(f"{op}: out must be on {device}, got {out.device}")
+    if _overlaps_itself(out):
+        raise InvalidProblemError(
+            f"{op}: several elements of out share memory (strides {out.stride()}); give a tensor without overlap"
+        )
+    for name, tensor in inputs:
+        if overlaps(out, tensor):
+            raise InvalidProblemError(f"{op}: out shares memory with {name}; give an out of its own")
+
+
+def overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether any element of ``x`` and any of ``y`` lie in the same memory. Exact, also for interleaved views of one buffer."""
+    if x.device != y.device or not x.numel() or not y.numel():
+        return False
+    (x_low, x_high), (y_low, y_high) = _byte_range(x), _byte_range(y)
+    if x_high <= y_low or y_high <= x_low:
+        return False
+    if x.is_contiguous() and y.is_contiguous():
+        return True
+    low = min(x_low, y_low)
+    touched = torch.zeros(max(x_high, y_high) - low, dtype=torch.bool, device=x.device)
+    _bytes_of(touched, x, x_low - low).fill_(True)
+    return bool(_bytes_of(touched, y, y_low - low).any())
+
+
+def _byte_range(x: torch.Tensor) -> tuple[int, int]:
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + span * x.element_size()
+
+
+def _bytes_of(window: torch.Tensor, x: torch.Tensor, offset: int) -> torch.Tensor:
+    """The bytes of ``x`` as a view of a window of memory with one element for each byte."""
+    width = x.element_size()
+    return window.as_strided((*x.shape, width), (*(s * width for s in x.stride()), 1), offset)
+
+
+def _overlaps_itself(x: torch.Tensor) -> bool:
+    """Exact for every view that indexing makes: each stride, in order, must step over all that lies below it."""
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False

@@ -1,0 +1,136 @@
+"""Why a call runs what it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import settings as settings_module
+from ..choice import Status
+from ..device import DeviceInfo, detect
+from ..errors import InvalidProblemError
+from ..problem import Problem
+from ..problem.dtypes import accumulator_dtype
+from ..problem.problem import OPS, Op
+from ..selector.candidates import known_candidates
+from ..selector.key import difference, fingerprint
+from ..selector.pick import pick, right
+from ..selector.result import Outcome
+from ..selector.store import Store, open_store
+from ..settings import Settings
+from .call import Call, problem_of
+from .checks import check_operands, why_not_ours
+from .epilogues import traced
+from .prepack import PackedOperand
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a call would run, and why. Prints as text.
+
+    ``pick`` is the name of the choice, None where torch runs or the first call has to tune; ``origin`` says which of these in words.
+    ``outcomes`` is what the store knows, fastest first; ``missing`` how many offered choices it does not know; ``elsewhere`` what
+    keeps measurements of this very problem from being used, such as another driver.
+    """
+
+    problem: Problem | None
+    pick: str | None
+    origin: str
+    outcomes: tuple[Outcome, ...] = ()
+    missing: int = 0
+    elsewhere: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.problem or 'this call'}: {self.pick or 'torch'} ({self.origin})"]
+        best = self.outcomes[0].time_us if self.outcomes else None
+        for o in self.outcomes:
+            mark = "*" if o.name == self.pick else " "
+            timing = (
+                f"{o.time_us:10.2f} us  {100 * (best or 0) / o.time_us:5.1f}% of the best"
+                if o.time_us
+                else f"{o.status}: {o.reason}"
+            )
+            lines.append(f" {mark} {o.name:44} {timing}")
+        if self.missing:
+            lines.append(f"   {self.missing} offered choices are not measured yet")
+        lines += [f"   measured before, but not usable now: {text}" for text in self.elsewhere]
+        return "\n".join(lines)
+
+
+def explain(
+    op: str | Callable[..., object],
+    *tensors: torch.Tensor | PackedOperand,
+    alpha: float = 1,
+    beta: float = 1,
+    out: torch.Tensor | None = None,
+    epilogue: Callable[..., torch.Tensor] | None = None,
+    epilogue_args: Sequence[torch.Tensor] = (),
+) -> Explanation:
+    """Tell which choice a call would run, where that comes from, and what else was measured. Measures and runs nothing.
+
+    Args:
+        op: ``"mm"``, ``"addmm"``, ``"bmm"`` or ``"baddbmm"``, or the function of that name.
+        tensors: the operands in the order in which the operation takes them.
+
+    Raises:
+        InvalidProblemError: an unknown operation, or operands that do not fit together.
+    """
+    name = getattr(op, "__name__", op)
+    if name not in OPS:
+        raise InvalidProblemError(f"explain: got op {name!r}, expected one of {', '.join(OPS)}")
+    call = _call(name, tensors, alpha, beta, out, epilogue, tuple(epilogue_args))
+    check_operands(name, call.inputs)
+    reason = why_not_ours([x for _, x in call.inputs])
+    if reason is not None:
+        return Explanation(problem=None, pick=None, origin=f"torch, because {reason}")
+    problem = problem_of(call, traced(epilogue, accumulator_dtype(call.a.dtype), call.extra) if epilogue else None)
+    if problem.empty or problem.k == 0:
+        return Explanation(problem=problem, pick=None, origin="nothing to multiply")
+    settings = settings_module.current()
+    return _explain(problem, detect(call.a.device), settings, open_store(settings))
+
+
+def _call(
+    op: Op,
+    tensors: Sequence[torch.Tensor | PackedOperand],
+    alpha: float,
+    beta: float,
+    out: torch.Tensor | None,
+    epilogue: Callable[..., torch.Tensor] | None,
+    extra: tuple[torch.Tensor, ...],
+) -> Call:
+    count = 3 if op in ("addmm", "baddbmm") else 2
+    if len(tensors) != count:
+        raise InvalidProblemError(f"explain: {op} takes {count} operands, got {len(tensors)}")
+    *added, a, b = tensors
+    packed = b if isinstance(b, PackedOperand) else None
+    plain = [x.tensor if isinstance(x, PackedOperand) else x for x in (*added, a, b)]
+    return Call(
+        op=op, a=plain[-2], b=plain[-1], packed=packed, inp=plain[0] if added else None, alpha=alpha, beta=beta if added else 0,
+        out=out, epilogue=epilogue, extra=extra,
+    )  # fmt: skip
+
+
+def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Explanation:
+    candidates = known_candidates(problem, device, settings, store)
+    known = list(candidates.known.values())
+    outcomes = (*right(known), *(o for o in known if o.status is not Status.OK))
+    chosen = pick(known)
+    missing = sum(c.content_hash not in candidates.known for c in candidates.offers.choices)
+    here = fingerprint(device, settings.timing)
+    others = [json.loads(text) for text in store.fingerprints(problem.key)]
+    elsewhere = tuple("; ".join(difference(other, here)) for other in others if other != here)
+    if len(candidates.offers.choices) == 1:
+        pick_name, origin = candidates.offers.choices[0].name, "the only choice"
+    elif chosen is not None and (candidates.complete(settings) or settings.tune == "never"):
+        pick_name, origin = chosen.name, "from the store"
+    elif settings.tune == "never":
+        pick_name, origin = None, "the store knows no choice, and tune is 'never'"
+    else:
+        pick_name, origin = None, "not tuned yet: the first call tunes it"
+    return Explanation(problem=problem, pick=pick_name, origin=origin, outcomes=outcomes, missing=missing, elsewhere=elsewhere)

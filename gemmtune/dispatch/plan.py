@@ -1,0 +1,160 @@
+"""Plans: a choice bound to one problem and device, with nothing left to decide; made once and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .. import settings as settings_module
+from ..backends import load
+from ..choice import Choice, Kernel
+from ..device import DeviceInfo, detect
+from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
+from ..problem import Problem
+from ..selector.candidates import known_candidates
+from ..selector.offers import offers_for
+from ..selector.pick import pick
+from ..selector.progress import Silent
+from ..selector.result import ProblemResult
+from ..selector.select import select
+from ..selector.store import open_store
+from ..settings import Settings
+from .allocate import new_output
+
+__all__ = ["Plan", "forget_plans", "keep_ready", "plan_for", "ready", "stored_choice"]
+
+log = logging.getLogger("gemmtune")
+
+Origin = Literal["store", "tuned", "only choice", "fallback"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A choice made ready for operands of exactly the problem's layouts.
+
+    ``origin`` tells where the choice came from: the store, a tuning just now, there was only one, or torch as the fallback.
+    """
+
+    problem: Problem
+    choice: Choice
+    kernel: Kernel
+    origin: Origin
+    lasting: bool = True
+    """May be kept for later calls; false for what torch had to do while a CUDA graph was captured."""
+
+    def new(
+        self, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, extra: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Run into a result of its own."""
+        run_new = self.kernel.run_new
+        if run_new is not None:
+            return run_new(a, b, inp, alpha, beta, extra)
+        out = new_output(self.problem.out, a)
+        self.kernel.run(out, a, b, inp, alpha, beta, extra)
+        return out
+
+
+ready: dict[Hashable, Plan] = {}
+"""Plans by what can be read off the operands in a microsecond: the first look of every call."""
+_plans: dict[tuple[Problem, int, int], Plan] = {}
+_CAPACITY = 65536
+
+
+def forget_plans() -> None:
+    """Drop every plan, so that the next call asks the store again."""
+    ready.clear()
+    _plans.clear()
+
+
+def keep_ready(key: Hashable, plan: Plan) -> None:
+    """Let calls with this key have the plan at first look."""
+    if plan.lasting:
+        if len(ready) >= _CAPACITY:
+            ready.clear()
+        ready[key] = plan
+
+
+def plan_for(problem: Problem, index: int) -> Plan:
+    """The plan for a problem on the device with that index (-1 for the CPU), under the settings in force.
+
+    Tunes the problem if the settings allow it and the store knows no answer.
+
+    Raises:
+        NoValidChoicesError: no choice works and ``fallback_to_aten`` is off.
+        ErrorFromChoice: the picked choice cannot be loaded and ``fallback_to_aten`` is off.
+    """
+    settings = settings_module.current()
+    key = (problem, index, settings.token)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = make_plan(problem, detect("cpu" if index < 0 else torch.device("cuda", index)), settings)
+        if plan.lasting:
+            _plans[key] = plan
+    return plan
+
+
+def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
+    """A new plan: from the only choice, from the store, or by tuning, as the settings allow."""
+    offers = offers_for(problem, device, settings)
+    if len(offers.choices) == 1 and settings.tune != "force":
+        return bound(problem, offers.choices[0], "only choice", device, settings)
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or settings.tune == "never":
+        choice = stored_choice(problem, device, settings)
+        if choice is not None:
+            return bound(problem, choice, "store", device, settings)
+        if capturing:
+            warnings.warn(
+                f"no stored choice for {problem} while a CUDA graph is captured: torch runs. Tune it before.", stacklevel=4
+            )
+        return dataclasses.replace(fallback(problem, device, settings), lasting=not capturing)
+    result = select(problem, device, settings, open_store(settings), Silent())
+    describe(result)
+    choice = next((c for c in offers.choices if c.name == result.pick), None) or stored_choice(problem, device, settings)
+    if choice is not None and result.pick is not None:
+        return bound(problem, choice, "store" if result.source == "store" else "tuned", device, settings)
+    left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes] + [
+        (r.name, "refused", r.reason) for r in result.refusals
+    ]
+    error = NoValidChoicesError(str(problem), left_out)
+    if not settings.fallback_to_aten:
+        raise error
+    warnings.warn(f"{error}\ntorch runs instead.", stacklevel=4)
+    return fallback(problem, device, settings)
+
+
+def stored_choice(problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:
+    """The pick among what the store knows, measuring nothing; None if it knows no right choice."""
+    candidates = known_candidates(problem, device, dataclasses.replace(settings, tune="never"), open_store(settings))
+    return candidates.chosen(pick(list(candidates.known.values())))
+
+
+def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
+    """torch's own operation."""
+    choices = load("aten").enumerate(problem, device, settings).choices
+    choice = next(c for c in choices if c.baseline)
+    return Plan(problem=problem, choice=choice, kernel=choice.build(), origin="fallback")
+
+
+def bound(problem: Problem, choice: Choice, origin: Origin, device: DeviceInfo, settings: Settings) -> Plan:
+    """The choice made ready in this process; torch's own operation, with a warning, if that fails."""
+    try:
+        return Plan(problem=problem, choice=choice, kernel=choice.build(), origin=origin)
+    except (GemmtuneError, RuntimeError, OSError) as error:
+        if not settings.fallback_to_aten:
+            raise ErrorFromChoice(choice.name, str(problem), f"{type(error).__name__}: {error}") from error
+        warnings.warn(f"{choice.name} cannot be loaded ({type(error).__name__}: {error}); torch runs {problem}", stacklevel=5)
+        return fallback(problem, device, settings)
+
+
+def describe(result: ProblemResult) -> None:
+    """One line for a person who wonders why the first call took so long."""
+    if result.source == "measured":
+        speedup = f", {result.speedup_over_torch:.2f}x torch" if result.speedup_over_torch else ""
+        log.info("tuned %s in %.1f s: %s%s", result.problem, result.seconds, result.pick, speedup)

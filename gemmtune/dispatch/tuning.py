@@ -1,0 +1,73 @@
+"""Tuning ahead of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .. import settings as settings_module
+from ..device import DeviceInfo, detect
+from ..errors import InvalidProblemError
+from ..problem import Problem
+from ..selector.progress import Progress, Silent, progress_for
+from ..selector.result import ProblemResult, TuningResult
+from ..selector.select import select
+from ..selector.store import Store, open_store
+from ..settings import Settings
+from .plan import forget_plans
+
+__all__ = ["tune"]
+
+
+def tune(
+    problem: Problem | Iterable[Problem],
+    *,
+    settings: Settings | None = None,
+    progress: bool | Progress = True,
+    device: str | None = None,
+) -> TuningResult:
+    """Find and remember the fastest right choice for one or several problems.
+
+    What the store knows is not measured again, unless the settings say ``tune="force"``. Interrupting keeps what was measured.
+
+    Args:
+        problem: one Problem or several; all for the same device type.
+        settings: instead of the settings in force.
+        progress: True shows progress on standard error, False nothing; or an object of your own.
+        device: such as ``cuda:1``; by default the current device of the problems' type.
+
+    Returns:
+        A result for each problem, in order. It prints as a table.
+
+    Raises:
+        UnavailableError: the device is not here.
+        InvalidProblemError: problems for another device type than ``device``, or something that is no Problem.
+    """
+    problems = [problem] if isinstance(problem, Problem) else list(problem)
+    for p in problems:
+        if not isinstance(p, Problem):
+            raise InvalidProblemError(
+                f"tune: expected a Problem or several, got {type(p).__name__}; make one with gemmtune.Problem.mm(m, n, k)"
+            )
+    if not problems:
+        return TuningResult(())
+    info = detect(device or problems[0].device_type)
+    for p in problems:
+        if p.device_type != info.torch_device.type:
+            raise InvalidProblemError(f"tune: got a problem for {p.device_type} ({p}), but the device is {info.torch_device}")
+    listener = progress if not isinstance(progress, bool) else progress_for() if progress else Silent()
+    try:
+        with settings_module.use(settings or settings_module.current()) as chosen:
+            return TuningResult(tuple(_tuned(problems, info, chosen, open_store(chosen), listener)))
+    finally:
+        listener.close()
+        forget_plans()
+
+
+def _tuned(
+    problems: Sequence[Problem], device: DeviceInfo, settings: Settings, store: Store, progress: Progress
+) -> Iterable[ProblemResult]:
+    for problem in problems:
+        progress.begin(problem, len(problems))
+        result = select(problem, device, settings, store, progress)
+        progress.end(result)
+        yield result

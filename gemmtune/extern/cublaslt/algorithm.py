@@ -1,0 +1,130 @@
+"""One algorithm of cuBLASLt as a choice."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from ...choice import Choice, Claims, Kernel, Run
+from ...problem import Problem
+from ...problem.problem import ScalarClass
+from .constants import SCALARS, ReductionScheme, Scalar
+from .gemm import Gemm, gemm_of
+from .library import Algorithm, Descriptors, bindings, handle, named_errors
+from .workspace import NO_WORKSPACE, workspace
+
+__all__ = ["CublasLtChoice", "choice_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CublasLtChoice(Choice):
+    """A problem and the algorithm that does it."""
+
+    algorithm: Algorithm = field(repr=False)
+
+    @property
+    def content_hash(self) -> str:
+        """Over the attributes: the opaque bytes and the rank in the query belong to one version and may change."""
+        text = "cublaslt " + " ".join(f"{attribute.name}={value}" for attribute, value in self.algorithm.attributes)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def build(self) -> Kernel:
+        """Make the descriptors. Raises RuntimeError with the status's name if cuBLASLt refuses."""
+        return Kernel(run=_launcher(gemm_of(self.problem), self.problem, self.algorithm))
+
+
+def choice_of(problem: Problem, algorithm: Algorithm) -> CublasLtChoice:
+    """The choice of an algorithm for a problem."""
+    attributes = {attribute.name.lower(): value for attribute, value in algorithm.attributes}
+    labels = [f"algo{attributes['id']}", *(f"{name}{value}" for name, value in attributes.items() if name != "id")]
+    in_output_type = algorithm.splits > 1 and algorithm.reduction in (ReductionScheme.INPLACE, ReductionScheme.OUTPUT_TYPE)
+    return CublasLtChoice(
+        name="cublaslt:" + "_".join(labels),
+        backend="cublaslt",
+        problem=problem,
+        claims=Claims(
+            accumulate=problem.accumulator,
+            partials=problem.out.dtype if in_output_type else problem.accumulator,
+            epilogue_input=problem.accumulator,
+            splits=algorithm.splits,
+            input_mode=problem.precision.input_mode,
+        ),
+        info=attributes | {"workspace_bytes": algorithm.workspace_bytes, "waves": round(algorithm.waves, 3)},
+        algorithm=algorithm,
+    )
+
+
+def _launcher(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Run:
+    """The function that a call runs. What it needs lies in its locals: its own cost adds to every product."""
+    lt, descriptors = bindings(), Descriptors(gemm, problem)
+    matmul, failure, address = lt.matmul, lt.cuBLASLtError, ctypes.addressof
+    raw_stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+    left, right, c, d = descriptors.left, descriptors.right, descriptors.c, descriptors.d
+    opaque, need = ctypes.create_string_buffer(algorithm.opaque, len(algorithm.opaque)), algorithm.workspace_bytes
+    scalar = SCALARS[problem.accumulator]
+    fixed_alpha = _fixed(problem.alpha, scalar)
+    # A bias goes through the epilogue, unscaled: the product itself then has beta 0.
+    fixed_beta = _fixed(problem.beta if gemm.c is not None else "zero", scalar)
+    swapped, whole = gemm.swapped, gemm.c is not None
+
+    def launch(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        extra: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        index = out.get_device()
+        if index != current_device():
+            with torch.cuda.device(index):
+                return launch(out, a, b, inp, alpha, beta, extra)
+        stream = raw_stream(index)
+        scratch = workspace(index, stream, need) if need else NO_WORKSPACE
+        alpha_value = scalar(alpha) if fixed_alpha is None else fixed_alpha
+        beta_value = scalar(beta) if fixed_beta is None else fixed_beta
+        left_at, right_at, out_at = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        if swapped:
+            left_at, right_at = right_at, left_at
+        c_at = inp.data_ptr() if whole and inp is not None else out_at
+        try:
+            matmul(
+                handle(index), descriptors.operation, address(alpha_value), left_at, left, right_at, right,
+                address(beta_value), c_at, c, out_at, d, address(opaque), scratch.address, need, stream,
+            )  # fmt: skip
+        except failure:
+            with named_errors("cublasLtMatmul"):
+                raise
+        return None
+
+    return _with_bias(launch, descriptors) if gemm.bias else launch
+
+
+def _with_bias(launch: Run, descriptors: Descriptors) -> Run:
+    """The address of the bias is part of the descriptor, which another thread may be about to use as well."""
+    lock = threading.Lock()
+
+    def launch_with_bias(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        extra: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        with lock:
+            descriptors.set_bias(inp.data_ptr() if inp is not None else 0)
+            launch(out, a, b, inp, alpha, beta, extra)
+
+    return launch_with_bias
+
+
+def _fixed(kind: ScalarClass, scalar: Scalar) -> ctypes.c_float | ctypes.c_double | None:
+    """The value of alpha or beta as cuBLASLt reads it, None if it is known at the call only."""
+    return None if kind == "general" else scalar(1 if kind == "one" else 0)

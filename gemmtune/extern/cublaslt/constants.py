@@ -1,0 +1,134 @@
+"""The numbers of cuBLASLt's binary interface that we use (cublasLt.h, cublas_api.h and library_types.h of the CUDA toolkit)."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum, IntFlag
+
+import torch
+
+__all__ = [
+    "COMPUTE_TF32",
+    "COMPUTE_TYPES",
+    "DATA_TYPES",
+    "SCALARS",
+    "STATUSES",
+    "AlgorithmAttribute",
+    "DescAttribute",
+    "Epilogue",
+    "HeuristicResult",
+    "LayoutAttribute",
+    "Operation",
+    "PreferenceAttribute",
+    "ReductionScheme",
+    "Scalar",
+]
+
+DATA_TYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}
+"""cudaDataType_t."""
+COMPUTE_TYPES: dict[torch.dtype, int] = {torch.float32: 68, torch.float64: 70}
+"""cublasComputeType_t by accumulator: CUBLAS_COMPUTE_32F reads float32 operands in full, CUBLAS_COMPUTE_64F."""
+COMPUTE_TF32 = 77
+"""CUBLAS_COMPUTE_32F_FAST_TF32."""
+Scalar = type[ctypes.c_float] | type[ctypes.c_double]
+SCALARS: dict[torch.dtype, Scalar] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+"""The host type of alpha and beta by accumulator."""
+
+
+class Operation(IntEnum):
+    """cublasOperation_t."""
+
+    N = 0
+    T = 1
+
+
+class DescAttribute(IntEnum):
+    """cublasLtMatmulDescAttributes_t."""
+
+    TRANSA = 3
+    TRANSB = 4
+    EPILOGUE = 7
+    BIAS_POINTER = 8
+    BIAS_BATCH_STRIDE = 10
+
+
+class LayoutAttribute(IntEnum):
+    """cublasLtMatrixLayoutAttribute_t."""
+
+    BATCH_COUNT = 5
+    STRIDED_BATCH_OFFSET = 6
+
+
+class PreferenceAttribute(IntEnum):
+    """cublasLtMatmulPreferenceAttributes_t."""
+
+    MAX_WORKSPACE_BYTES = 1
+    REDUCTION_SCHEME_MASK = 3
+    MIN_ALIGNMENT_A_BYTES = 5
+    MIN_ALIGNMENT_B_BYTES = 6
+    MIN_ALIGNMENT_C_BYTES = 7
+    MIN_ALIGNMENT_D_BYTES = 8
+
+
+class Epilogue(IntEnum):
+    """cublasLtEpilogue_t."""
+
+    DEFAULT = 1
+    BIAS = 4
+
+
+class ReductionScheme(IntFlag):
+    """cublasLtReductionScheme_t: where and in which type the partial sums of a split K meet."""
+
+    NONE = 0
+    INPLACE = 1
+    """In the output buffer, so in the output's type."""
+    COMPUTE_TYPE = 2
+    OUTPUT_TYPE = 4
+
+
+class AlgorithmAttribute(IntEnum):
+    """cublasLtMatmulAlgoConfigAttributes_t: together they tell an algorithm from every other one."""
+
+    ID = 0
+    TILE = 1
+    SPLITK = 2
+    REDUCTION = 3
+    SWIZZLE = 4
+    CUSTOM = 5
+    STAGES = 6
+    INNER = 7
+    CLUSTER = 8
+
+    @property
+    def c_type(self) -> type[ctypes.c_int32] | type[ctypes.c_uint32] | type[ctypes.c_uint16]:
+        """The C type of the value."""
+        if self in (AlgorithmAttribute.ID, AlgorithmAttribute.SPLITK):
+            return ctypes.c_int32
+        return ctypes.c_uint16 if self in (AlgorithmAttribute.INNER, AlgorithmAttribute.CLUSTER) else ctypes.c_uint32
+
+
+class HeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t; its first member is the opaque cublasLtMatmulAlgo_t."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("status", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+STATUSES: dict[int, str] = {
+    1: "CUBLAS_STATUS_NOT_INITIALIZED",
+    3: "CUBLAS_STATUS_ALLOC_FAILED",
+    7: "CUBLAS_STATUS_INVALID_VALUE",
+    8: "CUBLAS_STATUS_ARCH_MISMATCH",
+    11: "CUBLAS_STATUS_MAPPING_ERROR",
+    13: "CUBLAS_STATUS_EXECUTION_FAILED",
+    14: "CUBLAS_STATUS_INTERNAL_ERROR",
+    15: "CUBLAS_STATUS_NOT_SUPPORTED",
+    16: "CUBLAS_STATUS_LICENSE_ERROR",
+}
+"""cublasStatus_t."""

@@ -1,0 +1,141 @@
+"""A Problem in cuBLASLt's words: column-major matrices, D = alpha · op(A) · op(B) + beta · C, or + bias along D's rows.
+
+A row-major matrix read column by column is its transpose. A row-major out is therefore computed as out^T = b^T a^T: the operands
+change places, and none is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import InvalidProblemError
+from ...problem import Layout, Problem
+from ...problem.layout import ALIGNED_BYTES
+
+__all__ = ["Gemm", "Matrix", "gemm_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """One operand as it lies in memory, column by column.
+
+    ``ld`` and ``batch_stride`` count elements. ``transposed`` tells that the operand is this matrix's transpose.
+    ``alignment_bytes`` is the largest power of two, at most 16, that divides its address.
+    """
+
+    rows: int
+    cols: int
+    ld: int
+    batch_stride: int
+    transposed: bool
+    alignment_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm:
+    """What cuBLASLt is asked to do.
+
+    ``swapped`` tells that ``left`` is b and ``right`` is a. ``c`` is the added operand where it is a whole matrix. ``bias`` tells
+    that it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``.
+    """
+
+    left: Matrix
+    right: Matrix
+    d: Matrix
+    c: Matrix | None
+    bias: bool
+    bias_alignment_bytes: int
+    bias_batch_stride: int
+    swapped: bool
+    batch: int
+
+
+def gemm_of(problem: Problem) -> Gemm:
+    """The problem as cuBLASLt computes it.
+
+    Raises:
+        InvalidProblemError: cuBLASLt cannot do it; the message tells why.
+    """
+    if problem.epilogue is not None:
+        raise InvalidProblemError("an epilogue function: cuBLASLt stores the bare result")
+    if problem.empty or problem.k == 0:
+        raise InvalidProblemError("a size is 0: nothing to multiply")
+    d, swapped = _output(problem.out)
+    left, right = (problem.b.transposed, problem.a.transposed) if swapped else (problem.a, problem.b)
+    inp = problem.inp.expanded(problem.out.size) if problem.inp is not None and problem.beta != "zero" else None
+    inp = inp.transposed if inp is not None and swapped else inp
+    bias = inp is not None and _is_bias(inp, problem)
+    return Gemm(
+        left=_operand(left, swapped, "b" if swapped else "a"),
+        right=_operand(right, swapped, "a" if swapped else "b"),
+        d=d,
+        c=_added(inp, problem) if inp is not None and not bias else None,
+        bias=bias,
+        bias_alignment_bytes=_alignment_bytes(inp) if inp is not None else ALIGNED_BYTES,
+        bias_batch_stride=_batch_stride(inp) if inp is not None else 0,
+        swapped=swapped,
+        batch=problem.batch,
+    )
+
+
+def _output(out: Layout) -> tuple[Matrix, bool]:
+    """D and whether the operands change places. Where both orders are open (a vector), the longer columns."""
+    views = [(view, swapped) for swapped in (True, False) if (view := _view(out, transposed=swapped)) is not None]
+    if not views:
+        raise InvalidProblemError(f"out is neither row- nor column-major, got {out}")
+    return max(views, key=lambda view: view[0].rows)
+
+
+def _operand(layout: Layout, swapped: bool, name: str) -> Matrix:
+    views = [view for transposed in (False, True) if (view := _view(layout, transposed=transposed)) is not None]
+    if not views:
+        given = layout.transposed if swapped else layout
+        raise InvalidProblemError(f"{name} is neither row- nor column-major without overlap, got {given}")
+    return max(views, key=lambda view: view.rows)
+
+
+def _added(inp: Layout, problem: Problem) -> Matrix:
+    view = _view(inp, transposed=False)
+    if view is None:
+        raise InvalidProblemError(
+            f"the added operand {problem.inp} with beta {problem.beta}: expected a matrix laid out like out, or a bias along its "
+            "contiguous dimension with beta 1 (not float64)"
+        )
+    return view
+
+
+def _is_bias(inp: Layout, problem: Problem) -> bool:
+    """The BIAS epilogue adds one packed vector to every column of D, unscaled; it has no float64 kernels."""
+    same_in_every_column = inp.size[-1] == 1 or inp.stride[-1] == 0
+    packed = inp.size[-2] == 1 or inp.stride[-2] == 1
+    return problem.beta == "one" and same_in_every_column and packed and problem.dtype != torch.float64
+
+
+def _view(layout: Layout, *, transposed: bool) -> Matrix | None:
+    """The layout as a column-major matrix, or its transpose as one; None if it cannot be read so."""
+    x = layout.transposed if transposed else layout
+    rows, cols = x.size[-2:]
+    step = ALIGNED_BYTES // x.dtype.itemsize
+    # The distance between columns means nothing for a single one; an aligned value opens the kernels that load whole vectors.
+    ld = x.stride[-1] if cols > 1 else -(-rows // step) * step
+    if (rows > 1 and x.stride[-2] != 1) or ld < rows:
+        return None
+    return Matrix(
+        rows=rows,
+        cols=cols,
+        ld=ld,
+        batch_stride=_batch_stride(x),
+        transposed=transposed,
+        alignment_bytes=_alignment_bytes(x),
+    )
+
+
+def _batch_stride(layout: Layout) -> int:
+    return layout.stride[0] if len(layout.size) == 3 else 0
+
+
+def _alignment_bytes(layout: Layout) -> int:
+    offset_bytes = layout.offset * layout.dtype.itemsize
+    return min(offset_bytes & -offset_bytes, ALIGNED_BYTES) if offset_bytes else ALIGNED_BYTES

@@ -1,0 +1,218 @@
+"""cuBLASLt through nvmath-python's bindings: handles, descriptors, the heuristic query."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...problem import Problem
+from .constants import (
+    COMPUTE_TF32,
+    COMPUTE_TYPES,
+    DATA_TYPES,
+    STATUSES,
+    AlgorithmAttribute,
+    DescAttribute,
+    Epilogue,
+    HeuristicResult,
+    LayoutAttribute,
+    Operation,
+    PreferenceAttribute,
+    ReductionScheme,
+)
+from .gemm import Gemm, Matrix
+
+__all__ = ["Algorithm", "Descriptors", "algorithms", "bindings", "handle", "installed_version", "named_errors"]
+
+WORKSPACE_BYTES = 32 * 2**20
+"""What NVIDIA recommends for Hopper (cuBLAS documentation, cublasSetWorkspace), and enough for older GPUs."""
+BIAS_PLACEHOLDER = 2**32
+"""The address that the heuristic query is told of a bias: it looks at the alignment only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One answer of the heuristic query: the opaque algorithm, what it says of itself, and the workspace that it needs."""
+
+    opaque: bytes
+    attributes: tuple[tuple[AlgorithmAttribute, int], ...]
+    workspace_bytes: int
+    waves: float
+
+    @property
+    def splits(self) -> int:
+        """How many partial sums of K meet in each element."""
+        return max(dict(self.attributes)[AlgorithmAttribute.SPLITK], 1)
+
+    @property
+    def reduction(self) -> ReductionScheme:
+        """Where the partial sums meet; NONE without a split."""
+        return ReductionScheme(dict(self.attributes)[AlgorithmAttribute.REDUCTION])
+
+
+def installed_version() -> str | None:
+    """The version of nvmath-python, None if it is not installed. Imports nothing."""
+    if importlib.util.find_spec("nvmath") is None:
+        return None
+    return importlib.metadata.version("nvmath-python")
+
+
+@functools.cache
+def bindings() -> Any:
+    """The module of bindings. It finds the libcublasLt that torch has loaded before it searches for another."""
+    return importlib.import_module("nvmath.bindings.cublasLt")
+
+
+@functools.cache
+def handle(index: int) -> int:
+    """This process's cuBLASLt handle on the CUDA device ``index``; any thread may use it at any time."""
+    with torch.cuda.device(index), named_errors("cublasLtCreate"):
+        created: int = bindings().create()
+    return created
+
+
+@contextmanager
+def named_errors(call: str) -> Iterator[None]:
+    """Turn the bindings' exceptions into RuntimeErrors with the status's name and the call that gave it."""
+    try:
+        yield
+    except bindings().cuBLASLtError as error:
+        status = getattr(error, "status", None)
+        raise RuntimeError(f"{call}: {STATUSES.get(status, error) if status is not None else error}") from error
+
+
+class Descriptors:
+    """The operation and matrix descriptors of one Gemm; freed with this object.
+
+    ``operation``, ``left``, ``right``, ``c`` and ``d`` are what the bindings take. Without an added matrix ``c`` is ``d``.
+    """
+
+    def __init__(self, gemm: Gemm, problem: Problem) -> None:
+        lt = bindings()
+        self._made: list[tuple[Any, int]] = []
+        weakref.finalize(self, _destroy, self._made).atexit = False
+        scale_type = DATA_TYPES[problem.accumulator]
+        compute_type = COMPUTE_TF32 if problem.precision.input_mode == "tf32" else COMPUTE_TYPES[problem.accumulator]
+        with named_errors("cublasLtMatmulDescCreate"):
+            self.operation: int = lt.matmul_desc_create(compute_type, scale_type)
+            self._made.append((lt.matmul_desc_destroy, self.operation))
+            operations = (Operation.T if x.transposed else Operation.N for x in (gemm.left, gemm.right))
+            for attribute, operation in zip((DescAttribute.TRANSA, DescAttribute.TRANSB), operations, strict=True):
+                _set(lt.matmul_desc_set_attribute, self.operation, attribute, ctypes.c_int32(operation))
+            if gemm.bias:
+                _set(lt.matmul_desc_set_attribute, self.operation, DescAttribute.EPILOGUE, ctypes.c_uint32(Epilogue.BIAS))
+                self.set_bias(BIAS_PLACEHOLDER + gemm.bias_alignment_bytes)
+            if gemm.bias and gemm.batch > 1:
+                stride = ctypes.c_int64(gemm.bias_batch_stride)
+                _set(lt.matmul_desc_set_attribute, self.operation, DescAttribute.BIAS_BATCH_STRIDE, stride)
+        data_type = DATA_TYPES[problem.dtype]
+        self.left = self._matrix(gemm.left, data_type, gemm.batch)
+        self.right = self._matrix(gemm.right, data_type, gemm.batch)
+        self.d = self._matrix(gemm.d, data_type, gemm.batch)
+        self.c = self.d if gemm.c is None else self._matrix(gemm.c, data_type, gemm.batch)
+
+    def _matrix(self, matrix: Matrix, data_type: int, batch: int) -> int:
+        lt = bindings()
+        with named_errors("cublasLtMatrixLayoutCreate"):
+            descriptor: int = lt.matrix_layout_create(data_type, matrix.rows, matrix.cols, matrix.ld)
+            self._made.append((lt.matrix_layout_destroy, descriptor))
+            if batch > 1:
+                _set(lt.matrix_layout_set_attribute, descriptor, LayoutAttribute.BATCH_COUNT, ctypes.c_int32(batch))
+                stride = ctypes.c_int64(matrix.batch_stride)
+                _set(lt.matrix_layout_set_attribute, descriptor, LayoutAttribute.STRIDED_BATCH_OFFSET, stride)
+        return descriptor
+
+    def set_bias(self, address: int) -> None:
+        """Tell the address of the bias; it is read when the product is launched, not here."""
+        _set(bindings().matmul_desc_set_attribute, self.operation, DescAttribute.BIAS_POINTER, ctypes.c_uint64(address))
+
+
+def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Algorithm]:
+    """The first ``count`` algorithms of the heuristic query on the CUDA device ``index``, best guess first.
+
+    Raises:
+        RuntimeError: cuBLASLt has none for this problem.
+    """
+    lt = bindings()
+    descriptors = Descriptors(gemm, problem)
+    results = (HeuristicResult * count)()
+    returned = ctypes.c_int(0)
+    with torch.cuda.device(index), _preference(gemm, problem) as preference, named_errors("cublasLtMatmulAlgoGetHeuristic"):
+        lt.matmul_algo_get_heuristic(
+            handle(index),
+            descriptors.operation,
+            descriptors.left,
+            descriptors.right,
+            descriptors.c,
+            descriptors.d,
+            preference,
+            count,
+            ctypes.addressof(results),
+            ctypes.addressof(returned),
+        )
+    return [_algorithm(result) for result in results[: returned.value] if result.status == 0]
+
+
+@contextmanager
+def _preference(gemm: Gemm, problem: Problem) -> Iterator[int]:
+    """What the query may answer: workspace, alignments, and how partial sums may be stored."""
+    lt = bindings()
+    schemes = ReductionScheme.COMPUTE_TYPE
+    if problem.precision.reduced_partials or problem.dtype == problem.accumulator:
+        schemes |= ReductionScheme.INPLACE | ReductionScheme.OUTPUT_TYPE
+    d_bytes = min(gemm.d.alignment_bytes, gemm.bias_alignment_bytes) if gemm.bias else gemm.d.alignment_bytes
+    values = {
+        PreferenceAttribute.MAX_WORKSPACE_BYTES: ctypes.c_uint64(WORKSPACE_BYTES),
+        PreferenceAttribute.REDUCTION_SCHEME_MASK: ctypes.c_uint32(schemes),
+        PreferenceAttribute.MIN_ALIGNMENT_A_BYTES: ctypes.c_uint32(gemm.left.alignment_bytes),
+        PreferenceAttribute.MIN_ALIGNMENT_B_BYTES: ctypes.c_uint32(gemm.right.alignment_bytes),
+        PreferenceAttribute.MIN_ALIGNMENT_C_BYTES: ctypes.c_uint32((gemm.c or gemm.d).alignment_bytes),
+        PreferenceAttribute.MIN_ALIGNMENT_D_BYTES: ctypes.c_uint32(d_bytes),
+    }
+    with named_errors("cublasLtMatmulPreferenceCreate"):
+        preference: int = lt.matmul_preference_create()
+    try:
+        with named_errors("cublasLtMatmulPreferenceSetAttribute"):
+            for attribute, value in values.items():
+                _set(lt.matmul_preference_set_attribute, preference, attribute, value)
+        yield preference
+    finally:
+        lt.matmul_preference_destroy(preference)
+
+
+def _algorithm(result: Any) -> Algorithm:
+    lt = bindings()
+    attributes = []
+    written = ctypes.c_size_t(0)
+    with named_errors("cublasLtMatmulAlgoConfigGetAttribute"):
+        for attribute in AlgorithmAttribute:
+            value = attribute.c_type()
+            lt.matmul_algo_config_get_attribute(
+                ctypes.addressof(result), attribute, ctypes.addressof(value), ctypes.sizeof(value), ctypes.addressof(written)
+            )
+            attributes.append((attribute, int(value.value)))
+    return Algorithm(
+        opaque=bytes(result.algorithm),
+        attributes=tuple(attributes),
+        workspace_bytes=int(result.workspace_bytes),
+        waves=float(result.waves),
+    )
+
+
+def _set(setter: Any, descriptor: int, attribute: int, value: Any) -> None:
+    setter(descriptor, int(attribute), ctypes.addressof(value), ctypes.sizeof(value))
+
+
+def _destroy(made: list[tuple[Any, int]]) -> None:
+    for destroy, descriptor in made:
+        destroy(descriptor)

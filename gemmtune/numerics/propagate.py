@@ -1,0 +1,242 @@
+"""How far an epilogue carries an error: every node of the graph as a value with an error bound.
+
+The value is f(R) in float64, except that a cast rounds. The bound covers the error that comes in, and what a right evaluation of
+each function in the node's own precision adds. Where a comparison may fall on either side, both branches count; where anything may
+come out (a pole or an overflow within reach), the bound is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..problem import Epilogue
+from ..problem.dtypes import DTYPES, dtype_info
+from ..problem.epilogue import OPERATIONS, Arg, Node, Ref
+
+__all__ = ["Approximate", "propagate", "rounded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approximate:
+    """``value`` ± ``error``, float64; a computed NaN is expected where ``value`` is NaN and ``error`` finite.
+
+    Of a comparison, ``value`` is boolean, and ``error`` infinite where the other answer is right as well.
+    """
+
+    value: torch.Tensor
+    error: torch.Tensor
+
+
+Rule = Callable[[torch.Tensor, Sequence[Approximate]], torch.Tensor]
+"""Error of the result from (its value, the arguments): what the errors of the arguments amount to."""
+
+
+def propagate(
+    epilogue: Epilogue,
+    acc: Approximate,
+    operands: Sequence[torch.Tensor],
+    *,
+    precision: torch.dtype,
+    flush: bool,
+    reference_is_float64: bool,
+) -> Approximate:
+    """f(acc, *operands) with its error bound.
+
+    ``operands`` broadcast to ``acc``. ``precision`` is the type that the accumulator is rounded to before the epilogue: with a narrow
+    one every node may be rounded to it. ``reference_is_float64``: the kernel computes as precisely as this function, whose errors
+    count then.
+    """
+    values: list[Approximate] = []
+    for node in epilogue.nodes:
+        match node.op:
+            case "acc":
+                values.append(acc)
+            case "operand":
+                values.append(_exact(operands[_index(node.args[0])].double()))
+            case "cast":
+                values.append(rounded(_argument(node.args[0], values, precision), node.dtype, flush=flush))
+            case _:
+                held = _node_precision(node, precision)
+                args = [_argument(a, values, held) for a in node.args]
+                values.append(_step(node, args, held, flush, 2 if reference_is_float64 else 1))
+    return values[-1]
+
+
+def rounded(x: Approximate, dtype: torch.dtype, *, flush: bool) -> Approximate:
+    """x rounded to ``dtype``: without error where x has none, else by up to a unit in the last place more."""
+    info = dtype_info(dtype)
+    tiny = info.smallest_normal if flush else info.smallest_subnormal / 2
+    value = x.value.to(dtype).double()
+    spread = x.error + 2 * info.unit_roundoff * (x.value.abs() + x.error) + 2 * tiny
+    error = torch.where(x.error > 0, spread, tiny if flush else 0.0)
+    return _with_overflow(Approximate(value=value, error=error), dtype, [x])
+
+
+def _exact(value: torch.Tensor) -> Approximate:
+    return Approximate(value=value, error=torch.zeros((), dtype=torch.float64, device=value.device))
+
+
+def _index(arg: Arg) -> int:
+    assert isinstance(arg, int)
+    return arg
+
+
+def _argument(arg: Arg, values: Sequence[Approximate], precision: torch.dtype) -> Approximate:
+    """An earlier node, or a number with the error of its rounding to the precision of the node."""
+    if isinstance(arg, Ref):
+        return values[arg.index]
+    device = values[0].value.device
+    held = torch.tensor(arg, dtype=precision).item()
+    error = 0.0 if arg == held or not math.isfinite(arg) else abs(held - arg)
+    as_tensor = torch.tensor(arg, dtype=torch.float64, device=device)
+    return Approximate(value=as_tensor, error=torch.tensor(error, dtype=torch.float64, device=device))
+
+
+def _node_precision(node: Node, precision: torch.dtype) -> torch.dtype:
+    """The coarser of the node's own type and the one that the accumulator was rounded to."""
+    own = node.dtype if node.dtype in DTYPES else torch.float32
+    return max((own, precision), key=lambda dtype: dtype_info(dtype).unit_roundoff)
+
+
+def _step(node: Node, args: Sequence[Approximate], precision: torch.dtype, flush: bool, factor: int) -> Approximate:
+    value = _evaluate(node.op, args)
+    if node.op in _COMPARISONS:
+        margin = args[0].error + args[1].error
+        either = (margin > 0) & ~((args[0].value - args[1].value).abs() > margin) & ~_certain_nan(args)
+        return Approximate(value=value, error=torch.where(either, math.inf, 0.0).to(torch.float64))
+    carried = _RULES[node.op](value, args)
+    info, computed = dtype_info(precision), dtype_info(torch.float64 if precision == torch.float64 else torch.float32)
+    own = factor * _EVALUATION[node.op](value, args) * computed.unit_roundoff
+    if node.op in _ROUNDED:
+        own = own + info.unit_roundoff * (value.abs() + carried)
+        own = own + (info.smallest_normal if flush else info.smallest_subnormal)
+    return _with_overflow(Approximate(value=value, error=carried + own), precision, args if node.op != "where" else ())
+
+
+def _evaluate(op: str, args: Sequence[Approximate]) -> torch.Tensor:
+    """The function in float64; ``clamp`` takes its bounds as tensors that broadcast, so that all arguments are alike."""
+    values = [a.value for a in args]
+    if op == "where":
+        return torch.where(values[0].bool(), values[1].double(), values[2].double())
+    return OPERATIONS[op](*(v.double() for v in values))
+
+
+def _with_overflow(x: Approximate, dtype: torch.dtype, args: Sequence[Approximate]) -> Approximate:
+    """``error`` infinite where the value may not fit ``dtype`` or an argument is anything; 0 where the value is surely NaN."""
+    value, error = x.value, x.error
+    anything = torch.zeros((), dtype=torch.bool, device=value.device)
+    for arg in args:
+        anything = anything | (arg.error == math.inf)
+    anything = anything | (error == math.inf) | (value.abs() + error > torch.finfo(dtype).max)
+    settled = torch.where(value.isnan(), 0.0, torch.nan_to_num(error, nan=math.inf, posinf=math.inf))
+    return Approximate(value=value, error=torch.where(anything, math.inf, settled))
+
+
+def _certain_nan(args: Sequence[Approximate]) -> torch.Tensor:
+    first, second = ((a.value.isnan() & a.error.isfinite()) for a in args[:2])
+    return first | second
+
+
+def _through(slope: float) -> Rule:
+    """A function of one argument whose derivative is nowhere larger than ``slope``."""
+    return lambda _, args: args[0].error * slope
+
+
+def _largest(_: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    error = args[0].error
+    for arg in args[1:]:
+        error = torch.maximum(error, arg.error)
+    return error
+
+
+def _product(_: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    x, y = args
+    return x.value.abs() * y.error + y.value.abs() * x.error + x.error * y.error
+
+
+def _quotient(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    x, y = args
+    room = y.value.abs() - y.error
+    return torch.where(room > 0, (x.error + value.abs() * y.error) / room, math.inf)
+
+
+def _exponential(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    return value * torch.expm1(args[0].error)
+
+
+def _root(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    x, e = args[0].value, args[0].error
+    across = (x - e < 0) & (x + e >= 0)
+    return torch.where(across, math.inf, value - torch.sqrt((x - e).clamp_min(0)))
+
+
+def _reciprocal_root(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    x, e = args[0].value, args[0].error
+    across = (x - e <= 0) & (x + e >= 0)
+    return torch.where(across, math.inf, torch.rsqrt(x - e) - value)
+
+
+def _selected(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    """The error of the branch taken; with the condition open, the distance to the other branch as well."""
+    condition, x, y = args
+    error = torch.where(condition.value.bool(), x.error, y.error)
+    either = condition.error == math.inf
+    apart = torch.nan_to_num((x.value - y.value).abs(), nan=math.inf) + torch.maximum(x.error, y.error)
+    return torch.where(either, apart, error).expand_as(value)
+
+
+_RULES: dict[str, Rule] = {
+    "add": lambda _, args: args[0].error + args[1].error,
+    "sub": lambda _, args: args[0].error + args[1].error,
+    "mul": _product, "div": _quotient, "exp": _exponential, "sqrt": _root, "rsqrt": _reciprocal_root,
+    "neg": _through(1), "abs": _through(1), "relu": _through(1), "relu6": _through(1), "tanh": _through(1),
+    "sigmoid": _through(0.25), "erf": _through(1.13), "silu": _through(1.1), "gelu": _through(1.13), "gelu_tanh": _through(1.13),
+    "clamp": _largest, "minimum": _largest, "maximum": _largest, "where": _selected,
+}  # fmt: skip
+
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_ROUNDED = frozenset(_RULES) - {"neg", "abs", "relu", "relu6", "clamp", "minimum", "maximum", "where"}
+"""The operations whose result has to be rounded; the others pick or change a sign."""
+
+_Evaluation = Callable[[torch.Tensor, Sequence[Approximate]], torch.Tensor]
+
+
+def _correct(value: torch.Tensor, _: Sequence[Approximate]) -> torch.Tensor:
+    return torch.zeros_like(value)
+
+
+def _units(count: float) -> _Evaluation:
+    """``count`` units in the last place."""
+    return lambda value, _: count * value.abs()
+
+
+def _by_exponential(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    """exp(x) as 2^(x·log2(e)) rounds its argument: |x| units, besides a few for the function.
+
+    The absolute term is for exp(-x) that overflows inside, where the result is 0 instead of a very small number.
+    """
+    x = args[0].value.abs()
+    return (8 + 2 * x) * value.abs() + (1 + x) * 2.0**-100
+
+
+def _by_difference(value: torch.Tensor, _: Sequence[Approximate]) -> torch.Tensor:
+    """tanh or erf as a difference from 1: a few units of 1, not of the value."""
+    return 8 * (1 + value.abs())
+
+
+def _by_product(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
+    """x times a function that is a difference from 1 (gelu)."""
+    return 8 * (args[0].value.abs() + value.abs())
+
+
+_EVALUATION: dict[str, _Evaluation] = {
+    **dict.fromkeys(_RULES, _correct),
+    "div": _units(4), "sqrt": _units(4), "rsqrt": _units(4), "exp": _by_exponential, "sigmoid": _by_exponential,
+    "silu": _by_exponential, "tanh": _by_difference, "erf": _by_difference, "gelu": _by_product, "gelu_tanh": _by_product,
+}  # fmt: skip
+"""What evaluating each function adds, in roundoffs of the type in which it is computed: CUDA C++ Programming Guide, "Mathematical
+Functions", allows up to 2 units for the approximate forms of division, roots and exp2; the rest is room for other formulas."""

@@ -1,0 +1,161 @@
+"""Reference values R = alpha · a @ b + beta · inp and magnitudes S = |alpha|·|a| @ |b| + |beta|·|inp|, in float64 or better.
+
+Large problems are sampled: a ``Region`` is the part of the output for which R and S are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .operands import Operands
+
+__all__ = ["Reference", "Region", "extended_reference", "products", "reference", "regions"]
+
+TEMPORARY_BYTES = 2**29
+"""What float64 copies of a and b may take at one time."""
+MOST_MACS = {"cpu": 2**31, "cuda": 2**41}
+"""Multiplications for one reference: about 0.1 s on two CPU cores, below a second on a GPU."""
+MOST_ELEMENTS = {"cpu": 2**26, "cuda": 2**27}
+"""Output elements for which R and S are held: 16 bytes each."""
+LEAST_SAMPLED = 8
+EXTENDED_MACS = 2**21
+SEED = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """The output elements in these rows and columns, of every batch; None means all of them."""
+
+    rows: torch.Tensor | None = None
+    cols: torch.Tensor | None = None
+
+    def of(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The region's part of a [B, M, N] tensor."""
+        if self.rows is not None:
+            matrix = matrix.index_select(-2, self.rows)
+        return matrix if self.cols is None else matrix.index_select(-1, self.cols)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """R (``value``) and S (``magnitude``) of one region, float64 [B, rows, cols].
+
+    ``extended``: R is better than a float64 product.
+    """
+
+    region: Region
+    value: torch.Tensor
+    magnitude: torch.Tensor
+    extended: bool = False
+
+
+def regions(batch: int, m: int, n: int, k: int, device: torch.device) -> tuple[Region, ...]:
+    """Everything where that is affordable, else two samples: some full rows and some full columns, first and last among them."""
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    macs, elements = MOST_MACS[kind], MOST_ELEMENTS[kind]
+    if batch * m * n * max(k, 1) <= 2 * macs and batch * m * n <= elements:
+        return (Region(),)
+    per_row, per_col = batch * n, batch * m
+    rows = min(macs // 2 // (per_row * max(k, 1)), elements // 2 // per_row)
+    cols = min(macs // 2 // (per_col * max(k, 1)), elements // 2 // per_col)
+    return (Region(rows=_sample(m, rows, device)), Region(cols=_sample(n, cols, device)))
+
+
+def _sample(size: int, count: int, device: torch.device) -> torch.Tensor:
+    """``count`` different indices below ``size`` (at least LEAST_SAMPLED of them), the first and the last among them, in order."""
+    count = min(size, max(count, LEAST_SAMPLED))
+    generator = torch.Generator().manual_seed(SEED)
+    inner = torch.randperm(max(size - 2, 0), generator=generator)[: max(count - 2, 0)] + 1
+    return torch.tensor(sorted({0, size - 1, *inner.tolist()}), device=device)
+
+
+def as_batches(tensor: torch.Tensor) -> torch.Tensor:
+    """[B, rows, cols] whether or not there was a batch dimension."""
+    return tensor if tensor.dim() == 3 else tensor.unsqueeze(0)
+
+
+def reference(operands: Operands, region: Region) -> Reference:
+    """R and S of a region by a float64 product, whose own error is at most K·2^-53·S."""
+    a, b = _restricted(operands, region)
+    value, magnitude = products(a, b)
+    return _with_scalars(operands, region, value, magnitude, extended=False)
+
+
+def extended_reference(operands: Operands, batch: int, m: int, n: int, k: int) -> Reference:
+    """R to a relative error of about 2^-53 of itself plus K·2^-104·S, on a sample of rows and columns: the oracle for float64."""
+    device = operands.a.device
+    side = int((EXTENDED_MACS / (batch * max(k, 1))) ** 0.5)
+    region = Region(rows=_sample(m, side, device), cols=_sample(n, side, device))
+    a, b = _restricted(operands, region)
+    value = torch.stack([_extended_product(x, y) for x, y in zip(a.double(), b.double(), strict=True)])
+    return _with_scalars(operands, region, value, a.double().abs() @ b.double().abs(), extended=True)
+
+
+def _restricted(operands: Operands, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+    return Region(rows=region.rows).of(as_batches(operands.a)), Region(cols=region.cols).of(as_batches(operands.b))
+
+
+def _with_scalars(operands: Operands, region: Region, value: torch.Tensor, magnitude: torch.Tensor, *, extended: bool) -> Reference:
+    value, magnitude = value.mul_(operands.alpha), magnitude.mul_(abs(operands.alpha))
+    if operands.inp is not None and operands.beta != 0:
+        size = (*operands.a.shape[:-1], operands.b.shape[-1])
+        added = region.of(as_batches(operands.inp.expand(size))).double() * operands.beta
+        value, magnitude = value.add_(added), magnitude.add_(added.abs_())
+    return Reference(region=region, value=value, magnitude=magnitude, extended=extended)
+
+
+def products(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a @ b, |a| @ |b|) in float64, for a [B, M, K] and b [B, K, N] of any float dtype, in tiles of bounded temporary memory."""
+    (batch, m, k), n = a.shape, b.shape[-1]
+    value = torch.empty((batch, m, n), dtype=torch.float64, device=a.device)
+    magnitude = torch.empty_like(value)
+    for batches, rows, cols in _tiles(batch, m, n, k):
+        x, y = a[batches, rows].double(), b[batches, :, cols].double()
+        value[batches, rows, cols] = x @ y
+        magnitude[batches, rows, cols] = x.abs_() @ y.abs_() if x.dtype != a.dtype else x.abs() @ y.abs()
+    return value, magnitude
+
+
+def _tiles(batch: int, m: int, n: int, k: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Whole matrices where several fit the budget, else pieces of one matrix at a time."""
+    words = TEMPORARY_BYTES // 8 // max(k, 1)
+    if m + n <= words:
+        step = max(1, words // max(m + n, 1))
+        yield from ((slice(i, i + step), slice(None), slice(None)) for i in range(0, batch, step))
+        return
+    rows, cols = max(1, min(m, words // 2)), max(1, min(n, words // 2))
+    for i in range(batch):
+        for col in range(0, n, cols):
+            yield from ((slice(i, i + 1), slice(row, row + rows), slice(col, col + cols)) for row in range(0, m, rows))
+
+
+def _extended_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a [M, K] @ b [K, N] in float64 with compensation: every product and sum carries its own rounding error along.
+
+    Error-free transformations: TwoProduct with Veltkamp's splitting and TwoSum (Ogita, Rump, Oishi, "Accurate sum and dot product",
+    SIAM J. Sci. Comput. 26, 2005), summed pairwise.
+    """
+    x, y = a.unsqueeze(-1), b.unsqueeze(0)
+    high = x * y
+    (x1, x2), (y1, y2) = _split(x), _split(y)
+    low = x2 * y2 - (((high - x1 * y1) - x2 * y1) - x1 * y2)
+    while high.shape[1] > 1:
+        half = high.shape[1] // 2
+        rest_high, rest_low = high[:, 2 * half :], low[:, 2 * half :]
+        p, q = high[:, :half], high[:, half : 2 * half]
+        total = p + q
+        back = total - p
+        error = (p - (total - back)) + (q - back)
+        high = torch.cat([total, rest_high], dim=1)
+        low = torch.cat([low[:, :half] + low[:, half : 2 * half] + error, rest_low], dim=1)
+    return (high + low).sum(dim=1)
+
+
+def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as a sum of two numbers of at most 26 bits each."""
+    scaled = x * 134217729.0  # 2^27 + 1
+    high = scaled - (scaled - x)
+    return high, x - high

@@ -1,0 +1,241 @@
+"""Python function → epilogue graph, by symbolic tracing with torch.fx."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import EpilogueError
+from .dtypes import DTYPES
+from .epilogue import Epilogue, Node, Ref
+from .functions import CASTS, FUNCTIONS, GraphBuilder, usable_names
+from .layout import Layout
+
+__all__ = ["trace"]
+
+_HOMES = (operator, torch, torch.nn.functional, torch.special)
+"""Where functions of the names in FUNCTIONS live: a function of the same name from elsewhere is another function."""
+_AFTERWARDS = "or call the operation without epilogue= and apply the function to its result"
+
+
+def trace(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> Epilogue:
+    """The graph of ``function(acc, *operands)``.
+
+    ``acc`` stands for the accumulator, a matrix (or a batch of them) of ``acc_dtype``; ``operands`` are the tensors that the call
+    will get, of which only dtype and layout are read. The function may use operators, torch functions, tensor methods and
+    torch.nn.functional as far as ``FUNCTIONS`` has them, modules made of those (``nn.GELU()``), and Python numbers from anywhere.
+    The dtype of each node is what torch's promotion gives. Equal nodes are shared; those that the result does not need are dropped.
+
+    Raises:
+        EpilogueError: the function is not such an expression; the message names what stands in the way and what to do instead.
+    """
+    name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
+    for i, x in enumerate(operands):
+        if x.dtype not in DTYPES and x.dtype != torch.bool:
+            raise EpilogueError(
+                f"epilogue_args[{i}]: got {x.dtype}, expected torch.bool or one of {', '.join(map(str, DTYPES))}; cast it first"
+            )
+    try:
+        result, proxies = _record(function, len(operands))
+        builder = GraphBuilder(acc_dtype, operands)
+        value = _Interpreter(builder, operands).run(result.node, [p.node for p in proxies])
+        if not isinstance(value, Ref):
+            raise EpilogueError(f"the result is {value!r}, which is not computed from the accumulator")
+    except EpilogueError as error:
+        raise EpilogueError(f"epilogue {name}: {error}") from error.__cause__
+    nodes = _needed(builder.nodes, value)
+    if nodes[0].op != "acc":
+        raise EpilogueError(f"epilogue {name}: the result does not depend on the accumulator, the function's first argument")
+    if nodes[-1].dtype == torch.bool:
+        raise EpilogueError(f"epilogue {name}: the result is torch.bool; end the function in a cast, such as .to(torch.float32)")
+    return Epilogue(nodes=nodes, operands=tuple(Layout.of(x) for x in operands))
+
+
+class _Tracer(fx.Tracer):
+    """Records calls only. Tensors that the function brings along have no place in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph(tracer_cls=_Tracer)
+        self.root = torch.nn.Module()
+        self.tensor_attrs = {}
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            raise EpilogueError(
+                f"it uses a tensor of shape {list(a.shape)} that is not among its arguments; "
+                "pass it through epilogue_args=(...) and take it as a further argument, or make it a Python number with .item()"
+            )
+        return super().create_arg(a)
+
+
+def _record(function: Callable[..., Any], n_operands: int) -> tuple[fx.Proxy, list[fx.Proxy]]:
+    """Call the function with proxies: its result and the proxies."""
+    tracer = _Tracer()
+    proxies = [tracer.create_proxy("placeholder", f"x{i}", (), {}) for i in range(1 + n_operands)]
+    _check_arity(function, proxies)
+    try:
+        result = function(*proxies)
+    except EpilogueError:
+        raise
+    except fx.proxy.TraceError as error:
+        raise EpilogueError(
+            f"it decides or iterates on a value that is only known when the kernel runs ({error}); "
+            f"use torch.where(condition, x, y) in place of if, {_AFTERWARDS}"
+        ) from error
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise EpilogueError(
+            f"it cannot be traced ({type(error).__name__}: {error}); use torch functions only, {_AFTERWARDS}"
+        ) from error
+    if isinstance(result, (tuple, list, dict)):
+        raise EpilogueError(f"it returns a {type(result).__name__}, expected one tensor")
+    if isinstance(result, torch.Tensor):
+        tracer.create_arg(result)
+    if not isinstance(result, fx.Proxy):
+        raise EpilogueError(f"it returns {result!r}, expected a tensor computed from the accumulator, its first argument")
+    return result, proxies
+
+
+def _check_arity(function: Callable[..., Any], proxies: Sequence[fx.Proxy]) -> None:
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
+    except ValueError:  # some functions written in C have none: the call itself will tell
+        return
+    except TypeError as error:
+        raise EpilogueError(f"expected a function of the accumulator, got {type(function).__name__}") from error
+    try:
+        signature.bind(*proxies)
+    except TypeError as error:
+        raise EpilogueError(
+            f"it takes {signature}, but is called with the accumulator and {len(proxies) - 1} epilogue_args ({error})"
+        ) from error
+
+
+class _Interpreter:
+    """Turns the recorded calls into nodes, in the order in which they were made."""
+
+    def __init__(self, builder: GraphBuilder, operands: Sequence[torch.Tensor]) -> None:
+        self.builder = builder
+        self.operands = operands
+        self.values: dict[fx.Node, Any] = {}
+        self.result: fx.Node | None = None
+
+    def run(self, result: fx.Node, placeholders: Sequence[fx.Node]) -> Any:
+        """The value of ``result``: a Ref, or a Python object where the function computed no tensor."""
+        self.result = result
+        self.values.update(zip(placeholders, [self.builder.acc, *self.builder.operands], strict=True))
+        for node in result.graph.nodes:
+            if node.op != "placeholder":
+                self.values[node] = self._value(node)
+        return self.values[result]
+
+    def _value(self, node: fx.Node) -> Any:
+        args, kwargs = self._resolved(node.args), self._resolved(node.kwargs)
+        if node.op == "call_method" and isinstance(args[0], Ref):
+            query = self._query(str(node.target), args[0], args[1:])
+            if query is not None:
+                return query
+            return self._call(node, str(node.target), f"torch.Tensor.{node.target}", args, kwargs)
+        if node.target is getattr and isinstance(args[0], Ref):
+            query = self._query(args[1], args[0], ())
+            if query is None:
+                raise _unusable(f"torch.Tensor.{args[1]}")
+            return query
+        if not any(isinstance(a, Ref) for a in (*args, *kwargs.values())):
+            return _on_python_objects(node, args, kwargs)
+        name = getattr(node.target, "__name__", str(node.target))
+        known = any(getattr(home, name, None) is node.target for home in _HOMES) or name.startswith("special_")
+        return self._call(node, name if known else "", _display_name(node.target), args, kwargs)
+
+    def _resolved(self, arguments: Any) -> Any:
+        return fx.map_arg(arguments, lambda n: self.values[n])
+
+    def _call(self, node: fx.Node, name: str, display: str, args: Any, kwargs: Any) -> Ref:
+        in_place = name.endswith("_") and not name.endswith("__")
+        function = FUNCTIONS.get(name[:-1] if in_place else name)
+        if function is None:
+            raise _unusable(display)
+        if in_place or kwargs.get("inplace"):  # torch.nn.functional's own wrappers pass it by keyword
+            self._check_in_place(node, display, args[0] if args else None)
+        kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+        if node.op == "call_method" and name == "where" and len(args) > 1:  # x.where(condition, other)
+            args = (args[1], args[0], *args[2:])
+        try:
+            value = function(self.builder, *args, **kwargs)
+        except EpilogueError:
+            raise
+        except (TypeError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise EpilogueError(f"{display} cannot be used so ({reason}); {_AFTERWARDS}") from error
+        if in_place and self.builder.dtype(value) != self.builder.dtype(args[0]):
+            return self.builder.cast(value, self.builder.dtype(args[0]))
+        return value
+
+    def _check_in_place(self, node: fx.Node, display: str, target: Any) -> None:
+        """Working in place is the same as working out of place only if nothing else sees the value that is overwritten."""
+        if target in self.builder.operands:
+            raise EpilogueError(
+                f"{display} works in place on an operand, which would change the caller's tensor; use the other form"
+            )
+        source = node.args[0] if node.args else None
+        while isinstance(source, fx.Node):
+            if len(source.users) > 1 or source is self.result:
+                raise EpilogueError(f"{display} works in place on a value that is used again; use the form that does not")
+            alias = source.op == "call_method" and source.target in CASTS
+            source = source.args[0] if alias else None
+
+    def _query(self, name: str, value: Ref, args: Sequence[Any]) -> Any:
+        """What a function may ask of a tensor besides its value; None for anything else."""
+        if name == "dtype":
+            return self.builder.dtype(value)
+        if name not in ("size", "shape", "dim", "ndim", "numel", "ndimension"):
+            return None
+        if value not in self.builder.operands:
+            raise EpilogueError(
+                f"it asks for the {name} of a computed value, which is not known here; take sizes from the inputs of the call, "
+                "as in n = b.size(1) before the call"
+            )
+        answer = getattr(self.operands[self.builder.operands.index(value)], name)
+        return answer(*args) if callable(answer) else answer
+
+
+def _on_python_objects(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Arithmetic on sizes and the like, done as it is."""
+    if node.op == "call_function" and callable(node.target):
+        return node.target(*args, **kwargs)
+    raise _unusable(str(node.target))
+
+
+def _unusable(display: str) -> EpilogueError:
+    return EpilogueError(
+        f"{display} is not a pointwise function that an epilogue can use; usable are {usable_names()}; {_AFTERWARDS}"
+    )
+
+
+def _display_name(target: Any) -> str:
+    name = getattr(target, "__name__", str(target))
+    module = getattr(target, "__module__", None) or "torch"
+    module = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}.get(module, module)
+    return f"{module}.{name}"
+
+
+def _needed(nodes: Sequence[Node], result: Ref) -> tuple[Node, ...]:
+    """The nodes that ``result`` needs, in their order and renumbered, ``result`` last."""
+    needed: set[int] = set()
+    waiting = [result.index]
+    while waiting:
+        index = waiting.pop()
+        if index not in needed:
+            needed.add(index)
+            waiting += [a.index for a in nodes[index].args if isinstance(a, Ref)]
+    order = sorted(needed)
+    renumbered = {old: Ref(new) for new, old in enumerate(order)}
+    kept = [nodes[i] for i in order]
+    return tuple(
+        Node(op=n.op, args=tuple(renumbered[a.index] if isinstance(a, Ref) else a for a in n.args), dtype=n.dtype) for n in kept
+    )

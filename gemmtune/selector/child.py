@@ -1,0 +1,69 @@
+"""The child's side of a worker process: takes a job, runs it, sends back the result or the exception."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import resource
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+
+__all__ = ["main"]
+
+PARENT_CHECK_S = 0.25
+GRACE_S = 10.0
+
+
+def main(fd: int, parent: int) -> None:
+    """Answer the jobs that come over the pipe ``fd`` until it closes or the process ``parent`` ends."""
+    os.set_inheritable(fd, False)  # compilers that this process starts must not keep the pipe open after its death
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means and kills this group
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    faulthandler.enable(all_threads=False)  # the Python stack of a segmentation fault becomes part of the reason
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    connection = Connection(fd)
+    connection.send_bytes(b"ready")
+    while True:
+        try:
+            job = connection.recv_bytes()
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)
+        connection.send_bytes(_answer(job))
+
+
+def _end_with(parent: int) -> None:
+    """End this process group once the parent is gone.
+
+    Asking for the parent works where other ways do not: a pipe stays open in forks of the parent, and Linux's parent-death signal
+    comes already when the *thread* ends that started this process, and does not reach the compilers that this process started.
+    """
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _answer(job: bytes) -> bytes:
+    """(ok, pickled result or exception, text of an exception that cannot be pickled)."""
+    try:
+        function, args, timeout_s = pickle.loads(job)
+        # A last resort that needs no GIL: with the parent gone and native code holding the GIL, the thread above cannot run.
+        faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True)
+        result = function(*args)
+        return pickle.dumps((True, pickle.dumps(result), ""))
+    except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to the caller
+        text = f"{type(error).__name__}: {error}"
+        return pickle.dumps((False, _pickled(error, text), text))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _pickled(error: Exception, text: str) -> bytes:
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)  # many exceptions can be written but not read back: their constructors take other arguments
+    except Exception:  # noqa: BLE001 - any failure means the same
+        return pickle.dumps(RuntimeError(text))
+    return data

@@ -1,0 +1,219 @@
+"""Database: the tables of the store, in a file or in memory. Connections, transactions, reading and writing of whole records.
+
+Errors come out as sqlite3 and the system raise them; what they mean for a caller is decided in ``store.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row
+from .storefile import SCHEMA, check, code_of, connect, create
+
+__all__ = ["BUSY_TIMEOUT_S", "LOCK", "Database"]
+
+BUSY_TIMEOUT_S = 30.0
+"""How long to wait for other writers: far more than any of ours takes, since a transaction writes the rows of one problem."""
+
+LOCK = threading.RLock()
+"""Held while a database is used: threads share its connection, and no fork copies it in the middle of something."""
+os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+_of_parents: list[sqlite3.Connection] = []
+"""Connections that a fork left in this process. SQLite allows neither their use nor their closing here."""
+
+_SELECT = f"{', '.join('m.' + column for column in COLUMNS)}, m.checksum FROM measurements AS m JOIN scopes AS s ON s.id = m.scope"
+_SELECT_LIMITS = f"SELECT fingerprint, {', '.join(LIMIT_COLUMNS)}, checksum FROM limits"
+
+
+def _upsert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+_UPSERT = _upsert("measurements", ("scope", *COLUMNS, "checksum"))
+_UPSERT_LIMIT = _upsert("limits", ("fingerprint", *LIMIT_COLUMNS, "checksum"))
+
+
+class Database:
+    """The tables in one SQLite file, or in memory with ``path`` None.
+
+    Opened when first used, and again when needed: after a fork, or when the file was replaced under us. Every method may raise
+    sqlite3.Error or OSError, and StoreError for a whole file that is not ours to use. Callers hold ``LOCK``.
+    """
+
+    def __init__(
+        self, path: Path | None, *, read_only: bool = False, tolerant: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S
+    ) -> None:
+        self.path = path.absolute() if path else None
+        self.read_only = read_only
+        self.tolerant = tolerant
+        """Read what is left of a damaged file."""
+        self.busy_timeout_s = busy_timeout_s
+        self.damaged = 0
+        """How often a record was read whose checksum does not fit."""
+        self._connection: sqlite3.Connection | None = None
+        self._opened_as: tuple[int, ...] = ()
+        self._data_version = -1
+        self._cache: dict[tuple[str, str], dict[str, Row]] = {}
+
+    def connection(self) -> sqlite3.Connection:
+        """The connection of this process to the file that is at the path now, or was when the running transaction began."""
+        if self._connection is not None and not self._connection.in_transaction and self._opened_as != self._identity():
+            self.close()
+        if self._connection is None:
+            self._connection = self._connect()
+            self._opened_as = self._identity()
+        return self._connection
+
+    def close(self) -> None:
+        """Let go of the file; the next use opens it again. A database in memory keeps what it has."""
+        if self._connection is None or self.path is None:
+            return
+        if self._opened_as[0] == os.getpid():
+            self._connection.close()
+        else:
+            _of_parents.append(self._connection)
+        self._connection = None
+        self._data_version = -1
+        self._cache.clear()
+
+    def _identity(self) -> tuple[int, ...]:
+        """This process and the file at the path: the connection is good for these only. A fork copies what is in memory whole."""
+        if self.path is None:
+            return ()
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return (os.getpid(),)
+        return os.getpid(), stat.st_dev, stat.st_ino
+
+    def _connect(self) -> sqlite3.Connection:
+        if self.path is None:
+            connection = connect(":memory:", self.busy_timeout_s)
+            connection.executescript(SCHEMA)
+            return connection
+        if not self.read_only:
+            create(self.path, self.busy_timeout_s)
+            return self._opened(self.path, "mode=rw")
+        try:
+            return self._opened(self.path, "mode=ro")
+        except sqlite3.OperationalError as error:
+            if code_of(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or not os.access(self.path, os.R_OK):
+                raise
+            # Readers of a WAL file write to its shared memory; where they cannot, the file can only be read as it lies.
+            return self._opened(self.path, "immutable=1")
+
+    def _opened(self, path: Path, mode: str) -> sqlite3.Connection:
+        connection = connect(f"{path.as_uri()}?{mode}", self.busy_timeout_s)
+        try:
+            if self.tolerant:
+                # SQLite otherwise reads nothing of a file that is shorter than its header says.
+                connection.execute("PRAGMA writable_schema = ON")
+            check(connection, path)
+            connection.execute(f"SELECT {_SELECT} LIMIT 0")
+            connection.execute(f"{_SELECT_LIMITS} LIMIT 0")
+            # What is not yet on the disk survives a kill in WAL mode; without WAL a power cut could leave a torn file.
+            (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+            connection.execute(f"PRAGMA synchronous = {'NORMAL' if journal == 'wal' else 'FULL'}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction that has the write lock from its start: all of it is kept, or nothing."""
+        connection = self.connection()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            self._cache.clear()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def rows(self, key: str, fingerprint: str) -> dict[str, Row]:
+        """The whole rows of a problem on a machine by content hash; from memory unless another connection has written since."""
+        connection = self.connection()
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if version != self._data_version:
+            self._cache.clear()
+            self._data_version = version
+        scope = (key, fingerprint)
+        if scope not in self._cache:
+            records = connection.execute(f"SELECT {_SELECT} WHERE s.key = ? AND s.fingerprint = ?", scope)
+            # Checked against what was asked for: whatever the file does, no other problem's row can come out.
+            found = (self._row(key, fingerprint, record) for record in records)
+            self._cache[scope] = {row.content_hash: row for row in found if row is not None}
+        return self._cache[scope]
+
+    def rows_of(self, key: str, fingerprint: str) -> list[Row]:
+        """The values of ``rows``."""
+        return list(self.rows(key, fingerprint).values())
+
+    def every_row(self) -> Iterator[Row]:
+        """All whole rows, problem by problem."""
+        for key, fingerprint, *record in self.connection().execute(f"SELECT s.key, s.fingerprint, {_SELECT} ORDER BY m.scope"):
+            row = self._row(key, fingerprint, record)
+            if row is not None:
+                yield row
+
+    def _row(self, key: str, fingerprint: str, record: Sequence[object]) -> Row | None:
+        row = Row.verified(key, fingerprint, record[:-1], record[-1])
+        self.damaged += row is None
+        return row
+
+    def scopes(self) -> list[tuple[str, str]]:
+        """Every pair of problem and machine that has rows."""
+        return list(self.connection().execute("SELECT key, fingerprint FROM scopes"))
+
+    def fingerprints(self, key: str) -> list[str]:
+        """The machines that have rows for a problem, that of the newest row first."""
+        query = (
+            "SELECT s.fingerprint FROM scopes AS s JOIN measurements AS m ON m.scope = s.id WHERE s.key = ? "
+            "GROUP BY s.id ORDER BY MAX(m.measured_at) DESC, s.fingerprint"
+        )
+        return [fingerprint for (fingerprint,) in self.connection().execute(query, (key,))]
+
+    def limits(self, fingerprint: str | None = None) -> Iterator[Limit]:
+        """The whole limits of one machine, or of all."""
+        where, values = (" WHERE fingerprint = ?", (fingerprint,)) if fingerprint is not None else ("", ())
+        for machine, *record in self.connection().execute(_SELECT_LIMITS + where, values):
+            limit = Limit.verified(machine if fingerprint is None else fingerprint, record[:-1], record[-1])
+            self.damaged += limit is None
+            if limit is not None:
+                yield limit
+
+    def write(self, rows: Iterable[Row], limits: Iterable[Limit] = ()) -> None:
+        """Put rows and limits in the place of those with the same identity. Called inside ``transaction``."""
+        connection = self.connection()
+        for row in rows:
+            connection.execute(_UPSERT, (self._scope(*row.scope), *row.record, row.checksum))
+            self._cache.pop(row.scope, None)
+        for limit in limits:
+            connection.execute(_UPSERT_LIMIT, (limit.fingerprint, *limit.record, limit.checksum))
+
+    def _scope(self, key: str, fingerprint: str) -> int:
+        connection = self.connection()
+        found = connection.execute("SELECT id FROM scopes WHERE key = ? AND fingerprint = ?", (key, fingerprint)).fetchone()
+        if found is None:
+            query = "INSERT INTO scopes (key, fingerprint) VALUES (?, ?) RETURNING id"
+            found = connection.execute(query, (key, fingerprint)).fetchone()
+        return int(found[0])
+
+    def count(self) -> tuple[int, int]:
+        """How many problems (on whatever machine) and records there are."""
+        (scopes,) = self.connection().execute("SELECT COUNT(*) FROM scopes").fetchone()
+        (records,) = self.connection().execute("SELECT COUNT(*) FROM measurements").fetchone()
+        return scopes, records
+
+    def pragma(self, name: str) -> str:
+        """What a PRAGMA of SQLite answers, such as ``integrity_check``: its lines joined."""
+        return "; ".join(str(line[0]) for line in self.connection().execute(f"PRAGMA {name}"))

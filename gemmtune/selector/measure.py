@@ -1,0 +1,99 @@
+"""Compile, verify and time what is not known yet of one problem."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..settings import Settings
+from .candidates import Candidates
+from .pick import right, shortlist
+from .precompile import precompile
+from .progress import Progress
+from .remote import AnySession, open_session
+from .result import Outcome
+
+__all__ = ["measure"]
+
+
+def measure(
+    problem: Problem,
+    device: DeviceInfo,
+    settings: Settings,
+    candidates: Candidates,
+    outcomes: dict[str, Outcome],
+    progress: Progress,
+) -> None:
+    """Add an outcome for every offer that has none, then rank the fastest against each other.
+
+    ``outcomes``, by content hash, is filled as the work goes on, so that an interruption loses only the measurement in hand.
+    """
+    todo = [c for c in candidates.offers.choices if c.content_hash not in outcomes]
+    failures = precompile(todo, settings, lambda done, total: progress.stage("compile", done, total))
+    for choice in todo:
+        if choice.name in failures:
+            failure = failures[choice.name]
+            outcomes[choice.content_hash] = outcome(choice, status=failure.status, reason=failure.reason)
+    ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
+    with open_session(problem, device, settings) as session:
+        for done, choice in enumerate(ready):
+            progress.stage("verify and measure", done, len(ready))
+            known = right(outcomes.values())
+            sample = session.examine(choice, known[0].time_us if known else None)
+            outcomes[choice.content_hash] = outcome(
+                choice,
+                status=sample.status,
+                time_us=sample.time_us,
+                error_over_bound=sample.error_over_bound,
+                reason=sample.reason,
+            )
+        progress.stage("verify and measure", len(ready), len(ready))
+        rank(session, settings, candidates, outcomes, progress)
+
+
+def rank(session: AnySession, settings: Settings, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:
+    """Give the fastest choices times that compare: the interleaved final rounds.
+
+    Choices that were ranked earlier take no part, except the fastest two: the new times are scaled by how those come out now, so
+    that one new choice costs one measurement and still compares with the old ones.
+    """
+    finalists = shortlist(list(outcomes.values()), settings.search)
+    fresh = [o for o in finalists if not o.finalist]
+    incumbents = [o for o in finalists if o.finalist][:2]
+    if not fresh or len(fresh) + len(incumbents) < 2:
+        return
+    progress.stage("final rounds", 0, len(fresh) + len(incumbents))
+    ranked = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
+    drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]
+    scale = statistics.median(drift) if drift else 1.0
+    for o in fresh:
+        if o.name in ranked:
+            time_us, margin_us = ranked[o.name].time_us * scale, ranked[o.name].margin_us * scale
+            info = o.info | {"margin_us": margin_us}
+            outcomes[o.content_hash] = dataclasses.replace(o, time_us=time_us, finalist=True, info=info)
+    progress.stage("final rounds", len(fresh) + len(incumbents), len(fresh) + len(incumbents))
+
+
+def outcome(
+    choice: Choice,
+    *,
+    status: Status,
+    time_us: float | None = None,
+    error_over_bound: float | None = None,
+    reason: str = "",
+) -> Outcome:
+    """An outcome of ``choice``."""
+    return Outcome(
+        name=choice.name,
+        backend=choice.backend,
+        content_hash=choice.content_hash,
+        status=status,
+        time_us=time_us,
+        error_over_bound=error_over_bound,
+        reason=reason,
+        baseline=choice.baseline,
+        info=dict(choice.info),
+    )

@@ -1,0 +1,44 @@
+"""What the enabled backends have for a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..backends import BACKENDS, load
+from ..choice import Choice, Offers, Refusal
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..settings import Settings
+
+__all__ = ["enabled_backends", "offers_for", "widest_offers_for"]
+
+
+def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
+    """The backends that the settings name, else those that serve the device by default; in the order of the table."""
+    if settings.backends is not None:
+        return tuple(name for name in BACKENDS if name in settings.backends)
+    return tuple(name for name in BACKENDS if load(name).serves_by_default(device))
+
+
+def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
+    """Every choice of every enabled backend, and what was refused with the reason.
+
+    With ``on_this_machine`` false nothing is asked of the machine: what would be tried where the device, the compilers and the
+    libraries are present.
+    """
+    choices: list[Choice] = []
+    refusals: list[Refusal] = []
+    for name in enabled_backends(device, settings):
+        backend = load(name)
+        if on_this_machine and not (available := backend.available(device)).ok:
+            refusals.append(Refusal(name=name, reason=available.detail))
+            continue
+        offers = backend.enumerate(problem, device, settings)
+        choices += offers.choices
+        refusals += offers.refusals
+    return Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
+
+
+def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+    """The offers of the exhaustive search: everything that may be picked when the store already knows it."""
+    return offers_for(problem, device, dataclasses.replace(settings, search="exhaustive"))

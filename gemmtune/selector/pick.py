@@ -1,0 +1,62 @@
+"""The pick: the fastest right choice, with ties broken by a fixed order so that every run picks the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..backends import BACKENDS
+from ..choice import Status
+from .result import Outcome
+
+__all__ = ["TIE", "pick", "shortlist"]
+
+TIE = 0.01
+"""Choices within 1% of the fastest are tied: repeated measurements of one choice differ by as much."""
+
+NEAR = 1.25
+"""Choices whose first, short measurement is within 25% of the best go to the final rounds: short windows misjudge by less."""
+
+FINALISTS = {"quick": 4, "default": 8, "exhaustive": 16}
+
+
+def right(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Those that were verified and measured, the fastest first."""
+    return sorted((o for o in outcomes if o.status is Status.OK and o.time_us is not None), key=_time)
+
+
+def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The choice to run: of all within TIE (or the measured margin) of the fastest, the first by backend and then by name.
+
+    Times of the final rounds only compare with each other, so when there were final rounds the others are out of the question.
+    """
+    candidates = right(outcomes)
+    if any(o.finalist for o in candidates):
+        candidates = [o for o in candidates if o.finalist]
+    if not candidates:
+        return None
+    best = candidates[0]
+    tied = [o for o in candidates if _time(o) <= _time(best) + max(TIE * _time(best), _margin(o) + _margin(best))]
+    return min(tied, key=_order)
+
+
+def shortlist(outcomes: Sequence[Outcome], search: str) -> list[Outcome]:
+    """Who goes to the final rounds: the fastest few, and torch's own operation whatever its time."""
+    candidates = right(outcomes)
+    if not candidates:
+        return []
+    near = [o for o in candidates if _time(o) <= NEAR * _time(candidates[0])][: FINALISTS[search]]
+    return near + [o for o in candidates if o.baseline and o not in near]
+
+
+def _time(outcome: Outcome) -> float:
+    assert outcome.time_us is not None
+    return outcome.time_us
+
+
+def _margin(outcome: Outcome) -> float:
+    """Half the 95% interval of the median; at most TIE, so that a noisy run cannot make everything equal."""
+    return min(float(outcome.info.get("margin_us", 0.0)), TIE * _time(outcome))
+
+
+def _order(outcome: Outcome) -> tuple[int, str]:
+    return (list(BACKENDS).index(outcome.backend), outcome.name)

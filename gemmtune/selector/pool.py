@@ -1,0 +1,90 @@
+"""Warm worker processes, kept between tunings and ended when nobody has used them for a while."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+
+from .worker import Worker
+
+__all__ = ["WORKERS", "Pool"]
+
+
+class Pool:
+    """Idle workers by kind. A kind is any text; ``compile`` is blind to GPUs, the others name the device that they measure on.
+
+    Args:
+        idle_s: seconds after which an unused worker is ended: each holds a few hundred MB, a measuring one a CUDA context too.
+    """
+
+    def __init__(self, *, idle_s: float = 60.0) -> None:
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._idle: list[tuple[str, Worker, float]] = []
+        self._timer: threading.Timer | None = None
+
+    def take(self, kind: str) -> Worker:
+        """An idle worker of that kind, or a new one. Whoever takes it gives it back."""
+        with self._lock:
+            for entry in reversed(self._idle):
+                if entry[0] == kind and entry[1].alive:
+                    self._idle.remove(entry)
+                    return entry[1]
+        return Worker(gpu=kind != "compile")
+
+    def give(self, kind: str, worker: Worker) -> None:
+        """Put a worker back; a dead one is forgotten."""
+        if not worker.alive:
+            return
+        with self._lock:
+            self._idle.append((kind, worker, time.monotonic()))
+            self._schedule()
+
+    def prepare(self, kind: str, count: int) -> None:
+        """Start workers so that ``count`` of that kind are idle: their imports run while the caller does something else."""
+        with self._lock:
+            present = sum(entry[0] == kind for entry in self._idle)
+        for _ in range(count - present):
+            self.give(kind, Worker(gpu=kind != "compile"))
+
+    def close(self) -> None:
+        """End all idle workers now."""
+        with self._lock:
+            workers = [worker for _, worker, _ in self._idle]
+            self._idle.clear()
+            if self._timer:
+                self._timer.cancel()
+                self._timer = None
+        for worker in workers:
+            worker.close()
+
+    def _schedule(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(self._idle_s, self._end_unused)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end_unused(self) -> None:
+        with self._lock:
+            old = [entry for entry in self._idle if time.monotonic() - entry[2] >= self._idle_s]
+            self._idle = [entry for entry in self._idle if entry not in old]
+            self._timer = None
+            if self._idle:
+                self._schedule()
+        for _, worker, _ in old:
+            worker.close()
+
+    def _forget(self) -> None:
+        """In a fork of this process, which owns none of the workers."""
+        self._lock = threading.Lock()
+        self._idle = []
+        self._timer = None
+
+
+WORKERS = Pool()
+"""The pool of this process."""
+
+atexit.register(WORKERS.close)
+os.register_at_fork(after_in_child=WORKERS._forget)

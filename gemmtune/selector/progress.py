@@ -1,0 +1,181 @@
+"""What tuning tells while it works, and the three listeners: silent, plain lines, and a bar on a terminal.
+
+Progress goes to standard error, so that the standard output of a program that tunes stays its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from ..problem import Problem
+from .result import ProblemResult
+from .table import pick_line
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+__all__ = ["Bar", "Lines", "Progress", "Silent", "progress_for"]
+
+
+class Progress(Protocol):
+    """A listener of one tuning.
+
+    The calls come from the tuning thread, in this order for each problem: ``begin``, ``stage`` whenever something moved, ``end``.
+    ``message`` may come at any time; ``close`` comes last, also after an exception.
+    """
+
+    def begin(self, problem: Problem, total_problems: int) -> None:
+        """Work on the next problem, one out of ``total_problems``, starts."""
+        ...
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Of the ``total`` steps of the stage called ``name``, such as ``compile`` or ``measure``, ``done`` are done."""
+        ...
+
+    def end(self, result: ProblemResult) -> None:
+        """The problem begun last has its result."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Something that a person who waits wants to know, such as waiting for another process."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come. Calling it again does nothing."""
+        ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def begin(self, problem: Problem, total_problems: int) -> None:
+        """Nothing is shown."""
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Nothing is shown."""
+
+    def end(self, result: ProblemResult) -> None:
+        """Nothing is shown."""
+
+    def message(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Lines:
+    """Plain lines for pipes and log files: one when a problem starts and ends, one when a stage starts and ends, and in between
+    at most one every ``interval_s`` seconds."""
+
+    def __init__(self, stream: TextIO | None = None, *, interval_s: float = 5.0) -> None:
+        self._stream = stream or sys.stderr
+        self._interval_s = interval_s
+        self._count = 0
+        self._stage = ""
+        self._last_s = 0.0
+
+    def begin(self, problem: Problem, total_problems: int) -> None:
+        """``[1/4] mm 16x4096x4096 float32 nt on cpu``"""
+        self._count += 1
+        self._stage = ""
+        self._write(f"[{self._count}/{total_problems}] {problem}")
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """``  compile: 3/24``"""
+        now_s = time.monotonic()
+        if name == self._stage and done < total and now_s - self._last_s < self._interval_s:
+            return
+        self._stage = name
+        self._last_s = now_s
+        self._write(f"  {name}: {done}/{total}")
+
+    def end(self, result: ProblemResult) -> None:
+        """``  pick: cpp:… , 1.83× torch (12.3 s)``"""
+        self._write(f"  {pick_line(result)} ({result.seconds:.1f} s)")
+
+    def message(self, text: str) -> None:
+        """The text on a line of its own."""
+        self._write(f"  {text}")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _write(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class Bar:
+    """One moving line on a terminal that names the problem and the stage, and a line that stays for each problem that is done."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._count = 0
+        self._heading = ""
+
+    def begin(self, problem: Problem, total_problems: int) -> None:
+        """The bar names the problem."""
+        self._count += 1
+        self._heading = f"[{self._count}/{total_problems}] {problem}"
+        self._show("", 0, 1)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """The bar shows how far the stage is."""
+        self._show(name, done, total)
+
+    def end(self, result: ProblemResult) -> None:
+        """The bar goes, a line with the pick stays."""
+        self._opened().console.print(
+            f"{self._heading}: {pick_line(result)} ({result.seconds:.1f} s)", markup=False, highlight=False, soft_wrap=True
+        )
+        self._heading = ""
+        self.close()
+
+    def message(self, text: str) -> None:
+        """A line above the bar."""
+        self._opened().console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Gives the terminal line back."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+    def _show(self, name: str, done: int, total: int) -> None:
+        bar = self._opened()
+        if self._task is None:
+            self._task = bar.add_task("", total=total)
+        bar.update(self._task, completed=done, total=total, description=f"{self._heading} {name}".strip())
+
+    def _opened(self) -> RichProgress:
+        if self._bar is None:
+            self._bar = _rich_bar(self._stream)
+            self._bar.start()
+        return self._bar
+
+
+def progress_for(stream: TextIO | None = None) -> Progress:
+    """The listener that suits ``stream`` (None: standard error): a bar on a terminal, else lines."""
+    stream = stream or sys.stderr
+    return Bar(stream) if stream.isatty() else Lines(stream)
+
+
+def _rich_bar(stream: TextIO) -> RichProgress:
+    # Here rather than at the top: rich takes longer to import than the rest of this package, and most calls show no progress.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.table import Column  # noqa: PLC0415
+
+    return Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(file=stream),
+        transient=True,
+    )

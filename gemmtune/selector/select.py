@@ -1,0 +1,69 @@
+"""Problem → pick: enumerate, precompile, verify, benchmark, pick, remember."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from ..choice import Status
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..settings import Settings
+from .candidates import Candidates, known_candidates, row_of
+from .key import fingerprint_text
+from .limits import limit_us
+from .locks import tuning_lock
+from .measure import measure
+from .pick import pick, right
+from .progress import Progress
+from .result import Outcome, ProblemResult
+from .store import Store
+
+__all__ = ["select"]
+
+
+def select(problem: Problem, device: DeviceInfo, settings: Settings, store: Store, progress: Progress) -> ProblemResult:
+    """Find the pick for one problem, measuring only what the store does not know.
+
+    A process that finds another one at work on the same problem waits and takes its answer. An interrupted tuning keeps what it
+    measured.
+    """
+    begun = time.perf_counter()
+    candidates = known_candidates(problem, device, settings, store)
+    if problem.empty or candidates.complete(settings):
+        return _result(problem, candidates, candidates.known, device, store, begun, "store")
+    fingerprint = fingerprint_text(device, settings.timing)
+    with tuning_lock(settings, problem.key, fingerprint):
+        candidates = known_candidates(problem, device, settings, store)
+        if candidates.complete(settings):
+            return _result(problem, candidates, candidates.known, device, store, begun, "store")
+        outcomes = dict(candidates.known)
+        try:
+            measure(problem, device, settings, candidates, outcomes, progress)
+        finally:
+            fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
+            store.put([row_of(o, problem, fingerprint) for o in fresh])
+    return _result(problem, candidates, outcomes, device, store, begun, "measured")
+
+
+def _result(
+    problem: Problem,
+    candidates: Candidates,
+    outcomes: Mapping[str, Outcome],
+    device: DeviceInfo,
+    store: Store,
+    begun: float,
+    source: Literal["measured", "store"],
+) -> ProblemResult:
+    listed = tuple(outcomes.values())
+    chosen = pick(listed)
+    return ProblemResult(
+        problem=problem,
+        outcomes=(*right(listed), *(o for o in listed if o.status is not Status.OK)),
+        refusals=tuple(candidates.offers.refusals),
+        pick=chosen.name if chosen else None,
+        limit_us=limit_us(problem, store.limits(fingerprint_text(device, "limits"))),
+        seconds=time.perf_counter() - begun,
+        source=source,
+    )

@@ -1,0 +1,204 @@
+"""Tuning results as text: for each problem its choices by time, what was left out and why, and the pick."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..choice import Status
+from .result import Outcome, ProblemResult, TuningResult
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+__all__ = ["DEFAULT_ROWS", "pick_line", "render", "renderables"]
+
+DEFAULT_ROWS = 12
+"""Timed choices shown for a problem; the torch baseline is always shown."""
+REASON_CHARS = 160
+NATURAL_WIDTH = 10_000
+"""Wider than any table: text for pipes and files is not folded."""
+
+
+def render(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS, width: int | None = None) -> str:
+    """The results as plain text.
+
+    ``max_rows`` is how many timed choices are shown for a problem (None: all), ``width`` the columns to fold at (None: never).
+    """
+    from rich.console import Console  # noqa: PLC0415 - see renderables
+
+    text = io.StringIO()
+    console = Console(file=text, width=width or NATURAL_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    for part in renderables(result, max_rows=max_rows):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def renderables(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS) -> Iterator[RenderableType]:
+    """The results as parts that a rich console prints."""
+    # rich is imported when something is printed: it takes longer to import than this package.
+    from rich.text import Text  # noqa: PLC0415
+
+    for i, problem in enumerate(result):
+        if i:
+            yield Text("")
+        yield Text(heading(problem), style="bold")
+        if any(_timed(problem)):
+            yield _choices_table(problem, max_rows)
+        for line in (*_hidden_line(problem, max_rows), *left_out_lines(problem)):
+            yield Text(line, style="dim")
+        yield Text(pick_line(problem), style="bold green" if problem.pick else "bold red")
+    if len(result) > 1:
+        yield Text("")
+        yield Text(summary_line(result), style="bold")
+
+
+def heading(result: ProblemResult) -> str:
+    """``mm 16x4096x4096 float32 nt on cpu: 23 choices measured in 4.1 s``"""
+    measured = sum(1 for o in result.outcomes if not o.from_store)
+    if result.source == "store":
+        return f"{result.problem}: from the store"
+    known = f", {len(result.outcomes) - measured} known from the store" if measured < len(result.outcomes) else ""
+    return f"{result.problem}: {_count(measured, 'choice')} tried in {result.seconds:.1f} s{known}"
+
+
+def pick_line(result: ProblemResult) -> str:
+    """``pick: cpp:avx512_12x32, 67.2 µs, 1.83× torch (aten:mm 123 µs)``"""
+    picked, baseline = result.picked, result.baseline
+    if picked is None:
+        return f"pick: {result.pick}" if result.pick else "pick: none, every choice was left out"
+    text = f"pick: {picked.name}"
+    if picked.time_us is not None:
+        text += f", {_number(picked.time_us)} µs"
+    if result.speedup_over_torch is None or baseline is None or baseline.time_us is None:
+        return f"{text}; torch was not measured"
+    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.time_us)} µs)"
+
+
+def summary_line(result: TuningResult) -> str:
+    """The geometric mean and the least of the speed-ups over torch, and what it took."""
+    speedups = [s for s in (p.speedup_over_torch for p in result) if s]
+    stored = sum(1 for p in result if p.source == "store")
+    took = f"{sum(p.seconds for p in result):.1f} s"
+    text = f"{_count(len(result), 'problem')} in {took}" + (f", {stored} of them from the store" if stored else "")
+    if not speedups:
+        return text
+    mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
+    return f"{text}; over torch: geometric mean {mean:.2f}×, least {min(speedups):.2f}×, most {max(speedups):.2f}×"
+
+
+def left_out_lines(result: ProblemResult) -> list[str]:
+    """What is not in the table, grouped: choices of one backend that went for the same reason (numbers aside) share a line."""
+    groups: dict[tuple[str, str, str], _Group] = {}
+    for status, name, reason in _left_out(result):
+        text = _short(reason)
+        key = (status, name.split(":")[0], re.sub(r"\d+", "#", text.replace(name, "")))
+        groups.setdefault(key, _Group(status=status, reason=text, names=[])).names.append(name)
+    if not groups:
+        return []
+    total = sum(len(g.names) for g in groups.values())
+    return [f"left out: {_count(total, 'choice')}", *(f"  {g}" for g in groups.values())]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Left-out choices with one status and one kind of reason; ``reason`` is that of the first."""
+
+    status: str
+    reason: str
+    names: list[str]
+
+    def __str__(self) -> str:
+        first = self.names[0]
+        if len(self.names) == 1:
+            return f"{self.status}: {first}: {self.reason}"
+        return f"{self.status}: {len(self.names)} × {first.split(':')[0]}, for instance {first}: {self.reason}"
+
+
+def _left_out(result: ProblemResult) -> Iterator[tuple[str, str, str]]:
+    for outcome in result.outcomes:
+        if outcome.status is not Status.OK:
+            yield outcome.status.value, outcome.name, outcome.reason
+    for refusal in result.refusals:
+        yield Status.REFUSED.value, refusal.name, refusal.reason
+
+
+def _timed(result: ProblemResult) -> list[tuple[Outcome, float]]:
+    """The right and measured choices, the fastest first; a rough time of a dropped choice never precedes a finalist's."""
+    timed = [(o, o.time_us) for o in result.outcomes if o.status is Status.OK and o.time_us is not None]
+    return sorted(timed, key=lambda pair: (not pair[0].finalist, pair[1]))
+
+
+def _shown(result: ProblemResult, max_rows: int | None) -> Sequence[tuple[Outcome, float]]:
+    timed = _timed(result)
+    if max_rows is None or len(timed) <= max_rows:
+        return timed
+    return [pair for i, pair in enumerate(timed) if i < max_rows or pair[0].baseline or pair[0].name == result.pick]
+
+
+def _hidden_line(result: ProblemResult, max_rows: int | None) -> Iterable[str]:
+    hidden = len(_timed(result)) - len(_shown(result, max_rows))
+    return [f"… and {_count(hidden, 'slower choice')}"] if hidden else []
+
+
+def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
+    from rich import box  # noqa: PLC0415 - see renderables
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("choice", overflow="fold")
+    table.add_column("backend", no_wrap=True)
+    for title in ("time µs", "GFLOP/s", "% best", "% limit", "verified"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("note", overflow="fold")
+    best_us = _timed(result)[0][1]
+    for outcome, time_us in _shown(result, max_rows):
+        cells = (
+            outcome.name,
+            outcome.backend,
+            "~" * _dropped_early(outcome, result) + _number(time_us),
+            _number(result.problem.flops / time_us / 1e3),
+            f"{100 * best_us / time_us:.1f}",
+            f"{100 * result.limit_us / time_us:.1f}" if result.limit_us else "–",
+            "–" if outcome.error_over_bound is None else f"{outcome.error_over_bound:.3f}",
+            _note(outcome, result),
+        )
+        table.add_row(*map(Text, cells), style="green" if outcome.name == result.pick else None)
+    return table
+
+
+def _note(outcome: Outcome, result: ProblemResult) -> str:
+    notes = ["pick"] if outcome.name == result.pick else []
+    if outcome.baseline:
+        notes.append("torch")
+    if _dropped_early(outcome, result):
+        notes.append("dropped early")
+    return ", ".join(notes)
+
+
+def _dropped_early(outcome: Outcome, result: ProblemResult) -> bool:
+    """There were final rounds, and this choice was too slow for them: its time is from a shorter measurement."""
+    return not outcome.finalist and any(o.finalist for o in result.outcomes)
+
+
+def _short(reason: str) -> str:
+    """A line of a reason: the first one, and the first one that says what the error is."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
+    told = next((line for line in lines[1:] if "error" in line.lower()), None)
+    text = f"{lines[0]} {told}" if told else lines[0]
+    return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"
+
+
+def _number(value: float) -> str:
+    """About four significant digits, never an exponent: ``6.18``, ``123.4``, ``12340``."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,85 @@
+"""What differs between architectures, as data: how operands are staged, which instruction multiplies, and rough rates for ranking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...device import DeviceInfo
+
+__all__ = ["ARCHS", "Arch", "arch_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arch:
+    """The facts about one architecture.
+
+    ``async_copy``: global memory is copied to shared memory without passing through registers, so that several stages are kept
+    there. ``warp_group``: a group of four warps can multiply 64 rows straight from shared memory (wgmma, tcgen05), which keeps one
+    stage more. Rates are for one multiprocessor: 16-bit tensor-core multiply-adds and float32 FMAs in TFLOP/s, memory and L2
+    bandwidth in GB/s; sources are the vendors' datasheets, they only order configs.
+    """
+
+    async_copy: bool
+    tensor_core: bool
+    warp_group: bool
+    fp64_tensor_core: bool
+    bf16: bool
+    tensor_tflops: float
+    fma_tflops: float
+    dram_gbps: float
+    l2_gbps: float
+    registers_per_thread: int = 255
+    threads_per_sm: int = 2048
+    barrier_bytes: int = 0
+    """Shared memory for the barriers that the instruction needs."""
+    sync_buffers: int = 1
+    """Buffers of an operand that passes through registers, where a warp group multiplies."""
+
+
+_AMPERE = {"async_copy": True, "tensor_core": True, "bf16": True}
+
+ARCHS: dict[str, Arch] = {
+    # Triton 3.6 to 3.9 have no tensor-core instruction of sm75: 16-bit products are float32 FMAs there.
+    "sm75": Arch(
+        async_copy=False, tensor_core=False, warp_group=False, fp64_tensor_core=False, bf16=True, tensor_tflops=0.2,
+        fma_tflops=0.2, dram_gbps=8, l2_gbps=30, threads_per_sm=1024,
+    ),
+    "sm80": Arch(
+        **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=2.9, fma_tflops=0.18, dram_gbps=17, l2_gbps=45,
+    ),
+    "sm86": Arch(
+        **_AMPERE, warp_group=False, fp64_tensor_core=False, tensor_tflops=1.7, fma_tflops=0.43, dram_gbps=8, l2_gbps=35,
+        threads_per_sm=1536,
+    ),
+    "sm89": Arch(
+        **_AMPERE, warp_group=False, fp64_tensor_core=False, tensor_tflops=2.1, fma_tflops=0.5, dram_gbps=5, l2_gbps=45,
+        threads_per_sm=1536,
+    ),
+    "sm90": Arch(
+        **_AMPERE, warp_group=True, fp64_tensor_core=True, tensor_tflops=7.4, fma_tflops=0.5, dram_gbps=31, l2_gbps=55,
+    ),
+    "sm100": Arch(
+        **_AMPERE, warp_group=True, fp64_tensor_core=False, tensor_tflops=15.0, fma_tflops=0.5, dram_gbps=53, l2_gbps=90,
+        barrier_bytes=64, sync_buffers=2,
+    ),
+    "sm120": Arch(
+        **_AMPERE, warp_group=False, fp64_tensor_core=False, tensor_tflops=2.4, fma_tflops=0.6, dram_gbps=10, l2_gbps=45,
+        threads_per_sm=1536,
+    ),
+    "gfx942": Arch(
+        **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=4.3, fma_tflops=0.5, dram_gbps=17, l2_gbps=40,
+        registers_per_thread=512,
+    ),
+}  # fmt: skip
+"""Facts by architecture."""
+
+
+def arch_of(device: DeviceInfo) -> Arch:
+    """The facts for a device; an unknown CUDA architecture counts as the newest known one that is not newer than it."""
+    if device.arch in ARCHS:
+        return ARCHS[device.arch]
+    if device.type == "hip":
+        return ARCHS["gfx942"]
+    known = sorted((int(name[2:]), name) for name in ARCHS if name.startswith("sm"))
+    older = [name for capability, name in known if capability <= device.capability]
+    return ARCHS[older[-1] if older else "sm75"]

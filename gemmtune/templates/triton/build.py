@@ -1,0 +1,132 @@
+"""A Triton kernel as a choice."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...choice import Choice, Claims, Kernel
+from ...device import DeviceInfo
+from ...problem import Problem
+from .configs import Config
+from .kernels import Target, compile_kernel, interpreting, kernel_key, load_function, marker
+from .launch import bind_compiled, bind_interpreted, geometry
+from .source import Source, render_source
+from .spec import specialise
+
+__all__ = ["TritonChoice", "choice_for", "target_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonChoice(Choice):
+    """The mm template with one config, compiled for ``target`` or, where that is None, run by Triton's interpreter on the CPU."""
+
+    config: Config = field(repr=False)
+    target: Target | None = field(repr=False)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The rendered kernel."""
+        return render_source(specialise(self.problem, self.config, interpret=self.target is None))
+
+    @functools.cached_property
+    def _kernel_key(self) -> str:
+        return kernel_key(self.source, self.config.stages, self.config.warps)
+
+    @functools.cached_property
+    def _content_hash(self) -> str:
+        return hashlib.sha256(f"{self._kernel_key} {self.config}".encode()).hexdigest()
+
+    @property
+    def content_hash(self) -> str:
+        """Over the rendered source, its signature and the config; not over the versions of Triton, torch and driver."""
+        return self._content_hash
+
+    @property
+    def compile_key(self) -> str | None:
+        """Equal for every shape of one alignment class: sizes, strides, group and number of splits are arguments of the launch."""
+        return None if self.target is None else f"triton-{self._kernel_key}-{self.target.backend}{self.target.arch}"
+
+    @property
+    def compiled(self) -> bool:
+        """Was this kernel compiled here before, by the installed version of Triton?"""
+        return self.target is None or marker(self._kernel_key, self.target).exists()
+
+    def compile(self) -> None:
+        """Fill Triton's artifact cache below our cache folder. Needs no GPU.
+
+        Raises:
+            CompileError: Triton or ptxas refused the source.
+        """
+        if self.target is not None:
+            self._compile(self.target)
+
+    def _compile(self, target: Target) -> Any:
+        return compile_kernel(
+            self.name, self.source, self._kernel_key, target, stages=self.config.stages, warps=self.config.warps
+        )
+
+    def build(self) -> Kernel:
+        """Bind to the problem. On a GPU to the current device, which must be the current device at each call.
+
+        Raises:
+            CompileError: it was not compiled yet, and the compiler refused it.
+        """
+        where = geometry(self.problem, self.config)
+        arguments = self.source.arguments
+        if self.target is None:
+            return Kernel(run=bind_interpreted(load_function(self.source), arguments, self.problem, where, self.config))
+        key = (self._kernel_key, self.target, torch.cuda.current_device())
+        compiled = _loaded.get(key)
+        if compiled is None:
+            compiled = _loaded[key] = self._compile(self.target)
+        return Kernel(run=bind_compiled(compiled, arguments, self.problem, where, self.config))
+
+
+_loaded: dict[tuple[str, Target, int], Any] = {}
+"""Kernels of this process by key, target and device index: problems of one class share them."""
+
+
+def target_of(device: DeviceInfo) -> Target | None:
+    """What to compile for on ``device``; None for a CPU, where only the interpreter runs Triton."""
+    if device.type == "cpu":
+        return None
+    if device.type == "hip":
+        return Target(backend="hip", arch=device.arch, warp_size=device.warp_size)
+    return Target(backend="cuda", arch=device.capability, warp_size=device.warp_size)
+
+
+def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonChoice:
+    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+    where = geometry(problem, config)
+    claims = Claims(
+        accumulate=problem.accumulator,
+        partials=problem.accumulator,
+        epilogue_input=problem.accumulator,
+        splits=where.splits,
+        input_mode=problem.precision.input_mode,
+    )
+    return TritonChoice(
+        name=f"triton:{'bmm' if problem.batched else 'mm'}_{config}",
+        backend="triton",
+        problem=problem,
+        claims=claims,
+        info={
+            "template": "mm",
+            "tile": [config.block_m, config.block_n, config.block_k],
+            "stages": config.stages,
+            "warps": config.warps,
+            "group_m": config.group_m,
+            "splits": where.splits,
+            "grid": list(where.grid),
+        },
+        config=config,
+        target=target_of(device),
+    )
+
+
+__all__ += ["interpreting"]

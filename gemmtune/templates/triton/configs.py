@@ -1,0 +1,92 @@
+"""Configs of the mm template: the parameters of one instance, the pool they come from, and the sets that a search tries.
+
+Pure: nothing here needs a GPU or Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["SET_SIZES", "Config", "pool", "splits_for"]
+
+SET_SIZES: dict[str, int | None] = {"quick": 8, "default": 24, "exhaustive": None}
+"""How many configs each search tries at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One instance of the mm template.
+
+    A program computes ``block_m`` × ``block_n`` elements, ``block_k`` of the summed dimension at a time, with ``warps`` warps;
+    ``stages`` is Triton's num_stages. ``group_m`` tile rows are worked off together; ``split_k`` programs share one tile's sum.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+    group_m: int = 8
+    split_k: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_m", "block_n", "block_k", "warps"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ValueError(f"{name}: got {value}, expected a power of two")
+        for name in ("stages", "group_m", "split_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
+
+    def __str__(self) -> str:
+        text = f"{self.block_m}x{self.block_n}x{self.block_k}_s{self.stages}_w{self.warps}"
+        if self.group_m != GROUP_M:
+            text += f"_g{self.group_m}"
+        return text + (f"_k{self.split_k}" if self.split_k > 1 else "")
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(block_m, block_n)."""
+        return (self.block_m, self.block_n)
+
+
+GROUP_M = 8
+"""The usual number of tile rows of a group; a name shows only another one."""
+BLOCKS_M = (16, 32, 64, 128, 256)
+BLOCKS_N = (16, 32, 64, 128, 256)
+BLOCKS_K = (16, 32, 64, 128, 256)
+STAGES = (1, 2, 3, 4, 5, 6)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+DEEPEST = 1024
+"""Elements of the summed dimension on their way at a time: more is never in time."""
+MOST_WAVES = 4
+"""Programs for each multiprocessor beyond which splitting only adds partial sums."""
+LEAST_ELEMENTS_PER_THREAD, MOST_ELEMENTS_PER_THREAD = 2, 128
+"""Accumulators of a thread: fewer leave the warps without work, more do not fit its registers."""
+
+
+@functools.cache
+def pool() -> tuple[Config, ...]:
+    """Every config without splits that some problem on some device could want, by size of tile."""
+    return tuple(
+        Config(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, warps=warps)
+        for block_m, block_n, block_k in itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K)
+        for warps in _warps(block_m * block_n)
+        for stages in STAGES
+        if block_k * stages <= DEEPEST
+    )
+
+
+def splits_for(tiles: int, multiprocessors: int) -> tuple[int, ...]:
+    """Numbers of splits worth a look, 1 among them: as many as fill the device a few times over."""
+    return tuple(s for s in SPLITS if s == 1 or tiles * s <= MOST_WAVES * multiprocessors)
+
+
+def _warps(elements: int) -> Iterator[int]:
+    """Warps that keep a thread's accumulators between the two limits."""
+    for warps in (1, 2, 4, 8):
+        if LEAST_ELEMENTS_PER_THREAD <= elements // (32 * warps) <= MOST_ELEMENTS_PER_THREAD:
+            yield warps

@@ -1,0 +1,125 @@
+"""From source to a kernel in this process: Triton's compiler and its cache, with no GPU; and the module that holds the source."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ... import settings
+from ...errors import CompileError
+from .source import Source
+
+__all__ = ["Target", "compile_kernel", "interpreting", "kernel_key", "load_function", "marker"]
+
+_cache_lock = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is compiled for: ``backend`` is ``cuda`` or ``hip``, ``arch`` the capability times ten or the gfx name."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+
+    def for_triton(self) -> GPUTarget:
+        """The same as Triton's own value."""
+        return GPUTarget(self.backend, self.arch, self.warp_size)
+
+
+def interpreting() -> bool:
+    """Does Triton run kernels in its interpreter? TRITON_INTERPRET must be set before triton is imported."""
+    return bool(knobs.runtime.interpret)
+
+
+def kernel_key(source: Source, stages: int, warps: int) -> str:
+    """A hash over all that the compiler is given, except the target."""
+    signature = ";".join(f"{a.name}:{a.type}:{a.divisor}" for a in source.arguments)
+    return hashlib.sha256(f"{source.text}\n{signature}\n{stages},{warps}".encode()).hexdigest()
+
+
+def load_function(source: Source) -> Any:
+    """The kernel function of a rendered source: its module is written to a content-addressed file, which Triton reads back."""
+    return getattr(_load_module(source.text, _folder(), interpreting()), source.function)
+
+
+def _folder() -> Path:
+    return settings.cache_dir("triton", f"triton-{triton.__version__}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _load_module(text: str, folder: Path, interpret: bool) -> ModuleType:  # noqa: ARG001 - decorators of the module obey it
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path = folder / f"{digest}.py"
+    if not path.exists():
+        _write_atomically(path, text)
+    spec = importlib.util.spec_from_file_location(f"gemmtune_triton_{digest[:16]}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load the kernel source {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _own_cache() -> Iterator[None]:
+    """Triton's artifacts go below our cache folder, for the duration of one compilation or load."""
+    with _cache_lock, knobs.cache.scope():
+        knobs.cache.dir = str(settings.cache_dir("triton", "artifacts"))
+        yield
+
+
+def marker(key: str, target: Target) -> Path:
+    """The file that says that this kernel was compiled for this target by the installed Triton."""
+    return _folder() / f"{key}.{target.backend}{target.arch}.ok"
+
+
+def compile_kernel(name: str, source: Source, key: str, target: Target, *, stages: int, warps: int) -> Any:
+    """Triton's CompiledKernel, from its cache if it is there. Touches no GPU.
+
+    Raises:
+        CompileError: Triton or ptxas refused the source.
+    """
+    function = load_function(source)
+    signature = {a.name: a.type for a in source.arguments}
+    attributes = {(i,): [["tt.divisibility", a.divisor]] for i, a in enumerate(source.arguments) if a.divisor > 1}
+    with _own_cache():
+        try:
+            compiled = triton.compile(
+                ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes),
+                target=target.for_triton(),
+                options={"num_warps": warps, "num_stages": stages},
+            )
+        except Exception as error:  # noqa: BLE001 - MLIR, LLVM and ptxas report by many types, all mean the same here
+            raise CompileError(name, f"{type(error).__name__}: {error}") from error
+    path = marker(key, target)
+    if not path.exists():
+        _write_atomically(path, compiled.hash)
+    return compiled
+
+
+def initialise(compiled: Any) -> None:
+    """Load the binary on the current device, with Triton's launcher compiled into our cache folder where its version has one."""
+    with _own_cache():
+        compiled._init_handles()

@@ -1,0 +1,214 @@
+"""Launching a compiled kernel with as little work on the host as Python allows.
+
+Everything that does not change from call to call is bound once: grid, sizes, strides, the function's handle. Pointers are given as
+integers, which Triton's launcher takes as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ...choice import Run
+from ...problem import Layout, Problem
+from .configs import Config
+from .kernels import initialise
+from .source import Argument
+from .spec import strides_of
+from .workspace import Workspace
+
+__all__ = ["Geometry", "Launcher", "bind_compiled", "bind_interpreted", "geometry", "launcher_of"]
+
+Extra = tuple[Tensor, ...]
+FLAT_VERSIONS = ((3, 6),)
+"""Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
+PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
+"""Versions whose C launcher takes them as one tuple, after a description of their types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The grid of a launch and the integers that the kernel takes beside sizes and strides."""
+
+    tiles: int
+    splits: int
+    k_per_split: int
+    group_m: int
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """One program for each part of the summed dimension of each tile of each matrix."""
+        return (self.tiles, self.splits, 1)
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """The launch of ``config`` on ``problem``. No split is empty: where K has too few blocks there are fewer splits."""
+    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+    blocks = max(-(-problem.k // config.block_k), 1)
+    blocks_per_split = -(-blocks // config.split_k)
+    return Geometry(
+        tiles=tiles,
+        splits=-(-blocks // blocks_per_split),
+        k_per_split=blocks_per_split * config.block_k,
+        group_m=config.group_m,
+    )
+
+
+def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
+    out = (problem.batch, problem.m, problem.n)
+    layouts = {
+        "a": (problem.a, (problem.batch, problem.m, problem.k)),
+        "b": (problem.b, (problem.batch, problem.k, problem.n)),
+        "out": (problem.out, out),
+    }
+    if problem.inp is not None:
+        layouts["inp"] = (problem.inp, out)
+    for i, layout in enumerate(problem.epilogue.operands if problem.epilogue else ()):
+        layouts[f"x{i}"] = (layout, out)
+    return layouts
+
+
+def _constants(arguments: Sequence[Argument], problem: Problem, where: Geometry) -> dict[str, int]:
+    """The values of every argument that is the same in each call, by argument name."""
+    layouts = _layouts(problem)
+    values: dict[str, int] = {}
+    for argument in arguments:
+        match argument.source:
+            case ("size", letter):
+                values[argument.name] = getattr(problem, letter)
+            case ("stride", operand, dim):
+                layout, shape = layouts[operand]
+                values[argument.name] = strides_of(layout, shape)[dim]
+            case ("runtime", name):
+                values[argument.name] = getattr(where, name)
+    return values
+
+
+def _tensor(name: str, out: Any, a: Any, b: Any, inp: Any, extra: Sequence[Any]) -> Any:
+    named: Mapping[str, Any] = {"out": out, "a": a, "b": b, "inp": inp}
+    return named[name] if name in named else extra[int(name[1:])]
+
+
+def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
+    """A ``Run`` that executes the kernel on the CPU in Triton's interpreter."""
+    constants = _constants(arguments, problem, where)
+    elements = config.block_m * config.block_n * where.tiles * where.splits
+
+    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
+        values: list[Any] = []
+        for argument in arguments:
+            match argument.source:
+                case ("pointer", "workspace"):
+                    values.append(torch.full((elements,), torch.nan, dtype=problem.accumulator))
+                case ("pointer", "counters"):
+                    values.append(torch.zeros(where.tiles, dtype=torch.int32))
+                case ("pointer", name):
+                    values.append(_tensor(name, out, a, b, inp, extra))
+                case ("scalar", name):
+                    values.append(float(alpha if name == "alpha" else beta))
+                case _:
+                    values.append(constants[argument.name])
+        function[where.grid](*values)
+
+    return run
+
+
+def bind_compiled(compiled: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
+    """A ``Run`` for the current CUDA device, which must be the current device again at each call."""
+    initialise(compiled)
+    device = torch.cuda.current_device()
+    constants = _constants(arguments, problem, where)
+    tail = tuple(constants[a.name] for a in arguments if a.name in constants)
+    pointers = [a.source[1] for a in arguments if a.source[0] == "pointer"]
+    scalars = [a.source[1] for a in arguments if a.source[0] == "scalar"]
+    call = launcher_of(compiled, where.grid)
+    if pointers == ["a", "b", "out"] and not scalars:
+        return _bind_plain(call, device, tail)
+    workspace = None
+    if "workspace" in pointers:
+        elements = config.block_m * config.block_n * where.tiles * where.splits
+        workspace = Workspace(device=device, size_bytes=elements * problem.accumulator.itemsize, counters=where.tiles)
+    return _bind_general(call, device, [p for p in pointers if p not in ("workspace", "counters")], scalars, tail, workspace)
+
+
+def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
+    """A product without bias, scalars, epilogue operands or splits."""
+    function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
+    stream_of = torch._C._cuda_getCurrentRawStream
+
+    def run_flat(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:  # noqa: ARG001
+        function(x, y, z, stream_of(device), *middle, a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail)
+
+    def run_packed(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:  # noqa: ARG001
+        function(x, y, z, stream_of(device), *middle, (a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail))
+
+    return run_packed if packed else run_flat
+
+
+def _bind_general(
+    call: Launcher,
+    device: int,
+    pointers: Sequence[str],
+    scalars: Sequence[str],
+    tail: tuple[int, ...],
+    workspace: Workspace | None,
+) -> Run:
+    function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
+    stream_of = torch._C._cuda_getCurrentRawStream
+    reads_inp = "inp" in pointers
+    reads_alpha, reads_beta = "alpha" in scalars, "beta" in scalars
+
+    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
+        stream = stream_of(device)
+        values: list[float] = [a.data_ptr(), b.data_ptr()]
+        if reads_inp and inp is not None:
+            values.append(inp.data_ptr())
+        values += [tensor.data_ptr() for tensor in extra]
+        values.append(out.data_ptr())
+        # The buffers must outlive the launch, not the kernel: torch's allocator hands them on in the order of the stream.
+        buffers = workspace.acquire(stream) if workspace is not None else ()
+        values += [buffer.data_ptr() for buffer in buffers]
+        if reads_alpha:
+            values.append(alpha)
+        if reads_beta:
+            values.append(beta)
+        if packed:
+            function(x, y, z, stream, *middle, (*values, *tail))
+        else:
+            function(x, y, z, stream, *middle, *values, *tail)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """``function(*grid, stream, *middle, *arguments)``, or with ``packed`` the arguments as one tuple."""
+
+    function: Callable[..., None]
+    grid: tuple[int, int, int]
+    middle: tuple[Any, ...]
+    packed: bool
+
+
+def launcher_of(compiled: Any, grid: tuple[int, int, int]) -> Launcher:
+    """The cheapest way to launch: the C function below Triton's launcher object where the version's argument order is known.
+
+    Launch hooks (a profiler's) are not called. Kernels that want scratch memory go through Triton's launcher, which allocates it.
+    """
+    launcher = compiled.run
+    handle, metadata = compiled.function, compiled.packed_metadata
+    needs_scratch = getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 1)
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if needs_scratch or getattr(launcher, "gsan_enabled", False) or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS):
+        return Launcher(function=launcher, grid=grid, middle=(handle, metadata, None, None, None), packed=False)
+    flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+    if version in FLAT_VERSIONS:
+        middle = (handle, *flags, None, None, metadata, None, None, None)
+    else:
+        middle = (handle, *flags, metadata, None, None, None, None, None, launcher.arg_annotations, launcher.kernel_signature)
+    return Launcher(function=launcher.launch, grid=grid, middle=middle, packed=version in PACKED_VERSIONS)

@@ -1,0 +1,181 @@
+"""Prints an epilogue graph as Triton statements, one for each node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import EpilogueError
+from ...problem import Epilogue
+from ...problem.epilogue import Arg, Node, Ref
+
+__all__ = ["TRITON_DTYPES", "print_epilogue"]
+
+TRITON_DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "tl.float64", torch.float32: "tl.float32", torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16",
+    torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8", torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}  # fmt: skip
+"""torch dtype to its Triton name."""
+
+_HALF = (torch.float16, torch.bfloat16)
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_INFIX = {"add": "+", "sub": "-", "mul": "*"}
+
+
+def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result: str, *, interpret: bool = False) -> list[str]:
+    """Statements that leave the value of the last node in ``result``.
+
+    ``acc`` is the name of the accumulator, ``operands`` the names of the loaded extra operands, each of its own dtype. A node of a
+    16-bit dtype is computed in float32 and rounded. NaN goes through as in torch: the comparisons are written so that they are
+    false exactly where torch keeps the NaN. ``interpret`` avoids device libraries, which the interpreter cannot call.
+
+    Raises:
+        EpilogueError: an operation without a Triton form.
+    """
+    names: list[str] = []
+    lines: list[str] = []
+    for index, node in enumerate(epilogue.nodes):
+        match node.op:
+            case "acc":
+                names.append(acc)
+            case "operand":
+                names.append(operands[int(_number(node.args[0]))])
+            case _:
+                names.append(f"{result}_{index}")
+                lines.append(f"{names[-1]} = {_Printer(epilogue.nodes, names, interpret).node(node)}")
+    return [*lines, f"{result} = {names[-1]}"]
+
+
+class _Printer:
+    """The expression of one node over the names of the earlier ones."""
+
+    def __init__(self, nodes: Sequence[Node], names: Sequence[str], interpret: bool) -> None:
+        self.nodes = nodes
+        self.names = names
+        self.interpret = interpret
+
+    def node(self, node: Node) -> str:
+        if node.op == "cast":
+            return self._cast(self._name(node.args[0]), node.dtype)
+        if node.op == "where":
+            return self._where(node)
+        if node.op in _COMPARISONS:
+            x, y = (self._value(arg, self._compared_dtype(node), rounded=True) for arg in node.args)
+            return f"{x} {_COMPARISONS[node.op]} {y}"
+        compute = torch.float32 if node.dtype in _HALF else node.dtype
+        args = [self._value(arg, compute) for arg in node.args]
+        text = self._arithmetic(node.op, args, compute)
+        return f"({text}).to({TRITON_DTYPES[node.dtype]})" if node.dtype in _HALF else text
+
+    def _where(self, node: Node) -> str:
+        condition, x, y = node.args
+        test = self._name(condition)
+        if self._dtype(condition) is not torch.bool:
+            test = f"({test} != 0)"
+        return f"tl.where({test}, {self._value(x, node.dtype)}, {self._value(y, node.dtype)})"
+
+    def _compared_dtype(self, node: Node) -> torch.dtype:
+        """torch compares in the promoted dtype of the tensors; Python numbers only promote across kinds."""
+        dtypes = [self._dtype(arg) for arg in node.args if isinstance(arg, Ref)]
+        dtype = dtypes[0] if len(dtypes) == 1 else torch.promote_types(dtypes[0], dtypes[1])
+        if not dtype.is_floating_point and any(isinstance(arg, float) for arg in node.args):
+            return torch.float32
+        return dtype
+
+    def _arithmetic(self, op: str, args: list[str], dtype: torch.dtype) -> str:
+        if op in _INFIX:
+            return f"{args[0]} {_INFIX[op]} {args[1]}"
+        x = args[0]
+        y = args[1] if len(args) > 1 else ""
+        one, half = _literal(1.0, dtype), _literal(0.5, dtype)
+        match op:
+            case "div":
+                return self._divide(x, y, dtype)
+            case "neg":
+                return f"-{x}"
+            case "abs" | "exp" | "rsqrt" | "erf":
+                return f"tl.{op}({x})"
+            case "sqrt":
+                return f"tl.sqrt_rn({x})" if dtype == torch.float32 else f"tl.sqrt({x})"
+            case "sigmoid":
+                return self._divide(one, f"({one} + tl.exp(-{x}))", dtype)
+            case "silu":
+                return self._divide(x, f"({one} + tl.exp(-{x}))", dtype)
+            case "tanh":
+                return self._tanh(x, dtype)
+            case "relu":
+                return f"tl.where({x} < 0, {_literal(0.0, dtype)}, {x})"
+            case "relu6":
+                return _least(_greatest(x, _literal(0.0, dtype)), _literal(6.0, dtype))
+            case "gelu":
+                return f"{half} * {x} * ({one} + tl.erf({x} * {_literal(math.sqrt(0.5), dtype)}))"
+            case "gelu_tanh":
+                inner = f"({_literal(math.sqrt(2 / math.pi), dtype)} * ({x} + {_literal(0.044715, dtype)} * {x} * {x} * {x}))"
+                return f"{half} * {x} * ({one} + {self._tanh(inner, dtype)})"
+            case "clamp":
+                return _least(_greatest(x, y), args[2])
+            case "minimum":
+                return _least(x, y)
+            case "maximum":
+                return _greatest(x, y)
+        raise EpilogueError(f"epilogue: the Triton printer has no form for {op!r}")
+
+    def _divide(self, x: str, y: str, dtype: torch.dtype) -> str:
+        """Correctly rounded, as torch's division is; Triton's own ``/`` is within 2 ulp in float32."""
+        return f"tl.div_rn({x}, {y})" if dtype == torch.float32 else f"{x} / {y}"
+
+    def _tanh(self, x: str, dtype: torch.dtype) -> str:
+        if not self.interpret:
+            return f"libdevice.tanh({x})"
+        one, two = _literal(1.0, dtype), _literal(2.0, dtype)
+        large = f"tl.where({x} < 0, -{one}, {one}) * ({one} - {two} / (tl.exp({two} * tl.abs({x})) + {one}))"
+        square = f"{x} * {x}"
+        series = f"{x} * ({one} + {square} * (-{_literal(1 / 3, dtype)} + {square} * {_literal(2 / 15, dtype)}))"
+        return f"tl.where(tl.abs({x}) < {_literal(0.03, dtype)}, {series}, {large})"
+
+    def _name(self, arg: Arg) -> str:
+        if not isinstance(arg, Ref):
+            return _literal(arg, torch.bool if isinstance(arg, bool) else torch.float32)
+        return self.names[arg.index]
+
+    def _dtype(self, arg: Arg) -> torch.dtype:
+        return self.nodes[arg.index].dtype if isinstance(arg, Ref) else torch.bool if isinstance(arg, bool) else torch.float32
+
+    def _value(self, arg: Arg, dtype: torch.dtype, *, rounded: bool = False) -> str:
+        """An argument in ``dtype``. ``rounded``: Python numbers are rounded to ``dtype`` even where arithmetic keeps them exact."""
+        wide = torch.float32 if dtype in _HALF else dtype
+        if isinstance(arg, Ref):
+            name = self.names[arg.index]
+            return name if self.nodes[arg.index].dtype == wide else self._cast(name, wide)
+        value = torch.tensor(arg, dtype=dtype).item() if rounded else arg
+        return _literal(value, wide)
+
+    @staticmethod
+    def _cast(name: str, dtype: torch.dtype) -> str:
+        return f"({name} != 0)" if dtype == torch.bool else f"{name}.to({TRITON_DTYPES[dtype]})"
+
+
+def _least(x: str, y: str) -> str:
+    """min with torch's NaN rule: NaN if either is."""
+    return f"tl.where(({x} < {y}) | ({x} != {x}), {x}, {y})"
+
+
+def _greatest(x: str, y: str) -> str:
+    """max with torch's NaN rule: NaN if either is."""
+    return f"tl.where(({x} > {y}) | ({x} != {x}), {x}, {y})"
+
+
+def _literal(value: float, dtype: torch.dtype) -> str:
+    """A typed constant: a bare Python float would be rounded to float32 by some of Triton's functions."""
+    number = float(value) if dtype.is_floating_point else value
+    text = f'float("{number}")' if isinstance(number, float) and not math.isfinite(number) else repr(number)
+    return f"tl.full((), {text}, {TRITON_DTYPES[dtype]})"
+
+
+def _number(arg: Arg) -> float:
+    if isinstance(arg, Ref):
+        raise EpilogueError(f"epilogue: an operand is named by its number, got a reference to node {arg.index}")
+    return arg

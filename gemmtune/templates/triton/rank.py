@@ -1,0 +1,146 @@
+"""A cheap analytical model that orders configs, so that a search of 24 holds the ones that suit the problem.
+
+For each config the time of its slowest resource: memory (as far as the copies in flight can hide its latency), L2, shared memory,
+and the multiply units with whole waves of programs counted. The terms are those of DeepGEMM's and CUTLASS' heuristics; the model is
+there to order, so constants are rough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...device import DeviceInfo
+from ...problem import Problem
+from .arch import Arch
+from .configs import Config
+from .legality import Predicate, Resources
+
+__all__ = ["estimate_us", "select"]
+
+LATENCY_US = 0.8
+"""From the issue of a copy to its arrival, memory under load."""
+LAUNCH_US = 2.0
+BLOCK_OVERHEAD_BYTES = 1024
+"""Shared memory that the system takes of each block."""
+MOST_BLOCKS_PER_SM = 32
+SM_GBPS = 90.0
+"""What one multiprocessor can draw from L2."""
+SYNC_STEP_US = 0.6
+"""A step of the loop that loads, waits and only then multiplies."""
+STEP_US = 0.02
+"""Barriers and address arithmetic of a step of the loop."""
+SPLIT_US = 1.5
+"""Writing, waiting for and adding up partial sums, beside their traffic."""
+
+
+def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
+    """The model's time of one launch in microseconds; ``need`` is ``predicate.resources(config)``."""
+    problem, device, arch = predicate.problem, predicate.device, predicate.arch
+    blocks_per_sm = _blocks_per_sm(device, arch, config, need)
+    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+    programs = tiles * config.split_k
+    slots = device.sm_count * blocks_per_sm
+    waves = math.ceil(programs / slots)
+    resident = min(programs / device.sm_count, blocks_per_sm) if waves == 1 else blocks_per_sm
+    k_length = -(-problem.k // (config.block_k * config.split_k)) * config.block_k
+    multiply = max(math.ceil(min(resident, blocks_per_sm)), 1) * waves * _multiply_us(predicate, config, k_length)
+    memory = _memory_us(problem, device, arch, config, resident=max(resident, 1.0), tiles=tiles)
+    # The pipeline fills once for each wave; without copies in flight every step of the loop waits for memory.
+    exposed = waves * LATENCY_US
+    if not any(staged.asynchronous for staged in predicate.staging(config)) or config.stages == 1:
+        exposed += waves * (k_length // config.block_k) * SYNC_STEP_US / max(resident, 1.0)
+    tail = SPLIT_US + config.split_k * 0.02 if config.split_k > 1 else 0.0
+    return LAUNCH_US + max(multiply, memory) + exposed + tail
+
+
+def _blocks_per_sm(device: DeviceInfo, arch: Arch, config: Config, need: Resources) -> int:
+    threads = config.warps * device.warp_size
+    by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
+    by_registers = device.registers_per_sm // (max(min(need.registers, arch.registers_per_thread), 40) * threads)
+    return max(min(by_smem, by_registers, arch.threads_per_sm // threads, MOST_BLOCKS_PER_SM), 1)
+
+
+def _multiply_us(predicate: Predicate, config: Config, k_length: int) -> float:
+    """Time for one program's products on an otherwise idle multiprocessor."""
+    arch, how = predicate.arch, predicate.instruction(config)
+    itemsize = predicate.problem.dtype.itemsize
+    flops = 2.0 * config.block_m * config.block_n * k_length
+    if how == "fma":
+        rate = arch.fma_tflops * (0.5 if itemsize == 8 else 0.7)
+    else:
+        rate = arch.tensor_tflops * {8: 1 / 15, 4: 0.5, 2: 1.0}[itemsize]
+        if arch.warp_group and how == "mma":
+            rate *= 0.55
+    rate *= {1: 0.5, 2: 0.75}.get(config.warps, 1.0)
+    # Shared memory feeds at most 128 bytes a clock; per multiply it gives rows of a and columns of b.
+    fed_rows = max(config.block_m, 64) if how == "warp_group" else config.block_m
+    smem_bytes = k_length * itemsize * (config.block_m + config.block_n + fed_rows + config.block_n)
+    if how == "mma":
+        smem_bytes += k_length * itemsize * (config.block_m + config.block_n)
+    busy = max(flops / rate * 1e-6, smem_bytes / SMEM_BYTES_PER_US) + STEP_US * k_length / config.block_k
+    return busy + STORE_US * config.block_m * config.block_n / 16384
+
+
+SMEM_BYTES_PER_US = 225_000.0
+STORE_US = 0.5
+"""Writing a tile of 128 × 128."""
+
+
+def _memory_us(problem: Problem, device: DeviceInfo, arch: Arch, config: Config, *, resident: float, tiles: int) -> float:
+    """Time for the traffic: distinct bytes from memory, all bytes of all tiles from L2, as fast as the copies in flight allow."""
+    itemsize = problem.dtype.itemsize
+    active = min(tiles * config.split_k, device.sm_count)
+    stage_bytes = (config.block_m + config.block_n) * config.block_k * itemsize
+    in_flight_bytes = active * resident * max(config.stages - 1, 1) * stage_bytes
+    reach_gbps = min(in_flight_bytes / LATENCY_US * 1e-3, active * SM_GBPS)
+    partials = 2.0 * tiles * config.split_k * config.block_m * config.block_n * problem.accumulator.itemsize
+    traffic = tiles * problem.k * (config.block_m + config.block_n) * itemsize + (partials if config.split_k > 1 else 0.0)
+    # Rows shorter than a cache line of 128 bytes waste part of each transfer.
+    row_bytes = config.block_k * itemsize
+    reach_gbps *= 1.0 if row_bytes >= 128 else 0.9 if row_bytes >= 64 else 0.7
+    dram_gbps = min(arch.dram_gbps * device.sm_count, reach_gbps)
+    l2_gbps = min(arch.l2_gbps * device.sm_count, reach_gbps)
+    return max(problem.bytes / dram_gbps, traffic / l2_gbps) * 1e-3
+
+
+def select(predicate: Predicate, legal: Sequence[tuple[Config, Resources]], count: int | None) -> list[Config]:
+    """The ``count`` configs that the model likes best, spread over different tiles; all, best first, for None.
+
+    The model is wrong by more than neighbouring configs differ, so a tile gets few places, and a tile with one number of splits
+    fewer still, until the others have had theirs.
+    """
+    timed = sorted(((estimate_us(predicate, c, need), str(c), c) for c, need in legal), key=lambda item: item[:2])
+    if count is None:
+        return [config for _, _, config in timed]
+    chosen: list[Config] = []
+    tiles: Counter[tuple[int, int]] = Counter()
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for round_, slack in enumerate(SLACKS, start=1):
+        for time_us, _, config in timed:
+            if len(chosen) == count or time_us > slack * timed[0][0]:
+                break
+            shape = (*config.tile, config.block_k, config.split_k)
+            if config not in chosen and tiles[config.tile] < 2 * round_ and shapes[shape] < round_:
+                chosen.append(config)
+                tiles[config.tile] += 1
+                shapes[shape] += 1
+    return chosen + _regrouped(predicate.problem, chosen, count - len(chosen))
+
+
+def _regrouped(problem: Problem, configs: Sequence[Config], count: int) -> list[Config]:
+    """Up to ``count`` of the configs with other groups of tile rows: they cost a measurement, but no compilation."""
+    return [
+        replace(config, group_m=group_m)
+        for config in configs
+        for group_m in OTHER_GROUPS
+        if -(-problem.m // config.block_m) >= LEAST_ROWS_TO_REGROUP
+    ][: max(count, 0)]
+
+
+SLACKS = (1.25, 1.5, 1.8)
+"""By how much a config may be slower than the best, by the model, in the first round and the later ones."""
+OTHER_GROUPS = (16, 4)
+LEAST_ROWS_TO_REGROUP = 8

@@ -1,0 +1,108 @@
+"""Memory of the split-K kernels: partial sums, and counters that are zero between launches.
+
+Every split of a tile adds one to the tile's counter, and the last to arrive sets it back to zero. So two launches may share counters
+exactly if one ends before the other begins: launches on one stream, or nodes of one captured stream of one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Workspace"]
+
+ARENA_COUNTERS = 1 << 18
+
+
+@dataclass(kw_only=True)
+class Workspace:
+    """The buffers of one bound kernel: ``size_bytes`` of partial sums, ``counters`` 32-bit counters, on CUDA device ``device``."""
+
+    device: int
+    size_bytes: int
+    counters: int
+    _by_stream: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        arena_of(self.device).reserve(self.counters)
+
+    def acquire(self, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(partial sums, counters) for one launch on the current stream, whose handle is ``stream``.
+
+        Outside a capture both are kept for the next launch on that stream. A capture gets memory of its graph's pool, and counters
+        of its own, since its replays may run beside anything.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return self._partials(), arena_of(self.device).for_capture(stream, self.counters)
+        buffers = self._by_stream.get(stream)
+        if buffers is None:
+            counters = torch.zeros(self.counters, dtype=torch.int32, device=f"cuda:{self.device}")
+            buffers = self._by_stream[stream] = (self._partials(), counters)
+        return buffers
+
+    def _partials(self) -> torch.Tensor:
+        return torch.empty(self.size_bytes, dtype=torch.uint8, device=f"cuda:{self.device}")
+
+
+class _Arena:
+    """Counters that were zeroed before any capture began, handed out in slices that are never taken back."""
+
+    def __init__(self, device: int) -> None:
+        self._device = torch.device("cuda", device)
+        self._lock = threading.Lock()
+        self._free: torch.Tensor = torch.empty(0, dtype=torch.int32)
+        self._kept: list[torch.Tensor] = []
+        self._slices: dict[tuple[int, int], torch.Tensor] = {}
+
+    def reserve(self, counters: int) -> None:
+        """See to it, outside a capture, that the next captures find ``counters``."""
+        with self._lock:
+            if self._free.numel() < counters and not torch.cuda.is_current_stream_capturing():
+                self._free = torch.zeros(max(ARENA_COUNTERS, counters), dtype=torch.int32, device=self._device)
+                self._kept.append(self._free)
+                torch.cuda.synchronize(self._device)
+
+    def for_capture(self, stream: int, counters: int) -> torch.Tensor:
+        """Counters for the capture that is going on: one slice for each captured stream; zeroed inside the graph when none is left."""
+        capture = _capture_id(stream)
+        with self._lock:
+            known = self._slices.get((capture, stream)) if capture else None
+            if known is not None and known.numel() >= counters:
+                return known
+            if not capture or self._free.numel() < counters:
+                return torch.zeros(counters, dtype=torch.int32, device=self._device)
+            taken, self._free = self._free[:counters], self._free[counters:]
+            self._slices[capture, stream] = taken
+            return taken
+
+
+@functools.cache
+def arena_of(device: int) -> _Arena:
+    """The arena of one CUDA device."""
+    return _Arena(device)
+
+
+@functools.cache
+def _driver() -> Any | None:
+    """The CUDA driver library, None where there is none (HIP)."""
+    if torch.version.hip is not None:
+        return None
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (OSError, AttributeError):
+        return None
+
+
+def _capture_id(stream: int) -> int:
+    """The driver's number of the capture that ``stream`` takes part in; 0 if it cannot be told."""
+    query = _driver()
+    if query is None:
+        return 0
+    status, number = ctypes.c_int(0), ctypes.c_uint64(0)
+    error = query(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None)
+    return int(number.value) if error == 0 and status.value == 1 else 0

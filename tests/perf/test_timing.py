@@ -1,0 +1,153 @@
+"""Timing: planted differences are found, operands rotate, rounds are fair. No values are judged here."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gemmtune.device import MIB, detect
+from gemmtune.problem import Problem
+from gemmtune.selector.rotation import Rotation, set_count
+from gemmtune.selector.rounds import Effort, play
+from gemmtune.selector.timing import Contender, CpuContender, median_margin
+
+EFFORT = Effort(warm_up_s=0.02, budget_s=0.4)
+
+
+def busy(seconds: float) -> Callable[[], None]:
+    """Work of a fixed length by the clock, whatever else the machine does."""
+
+    def work() -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return work
+
+
+def test_a_planted_difference_of_20_percent_is_found() -> None:
+    ranked = play({"slow": CpuContender([busy(120e-6)]), "fast": CpuContender([busy(100e-6)])}, EFFORT)
+    assert ranked["slow"].time_us / ranked["fast"].time_us == pytest.approx(1.2, rel=0.05)
+    assert ranked["slow"].time_us - ranked["fast"].time_us > ranked["slow"].margin_us + ranked["fast"].margin_us
+
+
+def test_a_planted_difference_of_3_percent_is_found() -> None:
+    ranked = play({f"{100 + extra}": CpuContender([busy((100 + extra) * 1e-6)]) for extra in (3, 0)}, EFFORT)
+    assert ranked["103"].time_us > ranked["100"].time_us
+
+
+def test_equal_contenders_tie_within_their_margins_or_one_percent() -> None:
+    ranked = play({name: CpuContender([busy(100e-6)]) for name in "abcd"}, EFFORT)
+    times = [r.time_us for r in ranked.values()]
+    assert max(times) / min(times) - 1 < 0.01 + max(r.margin_us for r in ranked.values()) / min(times)
+
+
+def test_time_of_a_call_in_microseconds() -> None:
+    assert CpuContender([busy(500e-6)]).sample_us() == pytest.approx(500, rel=0.5)
+
+
+def test_a_batch_of_short_calls_takes_the_operand_sets_in_turn() -> None:
+    seen: list[int] = []
+    contender = CpuContender([lambda i=i: seen.append(i) for i in range(3)])  # type: ignore[misc]
+    contender.sample_us()
+    assert len(seen) > 100
+    assert seen == [i % 3 for i in range(len(seen))]
+
+
+class Planned(Contender):
+    """Times from a list, with the order of the calls written down."""
+
+    def __init__(self, name: str, times: list[float], order: list[str]) -> None:
+        self.name, self.times, self.order = name, times, order
+        self.rough_us = times[0]
+        self.count = 0
+
+    def begin(self) -> None:
+        self.order.append(self.name)
+
+    def result_us(self) -> float:
+        self.count += 1
+        return self.times[(self.count - 1) % len(self.times)]
+
+
+def test_rounds_reverse_their_order_and_come_in_pairs() -> None:
+    order: list[str] = []
+    play({n: Planned(n, [1.0, 1.2, 0.9, 1.1, 1.3], order) for n in "abc"}, Effort(warm_up_s=0, budget_s=0))
+    assert "".join(order) == "abccba"
+
+
+def test_drift_that_all_share_cancels() -> None:
+    """Clocks that fall by half while the rounds go on: the 2% difference stays exact."""
+    drift = [1 + i / 20 for i in range(20)]
+    order: list[str] = []
+    contenders = {"a": Planned("a", [100 * d for d in drift], order), "b": Planned("b", [102 * d for d in drift], order)}
+    ranked = play(contenders, Effort(warm_up_s=0, budget_s=0.01))
+    assert ranked["b"].time_us / ranked["a"].time_us == pytest.approx(1.02, rel=1e-9)
+    assert ranked["b"].margin_us == pytest.approx(0, abs=1e-9)
+
+
+def test_what_is_lost_drops_out_unless_kept() -> None:
+    times = {"best": [100, 101, 99, 102, 98.0], "kept": [300, 301, 299.0], "lost": [200, 201, 199.0]}
+    order: list[str] = []
+    ranked = play({n: Planned(n, t, order) for n, t in times.items()}, Effort(warm_up_s=0, budget_s=0.02), keep={"kept"})
+    assert order.count("lost") == 4
+    assert order.count("kept") == order.count("best") > 10
+    assert ranked["lost"].time_us == pytest.approx(200, rel=0.05)
+
+
+def test_rounds_end_early_when_all_is_settled() -> None:
+    order: list[str] = []
+    play({n: Planned(n, [t], order) for n, t in (("a", 100.0), ("b", 110.0))}, Effort(warm_up_s=0, budget_s=60))
+    assert order.count("a") == 10
+
+
+def test_median_margin() -> None:
+    assert median_margin([1.0, 2.0]) == (1.5, 1.0)
+    assert median_margin([3.0]) == (3.0, 3.0)
+    generator = torch.Generator().manual_seed(0)
+    medians, margins = zip(*(median_margin(torch.randn(25, generator=generator).tolist()) for _ in range(400)), strict=True)
+    covered = sum(abs(middle) <= margin for middle, margin in zip(medians, margins, strict=True)) / 400
+    assert 0.92 < covered <= 1
+
+
+@pytest.mark.parametrize(
+    ("set_bytes", "cache_bytes", "budget_bytes", "count"),
+    [
+        (6 * MIB, 60 * MIB, 4096 * MIB, 21),
+        (900 * MIB, 60 * MIB, 4096 * MIB, 1),
+        (1, 60 * MIB, 4096 * MIB, 256),
+        (6 * MIB, 60 * MIB, 32 * MIB, 5),
+        (900 * MIB, 60 * MIB, 100 * MIB, 1),
+        (0, 60 * MIB, 4096 * MIB, 256),
+    ],
+)
+def test_set_count(set_bytes: int, cache_bytes: int, budget_bytes: int, count: int) -> None:
+    assert set_count(set_bytes, cache_bytes, budget_bytes) == count
+
+
+def test_operand_sets_share_values_and_no_memory() -> None:
+    device = detect("cpu")
+    problem = Problem.addmm(256, 512, 1024, dtype=torch.float32, layout="nt", device_type="cpu")
+    sets = Rotation(problem, device).sets
+    assert len(sets) * problem.bytes > 2 * device.last_level_cache_bytes
+    for other in sets[1:]:
+        assert torch.equal(other.a, sets[0].a)
+        assert torch.equal(other.b, sets[0].b)
+        assert other.inp is not None
+        assert other.b.stride() == sets[0].b.stride()
+    pointers = {t.data_ptr() for s in sets for t in (s.a, s.b, s.out, s.inp) if t is not None}
+    assert len(pointers) == 4 * len(sets)
+    assert float(sets[0].a.std()) > 0.1
+
+
+def test_operand_sets_of_repeated_and_offset_layouts() -> None:
+    problem = Problem.mm(64, 32, 16, dtype=torch.float32, layout="nn", device_type="cpu")
+    repeated = dataclasses.replace(problem, a=dataclasses.replace(problem.a, stride=(0, 1), offset=1))
+    first, second = Rotation(repeated, detect("cpu")).sets[:2]
+    assert first.a.stride() == second.a.stride() == (0, 1)
+    assert torch.equal(first.a, second.a)
+    assert first.a.data_ptr() % 16 == second.a.data_ptr() % 16 == 4

@@ -1,0 +1,124 @@
+"""Stands in for ``nvmath.bindings.cublasLt``: the same calls, on CPU memory, with cuBLASLt's column-major meaning."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+
+from gemmtune.extern.cublaslt.constants import (
+    AlgorithmAttribute,
+    DescAttribute,
+    Epilogue,
+    HeuristicResult,
+    LayoutAttribute,
+    Operation,
+    PreferenceAttribute,
+)
+
+NUMPY = {0: np.float32, 1: np.float64, 2: np.float16}
+SCALE = {0: ctypes.c_float, 1: ctypes.c_double}
+OPERATIONS = {Operation.N: lambda x: x, Operation.T: np.transpose}
+
+
+class cuBLASLtError(Exception):
+    def __init__(self, status):
+        self.status = status
+        super().__init__(f"status {status}")
+
+
+class Fake:
+    """``launches`` and ``preferences`` record what was asked; ``fail`` makes the next matmul fail with that status."""
+
+    cuBLASLtError = cuBLASLtError
+
+    def __init__(self):
+        self._ids = itertools.count(1000)
+        self.live = {}
+        self.launches = []
+        self.preferences = []
+        self.heuristic_count = 3
+        self.fail = None
+
+    def _new(self, **values):
+        key = next(self._ids)
+        self.live[key] = values
+        return key
+
+    def _free(self, key):
+        del self.live[key]
+
+    def _set(self, key, attribute, at, size):
+        self.live[key][attribute] = int.from_bytes(ctypes.string_at(at, size), "little", signed=True)
+
+    def create(self):
+        return 1
+
+    def get_version(self):
+        return 130100
+
+    def matmul_desc_create(self, compute, scale):
+        return self._new(compute=compute, scale=scale)
+
+    def matrix_layout_create(self, dtype, rows, cols, ld):
+        assert ld >= rows
+        return self._new(dtype=dtype, rows=rows, cols=cols, ld=ld)
+
+    def matmul_preference_create(self):
+        return self._new()
+
+    matmul_desc_destroy = matrix_layout_destroy = matmul_preference_destroy = _free
+    matmul_desc_set_attribute = matrix_layout_set_attribute = matmul_preference_set_attribute = _set
+
+    def matmul_algo_get_heuristic(self, handle, operation, left, right, c, d, preference, count, results_at, returned_at):
+        self.preferences.append({PreferenceAttribute(k): v for k, v in self.live[preference].items()})
+        if self.heuristic_count == 0:
+            raise cuBLASLtError(15)
+        found = min(count, self.heuristic_count)
+        results = (HeuristicResult * count).from_address(results_at)
+        for i in range(found):
+            results[i].algorithm[0] = i
+            results[i].workspace_bytes = 256 * i
+        ctypes.c_int.from_address(returned_at).value = found
+
+    def matmul_algo_config_get_attribute(self, algorithm_at, attribute, at, size, written_at):
+        rank = ctypes.c_uint64.from_address(algorithm_at).value
+        values = {AlgorithmAttribute.ID: 66, AlgorithmAttribute.TILE: 20 + rank, AlgorithmAttribute.SPLITK: 1 + rank}
+        values[AlgorithmAttribute.REDUCTION] = (0, 2, 4)[min(rank, 2)]
+        ctypes.memmove(at, values.get(attribute, 0).to_bytes(size, "little"), size)
+
+    def matmul(
+        self, handle, operation, alpha_at, left_at, left, right_at, right, beta_at, c_at, c, d_at, d, opaque, scratch, need, stream
+    ):
+        if self.fail is not None:
+            raise cuBLASLtError(self.fail)
+        self.launches.append({"handle": handle, "scratch": scratch, "need": need, "stream": stream, "in_place": c_at == d_at})
+        asked = self.live[operation]
+        scalar = SCALE[asked["scale"]]
+        alpha, beta = scalar.from_address(alpha_at).value, scalar.from_address(beta_at).value
+        wide = NUMPY[asked["scale"]]
+        a, b, old, out = (self._view(x, at) for x, at in ((left, left_at), (right, right_at), (c, c_at), (d, d_at)))
+        for i in range(out.shape[0]):
+            left_op = OPERATIONS[asked[DescAttribute.TRANSA]](a[i]).astype(wide)
+            right_op = OPERATIONS[asked[DescAttribute.TRANSB]](b[i]).astype(wide)
+            result = alpha * (left_op @ right_op)
+            if beta != 0:
+                result = result + beta * old[i].astype(wide)
+            if asked.get(DescAttribute.EPILOGUE, Epilogue.DEFAULT) == Epilogue.BIAS:
+                result = result + self._bias(asked, self.live[d], i)[:, None].astype(wide)
+            out[i] = result
+
+    def _view(self, key, at):
+        x = self.live[key]
+        dtype = np.dtype(NUMPY[x["dtype"]])
+        batch, stride = x.get(LayoutAttribute.BATCH_COUNT, 1), x.get(LayoutAttribute.STRIDED_BATCH_OFFSET, 0)
+        span = (batch - 1) * stride + (x["cols"] - 1) * x["ld"] + x["rows"]
+        flat = np.frombuffer((ctypes.c_char * (span * dtype.itemsize)).from_address(at), dtype=dtype)
+        strides = tuple(n * dtype.itemsize for n in (stride, 1, x["ld"]))
+        return np.lib.stride_tricks.as_strided(flat, (batch, x["rows"], x["cols"]), strides, writeable=True)
+
+    def _bias(self, asked, d, i):
+        dtype = np.dtype(NUMPY[d["dtype"]])
+        at = asked[DescAttribute.BIAS_POINTER] + i * asked.get(DescAttribute.BIAS_BATCH_STRIDE, 0) * dtype.itemsize
+        return np.frombuffer((ctypes.c_char * (d["rows"] * dtype.itemsize)).from_address(at), dtype=dtype)

@@ -1,0 +1,167 @@
+"""The command line as a whole: usage, errors, exit statuses, interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+
+from gemmtune import __version__, cli, settings
+from gemmtune.errors import StoreError
+
+
+def test_version(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"gemmtune, version {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["tune", "choices", "show", "export", "import", "merge", "doctor"])
+def test_every_command_has_help_and_json(capsys, name):
+    assert cli.run([name, "--help"]) == 0
+    assert "--json FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune"], "got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE"),
+        (["tune", "16x4096"], "shape: got '16x4096', expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096"),
+        (["tune", "1x2x3", "--op", "bmm"], "shape 1x2x3: got 3 sizes for bmm, expected BxMxNxK"),
+        (["choices", "1x2"], "shape: got '1x2', expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096"),
+        (["tune", "1x2x3", "--dtype", "int3"], "Invalid value for '--dtype': 'int3' is not one of"),
+        (["tune", "1x2x3", "--json", "nowhere/x.json"],
+         "Invalid value for '--json': got 'nowhere/x.json', but the folder 'nowhere' does not exist; make it, or name another"),
+        (["show", "--json", "."], "Invalid value for '--json': got '.', which is a folder; expected a file to write, or -"),
+        (["tune", "1x2x3", "--device", "tpu"], "--device: got 'tpu', expected cpu, cuda or cuda:N, for instance cuda:1"),
+        (["frobnicate"], "No such command 'frobnicate'."),
+        (["export"], "Missing argument 'FILE'."),
+    ],
+    ids=["no-shape", "two-sizes", "bmm-3", "choices", "dtype", "json-folder", "json-is-folder", "device", "command", "argument"],
+)  # fmt: skip
+def test_wrong_usage_exits_with_2_and_says_what_was_expected(capsys, arguments, message):
+    assert cli.run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("Usage: gemmtune")
+    assert f"error: {message}" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "1x2x3", "--backends", "tirton"], "backends: got 'tirton', expected names out of aten, cublaslt, triton, cpp"),
+        (["tune", "1x2x3", "--backends", ","], "backends: got nothing, expected at least one of aten, cublaslt, triton, cpp"),
+        (
+            ["choices", "1x2x3", "--arch", "sm1"],
+            "arch: got 'sm1', expected one of sm75, sm80, sm86, sm89, sm90, sm100, sm120, gfx942",
+        ),
+        (["tune", "--shapes", "nowhere.json"], "--shapes: cannot read nowhere.json: No such file or directory"),
+        (["merge", "nowhere.sqlite"], "store: got nowhere.sqlite, which does not exist, expected a store file of gemmtune"),
+    ],
+    ids=["backend", "no-backend", "arch", "shapes", "merge"],
+)
+def test_what_cannot_be_done_exits_with_1_and_a_line(capsys, own_store, arguments, message):
+    assert cli.run(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: {message}")
+    assert "Traceback" not in printed.err
+
+
+def test_a_wrong_environment_variable_is_an_error(capsys, monkeypatch):
+    monkeypatch.setenv("GEMMTUNE_SERCH", "quick")
+    settings.from_environment.cache_clear()
+    try:
+        assert cli.run(["show"]) == 1
+    finally:
+        monkeypatch.undo()
+        settings.from_environment.cache_clear()
+    assert capsys.readouterr().err.startswith(
+        "error: unknown environment variable GEMMTUNE_SERCH; the known ones are GEMMTUNE_BACKENDS"
+    )
+
+
+def test_a_file_that_cannot_be_written_after_all_is_an_error(capsys, own_store, tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gemmtune.cli.output.Path.write_text", refuse)
+    assert cli.run(["show", "--json", str(path)]) == 1
+    assert capsys.readouterr().err == f"error: --json: cannot write {path}: Permission denied\n"
+
+
+def test_warnings_are_lines_without_the_place_in_the_source(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    cli.run(["--version"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("the store cannot be written", RuntimeWarning, stacklevel=1)
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert capsys.readouterr().err == "warning: the store cannot be written\nwarning: old (DeprecationWarning)\n"
+
+
+def test_an_error_of_the_package_is_one_line_and_exit_1(capsys, monkeypatch):
+    def fail(_settings):
+        raise StoreError("store: got a fault, expected none")
+
+    monkeypatch.setattr("gemmtune.cli.stores.open_store", fail)
+    assert cli.run(["show"]) == 1
+    assert capsys.readouterr() == ("", "error: store: got a fault, expected none\n")
+
+
+INTERRUPTED = """
+import sys, time
+from gemmtune import cli
+from gemmtune.cli import tune
+
+def slow(problems, **_):
+    print("tuning", flush=True)
+    time.sleep(60)
+
+tune.run_tuning = slow
+sys.exit(cli.run(["tune", "64x64x64", "--device", "cpu"]))
+"""
+
+
+def test_ctrl_c_while_tuning_exits_with_130_and_says_where_the_measurements_are(tmp_path):
+    store = tmp_path / "mine.sqlite"
+    child = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GEMMTUNE_STORE_PATH": str(store)},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "tuning\n"
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert err == f"interrupted: what was measured is kept in {store}\n"
+
+
+def test_the_module_runs_as_the_command_does():
+    done = subprocess.run([sys.executable, "-m", "gemmtune.cli", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"gemmtune, version {__version__}\n"
+
+
+def test_a_reader_that_goes_away_is_no_traceback(own_store, tmp_path):
+    done = subprocess.run(
+        f"{sys.executable} -m gemmtune.cli doctor --json - | head -c 1", shell=True, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr
+
+
+def test_json_of_a_command_is_all_there_is_on_standard_output(capsys, own_store):
+    assert cli.run(["show", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == []

@@ -1,0 +1,111 @@
+"""``gemmtune doctor``."""
+
+from __future__ import annotations
+
+import json
+import platform
+
+import pytest
+import torch
+
+from gemmtune import __version__, cli, settings
+from gemmtune.backends import BACKENDS
+from gemmtune.choice import Availability
+from gemmtune.device import detect
+from gemmtune.selector.key import fingerprint_text
+from gemmtune.selector.store import Store
+
+
+def doctor(capsys):
+    """The report as JSON, and the exit status."""
+    status = cli.run(["doctor", "--json", "-"])
+    return json.loads(capsys.readouterr().out), status
+
+
+def test_a_working_machine(capsys, own_store):
+    data, status = doctor(capsys)
+    assert (status, data["problems"]) == (0, [])
+    assert (data["gemmtune"], data["python"]) == (__version__, platform.python_version())
+    assert data["packages"]["torch"] == torch.__version__
+    cpu = data["devices"][0]
+    assert (cpu["torch_device"], cpu["arch"], cpu["threads"]) == ("cpu", detect("cpu").arch, torch.get_num_threads())
+    assert list(data["backends"]) == list(BACKENDS)
+    assert data["backends"]["aten"]["ok"]
+    assert (data["store"]["path"], data["store"]["state"], data["store"]["rows"]) == (str(own_store), "file", 0)
+    assert data["settings"]["store_path"] == str(own_store)
+
+
+def test_a_backend_that_is_not_available_says_why(capsys, own_store):
+    data, _ = doctor(capsys)
+    for entry in data["backends"].values():
+        for seen in entry["devices"]:
+            assert seen["detail"]
+
+
+def test_the_text_has_what_the_json_has(capsys, own_store):
+    assert cli.run(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        __version__,
+        f"torch {torch.__version__}",
+        detect("cpu").name,
+        str(own_store),
+        "aten on cpu: yes",
+        "cublaslt on cpu: no",
+    ):
+        assert word in text
+    assert "measured limits of cpu: none yet; the first tuning measures them" in text
+    assert text.endswith("all well\n")
+
+
+def test_measured_limits_are_shown(capsys, own_store):
+    Store.open(own_store).put_limits(fingerprint_text(detect("cpu"), "limits"), {"bandwidth_gbps": 48.25})
+    assert cli.run(["doctor"]) == 0
+    assert "measured limits of cpu: bandwidth_gbps 48.2\n" in capsys.readouterr().out
+
+
+def test_missing_compilers_are_named(capsys, own_store, monkeypatch):
+    monkeypatch.setattr("gemmtune.cli.doctor.shutil.which", lambda name: None)
+    assert cli.run(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "C++: none of c++, g++, clang++ on the PATH" in text
+    assert "CUDA: none of nvcc on the PATH" in text
+
+
+@pytest.mark.filterwarnings("ignore:store:RuntimeWarning")
+def test_a_store_and_cache_folder_that_cannot_be_used_are_problems(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    with settings.patch(cache_dir=str(tmp_path / "file" / "cache"), store_path=None):
+        data, status = doctor(capsys)
+    assert status == 1
+    cache, store = data["problems"]
+    assert cache == (
+        f"the cache folder {tmp_path}/file/cache cannot be written (Not a directory); set GEMMTUNE_CACHE_DIR to one that can"
+    )
+    assert store.startswith("store: got ")
+
+
+def test_no_working_backend_is_a_problem(capsys, own_store, monkeypatch):
+    class Missing:
+        """A backend that is never available."""
+
+        def available(self, device):
+            return Availability(ok=False, detail="not here; install it")
+
+        def serves_by_default(self, device):
+            return False
+
+    monkeypatch.setattr("gemmtune.cli.doctor.load", lambda name: Missing())
+    assert cli.run(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "triton on cpu: no, not here; install it (only when named)" in text
+    assert "problem: no backend works on any device of this machine" in text
+
+
+def test_a_backend_whose_module_is_broken_does_not_stop_the_doctor(capsys, own_store, monkeypatch):
+    def broken(name):
+        raise ImportError("libfoo.so is missing")
+
+    monkeypatch.setattr("gemmtune.cli.doctor.load", broken)
+    assert cli.run(["doctor"]) == 1
+    assert "triton: no, its module cannot be imported: libfoo.so is missing" in capsys.readouterr().out

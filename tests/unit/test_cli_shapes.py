@@ -1,0 +1,187 @@
+"""Problems from words and files of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+
+from gemmtune import Problem
+from gemmtune.cli.describe import machine_text, problem_of_key, problem_text
+from gemmtune.cli.shapes import Spec, parse_shape, problems_of_file
+from gemmtune.errors import InvalidProblemError
+from gemmtune.problem import Layout, Precision
+from gemmtune.problem.trace import trace
+
+CPU = Spec(dtype="float32")
+CUDA = Spec(dtype="float32", device_type="cuda")
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("16x4096x8", (16, 4096, 8)), ("2x3x4x5", (2, 3, 4, 5)), ("0x1x1", (0, 1, 1))])
+def test_shapes(text, sizes):
+    assert parse_shape(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["16x4096", "", "axbxc", "1x2x3x4x5", "16x4096x-1", "16 x 2 x 3", "1.5x2x3", "16X2X3", "1x2x3\n"])
+def test_malformed_shapes(text):
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_shape(text)
+    assert str(caught.value) == (f"shape: got {text!r}, expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096")
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes", "expected"),
+    [
+        (CPU, (2, 3, 4), Problem.mm(2, 3, 4, dtype=torch.float32, device_type="cpu")),
+        (CPU, (5, 2, 3, 4), Problem.bmm(5, 2, 3, 4, dtype=torch.float32, device_type="cpu")),
+        (Spec(dtype="float16", layout="tn"), (2, 3, 4), Problem.mm(2, 3, 4, dtype=torch.float16, layout="tn", device_type="cpu")),
+        (Spec(bias="n"), (2, 3, 4), Problem.addmm(2, 3, 4, device_type="cpu")),
+        (Spec(op="addmm", bias="m1", alpha=2, beta=0), (2, 3, 4),
+         Problem.addmm(2, 3, 4, bias="m1", alpha=2, beta=0, device_type="cpu")),
+        (Spec(beta=0.5), (5, 2, 3, 4), Problem.baddbmm(5, 2, 3, 4, beta=0.5, device_type="cpu")),
+        (Spec(prepacked=True), (2, 3, 4), Problem.mm(2, 3, 4, prepacked=True, device_type="cpu")),
+        (Spec(dtype="tf32", device_type="cuda"), (2, 3, 4),
+         Problem.mm(2, 3, 4, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode="tf32"))),
+    ],
+    ids=["mm", "bmm", "dtype-layout", "bias-means-addmm", "addmm", "beta-means-baddbmm", "prepacked", "tf32"],
+)  # fmt: skip
+def test_options_make_the_problem(spec, sizes, expected):
+    assert spec.problem(sizes, "shape") == expected
+
+
+def test_the_precision_is_the_one_that_a_call_would_have():
+    # Otherwise a call after the tuning would be another problem than the one that was tuned.
+    flag = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    problem = Spec(dtype="bfloat16", device_type="cuda").problem((2, 3, 4), "shape")
+    assert problem.precision.reduced_partials == (flag[0] if isinstance(flag, tuple) else flag)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes", "message"),
+    [
+        (Spec(op="bmm"), (2, 3, 4), "here: got 3 sizes for bmm, expected BxMxNxK"),
+        (Spec(op="mm"), (5, 2, 3, 4), "here: got 4 sizes for mm, expected MxNxK"),
+        (Spec(op="mm", bias="n"), (2, 3, 4), "here: bias, alpha and beta: not for mm, expected one of addmm, baddbmm"),
+        (Spec(prepacked=True), (5, 2, 3, 4), "here: prepacked: not for bmm, expected one of mm, addmm"),
+        (Spec(dtype="tf32"), (2, 3, 4), "here: tf32 is a precision of CUDA devices; use --device cuda, or float32"),
+    ],
+    ids=["bmm-3", "mm-4", "mm-bias", "bmm-prepacked", "tf32-cpu"],
+)
+def test_options_that_do_not_fit(spec, sizes, message):
+    with pytest.raises(InvalidProblemError, match=f"^{re.escape(message)}$"):
+        spec.problem(sizes, "here")
+
+
+def file_with(folder, data):
+    path = folder / "shapes.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return str(path)
+
+
+ENTRY = {"name": "a", "op": "mm", "m": 2, "n": 3, "k": 4, "dtype": "float16", "layout": "nn"}
+
+
+def test_a_file_of_shapes(tmp_path):
+    path = file_with(
+        tmp_path,
+        {
+            "about": "two",
+            "shapes": [ENTRY, {"op": "bmm", "batch": 5, "m": 2, "n": 3, "k": 4}, {"m": 1, "n": 1, "k": 1, "bias": "n"}],
+        },
+    )
+    assert problems_of_file(path, CPU) == (
+        [
+            Problem.mm(2, 3, 4, dtype=torch.float16, layout="nn", device_type="cpu"),
+            Problem.bmm(5, 2, 3, 4, dtype=torch.float32, device_type="cpu"),
+            Problem.addmm(1, 1, 1, dtype=torch.float32, device_type="cpu"),
+        ],
+        [],
+    )
+
+
+def test_a_bare_list_of_shapes(tmp_path):
+    problems, _ = problems_of_file(file_with(tmp_path, [ENTRY]), CPU)
+    assert len(problems) == 1
+
+
+def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
+    later = {"name": "w8", "op": "mixed_mm", "m": 1, "n": 8, "k": 8, "dtype": "float16", "b_dtype": "int8", "layout": "nt"}
+    path = file_with(tmp_path, [later, {**ENTRY, "dtype": "tf32"}, ENTRY])
+    problems, skipped = problems_of_file(path, CPU)
+    assert len(problems) == 1
+    assert [str(s) for s in skipped] == [
+        f"skipped {path}: entry 1 (w8): mixed_mm is not an operation of this version, which has mm, addmm, bmm, baddbmm",
+        f"skipped {path}: entry 2 (a): tf32 is a precision of CUDA devices; use --device cuda, or float32",
+    ]
+    assert len(problems_of_file(path, CUDA)[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({**ENTRY, "m": "16"}, 'entry 2 (a): m: got "16", expected a whole number'),
+        ({**ENTRY, "m": -1}, "entry 2 (a): m: got -1, expected a whole number"),
+        ({**ENTRY, "m": True}, "entry 2 (a): m: got true, expected a whole number"),
+        ({**ENTRY, "dtype": "int3"}, 'entry 2 (a): dtype: got "int3", expected one of float64, float32, tf32, float16, bfloat16'),
+        ({**ENTRY, "layout": ["n"]}, 'entry 2 (a): layout: got ["n"], expected one of nn, nt, tn, tt'),
+        ({**ENTRY, "op": "nn"}, 'entry 2 (a): op: got "nn", expected one of mm, addmm, bmm, baddbmm'),
+        ({"n": 1, "k": 1}, "entry 2: m: missing, expected a whole number"),
+        ({**ENTRY, "op": "bmm"}, "entry 2 (a): got 3 sizes for bmm, expected BxMxNxK"),
+        ({**ENTRY, "layuot": "nt"},
+         "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, dtype, layout, bias, alpha, beta, prepacked"),
+        (7, "entry 2: got 7, expected an object with m, n and k"),
+    ],
+    ids=["text", "negative", "bool", "dtype", "layout", "op", "missing", "bmm-without-batch", "unknown-field", "no-object"],
+)  # fmt: skip
+def test_malformed_entries_are_named(tmp_path, entry, message):
+    path = file_with(tmp_path, [ENTRY, entry])
+    with pytest.raises(InvalidProblemError, match=f"^{re.escape(f'{path}: {message}')}$"):
+        problems_of_file(path, CPU)
+
+
+@pytest.mark.parametrize(
+    "data", ["{", {"shapes": {}}, {"shape": []}, [], 3], ids=["no-json", "object", "no-shapes", "empty", "number"]
+)
+def test_malformed_files(tmp_path, data):
+    path = file_with(tmp_path, data)
+    with pytest.raises(InvalidProblemError, match=rf"^--shapes: {re.escape(path)}.*(is not JSON|expected a list of entries)"):
+        problems_of_file(path, CPU)
+
+
+def test_a_missing_file():
+    with pytest.raises(InvalidProblemError, match=r"^--shapes: cannot read nowhere/x.json: No such file or directory$"):
+        problems_of_file("nowhere/x.json", CPU)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem.mm(2, 3, 4, dtype=torch.float32, layout="tn", device_type="cpu", prepacked=True),
+        Problem.baddbmm(5, 2, 3, 4, bias="m1", alpha=2, beta=0, device_type="cuda", precision=Precision(reduced_partials=True)),
+    ],
+    ids=["mm", "baddbmm"],
+)
+def test_a_stored_key_reads_as_its_problem(problem):
+    assert problem_of_key(problem.key) == problem
+    assert problem_text(problem.key) == str(problem)
+
+
+def test_a_stored_key_with_an_epilogue_reads_as_its_problem():
+    epilogue = trace(lambda acc, x: torch.where(acc > 0, acc, 0.5 * x).to(torch.float16), torch.float32, [torch.empty(3)])
+    problem = dataclasses.replace(
+        Problem.mm(2, 3, 4, dtype=torch.float32, device_type="cpu"),
+        epilogue=epilogue,
+        out=Layout.contiguous((2, 3), torch.float16),
+    )
+    assert problem_of_key(problem.key) == problem
+    assert "where(" in problem_text(problem.key)
+
+
+def test_keys_and_fingerprints_of_other_versions_are_shown_as_they_are():
+    assert problem_text('{"op":"conv"}') == '{"op":"conv"}'
+    assert problem_text("no json") == "no json"
+    assert machine_text('{"device":"H200","driver":"","threads":2}') == "device=H200, threads=2"
+    assert machine_text("no json") == "no json"

@@ -1,0 +1,133 @@
+"""``gemmtune show``, ``export``, ``import`` and ``merge``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from gemmtune import Problem, cli, settings
+from gemmtune.choice import Status
+from gemmtune.selector.key import canonical
+from gemmtune.selector.store import Row, Store
+
+PROBLEM = Problem.mm(16, 4096, 4096, dtype=torch.float32, device_type="cpu")
+MACHINE = canonical({"device": "a CPU", "threads": "2"})
+OTHER_MACHINE = canonical({"device": "a GPU"})
+
+
+def row(name, time_us=None, **fields):
+    defaults = {
+        "key": PROBLEM.key,
+        "fingerprint": MACHINE,
+        "backend": name.split(":")[0],
+        "content_hash": name,
+        "status": Status.OK if time_us else Status.CRASHED,
+        "finalist": bool(time_us),
+        "measured_at": "2030-01-02T03:04:05.000006+00:00",
+    }
+    return Row(name=name, time_us=time_us, **(defaults | fields))
+
+
+ROWS = [
+    row("aten:mm", 50.0, baseline=True),
+    row("cpp:fast", 20.0),
+    row("cpp:slow", 30.0),
+    row("cpp:slower", 31.0),
+    row("cpp:bad", reason="SIGSEGV"),
+    row("aten:mm", 5.0, baseline=True, fingerprint=OTHER_MACHINE),
+]
+
+
+@pytest.fixture
+def filled(own_store):
+    """A store with one problem on two machines."""
+    store = Store.open(own_store)
+    store.put(ROWS)
+    store.close()
+    return own_store
+
+
+def test_show_has_the_best_rows_of_each_problem_and_machine(capsys, filled):
+    assert cli.run(["show"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    text = ["mm", "16x4096x4096", "float32", "nt", "on", "cpu"]
+    assert lines[0] == ["store:", str(filled)]
+    assert ["device=a", "CPU,", "threads=2"] in lines
+    assert [*text, "cpp:fast", "20.0", "2.50", "4", "1", "2030-01-02", "03:04"] in lines
+    assert ["cpp:slow", "30.0"] in lines
+    assert ["cpp:slower", "31.0"] in lines
+    assert ["aten:mm", "50.0"] not in lines
+    assert ["device=a", "GPU"] in lines
+    assert [*text, "aten:mm", "5.0", "1.00", "1", "0", "2030-01-02", "03:04"] in lines
+
+
+def test_show_json_has_every_row(capsys, filled):
+    assert cli.run(["show", "--json", "-"]) == 0
+    here, there = json.loads(capsys.readouterr().out)
+    assert here["problem"]["text"] == str(PROBLEM)
+    assert (here["problem"]["m"], here["machine"]["threads"]) == (16, "2")
+    assert (here["pick"], here["speedup_over_torch"]) == ("cpp:fast", 2.5)
+    assert {c["name"]: c["status"] for c in here["choices"]}["cpp:bad"] == "crashed"
+    assert (there["machine"], len(there["choices"])) == ({"device": "a GPU"}, 1)
+
+
+def test_show_of_failures_only(capsys, own_store):
+    Store.open(own_store).put([row("cpp:bad", reason="SIGSEGV")])
+    assert cli.run(["show"]) == 0
+    assert "none" in capsys.readouterr().out
+
+
+def test_show_of_an_empty_store_says_how_to_fill_it(capsys, own_store):
+    assert cli.run(["show"]) == 0
+    assert capsys.readouterr().out == f"store: {own_store}\nempty; gemmtune tune fills it\n"
+
+
+def test_export_and_import_into_another_store(capsys, filled, tmp_path):
+    file, second = tmp_path / "rows.json", tmp_path / "second.sqlite"
+    assert cli.run(["export", str(file)]) == 0
+    assert capsys.readouterr().out == f"6 rows of {filled} written to {file}\n"
+    with settings.patch(store_path=str(second)):
+        assert cli.run(["import", str(file)]) == 0
+        assert capsys.readouterr().out == (
+            f"6 rows of {file}: 6 new, 0 newer than ours, 0 no newer than ours and left; store: {second}\n"
+        )
+        assert cli.run(["import", str(file), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "added": 0, "replaced": 0, "kept": 6, "store": str(second), "source": str(file),
+    }  # fmt: skip
+    assert {r.name for r in Store.open(second).every_row()} == {r.name for r in ROWS}
+
+
+def test_merge_keeps_the_later_measurement(capsys, filled, tmp_path):
+    other = tmp_path / "other.sqlite"
+    later = dataclasses.replace(ROWS[1], time_us=19.0, measured_at="2031-01-01T00:00:00.000000+00:00")
+    earlier = dataclasses.replace(ROWS[2], time_us=1.0, measured_at="2029-01-01T00:00:00.000000+00:00")
+    Store.open(other).put([later, earlier, row("cpp:new", 40.0)])
+    assert cli.run(["merge", str(other)]) == 0
+    assert "3 rows of" in (out := capsys.readouterr().out)
+    assert "1 new, 1 newer than ours, 1 no newer than ours and left" in out
+    times = {r.name: r.time_us for r in Store.open(filled).every_row() if r.fingerprint == MACHINE}
+    assert (times["cpp:fast"], times["cpp:slow"], times["cpp:new"]) == (19.0, 30.0, 40.0)
+
+
+def test_import_of_something_else_is_an_error_and_changes_nothing(capsys, filled, tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text('{"format": "other"}')
+    assert cli.run(["import", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {file}: got an object with format, expected one with format, version")
+    assert len(Store.open(filled).every_row()) == len(ROWS)
+
+
+@pytest.mark.filterwarnings("ignore:store:RuntimeWarning")
+@pytest.mark.parametrize("command", [["show"], ["export", "x.json"], ["import", "x.json"], ["merge", "x.sqlite"]])
+def test_commands_about_the_store_fail_where_there_can_be_none(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    with settings.patch(store_path=str(tmp_path / "file" / "store.sqlite")):
+        assert cli.run(command) == 1
+    err = capsys.readouterr().err
+    assert "error: store: got " in err
+    assert "GEMMTUNE_STORE_PATH" in err

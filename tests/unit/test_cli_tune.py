@@ -1,0 +1,129 @@
+"""``gemmtune tune``: what it asks of the tuner, and what it prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tuning_results import FAST, TORCH, failure, outcome, problem_result
+
+from gemmtune import Problem, cli
+from gemmtune.choice import Refusal, Status
+from gemmtune.selector.progress import Lines, Silent
+from gemmtune.selector.result import TuningResult
+
+
+@pytest.fixture
+def tuner(monkeypatch):
+    """A tuner that keeps what it was asked and answers with made-up results."""
+
+    class Tuner:
+        """The stand-in."""
+
+        result = TuningResult((problem_result(FAST, TORCH),))
+
+        def __call__(self, problems, *, settings, progress, device):
+            self.problems, self.settings, self.progress, self.device = problems, settings, progress, device
+            return self.result
+
+    tuner = Tuner()
+    monkeypatch.setattr("gemmtune.cli.tune.run_tuning", tuner)
+    return tuner
+
+
+def test_options_reach_the_tuner(tuner, own_store):
+    words = "tune 2x3x4 5x2x3x4 --dtype float16 --layout tn --device cpu --backends aten,cpp --search quick --timing eager --force"
+    assert cli.run(words.split()) == 0
+    assert tuner.problems == [
+        Problem.mm(2, 3, 4, dtype=torch.float16, layout="tn", device_type="cpu"),
+        Problem.bmm(5, 2, 3, 4, dtype=torch.float16, layout="tn", device_type="cpu"),
+    ]
+    assert tuner.device == "cpu"
+    chosen = tuner.settings
+    assert (chosen.backends, chosen.search, chosen.timing, chosen.tune) == (("aten", "cpp"), "quick", "eager", "force")
+
+
+def test_settings_hold_where_no_option_is_given(tuner, own_store):
+    assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
+    assert tuner.settings.store_file == own_store
+    assert (tuner.settings.tune, tuner.settings.search, tuner.settings.backends) == ("on_miss", "default", None)
+
+
+def test_tables_go_to_standard_output_and_progress_to_the_other(capsys, tuner, own_store):
+    assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0].startswith("device: ")
+    assert "pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)" in printed.out
+    assert isinstance(tuner.progress, Lines)
+
+
+def test_quiet_is_one_line_for_each_shape(capsys, tuner, own_store):
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--quiet"]) == 0
+    assert capsys.readouterr() == (
+        "mm 16x4096x4096 float32 nt on cpu: pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)\n",
+        "",
+    )
+    assert isinstance(tuner.progress, Silent)
+
+
+def test_json_has_every_choice_with_its_status(capsys, tuner, own_store, tmp_path):
+    bad = failure("cpp:bad", Status.WRONG_RESULT, "error 3 × the bound")
+    refused = Refusal(name="triton:mm", reason="no GPU")
+    tuner.result = TuningResult((problem_result(FAST, TORCH, bad, refusals=(refused,)),))
+    path = tmp_path / "result.json"
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--json", str(path)]) == 0
+    [problem] = json.loads(path.read_text())
+    assert problem["pick"] == "cpp:avx512_12x32"
+    assert problem["speedup_over_torch"] == 2.5
+    assert (problem["problem"]["m"], problem["problem"]["n"], problem["problem"]["k"]) == (16, 4096, 4096)
+    wanted = ("name", "backend", "status", "time_us", "error_over_bound", "reason")
+    assert [tuple(c[field] for field in wanted) for c in problem["choices"]] == [
+        ("cpp:avx512_12x32", "cpp", "ok", 2000.0, 0.03125, ""),
+        ("aten:mm", "aten", "ok", 5000.0, 0.03125, ""),
+        ("cpp:bad", "cpp", "wrong_result", None, None, "error 3 × the bound"),
+        ("triton:mm", "triton", "refused", None, None, "no GPU"),
+    ]
+    assert "pick: cpp:avx512_12x32" in capsys.readouterr().out
+
+
+def test_json_on_standard_output_stands_alone(capsys, tuner, own_store):
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["pick"] == "cpp:avx512_12x32"
+
+
+def test_rows_limits_the_table(capsys, tuner, own_store):
+    tuner.result = TuningResult((problem_result(*(outcome(f"cpp:c{i}", 10.0 + i) for i in range(20))),))
+    for rows, hidden in (("2", "… and 18 slower choices"), ("0", None)):
+        assert cli.run(["tune", "2x3x4", "--device", "cpu", "--rows", rows]) == 0
+        text = capsys.readouterr().out
+        assert ("slower" in text) == (hidden is not None)
+        assert hidden is None or hidden in text
+
+
+def test_no_valid_choice_exits_with_1_and_names_them(capsys, tuner, own_store):
+    tuner.result = TuningResult((problem_result(failure("cpp:a", Status.CRASHED, "SIGSEGV"), pick=None),))
+    assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 1
+    err = capsys.readouterr().err
+    assert "error: no valid choice for mm 16x4096x4096 float32 nt on cpu:\n  cpp:a: crashed: SIGSEGV" in err
+
+
+def test_an_empty_problem_is_no_failure(tuner, own_store):
+    empty = Problem.mm(0, 3, 4, dtype=torch.float32, device_type="cpu")
+    tuner.result = TuningResult((problem_result(problem=empty),))
+    assert cli.run(["tune", "0x3x4", "--device", "cpu"]) == 0
+
+
+def test_a_file_of_shapes_with_entries_that_are_skipped(capsys, tuner, own_store, tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps([{"op": "mm", "m": 2, "n": 3, "k": 4}, {"name": "i8", "op": "int_mm", "m": 2, "n": 3, "k": 4}]))
+    assert cli.run(["tune", "--shapes", str(path), "--device", "cpu", "--dtype", "float32"]) == 0
+    assert tuner.problems == [Problem.mm(2, 3, 4, dtype=torch.float32, device_type="cpu")]
+    assert f"skipped {path}: entry 2 (i8): int_mm is not an operation of this version" in capsys.readouterr().err
+
+
+def test_a_file_with_nothing_to_tune_is_wrong_usage(capsys, tuner, own_store, tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps([{"op": "int_mm", "m": 2, "n": 3, "k": 4}]))
+    assert cli.run(["tune", "--shapes", str(path), "--device", "cpu"]) == 2
+    assert f"error: --shapes: every entry of {path} was skipped: nothing to tune" in capsys.readouterr().err

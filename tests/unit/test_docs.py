@@ -1,0 +1,119 @@
+"""What README, CHANGELOG and docs say is true."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import gemmtune
+from gemmtune import cli, settings
+from gemmtune.backends import BACKENDS
+from gemmtune.problem.problem import OPS
+from gemmtune.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next one."""
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of the one table in a text, without its head."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def docstrings_of_settings() -> dict[str, str]:
+    tree = ast.parse((ROOT / "gemmtune" / "settings.py").read_text())
+    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
+    return {
+        field.target.id: re.sub(r"\s+", " ", text.value.value).replace("``", "`")
+        for field, text in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def test_the_table_of_settings_is_that_of_the_code():
+    defaults, meanings = Settings(), docstrings_of_settings()
+    expected = [
+        [f"`{field.name}`", f"`{getattr(defaults, field.name)!r}`", meanings[field.name]] for field in dataclasses.fields(Settings)
+    ]
+    assert table(section("Settings")) == expected
+
+
+def test_the_glossary_names_the_backends_and_has_each_word_once():
+    words = dict(table(section("Words")))
+    assert len(words) == len(table(section("Words")))
+    assert re.findall(r"`(\w+)`", words["Backend"]) == list(BACKENDS)
+    for word in ("Layout", "Problem", "Epilogue"):
+        assert hasattr(gemmtune.problem, word)
+
+
+def test_the_support_table_has_the_operations_and_backends():
+    rows = {name.strip("`"): (cpu, cuda) for name, cpu, cuda in table(section("Support"))}
+    assert rows["operations"] == (", ".join(OPS), ", ".join(OPS))
+    assert [name for name in rows if name in BACKENDS] == list(BACKENDS)
+
+
+def test_the_commands_are_those_of_the_command_line():
+    commands = [re.match(r"`gemmtune (\w+)", row[0]).group(1) for row in table(section("Command line"))]
+    assert sorted(commands) == sorted(cli.cli.commands)
+
+
+def test_the_python_example_prints_what_it_says(own_store):
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    [expected] = re.findall(r"```text\n(.*?)```", section("In Python"), re.DOTALL)
+    assert code.count("\n") == 6
+    printed = io.StringIO()
+    with settings.patch(search="quick"), contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert printed.getvalue() == expected
+
+
+def test_the_names_that_the_readme_uses_exist():
+    for name in re.findall(r"gemmtune\.(\w+)", re.sub(r"gemmtune\.(git|svg)", "", README)):
+        assert hasattr(gemmtune, name), name
+
+
+def test_the_install_line_has_the_main_job_and_the_constraints():
+    [line] = [line for line in section("Install and tune").splitlines() if line.startswith("python3 -m venv")]
+    assert "pip install -c constraints.txt -e '.[dev]'" in line
+    assert line.endswith("gemmtune tune 1x4096x4096 16x4096x4096 256x1024x1024 500x501x499 --dtype float32")
+
+
+def test_the_constraints_pin_everything_that_the_package_asks_for():
+    pinned = {re.split(r"[=<>]", line)[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    project = (ROOT / "pyproject.toml").read_text()
+    lists = re.findall(r"^(?:dependencies|triton|test|dev) = \[(.*?)\]$", project, re.DOTALL | re.MULTILINE)
+    assert len(lists) == 4
+    wanted = {name.lower() for text in lists for name in re.findall(r'"([A-Za-z0-9_-]+)[>\["]', text)} - {"gemmtune"}
+    assert wanted <= pinned
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, ROOT / "tox.ini", ROOT / "constraints.txt", ROOT / ".ci" / "run"], ids=lambda path: path.name
+)
+def test_nothing_names_a_path_outside_the_repository(path):
+    assert not re.findall(r"(?<![\w.])/(?:work|home|root|opt|tmp|usr|Users)/\S*|\.\./\S+", path.read_text().replace('"$0")/..', ""))
+
+
+def test_the_house_in_the_architecture_is_the_package():
+    parts = [row[0].strip("`").rstrip("/") for row in table((ROOT / "docs" / "architecture.md").read_text())]
+    package = {p.stem for p in (ROOT / "gemmtune").iterdir() if (p.suffix == ".py" or (p / "__init__.py").exists())}
+    assert set(parts) == package - {"__init__", "version"}

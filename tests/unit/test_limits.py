@@ -1,0 +1,75 @@
+"""The measured limits of the machine, and the least time of a problem that follows from them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmtune import settings
+from gemmtune.device import detect
+from gemmtune.problem import Precision, Problem
+from gemmtune.selector.fma import fma_gflops
+from gemmtune.selector.limits import limit_names, limit_us, measure_limits
+
+LIMITS = {"bandwidth_gbps": 50.0, "float32_gflops": 500.0}
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "expected_us"),
+    [
+        (1, 4096, 4096, (4096 * 4096 + 2 * 4096) * 4 / 50e9 * 1e6),
+        (4096, 4096, 4096, 2 * 4096**3 / 500e9 * 1e6),
+    ],
+    ids=["memory-bound", "compute-bound"],
+)
+def test_limit_us_is_the_slower_of_memory_and_arithmetic(m: int, n: int, k: int, expected_us: float) -> None:
+    assert limit_us(Problem.mm(m, n, k, dtype=torch.float32, device_type="cpu"), LIMITS) == pytest.approx(expected_us)
+
+
+def test_limit_us_without_a_measurement_is_none() -> None:
+    assert limit_us(Problem.mm(8, 8, 8, dtype=torch.bfloat16, device_type="cpu"), LIMITS) is None
+    assert limit_us(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"), {}) is None
+
+
+def test_tf32_has_a_limit_of_its_own() -> None:
+    problem = Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode="tf32"))
+    assert limit_names(problem.dtype_label) == ("bandwidth_gbps", "tf32_gflops")
+
+
+@pytest.mark.parametrize("label", ["float32", "bfloat16", "float16", "float64"])
+def test_measure_limits_gives_plausible_numbers_quickly(label: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with settings.patch(cache_dir=str(tmp_path)):
+        begun = time.perf_counter()
+        found = measure_limits(detect("cpu"), label)
+    assert time.perf_counter() - begun < 20
+    assert set(found) == set(limit_names(label))
+    assert 0.5 < found["bandwidth_gbps"] < 5000
+    assert 0.5 < found[f"{label}_gflops"] < 500_000
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_known_is_not_measured_again() -> None:
+    assert measure_limits(detect("cpu"), "float32", LIMITS) == {}
+
+
+def test_fma_loop_is_compiled_once(tmp_path: Path) -> None:
+    with settings.patch(cache_dir=str(tmp_path)):
+        first = fma_gflops(detect("cpu"), "float")
+        made = list(tmp_path.glob("limits/*.so"))
+        second = fma_gflops(detect("cpu"), "float")
+    assert first is not None
+    assert second is not None
+    assert [p.stat().st_mtime_ns for p in made] == [p.stat().st_mtime_ns for p in tmp_path.glob("limits/*.so")]
+    assert len(made) == 1
+
+
+def test_without_a_compiler_the_rate_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with settings.patch(cache_dir=str(tmp_path)):
+        assert fma_gflops(detect("cpu"), "float") is None
+        assert measure_limits(detect("cpu"), "float32", {"bandwidth_gbps": 1.0})["float32_gflops"] > 0.5

@@ -1,0 +1,97 @@
+"""The pick and the shortlist are functions of the outcomes alone."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmtune.backends import BACKENDS
+from gemmtune.choice import Status
+from gemmtune.selector.pick import FINALISTS, NEAR, TIE, pick, shortlist
+from gemmtune.selector.result import Outcome
+
+
+def outcome(name: str, time_us: float | None, *, finalist: bool = True, baseline: bool = False, margin_us: float = 0.0) -> Outcome:
+    return Outcome(
+        name=name,
+        backend=name.split(":", maxsplit=1)[0],
+        content_hash=name,
+        status=Status.OK if time_us is not None else Status.WRONG_RESULT,
+        time_us=time_us,
+        finalist=finalist,
+        baseline=baseline,
+        info={"margin_us": margin_us},
+    )
+
+
+outcomes_strategy = st.lists(
+    st.builds(
+        outcome,
+        st.sampled_from([f"{backend}:{i}" for backend in BACKENDS for i in range(5)]),
+        st.none() | st.floats(1, 100),
+        finalist=st.booleans(),
+    ),
+    unique_by=lambda o: o.name,
+)
+
+
+def test_the_fastest_wins():
+    assert pick([outcome("triton:a", 10.0), outcome("triton:b", 9.0), outcome("aten:mm", 12.0)]).name == "triton:b"
+
+
+def test_a_tie_goes_to_the_library():
+    assert pick([outcome("triton:a", 10.0), outcome("aten:mm", 10.0 * (1 + TIE / 2))]).name == "aten:mm"
+
+
+def test_just_outside_a_tie_the_fastest_wins():
+    assert pick([outcome("triton:a", 10.0), outcome("aten:mm", 10.0 * (1 + 1.5 * TIE))]).name == "triton:a"
+
+
+def test_margins_widen_a_tie_but_never_beyond_twice_the_tie():
+    wide = [outcome("triton:a", 10.0, margin_us=5.0), outcome("aten:mm", 10.5, margin_us=5.0)]
+    assert pick(wide).name == "triton:a"
+    near = [outcome("triton:a", 10.0, margin_us=0.1), outcome("aten:mm", 10.15, margin_us=0.1)]
+    assert pick(near).name == "aten:mm"
+
+
+def test_final_rounds_outrank_short_measurements():
+    assert pick([outcome("triton:a", 5.0, finalist=False), outcome("triton:b", 6.0, finalist=True)]).name == "triton:b"
+
+
+def test_failures_are_never_picked():
+    assert pick([outcome("aten:mm", None), outcome("triton:a", None)]) is None
+    assert pick([]) is None
+
+
+@given(outcomes_strategy, st.randoms())
+def test_the_order_of_the_outcomes_does_not_matter(outcomes: list[Outcome], rng: random.Random):
+    shuffled = outcomes.copy()
+    rng.shuffle(shuffled)
+    assert pick(outcomes) == pick(shuffled)
+
+
+@given(outcomes_strategy)
+def test_the_pick_is_within_the_tie_of_the_fastest_comparable(outcomes: list[Outcome]):
+    chosen = pick(outcomes)
+    valid = [o for o in outcomes if o.status is Status.OK]
+    comparable = [o for o in valid if o.finalist] or valid
+    if not comparable:
+        assert chosen is None
+    else:
+        assert chosen.time_us <= min(o.time_us for o in comparable) * (1 + TIE)
+
+
+@given(outcomes_strategy, st.sampled_from(sorted(FINALISTS)))
+def test_the_shortlist_is_short_and_near_the_best(outcomes: list[Outcome], search: str):
+    chosen = shortlist(outcomes, search)
+    assert len(chosen) <= FINALISTS[search]
+    times = [o.time_us for o in chosen]
+    assert times == sorted(times)
+    assert all(t <= NEAR * times[0] for t in times)
+
+
+def test_the_baseline_is_always_on_the_shortlist():
+    listed = shortlist([outcome("triton:a", 1.0), outcome("aten:mm", 50.0, baseline=True), outcome("triton:b", 49.0)], "default")
+    assert [o.name for o in listed] == ["triton:a", "aten:mm"]

@@ -1,0 +1,115 @@
+"""Parallel compilation: once for each key, typed failures, progress, interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fake_choices import fake
+
+from gemmtune.choice import Status
+from gemmtune.selector.precompile import Compilation, precompile
+from gemmtune.settings import Settings
+
+SETTINGS = Settings(compile_threads=2, compile_timeout_s=60)
+
+
+def test_nothing_to_compile_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.selector.precompile.WORKERS", None)
+    assert precompile([fake("library")], SETTINGS) == {}
+
+
+def test_what_is_compiled_already_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "made").write_text("")
+    monkeypatch.setattr("gemmtune.selector.precompile.WORKERS", None)
+    assert precompile([fake("made", artifact=str(tmp_path / "made"))], SETTINGS) == {}
+
+
+def test_one_compilation_for_each_distinct_key(tmp_path: Path) -> None:
+    artifacts = [tmp_path / f"artifact{i}" for i in range(4)]
+    choices = [fake(f"{i}-{twin}", artifact=str(path)) for i, path in enumerate(artifacts) for twin in range(3)]
+    seen: list[tuple[int, int]] = []
+    assert precompile(choices, SETTINGS, lambda done, total: seen.append((done, total))) == {}
+    lines = [path.read_text().splitlines() for path in artifacts]
+    assert [len(text) for text in lines] == [1, 1, 1, 1]
+    pids = Counter(int(text[0].split()[0]) for text in lines)
+    assert os.getpid() not in pids
+    assert len(pids) <= 2
+    assert seen == [(done, 4) for done in range(5)]
+
+
+def test_compilers_see_no_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "artifact"
+    precompile([fake("one", artifact=str(path))], SETTINGS)
+    assert path.read_text().split(maxsplit=1)[1] == "False ''\n"
+
+
+def test_failures_are_typed_and_the_rest_is_compiled(tmp_path: Path) -> None:
+    good = [fake(f"good{i}", artifact=str(tmp_path / f"good{i}")) for i in range(3)]
+    bad = [fake(kind, compiling=kind) for kind in ("error", "hang", "segfault", "raise")]
+    twin = fake("twin", compiling="error")
+    failures = precompile(
+        [bad[0], good[0], bad[1], good[1], *bad[2:], twin, good[2]], Settings(compile_threads=2, compile_timeout_s=3)
+    )
+    assert {name: f.status for name, f in failures.items()} == {
+        "fake:error": Status.COMPILE_ERROR,
+        "fake:twin": Status.COMPILE_ERROR,
+        "fake:hang": Status.COMPILE_TIMEOUT,
+        "fake:segfault": Status.CRASHED,
+        "fake:raise": Status.COMPILE_ERROR,
+    }
+    assert "error: expected ';'" in failures["fake:error"].reason
+    assert "3 s (compile_timeout_s)" in failures["fake:hang"].reason
+    assert "SIGSEGV" in failures["fake:segfault"].reason
+    assert failures["fake:raise"].reason == "KeyError: 'tile'"
+    assert all(Path(choice.artifact).exists() for choice in good)
+
+
+def test_an_exception_of_the_progress_callback_ends_the_compilations(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 1:
+            raise RuntimeError("stop here")
+
+    choices = [
+        fake("good", artifact=str(tmp_path / "good")),
+        *(fake(f"hang{i}", compiling="hang", artifact=f"{i}") for i in range(3)),
+    ]
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match="stop here"):
+        precompile(choices, SETTINGS, stop)
+    assert time.monotonic() - begun < 20
+
+
+def test_compilation_goes_on_in_the_background_and_in_order(tmp_path: Path) -> None:
+    first, second = (fake(name, artifact=str(tmp_path / name)) for name in ("first", "second"))
+    stuck = fake("stuck", compiling="hang")
+    begun = time.monotonic()
+    with Compilation([first, stuck, second], SETTINGS) as compilation:
+        seen: list[tuple[int, int]] = []
+        assert compilation.wait([first], lambda done, total: seen.append((done, total))) == {}
+        assert Path(first.artifact).exists()
+        assert seen == [(0, 1), (1, 1)]
+        assert compilation.wait([second, fake("library")]) == {}
+        assert Path(second.artifact).exists()
+    assert time.monotonic() - begun < 20
+
+
+def test_a_compile_process_that_cannot_start_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: str) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("gemmtune.selector.precompile.WORKERS.take", refuse)
+    with pytest.raises(OSError, match="no more processes"):
+        precompile([fake("error", compiling="error")], SETTINGS)
+
+
+def test_interrupt_kills_the_compilers_and_comes_through() -> None:
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        precompile([fake("hang", compiling="hang"), fake("hang2", compiling="hang", artifact="never")], SETTINGS)
+    assert not [t for t in threading.enumerate() if t.name.startswith("gemmtune-compile")]

@@ -1,0 +1,214 @@
+"""Sessions: typed statuses of choices that misbehave, replacement of workers, ranking, and what the caller must not notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_choices
+import filelock
+import pytest
+import torch
+from fake_choices import PROBLEM, Fake, OutOfResources, fake
+
+from gemmtune.choice import Status
+from gemmtune.device import detect
+from gemmtune.errors import CompileError
+from gemmtune.problem import Problem
+from gemmtune.selector.pool import WORKERS
+from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
+from gemmtune.selector.session import Session, failure_of
+from gemmtune.settings import Settings
+
+DEVICE = dataclasses.replace(detect("cpu"), threads=1)
+"""One thread: those of a parallel operation wait for each other, for milliseconds if the machine is busy."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(cache_dir=str(tmp_path), choice_timeout_s=30, search="quick")
+
+
+@pytest.fixture(params=["in this process", "in a worker"])
+def session(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Session | RemoteSession]:
+    kind = Session if request.param == "in this process" else RemoteSession
+    with kind(PROBLEM, DEVICE, settings) as opened:
+        yield opened
+
+
+def running(run: str, problem: Problem = PROBLEM) -> Fake:
+    return fake(run, problem, run=run)
+
+
+def test_open_session_follows_the_setting() -> None:
+    assert isinstance(open_session(PROBLEM, DEVICE, Settings()), RemoteSession)
+    assert isinstance(open_session(PROBLEM, DEVICE, Settings(tune_in_subprocess=False)), Session)
+
+
+def test_a_right_choice_is_measured(session: Session | RemoteSession) -> None:
+    sample = session.examine(running("multiply"), None)
+    assert sample.status is Status.OK, sample.reason
+    assert sample.time_us is not None
+    assert 0.1 < sample.time_us < 100_000
+    assert sample.error_over_bound is not None
+    assert sample.error_over_bound <= 1
+
+
+@pytest.mark.parametrize(
+    ("run", "status", "reason"),
+    [
+        ("wrong", Status.WRONG_RESULT, ""),
+        ("fail", Status.RUNTIME_ERROR, "ValueError: this kernel does not like its operands"),
+        ("build_fails", Status.RUNTIME_ERROR, "RuntimeError: cannot load the artifact"),
+        ("out_of_memory", Status.OUT_OF_RESOURCES, "tried to allocate more than there is"),
+        ("out_of_resources", Status.OUT_OF_RESOURCES, "shared memory, Required: 300000"),
+    ],
+)
+def test_failures_are_typed_and_the_next_choice_works(
+    session: Session | RemoteSession, run: str, status: Status, reason: str
+) -> None:
+    sample = session.examine(running(run), None)
+    assert sample.status is status
+    assert reason in sample.reason
+    assert sample.reason
+    assert sample.time_us is None
+    assert session.examine(running("multiply"), None).status is Status.OK
+
+
+def test_crash_and_hang_cost_one_choice_each(settings: Settings) -> None:
+    with RemoteSession(PROBLEM, DEVICE, Settings(cache_dir=settings.cache_dir, choice_timeout_s=3)) as session:
+        assert session.examine(running("multiply"), None).status is Status.OK
+        crashed = session.examine(running("segfault"), None)
+        assert crashed.status is Status.CRASHED
+        assert "SIGSEGV" in crashed.reason
+        assert session.examine(running("multiply"), None).status is Status.OK
+        hung = session.examine(running("hang"), None)
+        assert hung.status is Status.TIMED_OUT
+        assert hung.reason == "no answer within 3 s; the limit is the setting choice_timeout_s"
+        assert session.examine(running("multiply"), None).status is Status.OK
+
+
+def test_a_choice_that_cannot_travel_is_a_failure_of_that_choice(settings: Settings) -> None:
+    with RemoteSession(PROBLEM, DEVICE, settings) as session:
+        sample = session.examine(fake("stuck", info={"a lambda": lambda: None}), None)
+        assert sample.status is Status.RUNTIME_ERROR
+        assert "pickle" in sample.reason
+        assert session.examine(running("multiply"), None).status is Status.OK
+
+
+def test_the_worker_stays_warm_for_the_next_session(settings: Settings) -> None:
+    pids = []
+    for _ in range(2):
+        with RemoteSession(PROBLEM, DEVICE, settings) as session:
+            session.examine(running("multiply"), None)
+        worker = WORKERS.take(measuring_kind(DEVICE))
+        pids.append(worker.pid)
+        WORKERS.give(measuring_kind(DEVICE), worker)
+    assert pids[0] == pids[1]
+
+
+def test_rank_orders_by_time(session: Session | RemoteSession) -> None:
+    ranked = session.rank([running("slow"), running("multiply")])
+    assert set(ranked) == {"fake:slow", "fake:multiply"}
+    assert ranked["fake:slow"].time_us > 2000 > ranked["fake:multiply"].time_us
+
+
+def test_rank_gives_packed_choices_their_own_operand(session: Session | RemoteSession) -> None:
+    ranked = session.rank([running("packed"), running("multiply")])
+    assert set(ranked) == {"fake:packed", "fake:multiply"}
+
+
+def test_rank_leaves_out_what_fails(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    with Session(PROBLEM, DEVICE, settings) as session, caplog.at_level(logging.WARNING, "gemmtune"):
+        assert set(session.rank([running("fail"), running("multiply")])) == {"fake:multiply"}
+    assert "fake:fail failed in the final rounds" in caplog.text
+
+
+def test_rank_survives_a_crash(settings: Settings) -> None:
+    with RemoteSession(PROBLEM, DEVICE, settings) as session:
+        assert set(session.rank([running("multiply"), running("segfault"), running("slow")])) == {"fake:multiply", "fake:slow"}
+
+
+def test_limits_of_the_problems_dtype(session: Session | RemoteSession) -> None:
+    assert set(session.limits({})) == {"bandwidth_gbps", "float32_gflops"}
+    assert session.limits({"bandwidth_gbps": 1.0, "float32_gflops": 1.0}) == {}
+
+
+def test_without_verification_a_wrong_choice_is_measured(settings: Settings) -> None:
+    with Session(PROBLEM, DEVICE, Settings(cache_dir=settings.cache_dir, verify=False)) as session:
+        sample = session.examine(running("wrong"), None)
+    assert sample.status is Status.OK
+    assert sample.error_over_bound is None
+
+
+def test_the_callers_state_is_untouched(settings: Settings) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    with Session(PROBLEM, DEVICE, settings) as session:
+        session.examine(running("multiply"), None)
+        session.rank([running("multiply"), running("slow")])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (torch.get_num_threads(), torch.is_grad_enabled()) == (threads, grad)
+
+
+def test_a_session_runs_on_the_devices_threads(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+        seen.append(torch.get_num_threads())
+        torch.mm(a, b, out=out)
+
+    monkeypatch.setitem(fake_choices.RUNS, "multiply", multiply)
+    before = torch.get_num_threads()
+    with Session(PROBLEM, dataclasses.replace(DEVICE, threads=3), settings) as session:
+        session.examine(running("multiply"), None)
+    assert set(seen) == {3}
+    assert torch.get_num_threads() == before
+
+
+def test_measuring_waits_for_another_process_and_then_goes_on_without_the_lock(settings: Settings) -> None:
+    """A process that never lets go of the lock delays a measurement and does not prevent it."""
+    folder = settings.folder / "locks"
+    folder.mkdir()
+    held = threading.Event()
+    done = threading.Event()
+
+    def hold() -> None:
+        with filelock.FileLock(folder / "measure-cpu0.lock"):
+            held.set()
+            done.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    try:
+        with Session(PROBLEM, DEVICE, Settings(cache_dir=settings.cache_dir, choice_timeout_s=0.5)) as session:
+            assert session.examine(running("multiply"), None).status is Status.OK
+    finally:
+        done.set()
+        holder.join()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_measuring_works_without_a_cache_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with Session(PROBLEM, DEVICE, Settings(cache_dir=str(tmp_path))) as session:
+        assert session.examine(running("multiply"), None).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (CompileError("x", "bad line"), Status.COMPILE_ERROR, "bad line"),
+        (torch.OutOfMemoryError("no memory"), Status.OUT_OF_RESOURCES, "OutOfMemoryError: no memory"),
+        (OutOfResources("smem"), Status.OUT_OF_RESOURCES, "OutOfResources: smem"),
+        (KeyError("x"), Status.RUNTIME_ERROR, "KeyError: 'x'"),
+    ],
+)
+def test_failure_of(error: Exception, status: Status, reason: str) -> None:
+    assert failure_of(error) == (status, reason)

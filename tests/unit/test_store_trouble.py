@@ -1,0 +1,318 @@
+"""A store that cannot be used as asked: one warning that says what was got, what was expected and what to do; work goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import KEYS, MACHINES, NOBODY, in_child, journals, one_warning, row
+
+from gemmtune.errors import StoreError
+from gemmtune.selector.database import Database
+from gemmtune.selector.key import canonical
+from gemmtune.selector.store import Store, open_store
+from gemmtune.settings import Settings
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.sqlite"
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can reach; pytest's own is root's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="gemmtune-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def filled(path: Path, count: int = 3) -> None:
+    """A store with rows, all of them in the main file."""
+    store = Store.open(path)
+    store.put([row(i) for i in range(count)])
+    store.close()
+
+
+def hashes(store: Store) -> set[str]:
+    return set(store.rows(KEYS[0], MACHINES[0]))
+
+
+def settings_for(path: Path) -> Settings:
+    return Settings(store_path=str(path))
+
+
+def test_garbage_is_moved_aside_with_one_warning(path: Path) -> None:
+    path.write_bytes(b"no database " * 400)
+    message = r"got a damaged file at .*store\.sqlite \(file is not a database\), expected .*store\.sqlite\.corrupt-1, and"
+    with one_warning(message + " a new store has taken its place with the 0 rows"):
+        store = open_store(settings_for(path))
+    store.put([row()])
+    assert hashes(store) == {"hash0"}
+    assert path.with_name("store.sqlite.corrupt-1").read_bytes() == b"no database " * 400
+    assert hashes(Store.open(path)) == {"hash0"}
+
+
+def test_a_second_damaged_file_gets_the_next_number(path: Path) -> None:
+    for number in (1, 2):
+        path.write_bytes(b"no database " * 400)
+        with one_warning(rf"It is now .*\.corrupt-{number}, and"):
+            Store(Database(path)).rows(KEYS[0], MACHINES[0])
+
+
+def test_a_file_that_is_no_database_by_its_name_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_text("My thesis. " * 400)
+    with one_warning(r"got 'file is not a database' from .*thesis\.txt, expected a store.* or set store_path"):
+        store = open_store(settings_for(path))
+    store.put([row()])
+    assert hashes(store) == {"hash0"}
+    assert path.read_text() == "My thesis. " * 400
+
+
+def test_an_empty_file_becomes_a_store(path: Path) -> None:
+    path.touch()
+    Store.open(path).put([row()])
+    assert hashes(Store.open(path)) == {"hash0"}
+
+
+def test_a_flipped_bit_in_a_row_is_a_miss_and_one_warning(path: Path) -> None:
+    filled(path)
+    data = path.read_bytes()
+    assert data.count(b"triton:mm_1") == 1
+    path.write_bytes(data.replace(b"triton:mm_1", b"triton:mm_3"))
+    store = open_store(settings_for(path))
+    with one_warning(r"got rows in .* whose checksum does not fit, expected whole ones\..* tuning"):
+        assert hashes(store) == {"hash0", "hash2"}
+        assert len(store.every_row()) == 2
+    assert (store.health().damaged_rows, store.health().rows) == (1, 2)
+    store.put([row(1)])
+    assert hashes(store) == {"hash0", "hash1", "hash2"}
+    assert store.health().damaged_rows == 0
+
+
+def test_rows_moved_to_another_key_are_a_miss(path: Path) -> None:
+    filled(path)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE scopes SET key = ?", (KEYS[1],))
+    connection.commit()
+    connection.close()
+    store = Store.open(path)
+    with one_warning("checksum does not fit"):
+        assert store.rows(KEYS[1], MACHINES[0]) == {}
+
+
+def test_a_damaged_limit_is_a_miss(path: Path) -> None:
+    store = Store.open(path)
+    store.put_limits(MACHINES[0], {"bandwidth_gbps": 12, "float32_gflops": 100})
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE limits SET value = 1e9 WHERE name = 'bandwidth_gbps'")
+    connection.commit()
+    connection.close()
+    with one_warning("checksum does not fit"):
+        assert Store.open(path).limits(MACHINES[0]) == {"float32_gflops": 100.0}
+
+
+def test_what_can_be_read_of_a_damaged_file_is_saved(path: Path) -> None:
+    store = Store.open(path)
+    rows = [row(i, key=canonical({"problem": p})) for p in range(60) for i in range(10)]
+    store.put(rows)
+    store.close()
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 3 * 4096)
+        file.write(b"\xff" * 4096)
+    with one_warning(r"got a damaged file at .* with the \d+ rows that could be read"):
+        found = open_store(settings_for(path)).every_row()
+    assert 300 < len(found) < 600
+    assert {r.identity: r for r in found}.items() <= {r.identity: r for r in rows}.items()
+    assert Store.open(path).health().integrity == "ok"
+
+
+def test_a_truncated_file_is_replaced(path: Path) -> None:
+    filled(path, 400)
+    os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)
+    with one_warning("got a damaged file"):
+        store = open_store(settings_for(path))
+        assert hashes(store) <= {f"hash{i}" for i in range(400)}
+    store.put([row(1000)])
+    assert "hash1000" in hashes(Store.open(path))
+
+
+def test_damage_that_shows_while_the_store_is_open_is_repaired(path: Path) -> None:
+    store = open_store(settings_for(path))
+    store.put([row(i) for i in range(3)])
+    store.close()
+    path.write_bytes(b"\0" * 5000)
+    with one_warning("got a damaged file"):
+        store.put([row(7)])
+    assert hashes(Store.open(path)) == {"hash7"}
+
+
+def test_a_newer_store_is_refused_and_left_alone(path: Path) -> None:
+    filled(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    before = path.read_bytes()
+    message = r"got schema version 99 in .*store\.sqlite, expected at most 1: a newer gemmtune wrote it\. Upgrade gemmtune, or set"
+    with one_warning(message + r".* kept in memory"):
+        store = open_store(settings_for(path))
+        store.put([row(9)])
+        assert hashes(store) == {"hash9"}
+    assert path.read_bytes() == before
+    assert store.health().state == "memory"
+    with pytest.raises(StoreError, match=message):
+        Store.open(path)
+
+
+def test_another_programs_database_is_refused_and_left_alone(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE notes (text)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with one_warning(r"got .*, an SQLite database of another program, expected one of gemmtune\. Set store_path"):
+        store = open_store(settings_for(path))
+    store.put([row()])
+    assert hashes(store) == {"hash0"}
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with one_warning(r"got .*Not a directory.* expected .*\. Check its folder and this user's perm"):
+        store = open_store(settings_for(tmp_path / "file" / "store.sqlite"))
+        store.put([row()])
+        store.put([row(1)])
+        assert hashes(store) == {"hash0", "hash1"}
+
+
+def test_a_path_that_is_a_folder(tmp_path: Path) -> None:
+    with one_warning(r"expected a store that can be read and written"):
+        store = open_store(settings_for(tmp_path))
+    store.put([row()])
+    assert hashes(store) == {"hash0"}
+
+
+def test_no_permission_for_the_folder(open_folder: Path) -> None:
+    (open_folder / "private").mkdir(mode=0o700 if os.getuid() == 0 else 0o000)
+
+    def work() -> None:
+        with one_warning(r"got .*[Pp]ermission denied.* Check its folder and this user's permissions"):
+            store = open_store(settings_for(open_folder / "private" / "store.sqlite"))
+            store.put([row()])
+        assert hashes(store) == {"hash0"}
+
+    in_child(work, user=NOBODY)
+    (open_folder / "private").chmod(0o755)
+
+
+@pytest.mark.parametrize("with_journal", [False, True], ids=["closed", "in-use"])
+def test_a_read_only_folder_is_still_read(open_folder: Path, with_journal: bool) -> None:
+    path = open_folder / "store.sqlite"
+    store = Store.open(path)
+    store.put([row(0), row(1)])
+    if not with_journal:
+        store.close()
+    for file in open_folder.iterdir():
+        file.chmod(0o444)
+    open_folder.chmod(0o555)
+
+    def work() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            shared = open_store(settings_for(path))
+            found = hashes(shared)
+        with one_warning(r"store\.sqlite, which can be read but not written, expected .* Give this"):
+            shared.put([row(7)])
+            shared.put([row(8)])
+        assert hashes(shared) == found | {"hash7", "hash8"}
+        assert with_journal or found == {"hash0", "hash1"}
+        assert shared.health().state == "read-only"
+        with pytest.raises(StoreError, match="can be read but not written"):
+            shared.merge(path)
+
+    in_child(work, user=NOBODY)
+    open_folder.chmod(0o755)
+    store.close()
+    assert hashes(Store.open(path)) == {"hash0", "hash1"}
+
+
+def test_a_full_disk_by_sqlites_own_limit(path: Path) -> None:
+    store = open_store(settings_for(path))
+    store.put([row(0)])
+    assert store._file is not None
+    connection = store._file.connection()
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 1}")
+    with one_warning(r"got 'database or disk is full' from .*\. Free some space there, or set store"):
+        store.put([row(i) for i in range(1, 300)])
+        store.put([row(300)])
+    assert hashes(store) == {f"hash{i}" for i in range(301)}
+    assert hashes(Store.open(path)) == {"hash0"}
+    assert store.health().state == "read-only"
+
+
+def test_a_file_that_may_not_grow(path: Path) -> None:
+    filled(path)
+
+    def work() -> None:
+        store = open_store(settings_for(path))
+        hashes(store)
+        size = sum(p.stat().st_size for p in journals(path)) + 20_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        with one_warning(r"store: got '(disk I/O error|database or disk is full)' from .*space"):
+            store.put([row(i) for i in range(500)])
+        assert hashes(store) == {f"hash{i}" for i in range(500)}
+
+    in_child(work)
+    assert hashes(Store.open(path)) == {"hash0", "hash1", "hash2"}
+
+
+def test_a_lock_that_is_held_too_long(path: Path) -> None:
+    filled(path)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    store = Store.open(path, busy_timeout_s=0.05)
+    with one_warning(r"got 'database is locked' from .* End the process that keeps it locked, or"):
+        store.put([row(7)])
+        store.put([row(8)])
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert hashes(store) == {"hash0", "hash1", "hash2", "hash7", "hash8"}
+
+
+def test_open_of_a_missing_file_to_read_it_only(path: Path) -> None:
+    with pytest.raises(StoreError, match=r"got .*store\.sqlite, which does not exist, expected a store file of gemmtune"):
+        Store.open(path, read_only=True)
+    assert not path.exists()
+
+
+def test_open_of_a_damaged_file_says_so_and_moves_nothing(path: Path) -> None:
+    path.write_bytes(b"no database " * 400)
+    with pytest.raises(StoreError, match=r"got 'file is not a database' from .*\. Delete it if it is a store, or set store_path"):
+        Store.open(path)
+    assert path.read_bytes() == b"no database " * 400
+
+
+def test_a_journal_whose_store_is_gone_is_not_played_into_a_new_one(path: Path) -> None:
+    store = Store.open(path)
+    store.put([row(i) for i in range(100)])
+    wal = path.with_name("store.sqlite-wal")
+    old = wal.read_bytes()
+    store.close()
+    for file in path.parent.glob("store.sqlite*"):
+        file.unlink()
+    wal.write_bytes(old)
+    fresh = Store.open(path)
+    assert fresh.every_row() == []
+    assert fresh.health().integrity == "ok"

@@ -1,0 +1,122 @@
+"""The text of tuning results."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tuning_results import FAST, TORCH, failure, outcome, problem_result
+
+from gemmtune.choice import Refusal, Status
+from gemmtune.selector.result import TuningResult
+from gemmtune.selector.table import pick_line, render
+
+
+def text_of(*problems, **options):
+    return render(TuningResult(problems), **options)
+
+
+def row_of(text, name):
+    return next(line for line in text.splitlines() if line.startswith(name)).split()
+
+
+def test_a_row_has_time_rate_shares_and_error():
+    text = text_of(problem_result(FAST, TORCH))
+    assert row_of(text, "choice") == ["choice", "backend", "time", "µs", "GFLOP/s", "%", "best", "%", "limit", "verified", "note"]
+    # 2·16·4096·4096 flops in 2000 µs are 268.4 GFLOP/s.
+    assert row_of(text, "cpp:avx512_12x32") == ["cpp:avx512_12x32", "cpp", "2000", "268.4", "100.0", "50.0", "0.031", "pick"]
+    assert row_of(text, "aten:mm") == ["aten:mm", "aten", "5000", "107.4", "40.0", "20.0", "0.031", "torch"]
+
+
+def test_heading_and_pick_line():
+    lines = text_of(problem_result(FAST, TORCH)).splitlines()
+    assert lines[0] == "mm 16x4096x4096 float32 nt on cpu: 2 choices tried in 4.2 s"
+    assert lines[-1] == "pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)"
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (problem_result(FAST), "pick: cpp:avx512_12x32, 2000 µs; torch was not measured"),
+        (problem_result(), "pick: none, every choice was left out"),
+        (problem_result(failure("cpp:a", Status.CRASHED, "SIGSEGV")), "pick: cpp:a; torch was not measured"),
+    ],
+    ids=["no-baseline", "nothing", "pick-without-time"],
+)
+def test_pick_line_without_a_comparison(result, expected):
+    assert pick_line(result) == expected
+
+
+def test_heading_tells_what_came_from_the_store():
+    stored = dataclasses.replace(TORCH, from_store=True)
+    assert text_of(problem_result(FAST, stored)).splitlines()[0].endswith("1 choice tried in 4.2 s, 1 known from the store")
+    assert text_of(problem_result(FAST, source="store")).splitlines()[0].endswith(": from the store")
+
+
+def test_rows_are_sorted_by_time_with_rough_times_after_the_finalists():
+    rough = outcome("cpp:rough", 1900.0, finalist=False)
+    text = text_of(problem_result(TORCH, FAST, rough, pick=FAST.name))
+    names = [line.split()[0] for line in text.splitlines() if line.startswith(("cpp:", "aten:"))]
+    assert names == ["cpp:avx512_12x32", "aten:mm", "cpp:rough"]
+    assert row_of(text, "cpp:rough")[2:] == ["~1900", "282.6", "105.3", "52.6", "0.031", "dropped", "early"]
+
+
+def test_nothing_is_dropped_early_where_there_were_no_final_rounds():
+    text = text_of(problem_result(outcome("cpp:only", 10.0, finalist=False)))
+    assert row_of(text, "cpp:only") == ["cpp:only", "cpp", "10.0", "53687", "100.0", "10000.0", "0.031", "pick"]
+
+
+def test_unknown_limit_and_unchecked_choices_have_dashes():
+    text = text_of(problem_result(outcome("cpp:a", 10.0, error_over_bound=None), limit_us=None))
+    assert row_of(text, "cpp:a")[5:] == ["–", "–", "pick"]
+
+
+def test_long_lists_are_cut_but_keep_torch_and_the_pick():
+    many = [outcome(f"cpp:c{i:02}", 100.0 + i) for i in range(20)]
+    text = text_of(problem_result(*many, TORCH, pick="cpp:c15"), max_rows=3)
+    names = [line.split()[0] for line in text.splitlines() if line.startswith(("cpp:", "aten:"))]
+    assert names == ["cpp:c00", "cpp:c01", "cpp:c02", "cpp:c15", "aten:mm"]
+    assert "… and 16 slower choices" in text
+    assert "slower" not in text_of(problem_result(*many, TORCH, pick="cpp:c15"), max_rows=None)
+
+
+def test_left_out_choices_are_grouped_by_backend_status_and_reason_numbers_aside():
+    refusals = tuple(Refusal(name=f"triton:m{i}", reason=f"needs {i} bytes of shared memory") for i in (64, 128))
+    text = text_of(problem_result(FAST, failure("cpp:bad", Status.WRONG_RESULT, "error 3 × the bound"), refusals=refusals))
+    assert "left out: 3 choices" in text
+    assert "  wrong_result: cpp:bad: error 3 × the bound" in text
+    assert "  refused: 2 × triton, for instance triton:m64: needs 64 bytes of shared memory" in text
+    assert "m128" not in text
+
+
+def test_a_compiler_message_is_told_in_one_line():
+    reason = "cpp:a did not compile:\n  In file included\n  kernel.cpp:3: error: no such thing\n  note: more"
+    text = text_of(problem_result(FAST, failure("cpp:a", Status.COMPILE_ERROR, reason)))
+    assert "  compile_error: cpp:a: cpp:a did not compile: kernel.cpp:3: error: no such thing\n" in text
+
+
+def test_several_problems_end_with_the_geometric_mean():
+    other = problem_result(outcome("cpp:b", 4000.0), TORCH, source="store")
+    last = text_of(problem_result(FAST, TORCH), other).splitlines()[-1]
+    assert last == "2 problems in 8.5 s, 1 of them from the store; over torch: geometric mean 1.77×, least 1.25×, most 2.50×"
+
+
+def test_nothing_tuned_gives_no_text():
+    assert text_of() == ""
+
+
+def test_wide_names_fit_into_100_columns_without_losing_a_number():
+    name = "triton:mm_128x256x64_s4_w8_group8_splitk16_persistent_tma_evenk"
+    text = text_of(problem_result(outcome(name, 12345.6), TORCH), width=100)
+    assert max(map(len, text.splitlines())) <= 100
+    assert row_of(text, name[:20])[1:] == ["triton", "12346", "43.5", "40.5", "8.1", "0.031", "pick"]
+
+
+def test_without_a_width_no_line_is_folded():
+    name = "triton:" + "x" * 200
+    assert any(line.startswith(name) and line.endswith("pick") for line in text_of(problem_result(outcome(name, 1.0))).splitlines())
+
+
+def test_markup_in_a_reason_is_printed_as_it_is():
+    text = text_of(problem_result(FAST, failure("cpp:a", Status.RUNTIME_ERROR, "[bold]a[1] :smile:")))
+    assert "[bold]a[1] :smile:" in text

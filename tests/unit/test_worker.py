@@ -1,0 +1,210 @@
+"""Worker processes: results, exceptions, crashes, hangs, and that none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_choices as jobs
+import pytest
+
+from gemmtune.errors import GemmtuneError
+from gemmtune.selector.pool import Pool
+from gemmtune.selector.worker import Worker, WorkerCrashed, WorkerTimedOut
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """One for the tests that leave it alive."""
+    one = Worker()
+    yield one
+    one.close()
+
+
+def is_running(pid: int) -> bool:
+    """A zombie does not run."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(*pids: int, timeout_s: float = 10.0) -> list[int]:
+    """Those that still run after the time."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [p for p in pids if is_running(p)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def test_call_returns_the_result(worker: Worker) -> None:
+    assert worker.call(jobs.add, 1, 2, timeout_s=60) == 3
+
+
+def test_call_runs_in_another_process(worker: Worker) -> None:
+    assert worker.call(os.getpid, timeout_s=60) == worker.pid != os.getpid()
+
+
+def test_large_arguments_and_results_travel(worker: Worker) -> None:
+    data = os.urandom(3_000_000)
+    assert worker.call(bytes.fromhex, data.hex(), timeout_s=60) == data
+
+
+def test_noise_on_stdout_does_not_break_the_protocol(worker: Worker) -> None:
+    assert worker.call(jobs.noisy, timeout_s=60) == "done"
+    assert worker.call(jobs.add, 2, 2, timeout_s=60) == 4
+
+
+def test_exception_of_the_job_comes_back_and_the_worker_lives(worker: Worker) -> None:
+    with pytest.raises(ValueError, match="got 3, expected 4"):
+        worker.call(jobs.raise_value_error, timeout_s=60)
+    assert worker.alive
+    assert worker.call(jobs.add, 1, 1, timeout_s=60) == 2
+
+
+def test_exception_that_cannot_be_read_back_keeps_its_type_and_text(worker: Worker) -> None:
+    with pytest.raises(RuntimeError, match="Unreadable: 1 and 2"):
+        worker.call(jobs.raise_unreadable, timeout_s=60)
+
+
+def test_result_that_cannot_be_pickled_is_an_exception(worker: Worker) -> None:
+    with pytest.raises(Exception, match=r"(?i)pickle"):
+        worker.call(jobs.return_unpicklable, timeout_s=60)
+    assert worker.call(jobs.add, 1, 1, timeout_s=60) == 2
+
+
+def test_argument_that_cannot_be_pickled_harms_no_worker(worker: Worker) -> None:
+    with pytest.raises(Exception, match=r"(?i)pickle"):
+        worker.call(jobs.add, lambda: 1, 2, timeout_s=60)
+    assert worker.call(jobs.add, 1, 1, timeout_s=60) == 2
+
+
+def test_calls_from_several_threads_take_turns(worker: Worker) -> None:
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda i=i: results.append(worker.call(jobs.add, i, i, timeout_s=60))) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [2 * i for i in range(20)]
+
+
+def test_crash_tells_signal_and_stack() -> None:
+    worker = Worker()
+    with pytest.raises(WorkerCrashed) as caught:
+        worker.call(jobs.segfault, timeout_s=60)
+    assert "SIGSEGV" in caught.value.reason
+    assert "in segfault" in caught.value.reason
+    assert isinstance(caught.value, GemmtuneError)
+    assert not worker.alive
+    with pytest.raises(WorkerCrashed, match="ended already"):
+        worker.call(jobs.add, 1, 1, timeout_s=60)
+
+
+def test_exit_tells_status_and_last_output() -> None:
+    with pytest.raises(WorkerCrashed, match=r"status 7(.|\n)*last words"):
+        Worker().call(jobs.exit_status, timeout_s=60)
+
+
+@pytest.mark.parametrize("job", [jobs.hang, jobs.hang_with_gil], ids=lambda job: job.__name__)
+def test_hang_is_killed_at_the_time_limit(job: object) -> None:
+    worker = Worker()
+    worker.call(jobs.add, 1, 1, timeout_s=60)
+    begun = time.monotonic()
+    with pytest.raises(WorkerTimedOut, match=r"no answer within 0\.3 s"):
+        worker.call(job, timeout_s=0.3)  # type: ignore[arg-type]
+    assert time.monotonic() - begun < 5
+    assert not wait_until_gone(worker.pid)
+
+
+def test_close_kills_what_the_worker_started() -> None:
+    worker = Worker()
+    grandchild = worker.call(jobs.start_grandchild, timeout_s=60)
+    assert is_running(grandchild)
+    worker.close()
+    assert not wait_until_gone(worker.pid, grandchild)
+
+
+def test_gpus_can_be_hidden(worker: Worker) -> None:
+    blind = Worker(gpu=False)
+    assert blind.call(jobs.environment, "CUDA_VISIBLE_DEVICES", timeout_s=60) == ""
+    assert worker.call(jobs.environment, "CUDA_VISIBLE_DEVICES", timeout_s=60) == os.environ.get("CUDA_VISIBLE_DEVICES")
+    blind.close()
+
+
+PARENT = """
+    import pathlib, sys
+    sys.path.insert(0, {tests!r})
+    import fake_choices as jobs
+    from gemmtune.selector.worker import Worker
+    Worker().call(jobs.grandchild_then_hang, sys.argv[1], timeout_s=100)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
+def test_parent_that_ends_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
+    """The parent has no ``__main__`` guard: workers do not import it."""
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT.format(tests=str(Path(__file__).parent))))
+    pids = tmp_path / "pids"
+    parent = subprocess.Popen([sys.executable, str(script), str(pids)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (pids.exists() and len(pids.read_text().split()) == 2) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    worker, grandchild = map(int, pids.read_text().split())
+    parent.send_signal(how)
+    _, stderr = parent.communicate(timeout=60)
+    assert not wait_until_gone(worker, grandchild)
+    assert stderr.count("Traceback") == (1 if how is signal.SIGINT else 0), stderr
+
+
+def test_pool_hands_out_the_same_worker_again_and_forgets_dead_ones() -> None:
+    pool = Pool()
+    first = pool.take("a")
+    pool.give("a", first)
+    assert pool.take("a") is first
+    other = pool.take("a")
+    assert other is not first
+    first.close()
+    pool.give("a", first)
+    pool.give("a", other)
+    assert pool.take("a") is other
+    other.close()
+
+
+def test_pool_ends_idle_workers() -> None:
+    pool = Pool(idle_s=0.2)
+    worker = pool.take("a")
+    pool.give("a", worker)
+    assert not wait_until_gone(worker.pid)
+    assert not worker.alive
+
+
+def test_pool_prepares_as_many_as_asked() -> None:
+    pool = Pool()
+    pool.prepare("a", 2)
+    pool.prepare("a", 2)
+    taken = [pool.take("a"), pool.take("a")]
+    assert len({w.pid for w in taken}) == 2
+    for worker in taken:
+        pool.give("a", worker)
+    pool.close()
+    assert not wait_until_gone(*(w.pid for w in taken))
+
+
+def test_fork_of_the_parent_does_not_end_its_workers(worker: Worker) -> None:
+    worker.call(jobs.add, 1, 1, timeout_s=60)
+    child = os.fork()
+    if child == 0:
+        worker.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert worker.call(jobs.add, 1, 2, timeout_s=60) == 3
