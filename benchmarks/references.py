@@ -45,13 +45,14 @@ def plain_torch(problem: Problem, device: DeviceInfo) -> Reference:
 
 def inductor(problem: Problem, device: DeviceInfo) -> Reference:
     """The operation through torch.compile with max-autotune, tuned now. CUDA graphs are the measurement's, not the compiler's."""
-    from torch._inductor import config  # noqa: PLC0415 - slow to import, and its cache folder must be set before
+    from torch._inductor import config, select_algorithm  # noqa: PLC0415 - slow to import, and its cache folder must be set before
 
     torch._dynamo.reset()
     gpu = device.type != "cpu"
-    backends = {"max_autotune_gemm_backends": "ATEN,TRITON" if gpu else "ATEN,CPP"}
+    changes = {"max_autotune_gemm_backends": "ATEN,TRITON" if gpu else "ATEN,CPP", "max_autotune_report_choices_stats": False}
+    select_algorithm.PRINT_AUTOTUNE = False
     operands = random_operands(problem, device.torch_device, seed=1)
-    with config.patch(backends):
+    with config.patch(changes):
         compiled = torch.compile(torch_operation(problem), mode="max-autotune-no-cudagraphs", dynamic=False)
         begun = time.perf_counter()
         with torch.no_grad():

@@ -83,8 +83,12 @@ class Settings:
                 raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(legal)}")
         for field, least in _LEAST.items():
             value = getattr(self, field)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
-                raise SettingsError(f"{field}: got {value!r}, expected a number of at least {least}")
+            whole = isinstance(least, int)
+            if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not value >= least:
+                raise SettingsError(f"{field}: got {value!r}, expected a {'whole ' * whole}number of at least {least}")
+        for field in _SWITCHES:
+            if not isinstance(getattr(self, field), bool):
+                raise SettingsError(f"{field}: got {getattr(self, field)!r}, expected True or False")
 
     @functools.cached_property
     def token(self) -> int:
@@ -113,6 +117,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "timing": typing.get_args(Timing),
 }
 _LEAST: dict[str, float] = {"compile_threads": 0, "compile_timeout_s": 0.1, "choice_timeout_s": 0.1, "cublaslt_top_k": 0}
+_SWITCHES = ("fallback_to_aten", "tune_in_subprocess", "verify")
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 _patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)

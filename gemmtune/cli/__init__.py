@@ -13,12 +13,9 @@ import click
 from .. import __version__
 from ..errors import GemmtuneError
 from . import choices, doctor, stores, tune
-from .output import note, show_warnings_as_lines
+from .output import INTERRUPTED, note, show_warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
-
-INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-from rich import box
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from .. import settings
 from ..choice import Choice, Offers
 from ..device import PRESETS, detect, preset
 from ..selector.offers import enabled_backends, offers_for
+from ..selector.table import new_table
 from .options import problem_options, search_options, settings_changes, spec_of
-from .output import STDOUT, console, json_option, write_json
+from .output import STDOUT, json_option, show, write_json
 from .shapes import problem_of_word
 
 __all__ = ["choices"]
@@ -39,7 +39,7 @@ def choices(shape: str, arch: str | None, backends: str | None, search: str | No
         offers = offers_for(wanted, device, chosen, on_this_machine=arch is None)
         names = enabled_backends(device, chosen)
     if json_file != STDOUT:
-        _print(f"{wanted}, {device.name} ({device.arch}), backends {', '.join(names)}", offers)
+        show(_parts(f"{wanted}, {device.name} ({device.arch}), backends {', '.join(names)}", offers))
     data = {
         "problem": {"text": str(wanted)} | wanted.to_json(),
         "device": {"name": device.name, "arch": device.arch},
@@ -59,23 +59,16 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _print(heading: str, offers: Offers) -> None:
-    out = console()
-    out.print(Text(heading, style="bold"))
-    if offers.choices:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-        table.add_column("choice", overflow="fold")
-        table.add_column("backend", no_wrap=True)
-        table.add_column("config", overflow="fold")
-        for choice in offers.choices:
-            table.add_row(Text(choice.name), Text(choice.backend), Text(_config(choice.info)))
-        out.print(table)
-    else:
-        out.print("no choices")
+def _parts(heading: str, offers: Offers) -> Iterator[RenderableType]:
+    yield Text(heading, style="bold")
+    table = new_table(texts=("choice", "backend"), last="config")
+    for choice in offers.choices:
+        table.add_row(Text(choice.name), Text(choice.backend), Text(_config(choice.info)))
+    yield table if offers.choices else "no choices"
     if offers.refusals:
-        out.print(Text(f"refused: {len(offers.refusals)}", style="bold"))
-        for refusal in offers.refusals:
-            out.print(Text(f"  {refusal.name}: {refusal.reason}"))
+        yield Text(f"refused: {len(offers.refusals)}", style="bold")
+    for refusal in offers.refusals:
+        yield Text(f"  {refusal.name}: {refusal.reason}")
 
 
 def _config(info: Mapping[str, Any]) -> str:

@@ -41,10 +41,10 @@ def problem_text(key: str) -> str:
 
 
 def machine_text(fingerprint: str) -> str:
-    """The fields of a fingerprint on one line, ``name=value`` with the empty ones left out; the text itself if it is no JSON."""
+    """The fields of a fingerprint on one line, without the long list of instruction sets; the text itself if it is no JSON."""
     try:
         fields: dict[str, Any] = json.loads(fingerprint)
-        return ", ".join(f"{name}={value}" for name, value in fields.items() if value not in ("", None))
+        return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")
     except (ValueError, AttributeError):
         return fingerprint
 

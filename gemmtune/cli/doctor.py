@@ -24,12 +24,13 @@ from ..device import DeviceInfo, detect
 from ..selector.key import driver_version, fingerprint_text
 from ..selector.store import open_store
 from ..settings import Settings
-from .output import STDOUT, console, json_option, write_json
+from .output import STDOUT, json_option, show, write_json
 
 __all__ = ["doctor", "report"]
 
 PACKAGES = ("torch", "triton", "nvmath-python", "nvidia-ml-py", "numpy", "jinja2", "filelock", "platformdirs", "rich", "click")
 COMPILERS = {"C++": ("c++", "g++", "clang++"), "CUDA": ("nvcc",)}
+INTERPRETER_HELP = "off; for correctness on the CPU: TRITON_INTERPRET=1 gemmtune tune 64x64x64 --device cpu --backends triton"
 MIB = 1024 * 1024
 
 
@@ -42,7 +43,7 @@ def doctor(json_file: str | None) -> int:
     """
     data = report(settings.current())
     if json_file != STDOUT:
-        _print(data)
+        show(_parts(data))
     write_json(json_file, data)
     return 1 if data["problems"] else 0
 
@@ -63,7 +64,7 @@ def report(chosen: Settings) -> dict[str, Any]:
         "cuda": {"torch_built_for": torch.version.cuda, "driver": driver_version("cuda"), "devices": torch.cuda.device_count()},
         "devices": [_device(device) for device in devices],
         "compilers": {language: _compiler(names) for language, names in COMPILERS.items()},
-        "triton_interpreter": _triton_interpreter(),
+        "triton_interpreter": "on" if _works_on_cpu(backends["triton"]) else INTERPRETER_HELP,
         "backends": backends,
         "store": store,
         "cache_folder": cache,
@@ -99,12 +100,6 @@ def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
     return {"path": path, "version": version.strip()}
 
 
-def _triton_interpreter() -> str:
-    if _version("triton") is None:
-        return "triton is not installed; pip install 'gemmtune[triton]'"
-    return "usable for correctness on the CPU: name the backend, as in --backends triton --device cpu"
-
-
 def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
     try:
         backend = load(name)
@@ -124,6 +119,10 @@ def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
             for device, available in seen
         ],
     }
+
+
+def _works_on_cpu(entry: dict[str, Any]) -> bool:
+    return any(seen["ok"] for seen in entry["devices"] if seen["device"] == "cpu")
 
 
 def _cache_folder(folder: Path) -> dict[str, Any]:
@@ -162,16 +161,13 @@ def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
     return facts | {"problem": problem, "limits": limits}
 
 
-def _print(data: dict[str, Any]) -> None:
-    out = console()
+def _parts(data: dict[str, Any]) -> Iterator[Text]:
     for title, lines in _sections(data):
-        out.print(Text(title, style="bold"))
-        for line in lines:
-            out.print(Text(f"  {line}"))
-    for problem in data["problems"]:
-        out.print(Text(f"problem: {problem}", style="bold red"))
+        yield Text(title, style="bold")
+        yield from (Text(f"  {line}") for line in lines)
+    yield from (Text(f"problem: {problem}", style="bold red") for problem in data["problems"])
     if not data["problems"]:
-        out.print(Text("all well", style="bold green"))
+        yield Text("all well", style="bold green")
 
 
 def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-__all__ = ["console", "json_option", "note", "show_warnings_as_lines", "write_json"]
+from ..selector.table import plain_text
+
+__all__ = ["INTERRUPTED", "STDOUT", "json_option", "note", "show", "show_warnings_as_lines", "write_json"]
 
 STDOUT = "-"
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
 
 
-def console() -> Console:
-    """Standard output as a rich console; in a pipe its tables keep their natural width, one line for each row."""
-    terminal = sys.stdout.isatty()
-    return Console(file=sys.stdout, width=None if terminal else 10_000, highlight=False, markup=False, emoji=False, soft_wrap=False)
+def show(parts: Iterable[RenderableType]) -> None:
+    """Print to standard output: with colours on a terminal, folded at its width; in a pipe as plain lines that are never folded."""
+    if sys.stdout.isatty():
+        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        for part in parts:
+            console.print(part)
+    else:
+        click.echo(plain_text(parts))
 
 
 def note(text: str) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +18,10 @@ from ..selector.candidates import outcome_of
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..selector.store import Absorbed, Row, Store, open_store
+from ..selector.table import new_table
 from .describe import machine_text, problem_text
-from .output import STDOUT, console, json_option, write_json
+from .output import STDOUT, json_option, write_json
+from .output import show as print_parts
 
 __all__ = ["export_store", "import_store", "merge", "show"]
 
@@ -66,12 +67,7 @@ def show(rows: int, json_file: str | None) -> None:
     store = _opened()
     known = _grouped(store.every_row())
     if json_file != STDOUT:
-        out = console()
-        out.print(f"store: {store.path}")
-        if not known:
-            out.print("empty; gemmtune tune fills it")
-        for fingerprint in dict.fromkeys(k.fingerprint for k in known):
-            _print_machine(out, fingerprint, [k for k in known if k.fingerprint == fingerprint], rows)
+        print_parts(_parts(store, known, rows))
     write_json(json_file, [k.to_json() for k in known])
 
 
@@ -132,13 +128,17 @@ def _tell(store: Store, absorbed: Absorbed, source: str, json_file: str | None) 
     write_json(json_file, data | {"store": str(store.path), "source": source})
 
 
-def _print_machine(out: Console, fingerprint: str, known: list[Known], rows: int) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("problem", overflow="fold")
-    table.add_column("choice", overflow="fold")
-    for title in ("time µs", "× torch", "right", "failed"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("measured (UTC)", no_wrap=True)
+def _parts(store: Store, known: list[Known], rows: int) -> Iterator[RenderableType]:
+    yield f"store: {store.path}"
+    if not known:
+        yield "empty; gemmtune tune fills it"
+    for fingerprint in dict.fromkeys(k.fingerprint for k in known):
+        yield Text(f"\n{machine_text(fingerprint)}", style="bold")
+        yield _table([k for k in known if k.fingerprint == fingerprint], rows)
+
+
+def _table(known: list[Known], rows: int) -> Table:
+    table = new_table(texts=("problem", "choice"), numbers=("time µs", "× torch", "right", "failed"), last="measured (UTC)")
     for k in known:
         outcomes, speedup = k.outcomes, k.speedup_over_torch
         latest = max(row.measured_at for row in k.rows)
@@ -155,5 +155,4 @@ def _print_machine(out: Console, fingerprint: str, known: list[Known], rows: int
         table.add_row(*map(Text, cells))
         for outcome in outcomes[1:rows]:
             table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}")
-    out.print(Text(f"\n{machine_text(fingerprint)}", style="bold"))
-    out.print(table)
+    return table

@@ -17,7 +17,7 @@ from ..selector.result import TuningResult
 from ..selector.table import DEFAULT_ROWS, pick_line, renderables
 from ..settings import Timing
 from .options import device_of, problem_options, search_options, settings_changes, spec_of
-from .output import STDOUT, console, json_option, note, write_json
+from .output import INTERRUPTED, STDOUT, json_option, note, show, write_json
 from .shapes import Spec, problem_of_word, problems_of_file
 
 __all__ = ["tune"]
@@ -66,7 +66,7 @@ def tune(
         except KeyboardInterrupt:
             progress.close()
             note(f"interrupted: what was measured is kept in {chosen.store_file}")
-            raise
+            raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             progress.close()
     _print(result, info, rows=rows or None, quiet=quiet, to_stdout=json_file != STDOUT)
@@ -95,10 +95,7 @@ def _print(result: TuningResult, info: DeviceInfo, *, rows: int | None, quiet: b
         for problem in result:
             click.echo(f"{problem.problem}: {pick_line(problem)}")
         return
-    out = console()
-    out.print(f"device: {info.name} ({info.arch})")
-    for part in renderables(result, max_rows=rows):
-        out.print(part)
+    show([f"device: {info.name} ({info.arch})", *renderables(result, max_rows=rows)])
 
 
 def _raise_if_nothing_valid(result: TuningResult) -> None:

@@ -64,7 +64,7 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
         InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
         EpilogueError: the epilogue is no pointwise function.
     """
-    check_operands(call.op, call.inputs)
+    check_operands(call.op, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
     reason = why_not_ours([x for _, x in call.inputs])
     if reason is not None:
         log.debug("%s runs by torch: %s", call.op, reason)

@@ -8,6 +8,7 @@ from .. import settings as settings_module
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..selector.machine import ensure_limits
 from ..selector.progress import Progress, Silent, progress_for
 from ..selector.result import ProblemResult, TuningResult
 from ..selector.select import select
@@ -68,6 +69,8 @@ def _tuned(
 ) -> Iterable[ProblemResult]:
     for problem in problems:
         progress.begin(problem, len(problems))
+        if not problem.empty:
+            ensure_limits(problem, device, settings, store, progress)
         result = select(problem, device, settings, store, progress)
         progress.end(result)
         yield result

@@ -1,18 +1,18 @@
 """Inputs on which every right kernel, in any order of summation, gives exactly one answer, known without a matrix product.
 
-All of them are built from one idea: the product **picks** elements. Row i of a picks row k_i of b, times v_i; or column j of b picks
-column l_j of a, times w_j.
+All of them are built from one idea: the product **picks** elements. Row i of a picks row k_i of b, times v_i; or column j of b
+picks column l_j of a, times w_j.
 
-==============  =====================================================================================================================
-``cancel``      a = [X, −X + D], b = [Y; Y], K in two halves: dense integers whose sums grow large and cancel, except that D has one
-                ±1 in each row. Finds narrow accumulators and split-K partials, dropped blocks, masks, strides, alpha, beta, an inp
-                on the wrong axis.
-``rows of b``   a is one-hot in each row, b has full significands: a wrong index, an input that is silently narrowed. Some rows hold a
-                NaN or an infinity instead of the 1.
-``cols of a``   the mirror image.
-``both``        the two in one: even rows pick from the first half of K, columns pick from the second for the odd rows.
-``integers``    small integers with a reference product, where the layouts of a or b do not let their elements be chosen.
-==============  =====================================================================================================================
+==============  ==================================================================================================================
+``cancel``      P4, P5. a = [X, −X + D], b = [Y; Y], K in two halves: dense integers whose sums grow large and cancel, except
+                that D has one ±1 in each row. Finds narrow accumulators and split-K partials, dropped blocks, masks, strides,
+                alpha, beta, an inp on the wrong axis.
+``rows_of_b``   P2. a is one-hot in each row, b has full significands: a wrong index, an input that is silently narrowed. Some rows
+                hold a NaN or an infinity instead of the 1.
+``cols_of_a``   P3, the mirror image.
+``both``        P2 and P3: the two in one: even rows pick from the first half of K, columns pick from the second for the odd rows.
+``integers``    P1: small integers with a reference product, where the layouts of a or b do not let their elements be chosen.
+==============  ==================================================================================================================
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ..problem import Layout, Problem
+from . import operands
 from .operands import POISONS, Operands, allocate, distinct, flat, overlapping, poison, scalar_value
 from .reference import as_batches
 
@@ -31,7 +32,7 @@ __all__ = ["Pick", "Probes"]
 ALPHA, BETA = 2.0, -3.0
 """Of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
 MOST_INTEGER = 31
-"""In a, b of the cancelling probe: exact in every dtype, and so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
+"""In a and b of the cancelling probe: exact in every dtype; so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
 MOST_ADDED = 9
 INTEGER_SUM_BITS = 50
 
@@ -40,8 +41,9 @@ INTEGER_SUM_BITS = 50
 class Pick:
     """A probe: operands and the exactly known alpha · a @ b + beta · inp.
 
-    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j]. ``row_factor``
-    v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N] (any of size 1 where operands are broadcast).
+    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j].
+    ``row_factor`` v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]; a dimension has size 1 where
+    the operand is broadcast along it.
     """
 
     name: str
@@ -75,6 +77,18 @@ class Pick:
         added = as_batches(self.operands.inp.expand(out_size))[batches, rows].to(dtype)
         return result + added * self.operands.beta
 
+    def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
+        """Which element of an operand ``out[index]`` is, for messages."""
+        batch, row, col = index if batched else (0, *index)
+        lead = f"{batch}, " if batched else ""
+        if bool(self.by_rows[row]) and self.row_index is not None:
+            picked = self.row_index[min(batch, self.row_index.shape[0] - 1), min(row, self.row_index.shape[1] - 1)]
+            return f" (from b[{lead}{int(picked)}, {col}])"
+        if self.col_index is not None:
+            picked = self.col_index[min(batch, self.col_index.shape[0] - 1), min(col, self.col_index.shape[1] - 1)]
+            return f" (from a[{lead}{row}, {int(picked)}])"
+        return ""
+
 
 def _sliced(x: torch.Tensor, batches: slice) -> torch.Tensor:
     return x if x.shape[0] == 1 else x[batches]
@@ -96,6 +110,12 @@ class Probes:
         self.generator = torch.Generator(device=device).manual_seed(seed)
         self.free_a = _free(problem.a, problem.k, problem.a.stride[-1])
         self.free_b = _free(problem.b, problem.k, problem.b.stride[-2])
+
+    @property
+    def can_pick_both(self) -> bool:
+        """Whether ``both`` can be made."""
+        problem = self.problem
+        return self.free_a and self.free_b and problem.k >= 2 and _sizes(problem.a)[1] == problem.m >= 2
 
     def random(self) -> Operands:
         """Standard normal numbers (away from subnormal ones; on tf32's grid for a tf32 problem) as every other operand."""
@@ -122,16 +142,24 @@ class Probes:
         last = self._integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most)
         b = torch.cat([y, y, last], dim=1) * self._signs((b_size[0], 1, b_size[2]))
         added = None if problem.inp is None else self._placed(problem.inp, self._spread(problem.inp, -MOST_ADDED, MOST_ADDED))
-        operands = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=added)
-        return Pick(name="cancel", operands=operands, by_rows=self._row_mask(True), row_factor=factor, row_index=index)
+        made = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=added)
+        return Pick(name="P5 cancellation", operands=made, by_rows=self._row_mask(True), row_factor=factor, row_index=index)
 
-    def rows_of_b(self, b: torch.Tensor) -> Pick:
-        """One-hot rows of a over the given b. Needs ``free_a``."""
+    def rows_of_b(self, b: torch.Tensor, *, nan: bool = False) -> Pick:
+        """One-hot rows of a over the given b, with NaN for every 1 if ``nan``. Needs ``free_a``."""
         index = self._indices(_sizes(self.problem.a)[:2], 0, self.problem.k)
         factor = self._factors(index.shape)
+        if nan:
+            factor.fill_(math.nan)
         a = self._placed(self.problem.a, self._one_hot(_sizes(self.problem.a), index, factor))
-        operands = self._operands(a, b, added=self._no_inp())
-        return Pick(name="rows of b", operands=operands, by_rows=self._row_mask(True), row_factor=factor, row_index=index)
+        made = self._operands(a, b, added=self._no_inp())
+        return Pick(
+            name="NaN in a" if nan else "P2 one-hot a",
+            operands=made,
+            by_rows=self._row_mask(True),
+            row_factor=factor,
+            row_index=index,
+        )
 
     def cols_of_a(self, a: torch.Tensor) -> Pick:
         """One-hot columns of b over the given a. Needs ``free_b``."""
@@ -139,8 +167,8 @@ class Probes:
         index = self._indices((batch, n), 0, k)
         factor = self._factors(index.shape)
         b = self._placed(self.problem.b, self._one_hot((batch, n, k), index, factor).mT)
-        operands = self._operands(a, b, added=self._no_inp())
-        return Pick(name="cols of a", operands=operands, by_rows=self._row_mask(False), col_factor=factor, col_index=index)
+        made = self._operands(a, b, added=self._no_inp())
+        return Pick(name="P3 one-hot b", operands=made, by_rows=self._row_mask(False), col_factor=factor, col_index=index)
 
     def both(self, random: Operands) -> Pick:
         """The two in one, for K of at least 2, with the numbers of ``random``. Needs ``free_a`` and ``free_b``."""
@@ -159,9 +187,9 @@ class Probes:
         a = torch.where(by_rows[:m].unsqueeze(-1), picking, a)
         b = as_batches(distinct(random.b)).clone()
         b[:, half:] = self._one_hot((batch_b, n, problem.k), col_index, col_factor).mT[:, half:]
-        operands = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._no_inp())
+        made = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._no_inp())
         return Pick(
-            name="both", operands=operands, by_rows=by_rows,
+            name="P2+P3 one-hot", operands=made, by_rows=by_rows,
             row_factor=row_factor, row_index=row_index, col_factor=col_factor, col_index=col_index,
         )  # fmt: skip
 
@@ -180,10 +208,16 @@ class Probes:
             inp = self._placed(problem.inp, None)
         elif problem.inp is not None and inp is None:
             inp = self._normal(problem.inp)
+        alpha, beta = (operands.ALPHA, operands.BETA) if general else (ALPHA, BETA)
         return Operands(
-            a=a, b=b, inp=inp, extra=(), out=torch.empty(0, dtype=problem.out.dtype, device=self.device),
-            alpha=scalar_value(problem.alpha, 1.25 if general else ALPHA), beta=scalar_value(problem.beta, -0.75 if general else BETA),
-        )  # fmt: skip
+            a=a,
+            b=b,
+            inp=inp,
+            extra=(),
+            out=torch.empty(0, dtype=problem.out.dtype, device=self.device),
+            alpha=scalar_value(problem.alpha, alpha),
+            beta=scalar_value(problem.beta, beta),
+        )
 
     def _no_inp(self) -> torch.Tensor | None:
         return None if self.problem.inp is None else self._placed(self.problem.inp, self._spread(self.problem.inp, 0, 0))

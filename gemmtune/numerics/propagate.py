@@ -1,8 +1,8 @@
 """How far an epilogue carries an error: every node of the graph as a value with an error bound.
 
-The value is f(R) in float64, except that a cast rounds. The bound covers the error that comes in, and what a right evaluation of
-each function in the node's own precision adds. Where a comparison may fall on either side, both branches count; where anything may
-come out (a pole or an overflow within reach), the bound is infinite.
+The value is f(R) in float64, except that a cast rounds what is exact before it. The bound covers the error that comes in, and what
+a right evaluation of each function in the node's own precision adds. Where a comparison may fall on either side, both branches
+count; where anything may come out (a pole or an overflow within reach), the bound is infinite.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def propagate(
 ) -> Approximate:
     """f(acc, *operands) with its error bound.
 
-    ``operands`` broadcast to ``acc``. ``precision`` is the type that the accumulator is rounded to before the epilogue: with a narrow
-    one every node may be rounded to it. ``reference_is_float64``: the kernel computes as precisely as this function, whose errors
-    count then.
+    ``operands`` broadcast to ``acc``. ``precision`` is the type that the accumulator is rounded to before the epilogue: with a
+    narrow one every node may be rounded to it. ``reference_is_float64``: the kernel computes as precisely as this function, whose
+    errors count then.
     """
     values: list[Approximate] = []
     for node in epilogue.nodes:
@@ -58,7 +58,8 @@ def propagate(
             case "operand":
                 values.append(_exact(operands[_index(node.args[0])].double()))
             case "cast":
-                values.append(rounded(_argument(node.args[0], values, precision), node.dtype, flush=flush))
+                source = _argument(node.args[0], values, precision)
+                values.append(_with_overflow(rounded(source, node.dtype, flush=flush), node.dtype, [source]))
             case _:
                 held = _node_precision(node, precision)
                 args = [_argument(a, values, held) for a in node.args]
@@ -67,13 +68,12 @@ def propagate(
 
 
 def rounded(x: Approximate, dtype: torch.dtype, *, flush: bool) -> Approximate:
-    """x rounded to ``dtype``: without error where x has none, else by up to a unit in the last place more."""
+    """x rounded to ``dtype``: exactly where x has no error, else with an error of half a unit in the last place more."""
     info = dtype_info(dtype)
     tiny = info.smallest_normal if flush else info.smallest_subnormal / 2
-    value = x.value.to(dtype).double()
-    spread = x.error + 2 * info.unit_roundoff * (x.value.abs() + x.error) + 2 * tiny
-    error = torch.where(x.error > 0, spread, tiny if flush else 0.0)
-    return _with_overflow(Approximate(value=value, error=error), dtype, [x])
+    value = torch.where(x.error > 0, x.value, x.value.to(dtype).double())
+    spread = x.error + info.unit_roundoff * (x.value.abs() + x.error) + tiny
+    return Approximate(value=value, error=torch.where(x.error > 0, spread, tiny if flush else 0.0))
 
 
 def _exact(value: torch.Tensor) -> Approximate:

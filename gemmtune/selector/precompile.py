@@ -76,17 +76,17 @@ class Compilation:
         keys = {c.name: c.compile_key for c in choices if c.compile_key in self._keys}
         wanted = set(keys.values())
         reported = -1
-        while wanted:
+        while wanted and reported < len(wanted):
             with self._changed:
-                self._changed.wait_for(lambda last=reported: self._error or len(wanted & self._outcomes.keys()) > last)
+                while not self._error and len(wanted & self._outcomes.keys()) == reported:
+                    self._changed.wait()
                 if self._error:
                     raise self._error
                 done = len(wanted & self._outcomes.keys())
-            for count in range(reported + 1, done + 1) if progress else ():
-                progress(count, len(wanted))
+            if progress:
+                for count in range(reported + 1, done + 1):
+                    progress(count, len(wanted))
             reported = done
-            if done == len(wanted):
-                break
         outcomes = {name: self._outcomes[key] for name, key in keys.items() if key is not None}
         return {name: outcome for name, outcome in outcomes.items() if outcome}
 

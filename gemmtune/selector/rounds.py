@@ -39,6 +39,7 @@ class Effort:
     """How long the final rounds may take. ``warm_up_s`` of load without measuring comes first.
 
     A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from the clocks that it sustains.
+    A CPU is warm from making the contenders ready.
     """
 
     warm_up_s: float
@@ -48,7 +49,7 @@ class Effort:
     def of(cls, search: Search, device_type: str) -> Self:
         """The effort for a search on a kind of device."""
         budget_s = {"quick": 0.3, "default": 0.5, "exhaustive": 1.5}[search]
-        return cls(warm_up_s=0.05 if device_type == "cpu" else min(0.2, budget_s / 2), budget_s=budget_s)
+        return cls(warm_up_s=0.0 if device_type == "cpu" else min(0.2, budget_s / 2), budget_s=budget_s)
 
 
 def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collection[str] = ()) -> dict[str, Ranked]:

@@ -14,6 +14,7 @@ from .candidates import Candidates, known_candidates, row_of
 from .key import fingerprint_text
 from .limits import limit_us
 from .locks import tuning_lock
+from .machine import limits_of
 from .measure import measure
 from .pick import pick, right
 from .progress import Progress
@@ -63,7 +64,7 @@ def _result(
         outcomes=(*right(listed), *(o for o in listed if o.status is not Status.OK)),
         refusals=tuple(candidates.offers.refusals),
         pick=chosen.name if chosen else None,
-        limit_us=limit_us(problem, store.limits(fingerprint_text(device, "limits"))),
+        limit_us=limit_us(problem, limits_of(device, store)),
         seconds=time.perf_counter() - begun,
         source=source,
     )

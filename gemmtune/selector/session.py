@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ HOPELESS = 1.5
 """After the first calls, a choice slower than the best by this factor is not measured further (as PyTorch's TunableOp does) …"""
 SLOWER = 1.15
 """… and by this one after a few samples. Both lie far outside of what the noise of so few samples can mistake."""
-LAUNCH_US = 20.0
-"""What a launch from Python adds at most to a single call on a GPU."""
+LAUNCH_US = 100.0
+"""What the launches of a choice (with an eager epilogue there are several) add at most to a single call on a GPU."""
 FEW_SAMPLES = 3
 MORE_SAMPLES = 12
 STAGE_S = 0.04
@@ -115,7 +116,8 @@ class Session:
                 try:
                     kernel = self._kernels.get(choice.name) or choice.build()
                     contenders[choice.name] = self._time().contender(choice, kernel)
-                    contenders[choice.name].sample_us()
+                    if self._device.type != "cpu":  # captures the graph, which may fail
+                        contenders[choice.name].sample_us()
                 except Exception as error:
                     contenders.pop(choice.name, None)
                     _, reason = self._failure(error)
@@ -206,11 +208,10 @@ def _short_measurement(contender: Contender, best_us: float | None) -> float:
     if best_us is not None and rough > HOPELESS * best_us + LAUNCH_US:
         return rough
     samples = _samples(contender, FEW_SAMPLES)
-    few = sorted(samples)[len(samples) // 2]
-    if best_us is not None and few > SLOWER * best_us:
-        return few
-    samples += _samples(contender, MORE_SAMPLES)
-    return sorted(samples)[len(samples) // 2]
+    # The least of the few: what disturbs a measurement only ever makes it longer.
+    if best_us is None or min(samples) <= SLOWER * best_us:
+        samples += _samples(contender, MORE_SAMPLES)
+    return statistics.median(samples)
 
 
 def _samples(contender: Contender, most: int) -> list[float]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-__all__ = ["DEFAULT_ROWS", "pick_line", "render", "renderables"]
+__all__ = ["DEFAULT_ROWS", "new_table", "pick_line", "plain_text", "render", "renderables"]
 
 DEFAULT_ROWS = 12
 """Timed choices shown for a problem; the torch baseline is always shown."""
@@ -30,13 +30,7 @@ def render(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS, width: 
 
     ``max_rows`` is how many timed choices are shown for a problem (None: all), ``width`` the columns to fold at (None: never).
     """
-    from rich.console import Console  # noqa: PLC0415 - see renderables
-
-    text = io.StringIO()
-    console = Console(file=text, width=width or NATURAL_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    for part in renderables(result, max_rows=max_rows):
-        console.print(part)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    return plain_text(renderables(result, max_rows=max_rows), width)
 
 
 def renderables(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS) -> Iterator[RenderableType]:
@@ -56,6 +50,33 @@ def renderables(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS) ->
     if len(result) > 1:
         yield Text("")
         yield Text(summary_line(result), style="bold")
+
+
+def new_table(*, texts: Sequence[str], numbers: Sequence[str] = (), last: str) -> Table:
+    """An empty table in the one look that all have: text columns, which fold when there is no room, numbers, a last text column."""
+    from rich import box  # noqa: PLC0415 - see renderables
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for title in texts:
+        table.add_column(title, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column(last, overflow="fold")
+    return table
+
+
+def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str:
+    """What a rich console would print, without colours; folded at ``width`` columns (None: never)."""
+    from rich.console import Console  # noqa: PLC0415 - see renderables
+
+    text = io.StringIO()
+    console = Console(
+        file=text, width=width or NATURAL_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, markup=False
+    )
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def heading(result: ProblemResult) -> str:
@@ -147,16 +168,9 @@ def _hidden_line(result: ProblemResult, max_rows: int | None) -> Iterable[str]:
 
 
 def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
-    from rich import box  # noqa: PLC0415 - see renderables
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415 - see renderables
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("choice", overflow="fold")
-    table.add_column("backend", no_wrap=True)
-    for title in ("time µs", "GFLOP/s", "% best", "% limit", "verified"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("note", overflow="fold")
+    table = new_table(texts=("choice", "backend"), numbers=("time µs", "GFLOP/s", "% best", "% limit", "verified"), last="note")
     best_us = _timed(result)[0][1]
     for outcome, time_us in _shown(result, max_rows):
         cells = (
@@ -178,7 +192,7 @@ def _note(outcome: Outcome, result: ProblemResult) -> str:
     if outcome.baseline:
         notes.append("torch")
     if _dropped_early(outcome, result):
-        notes.append("dropped early")
+        notes.append("dropped")
     return ", ".join(notes)
 
 

@@ -170,7 +170,7 @@ class Worker:
 
 def _start_code(fd: int, *, gpu: bool) -> str:
     """The child's program: GPUs are hidden before torch is imported, and modules are found where the parent finds them."""
-    path = [entry or os.getcwd() for entry in sys.path]
+    path = [str(entry) or os.getcwd() for entry in sys.path]
     hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
     return f"import os, sys; {hide}sys.path[:] = {path!r}; from gemmtune.selector.child import main; main({fd}, {os.getpid()})"
 

@@ -1,9 +1,8 @@
-"""The aten backend: what it offers, that its choices are right in every layout, and that it claims no more than torch keeps."""
+"""The aten backend's choices are right in every layout, and claim no more than torch keeps."""
 
 from __future__ import annotations
 
 import math
-import pickle
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -14,8 +13,7 @@ import torch.nn.functional as F
 from gemmtune.choice import Choice
 from gemmtune.device import detect, preset
 from gemmtune.extern.aten import BACKEND, AtenChoice
-from gemmtune.extern.flags import precision_scope, set_precision
-from gemmtune.problem import Layout, Precision, Problem
+from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import DTYPES
 from gemmtune.problem.epilogue import Epilogue
 from gemmtune.problem.problem import scalar_class
@@ -32,10 +30,6 @@ def offered(problem: Problem, device: str | None = None) -> list[AtenChoice]:
     return [
         c for c in BACKEND.enumerate(problem, preset(device) if device else CPU, Settings()).choices if isinstance(c, AtenChoice)
     ]
-
-
-def names(problem: Problem, device: str | None = None) -> list[tuple[str, bool]]:
-    return [(c.name, c.baseline) for c in offered(problem, device)]
 
 
 def problem_of(
@@ -84,7 +78,7 @@ def outputs(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[str, t
 
 
 def bound(problem: Problem, choice: Choice, exact: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Rounding to the output's dtype, and K + 2 additions in the claimed accumulator; twice over for the subnormal and second order."""
+    """Rounding to the output's dtype, and K + 2 additions in the claimed accumulator; twice over."""
     info, accumulate = DTYPES[problem.out.dtype], DTYPES[choice.claims.accumulate]
     return 2 * (info.unit_roundoff * exact.abs() + (problem.k + 2) * accumulate.unit_roundoff * magnitude) + info.smallest_normal
 
@@ -256,78 +250,6 @@ def test_a_narrower_result_is_rounded_at_the_end(dtype: torch.dtype) -> None:
     assert torch.equal(out, (2 * (a @ b)).half())
 
 
-def test_the_baseline_is_what_the_caller_would_have_called() -> None:
-    cpu = {"device_type": "cpu"}
-    assert names(Problem.mm(64, 32, 48, **cpu)) == [("aten:mm", True)]
-    assert names(Problem.addmm(64, 32, 48, **cpu)) == [("aten:addmm", True)]
-    assert names(Problem.bmm(2, 64, 32, 48, **cpu)) == [("aten:bmm", True)]
-    assert names(Problem.baddbmm(2, 64, 32, 48, **cpu)) == [("aten:baddbmm", True)]
-
-
-@pytest.mark.parametrize(
-    ("bias", "expected"),
-    [
-        ("n", [("aten:bias_addmm", True), ("aten:addmm", False)]),
-        ("1n", [("aten:bias_addmm", False), ("aten:addmm", True)]),
-        ("mn", [("aten:addmm", True)]),
-        ("m1", [("aten:addmm", True)]),
-        ("scalar", [("aten:addmm", True)]),
-    ],
-)
-def test_bias_addmm_is_offered_first_for_a_repeated_row(bias: str, expected: list[tuple[str, bool]]) -> None:
-    problem = Problem.addmm(64, 32, 48, bias=bias, device_type="cuda")  # type: ignore[arg-type]
-    assert names(problem, "sm80") == expected
-
-
-def test_bias_addmm_says_why_it_is_not_offered() -> None:
-    offers = BACKEND.enumerate(Problem.addmm(64, 32, 48, bias="m1", device_type="cuda"), preset("sm90"), Settings())
-    assert [(r.name, r.reason) for r in offers.refusals] == [
-        (
-            "aten:bias_addmm",
-            "inp bfloat16[64x1](1,1) is not a row of N=32 elements repeated along M; expected shape [N], [1, N] or stride 0",
-        )
-    ]
-    offers = BACKEND.enumerate(Problem.addmm(64, 32, 48, beta=0, device_type="cuda"), preset("sm90"), Settings())
-    assert offers.refusals[0].reason == "beta is 0: there is no bias to add"
-
-
-def test_choices_are_picklable_and_have_hashes_of_their_own() -> None:
-    vector, matrix = offered(Problem.addmm(64, 32, 48, device_type="cuda"), "sm80")
-    assert pickle.loads(pickle.dumps(vector)) == vector
-    assert pickle.loads(pickle.dumps(vector)).content_hash == vector.content_hash
-    assert vector.content_hash != matrix.content_hash
-    assert len({vector, matrix}) == 2
-    assert vector.compile_key is None
-    assert vector.compiled
-    assert vector.packed_format is None
-
-
-def test_enumeration_needs_no_device() -> None:
-    for arch in ("sm75", "sm80", "sm90", "sm100", "gfx942", "avx2"):
-        device = preset(arch)
-        assert BACKEND.serves_by_default(device)
-        assert BACKEND.enumerate(Problem.mm(64, 32, 48, device_type=device.torch_device.type), device, Settings()).choices
-
-
-def test_availability() -> None:
-    assert BACKEND.available(CPU).ok
-    assert torch.__version__ in BACKEND.available(CPU).detail
-    if not torch.cuda.is_available():
-        assert not BACKEND.available(preset("sm80")).ok
-        assert "sees no GPU here" in BACKEND.available(preset("sm80")).detail
-
-
-def test_claims_on_a_gpu_follow_the_recorded_flags() -> None:
-    reduced = Problem.mm(64, 32, 4096, dtype=torch.float16, device_type="cuda", precision=Precision(reduced_partials=True))
-    strict = Problem.mm(64, 32, 4096, dtype=torch.float16, device_type="cuda")
-    tf32 = Problem.mm(64, 32, 4096, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode="tf32"))
-    claims = [offered(p, "sm80")[0].claims for p in (reduced, strict, tf32)]
-    assert [c.partials for c in claims] == [torch.float16, torch.float32, torch.float32]
-    assert [c.input_mode for c in claims] == ["ieee", "ieee", "tf32"]
-    assert [c.splits for c in claims] == [16, 16, 16]
-    assert offered(Problem.mm(64, 32, 48, device_type="cuda"), "sm80")[0].claims.splits == 1
-
-
 @dtypes
 @pytest.mark.parametrize("shape", [(5, 7, 6), (64, 64, 64), (1, 512, 512), (256, 256, 2048)], ids=str)
 def test_the_cpu_keeps_what_is_claimed(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -360,48 +282,3 @@ def test_repeated_runs_give_the_same_bits() -> None:
         out.fill_(NAN)
         kernel.run(out, a, b, None, 1, 0, ())
         assert torch.equal(out, first)
-
-
-@pytest.fixture
-def _flags() -> Iterator[None]:
-    matmul, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = (
-        matmul.fp32_precision,
-        cpu.fp32_precision,
-        matmul.allow_fp16_reduced_precision_reduction,
-        matmul.allow_bf16_reduced_precision_reduction,
-    )
-    yield
-    matmul.fp32_precision, cpu.fp32_precision = before[:2]
-    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before[2:]
-
-
-@pytest.mark.usefixtures("_flags")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_set_precision_of_16_bit_types(dtype: torch.dtype) -> None:
-    name = f"allow_{'fp16' if dtype == torch.float16 else 'bf16'}_reduced_precision_reduction"
-    for reduced in (False, True, False):
-        set_precision(Problem.mm(8, 8, 8, dtype=dtype, device_type="cuda", precision=Precision(reduced_partials=reduced)))
-        assert getattr(torch.backends.cuda.matmul, name) is reduced
-
-
-@pytest.mark.usefixtures("_flags")
-def test_set_precision_of_float32() -> None:
-    matmul = torch.backends.cuda.matmul
-    for mode in ("tf32", "ieee"):
-        set_precision(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode=mode)))  # type: ignore[arg-type]
-        assert matmul.fp32_precision == mode
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
-    set_precision(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"))
-    assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # type: ignore[attr-defined]
-
-
-@pytest.mark.usefixtures("_flags")
-def test_precision_scope_restores_the_flags() -> None:
-    matmul = torch.backends.cuda.matmul
-    matmul.fp32_precision = "ieee"
-    tf32 = Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode="tf32"))
-    with pytest.raises(KeyError), precision_scope(tf32):
-        assert matmul.fp32_precision == "tf32"
-        raise KeyError
-    assert matmul.fp32_precision == "ieee"

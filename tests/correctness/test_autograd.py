@@ -17,7 +17,7 @@ def quick(own_store):
 
 def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     g = torch.Generator().manual_seed(1)
-    return [torch.randn(*shape, generator=g, dtype=dtype).requires_grad_() for shape in shapes]
+    return [torch.randn(shape, generator=g, dtype=dtype).requires_grad_() for shape in shapes]
 
 
 @pytest.mark.parametrize("bias_shape", [(5,), (4, 5), (4, 1), (1, 5), ()], ids=str)

@@ -47,7 +47,8 @@ def test_equal_contenders_tie_within_their_margins_or_one_percent() -> None:
 
 
 def test_time_of_a_call_in_microseconds() -> None:
-    assert CpuContender([busy(500e-6)]).sample_us() == pytest.approx(500, rel=0.5)
+    contender = CpuContender([busy(500e-6)])
+    assert min(contender.sample_us() for _ in range(30)) == pytest.approx(500, rel=0.05)
 
 
 def test_a_batch_of_short_calls_takes_the_operand_sets_in_turn() -> None:

@@ -177,3 +177,23 @@ def raise_value_error() -> None:
 def exit_status() -> None:
     print("last words", file=sys.stderr)
     os._exit(7)
+
+
+# For tests that look at processes.
+
+
+def is_running(pid: int) -> bool:
+    """A zombie does not run."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(*pids: int, timeout_s: float = 10.0) -> list[int]:
+    """Those that still run after the time."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [p for p in pids if is_running(p)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left

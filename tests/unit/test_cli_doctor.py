@@ -45,15 +45,10 @@ def test_a_backend_that_is_not_available_says_why(capsys, own_store):
 def test_the_text_has_what_the_json_has(capsys, own_store):
     assert cli.run(["doctor"]) == 0
     text = capsys.readouterr().out
-    for word in (
-        __version__,
-        f"torch {torch.__version__}",
-        detect("cpu").name,
-        str(own_store),
-        "aten on cpu: yes",
-        "cublaslt on cpu: no",
-    ):
+    for word in (__version__, f"torch {torch.__version__}", detect("cpu").name, str(own_store)):
         assert word in text
+    assert "aten on cpu: yes, " in text
+    assert "cublaslt on cpu: no, " in text
     assert "measured limits of cpu: none yet; the first tuning measures them" in text
     assert text.endswith("all well\n")
 

@@ -183,5 +183,5 @@ def test_a_stored_key_with_an_epilogue_reads_as_its_problem():
 def test_keys_and_fingerprints_of_other_versions_are_shown_as_they_are():
     assert problem_text('{"op":"conv"}') == '{"op":"conv"}'
     assert problem_text("no json") == "no json"
-    assert machine_text('{"device":"H200","driver":"","threads":2}') == "device=H200, threads=2"
+    assert machine_text('{"device":"EPYC","isa":"avx2 fma","threads":"2"}') == "device=EPYC, threads=2"
     assert machine_text("no json") == "no json"

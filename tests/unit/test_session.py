@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +17,7 @@ import fake_choices
 import filelock
 import pytest
 import torch
-from fake_choices import PROBLEM, Fake, OutOfResources, fake
+from fake_choices import PROBLEM, Fake, OutOfResources, fake, wait_until_gone
 
 from gemmtune.choice import Status
 from gemmtune.device import detect
@@ -98,6 +102,41 @@ def test_a_choice_that_cannot_travel_is_a_failure_of_that_choice(settings: Setti
         assert sample.status is Status.RUNTIME_ERROR
         assert "pickle" in sample.reason
         assert session.examine(running("multiply"), None).status is Status.OK
+
+
+TUNING = """
+    import dataclasses, sys
+    sys.path.insert(0, {tests!r})
+    from fake_choices import PROBLEM, fake
+    from gemmtune.device import detect
+    from gemmtune.selector.precompile import precompile
+    from gemmtune.selector.remote import RemoteSession
+    from gemmtune.settings import Settings
+    settings = Settings(cache_dir=sys.argv[1], compile_threads=2)
+    precompile([fake(str(i), artifact=sys.argv[1] + str(i)) for i in range(4)], settings)
+    with RemoteSession(PROBLEM, dataclasses.replace(detect("cpu"), threads=1), settings) as session:
+        session.examine(fake("multiply"), None)
+        print("measuring", flush=True)
+        while True:
+            session.rank([fake("multiply"), fake("slow", run="slow")])
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
+    """Two compile workers, idle, and one that measures. The program has no ``__main__`` guard."""
+    script = tmp_path / "tuning.py"
+    script.write_text(textwrap.dedent(TUNING.format(tests=str(Path(__file__).parent))))
+    command = [sys.executable, str(script), str(tmp_path / "cache")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "measuring\n"
+    children = [int(p) for task in Path(f"/proc/{parent.pid}/task").iterdir() for p in (task / "children").read_text().split()]
+    assert len(children) == 3
+    parent.send_signal(how)
+    _, stderr = parent.communicate(timeout=60)
+    assert not wait_until_gone(*children)
+    assert stderr.count("Traceback") == (1 if how is signal.SIGINT else 0), stderr
 
 
 def test_the_worker_stays_warm_for_the_next_session(settings: Settings) -> None:

@@ -36,6 +36,8 @@ __all__ = ["Algorithm", "Descriptors", "algorithms", "bindings", "handle", "inst
 
 WORKSPACE_BYTES = 32 * 2**20
 """What NVIDIA recommends for Hopper (cuBLAS documentation, cublasSetWorkspace), and enough for older GPUs."""
+MOST_SPLITS = 16
+"""For an algorithm that tells a negative number: it decides itself."""
 BIAS_PLACEHOLDER = 2**32
 """The address that the heuristic query is told of a bias: it looks at the alignment only."""
 
@@ -51,8 +53,9 @@ class Algorithm:
 
     @property
     def splits(self) -> int:
-        """How many partial sums of K meet in each element."""
-        return max(dict(self.attributes)[AlgorithmAttribute.SPLITK], 1)
+        """How many partial sums of K meet in each element, at most."""
+        told = dict(self.attributes)[AlgorithmAttribute.SPLITK]
+        return MOST_SPLITS if told < 0 else max(told, 1)
 
     @property
     def reduction(self) -> ReductionScheme:

@@ -1,4 +1,4 @@
-"""What differs between architectures, as data: how operands are staged, which instruction multiplies, and rough rates for ranking."""
+"""What differs between architectures, as data: how operands are staged, what multiplies them, and rough rates for ranking."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ ARCHS: dict[str, Arch] = {
         threads_per_sm=1536,
     ),
     "sm90": Arch(
-        **_AMPERE, warp_group=True, fp64_tensor_core=True, tensor_tflops=7.4, fma_tflops=0.5, dram_gbps=31, l2_gbps=55,
+        **_AMPERE, warp_group=True, fp64_tensor_core=True, tensor_tflops=7.4, fma_tflops=0.5, dram_gbps=31, l2_gbps=75,
     ),
     "sm100": Arch(
-        **_AMPERE, warp_group=True, fp64_tensor_core=False, tensor_tflops=15.0, fma_tflops=0.5, dram_gbps=53, l2_gbps=90,
+        **_AMPERE, warp_group=True, fp64_tensor_core=False, tensor_tflops=15.0, fma_tflops=0.5, dram_gbps=53, l2_gbps=130,
         barrier_bytes=64, sync_buffers=2,
     ),
     "sm120": Arch(

@@ -13,7 +13,7 @@ from ...choice import Choice, Claims, Kernel
 from ...device import DeviceInfo
 from ...problem import Problem
 from .configs import Config
-from .kernels import Target, compile_kernel, interpreting, kernel_key, load_function, marker
+from .kernels import Target, compile_kernel, kernel_key, load_function, marker
 from .launch import bind_compiled, bind_interpreted, geometry
 from .source import Source, render_source
 from .spec import specialise
@@ -66,9 +66,7 @@ class TritonChoice(Choice):
             self._compile(self.target)
 
     def _compile(self, target: Target) -> Any:
-        return compile_kernel(
-            self.name, self.source, self._kernel_key, target, stages=self.config.stages, warps=self.config.warps
-        )
+        return compile_kernel(self.name, self.source, self._kernel_key, target, stages=self.config.stages, warps=self.config.warps)
 
     def build(self) -> Kernel:
         """Bind to the problem. On a GPU to the current device, which must be the current device at each call.
@@ -127,6 +125,3 @@ def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonCh
         config=config,
         target=target_of(device),
     )
-
-
-__all__ += ["interpreting"]

@@ -111,7 +111,8 @@ def compile_kernel(name: str, source: Source, key: str, target: Target, *, stage
                 target=target.for_triton(),
                 options={"num_warps": warps, "num_stages": stages},
             )
-        except Exception as error:  # noqa: BLE001 - MLIR, LLVM and ptxas report by many types, all mean the same here
+        except Exception as error:
+            # MLIR, LLVM and ptxas report by many types, and all mean the same here.
             raise CompileError(name, f"{type(error).__name__}: {error}") from error
     path = marker(key, target)
     if not path.exists():

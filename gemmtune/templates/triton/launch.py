@@ -207,6 +207,7 @@ def launcher_of(compiled: Any, grid: tuple[int, int, int]) -> Launcher:
     if needs_scratch or getattr(launcher, "gsan_enabled", False) or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS):
         return Launcher(function=launcher, grid=grid, middle=(handle, metadata, None, None, None), packed=False)
     flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+    middle: tuple[Any, ...]
     if version in FLAT_VERSIONS:
         middle = (handle, *flags, None, None, metadata, None, None, None)
     else:

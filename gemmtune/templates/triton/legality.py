@@ -1,6 +1,6 @@
 """One predicate says whether a config may be offered for a problem on a device, before anything is compiled.
 
-The shared-memory model follows what Triton's pipeliner allocates, and is a close upper bound: tests compare it with compiled kernels.
+The shared-memory model follows what Triton's pipeliner allocates and is a close upper bound: tests compare it with real kernels.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ class Predicate:
             total += _fragment_registers(config, itemsize, self.device.warp_size)
         for staged, block in zip(staging, (config.block_m, config.block_n), strict=True):
             if not staged.asynchronous or config.stages == 1:
-                # The block passes through registers, and each separate access holds an offset.
+                # The block passes through registers; each separate access holds an address and a result that is packed later.
                 block_bytes = block * config.block_k // threads * itemsize
-                total += block_bytes // 4 + block_bytes // staged.width
+                total += block_bytes // 4 + 7 * block_bytes // staged.width // 4
         return total
 
 
@@ -194,7 +194,7 @@ def _most_fma_elements(problem: Problem, config: Config) -> int:
 
 
 def vector_bytes(operand: OperandClass, *, mask_divisor: int) -> int:
-    """The widest access, in bytes, that addresses and mask of an operand's contiguous dimension allow; one element if it has none."""
+    """The widest access in bytes that addresses and mask along an operand's contiguous dimension allow, at least one element."""
     itemsize = operand.dtype.itemsize
     dim = operand.contiguous_dim
     if dim is None:

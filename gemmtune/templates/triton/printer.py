@@ -11,7 +11,7 @@ from ...errors import EpilogueError
 from ...problem import Epilogue
 from ...problem.epilogue import Arg, Node, Ref
 
-__all__ = ["TRITON_DTYPES", "print_epilogue"]
+__all__ = ["ROUND_BFLOAT16", "TRITON_DTYPES", "cast", "print_epilogue"]
 
 TRITON_DTYPES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64", torch.float32: "tl.float32", torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16",
@@ -19,6 +19,25 @@ TRITON_DTYPES: dict[torch.dtype, str] = {
     torch.bool: "tl.int1",
 }  # fmt: skip
 """torch dtype to its Triton name."""
+
+ROUND_BFLOAT16 = """
+@triton.jit
+def round_bfloat16(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
+    return tl.where(x != x, float("nan"), (nearest_even & 0xFFFF0000).to(tl.float32, bitcast=True)).to(tl.bfloat16)
+"""
+"""A helper of interpreted kernels: the interpreter's own cast to bfloat16 cuts bits off instead of rounding."""
+
+
+def cast(name: str, dtype: torch.dtype, *, interpret: bool) -> str:
+    """``name`` rounded to ``dtype``."""
+    if dtype == torch.bool:
+        return f"({name} != 0)"
+    if interpret and dtype == torch.bfloat16:
+        return f"round_bfloat16({name}.to(tl.float32))"
+    return f"{name}.to({TRITON_DTYPES[dtype]})"
+
 
 _HALF = (torch.float16, torch.bfloat16)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -59,7 +78,7 @@ class _Printer:
 
     def node(self, node: Node) -> str:
         if node.op == "cast":
-            return self._cast(self._name(node.args[0]), node.dtype)
+            return cast(self._name(node.args[0]), node.dtype, interpret=self.interpret)
         if node.op == "where":
             return self._where(node)
         if node.op in _COMPARISONS:
@@ -68,7 +87,7 @@ class _Printer:
         compute = torch.float32 if node.dtype in _HALF else node.dtype
         args = [self._value(arg, compute) for arg in node.args]
         text = self._arithmetic(node.op, args, compute)
-        return f"({text}).to({TRITON_DTYPES[node.dtype]})" if node.dtype in _HALF else text
+        return cast(f"({text})", node.dtype, interpret=self.interpret) if node.dtype in _HALF else text
 
     def _where(self, node: Node) -> str:
         condition, x, y = node.args
@@ -149,13 +168,9 @@ class _Printer:
         wide = torch.float32 if dtype in _HALF else dtype
         if isinstance(arg, Ref):
             name = self.names[arg.index]
-            return name if self.nodes[arg.index].dtype == wide else self._cast(name, wide)
+            return name if self.nodes[arg.index].dtype == wide else cast(name, wide, interpret=self.interpret)
         value = torch.tensor(arg, dtype=dtype).item() if rounded else arg
         return _literal(value, wide)
-
-    @staticmethod
-    def _cast(name: str, dtype: torch.dtype) -> str:
-        return f"({name} != 0)" if dtype == torch.bool else f"{name}.to({TRITON_DTYPES[dtype]})"
 
 
 def _least(x: str, y: str) -> str:

@@ -26,7 +26,7 @@ LAUNCH_US = 2.0
 BLOCK_OVERHEAD_BYTES = 1024
 """Shared memory that the system takes of each block."""
 MOST_BLOCKS_PER_SM = 32
-SM_GBPS = 90.0
+SM_GBPS = 110.0
 """What one multiprocessor can draw from L2."""
 SYNC_STEP_US = 0.6
 """A step of the loop that loads, waits and only then multiplies."""
@@ -39,21 +39,26 @@ SPLIT_US = 1.5
 def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
     """The model's time of one launch in microseconds; ``need`` is ``predicate.resources(config)``."""
     problem, device, arch = predicate.problem, predicate.device, predicate.arch
-    blocks_per_sm = _blocks_per_sm(device, arch, config, need)
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
     programs = tiles * config.split_k
-    slots = device.sm_count * blocks_per_sm
-    waves = math.ceil(programs / slots)
-    resident = min(programs / device.sm_count, blocks_per_sm) if waves == 1 else blocks_per_sm
-    k_length = -(-problem.k // (config.block_k * config.split_k)) * config.block_k
-    multiply = max(math.ceil(min(resident, blocks_per_sm)), 1) * waves * _multiply_us(predicate, config, k_length)
-    memory = _memory_us(problem, device, arch, config, resident=max(resident, 1.0), tiles=tiles)
-    # The pipeline fills once for each wave; without copies in flight every step of the loop waits for memory.
-    exposed = waves * LATENCY_US
-    if not any(staged.asynchronous for staged in predicate.staging(config)) or config.stages == 1:
-        exposed += waves * (k_length // config.block_k) * SYNC_STEP_US / max(resident, 1.0)
+    blocks_per_sm = _blocks_per_sm(device, arch, config, need)
+    resident = min(max(programs / device.sm_count, 1.0), blocks_per_sm)
+    waves = math.ceil(programs / (device.sm_count * blocks_per_sm))
+    steps = -(-problem.k // (config.block_k * config.split_k))
+    busy_us, store_us = _step_us(predicate, config), STORE_US * config.block_m * config.block_n / 16384
+    # A step takes as long as its products, or as the copies that it waits for, which the other resident programs hide in part.
+    asynchronous = config.stages > 1 and any(staged.asynchronous for staged in predicate.staging(config))
+    wait_us = LATENCY_US / (config.stages - 1) if asynchronous else SYNC_STEP_US + busy_us
+    step_us = _smooth_max(busy_us, wait_us / resident)
+    multiply = math.ceil(programs / device.sm_count) * (steps * step_us + store_us)
+    memory = _memory_us(predicate, config, resident=resident, tiles=tiles)
     tail = SPLIT_US + config.split_k * 0.02 if config.split_k > 1 else 0.0
-    return LAUNCH_US + max(multiply, memory) + exposed + tail
+    return LAUNCH_US + _smooth_max(multiply, memory) + waves * LATENCY_US + tail
+
+
+def _smooth_max(x: float, y: float) -> float:
+    """Near the larger one, and above it where they are close: two resources are never used in perfect overlap."""
+    return float((x**4 + y**4) ** 0.25)
 
 
 def _blocks_per_sm(device: DeviceInfo, arch: Arch, config: Config, need: Resources) -> int:
@@ -63,11 +68,11 @@ def _blocks_per_sm(device: DeviceInfo, arch: Arch, config: Config, need: Resourc
     return max(min(by_smem, by_registers, arch.threads_per_sm // threads, MOST_BLOCKS_PER_SM), 1)
 
 
-def _multiply_us(predicate: Predicate, config: Config, k_length: int) -> float:
-    """Time for one program's products on an otherwise idle multiprocessor."""
+def _step_us(predicate: Predicate, config: Config) -> float:
+    """Time of the products of one step of the loop on an otherwise idle multiprocessor."""
     arch, how = predicate.arch, predicate.instruction(config)
     itemsize = predicate.problem.dtype.itemsize
-    flops = 2.0 * config.block_m * config.block_n * k_length
+    flops = 2.0 * config.block_m * config.block_n * config.block_k
     if how == "fma":
         rate = arch.fma_tflops * (0.5 if itemsize == 8 else 0.7)
     else:
@@ -75,22 +80,21 @@ def _multiply_us(predicate: Predicate, config: Config, k_length: int) -> float:
         if arch.warp_group and how == "mma":
             rate *= 0.55
     rate *= {1: 0.5, 2: 0.75}.get(config.warps, 1.0)
-    # Shared memory feeds at most 128 bytes a clock; per multiply it gives rows of a and columns of b.
+    # Each block is written to shared memory once and read by the multiply, at least 64 rows of it by a warp group.
     fed_rows = max(config.block_m, 64) if how == "warp_group" else config.block_m
-    smem_bytes = k_length * itemsize * (config.block_m + config.block_n + fed_rows + config.block_n)
-    if how == "mma":
-        smem_bytes += k_length * itemsize * (config.block_m + config.block_n)
-    busy = max(flops / rate * 1e-6, smem_bytes / SMEM_BYTES_PER_US) + STEP_US * k_length / config.block_k
-    return busy + STORE_US * config.block_m * config.block_n / 16384
+    rows = config.block_m + config.block_n + (fed_rows + config.block_n) * (1 if how == "warp_group" else 2)
+    return max(flops / rate * 1e-6, rows * config.block_k * itemsize / SMEM_BYTES_PER_US) + STEP_US
 
 
 SMEM_BYTES_PER_US = 225_000.0
+"""128 bytes a clock."""
 STORE_US = 0.5
 """Writing a tile of 128 × 128."""
 
 
-def _memory_us(problem: Problem, device: DeviceInfo, arch: Arch, config: Config, *, resident: float, tiles: int) -> float:
+def _memory_us(predicate: Predicate, config: Config, *, resident: float, tiles: int) -> float:
     """Time for the traffic: distinct bytes from memory, all bytes of all tiles from L2, as fast as the copies in flight allow."""
+    problem, device, arch = predicate.problem, predicate.device, predicate.arch
     itemsize = problem.dtype.itemsize
     active = min(tiles * config.split_k, device.sm_count)
     stage_bytes = (config.block_m + config.block_n) * config.block_k * itemsize
@@ -101,9 +105,15 @@ def _memory_us(problem: Problem, device: DeviceInfo, arch: Arch, config: Config,
     # Rows shorter than a cache line of 128 bytes waste part of each transfer.
     row_bytes = config.block_k * itemsize
     reach_gbps *= 1.0 if row_bytes >= 128 else 0.9 if row_bytes >= 64 else 0.7
-    dram_gbps = min(arch.dram_gbps * device.sm_count, reach_gbps)
-    l2_gbps = min(arch.l2_gbps * device.sm_count, reach_gbps)
-    return max(problem.bytes / dram_gbps, traffic / l2_gbps) * 1e-3
+    dram_us, l2_us, reach_us = (
+        1e-3 * count / gbps
+        for count, gbps in (
+            (problem.bytes, arch.dram_gbps * device.sm_count),
+            (traffic, arch.l2_gbps * device.sm_count),
+            (max(problem.bytes, traffic), reach_gbps),
+        )
+    )
+    return _smooth_max(max(dram_us, l2_us), reach_us)
 
 
 def select(predicate: Predicate, legal: Sequence[tuple[Config, Resources]], count: int | None) -> list[Config]:

@@ -12,7 +12,7 @@ import torch
 
 from ...problem import Epilogue
 from ..render import PartialRender, load_template, render
-from .printer import TRITON_DTYPES, print_epilogue
+from .printer import ROUND_BFLOAT16, TRITON_DTYPES, cast, print_epilogue
 from .spec import IntClass, KernelSpec, OperandClass
 
 __all__ = ["Argument", "Source", "render_source"]
@@ -127,7 +127,8 @@ class _Writer:
         if not self.spec.interpret:
             imports.append("from triton.language.extra import libdevice")
         parameters = ", ".join(argument.name for argument in self.arguments)
-        return "\n".join([*imports, "", "", "@triton.jit", f"def {self.function}({parameters}):"])
+        helper = [ROUND_BFLOAT16] if self.spec.interpret else []
+        return "\n".join([*imports, *helper, "", "", "@triton.jit", f"def {self.function}({parameters}):"])
 
     def size(self, name: str | None, dim: int) -> str:
         """The size of an operand (None is the output) along (batch, row, column) as an expression."""
@@ -233,13 +234,12 @@ class _Writer:
         if spec.epilogue is not None:
             lines += self.modification(spec.epilogue, "result", acc=value, **inputs).splitlines()
             value = "result"
-        if spec.out.dtype == torch.bool:
-            value = f"({value} != 0)"
         terms = [t for dim, i in ((1, f"{rows}[:, None]"), (2, f"{cols}[None, :]")) if (t := self._term("out", dim, i))]
         lines.append(f"out_base = {self._matrix('out', batch)}")
         address = " + ".join(["out_base", *terms])
         shape = f" + tl.zeros(({spec.block_m}, {spec.block_n}), dtype=tl.int32)" if len(terms) < 2 else ""
-        lines.append(f"tl.store({address}{shape}, ({value}).to({TRITON_DTYPES[spec.out.dtype]}), mask={mask})")
+        result = cast(value, spec.out.dtype, interpret=spec.interpret)
+        lines.append(f"tl.store({address}{shape}, {result}, mask={mask})")
         return textwrap.indent("\n".join(lines), " " * indent).lstrip()
 
     def modification(self, subgraph: Epilogue, output: str, **inputs: str) -> str:

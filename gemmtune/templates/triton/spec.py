@@ -95,7 +95,7 @@ def strides_of(layout: Layout, shape: tuple[int, int, int]) -> tuple[int, int, i
 
 
 def _lone_stride(stride: int) -> IntClass:
-    """The class of a stride along a dimension of size 1: an argument that happens to be 0, so that M = 1 shares the kernel of M = 16."""
+    """The class of a stride along a dimension of size 1: an argument that happens to be 0, so M = 1 and M = 16 share a kernel."""
     return IntClass(constant=1) if stride == 1 else IntClass(divisor=ALIGNED_BYTES)
 
 

@@ -1,7 +1,7 @@
 """Memory of the split-K kernels: partial sums, and counters that are zero between launches.
 
-Every split of a tile adds one to the tile's counter, and the last to arrive sets it back to zero. So two launches may share counters
-exactly if one ends before the other begins: launches on one stream, or nodes of one captured stream of one CUDA graph.
+Every split of a tile adds one to the tile's counter, and the last to arrive sets it back to zero. So two launches may share
+counters exactly if one ends before the other begins: launches on one stream, or nodes of one captured stream of one CUDA graph.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Arena:
                 torch.cuda.synchronize(self._device)
 
     def for_capture(self, stream: int, counters: int) -> torch.Tensor:
-        """Counters for the capture that is going on: one slice for each captured stream; zeroed inside the graph when none is left."""
+        """Counters for the capture going on: a slice for each captured stream; zeroed inside the graph when none is left."""
         capture = _capture_id(stream)
         with self._lock:
             known = self._slices.get((capture, stream)) if capture else None

@@ -1,0 +1,55 @@
+"""What the interpreter tests run in a child process: Triton decides at its import whether it interprets."""
+
+from __future__ import annotations
+
+import torch
+
+from gemmtune.choice import Kernel
+from gemmtune.device import preset
+from gemmtune.numerics.operands import Operands, random_operands
+from gemmtune.problem import Problem
+from gemmtune.problem.dtypes import dtype_info
+from gemmtune.problem.epilogue import evaluate
+from gemmtune.templates.triton.build import choice_for
+from gemmtune.templates.triton.configs import Config
+
+CPU = preset("portable")
+
+
+def expected(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """(result in float64, allowed error) by the componentwise bound of any summation order."""
+    info, acc = dtype_info(problem.out.dtype), dtype_info(problem.accumulator)
+    a, b = operands.a.double(), operands.b.double()
+    value, magnitude = operands.alpha * (a @ b), abs(operands.alpha) * (a.abs() @ b.abs())
+    if operands.inp is not None and problem.beta != "zero":
+        value = value + operands.beta * operands.inp.double()
+        magnitude = magnitude + abs(operands.beta) * operands.inp.double().abs()
+    allowed = (problem.k + 8) * acc.unit_roundoff * magnitude
+    if problem.epilogue is not None:
+        value = evaluate(problem.epilogue, value.to(problem.accumulator), operands.extra).double()
+        # None of the tested functions is steeper than 16.
+        allowed = 16 * allowed + 64 * acc.unit_roundoff * (1 + value.abs())
+    return value, (1 + info.unit_roundoff) * allowed + info.unit_roundoff * value.abs() + info.smallest_subnormal
+
+
+def error_over_bound(problem: Problem, kernel: Kernel, *, seed: int = 0, nan_inp: bool = False) -> float:
+    """The largest error of one run as a fraction of what is allowed; nan if an element is NaN or was never written."""
+    operands = random_operands(problem, torch.device("cpu"), seed=seed)
+    value, allowed = expected(problem, operands)
+    if nan_inp and operands.inp is not None:
+        operands.inp.fill_(torch.nan)
+    operands.out.fill_(torch.nan)
+    kernel.run(operands.out, operands.a, operands.b, operands.inp, operands.alpha, operands.beta, operands.extra)
+    return float(((operands.out.double() - value).abs() / allowed).max()) if operands.out.numel() else 0.0
+
+
+def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False) -> list[float]:
+    """``error_over_bound`` of each config."""
+    return [error_over_bound(problem, choice_for(problem, CPU, config).build(), nan_inp=nan_inp) for config in configs]
+
+
+def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The result for operands of the caller."""
+    out = torch.full(problem.out.size, torch.nan, dtype=problem.out.dtype)
+    choice_for(problem, CPU, config).build().run(out, a, b, None, 1.0, 0.0, extra)
+    return out

@@ -1,0 +1,149 @@
+"""Timing on a GPU: graphs, eager calls, captures that fail, contexts that are lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmtune.choice import Choice, Claims, Kernel, Status
+from gemmtune.device import detect
+from gemmtune.problem import Problem
+from gemmtune.selector.remote import RemoteSession
+from gemmtune.selector.rounds import Effort, play
+from gemmtune.selector.session import Session
+from gemmtune.selector.timing import Call, EagerContender, GraphContender
+from gemmtune.settings import Settings
+
+pytestmark = pytest.mark.gpu
+
+CLAIMS = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
+EFFORT = Effort(warm_up_s=0.1, budget_s=0.5)
+
+
+def multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+    torch.mm(a, b, out=out)
+
+
+def twice(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+    torch.mm(a, b, out=out)
+    torch.mm(a, b, out=out)
+
+
+def with_workspace(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+    out.copy_(torch.mm(a, b))
+
+
+def waits_for_the_gpu(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+    """Right, but no graph can hold it."""
+    torch.mm(a, b, out=out)
+    torch.cuda.synchronize()
+
+
+def illegal(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+    """A device-side assertion: every later call in the process fails."""
+    a.flatten()[torch.tensor([1 << 40], device=a.device)]
+
+
+RUNS = {f.__name__: f for f in (multiply, twice, with_workspace, waits_for_the_gpu, illegal)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CudaFake(Choice):
+    """Runs RUNS[run]."""
+
+    run: str
+
+    @property
+    def content_hash(self) -> str:
+        return self.run
+
+    def build(self) -> Kernel:
+        return Kernel(run=RUNS[self.run])
+
+
+def fake(run: str, problem: Problem) -> CudaFake:
+    return CudaFake(name=f"fake:{run}", backend="fake", problem=problem, claims=CLAIMS, run=run)
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return Problem.mm(256, 1024, 1024, dtype=torch.bfloat16, device_type="cuda")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(cache_dir=str(tmp_path))
+
+
+def spin(cycles: int) -> Call:
+    """A kernel that takes that many cycles."""
+    return functools.partial(torch.cuda._sleep, cycles)
+
+
+@pytest.mark.parametrize("kind", [GraphContender, EagerContender])
+def test_a_planted_difference_of_20_percent_is_found(kind: Callable[[list[Call], torch.cuda.Stream], GraphContender]) -> None:
+    stream = torch.cuda.Stream()
+    contenders = {name: kind([spin(cycles)], stream) for name, cycles in (("slow", 120_000), ("fast", 100_000))}
+    ranked = play(contenders, EFFORT)
+    assert ranked["slow"].time_us / ranked["fast"].time_us == pytest.approx(1.2, abs=0.03)
+
+
+def test_a_graph_leaves_the_cost_of_launches_out() -> None:
+    stream = torch.cuda.Stream()
+    tensor = torch.zeros(1, device="cuda")
+    graph, eager = (kind([lambda: tensor.add_(1)], stream).sample_us() for kind in (GraphContender, EagerContender))
+    assert graph < 0.8 * eager
+
+
+@pytest.mark.parametrize("timing", ["graph", "eager"])
+def test_sessions_measure_kernel_time(problem: Problem, settings: Settings, timing: str) -> None:
+    state = torch.cuda.get_rng_state()
+    with Session(problem, detect("cuda"), dataclasses.replace(settings, timing=timing)) as session:
+        for run in ("multiply", "twice", "with_workspace"):
+            sample = session.examine(fake(run, problem), None)
+            assert sample.status is Status.OK, sample.reason
+        ranked = session.rank([fake("twice", problem), fake("multiply", problem)])
+    assert ranked["fake:twice"].time_us > 1.3 * ranked["fake:multiply"].time_us
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_a_kernel_that_no_graph_can_hold_is_a_runtime_error_and_the_next_one_works(problem: Problem, settings: Settings) -> None:
+    with RemoteSession(problem, detect("cuda"), settings) as session:
+        assert session.examine(fake("multiply", problem), None).status is Status.OK
+        sample = session.examine(fake("waits_for_the_gpu", problem), None)
+        assert sample.status is Status.RUNTIME_ERROR
+        assert "captur" in sample.reason
+        assert session.examine(fake("multiply", problem), None).status is Status.OK
+        assert set(session.rank([fake("multiply", problem), fake("twice", problem)])) == {"fake:multiply", "fake:twice"}
+
+
+def test_a_lost_context_costs_one_choice(problem: Problem, settings: Settings) -> None:
+    with RemoteSession(problem, detect("cuda"), settings) as session:
+        assert session.examine(fake("multiply", problem), None).status is Status.OK
+        sample = session.examine(fake("illegal", problem), None)
+        assert sample.status is Status.CRASHED, sample.reason
+        assert session.examine(fake("multiply", problem), None).status is Status.OK
+
+
+def test_limits_of_the_gpu(settings: Settings) -> None:
+    problem = Problem.mm(64, 64, 64, dtype=torch.bfloat16, device_type="cuda")
+    with Session(problem, detect("cuda"), settings) as session:
+        limits = session.limits({})
+    assert limits["bandwidth_gbps"] > 50
+    assert limits["bfloat16_gflops"] > 500
+
+
+def test_memory_is_given_back(problem: Problem, settings: Settings) -> None:
+    with Session(problem, detect("cuda"), settings) as session:
+        session.examine(fake("with_workspace", problem), None)  # once, for what libraries keep for good
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with Session(problem, detect("cuda"), settings) as session:
+        session.examine(fake("with_workspace", problem), None)
+        assert torch.cuda.memory_allocated() > before + 1_000_000
+    assert torch.cuda.memory_allocated() <= before + 20_000_000

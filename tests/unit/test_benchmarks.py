@@ -1,0 +1,100 @@
+"""The benchmark scripts: reading shapes, summing up, and one small run from end to end."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALL = [
+    {"name": "one", "op": "mm", "m": 8, "n": 16, "k": 32, "dtype": "float32", "layout": "nt"},
+    {"name": "two", "op": "addmm", "m": 4, "n": 8, "k": 16, "dtype": "bfloat16", "layout": "nn", "bias": "n"},
+    {"name": "three", "op": "int_mm", "m": 4, "n": 8, "k": 16, "dtype": "int8", "layout": "nt"},
+]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports a module of the folder, as its scripts do."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps({"shapes": SMALL}))
+    return str(path)
+
+
+@pytest.mark.parametrize(("file", "device", "count"), [("models", "cuda", 54), ("reference18", "cuda", 18), ("cpu", "cpu", 19)])
+def test_shape_files_are_complete(script, file, device, count):
+    entries, skipped = script("entries").read_entries(str(BENCHMARKS / "shapes" / f"{file}.json"), device, "")
+    assert (len(entries), skipped) == (count, [])
+
+
+def test_entries_are_filtered_and_skips_are_told(script, shapes):
+    entries, skipped = script("entries").read_entries(shapes, "cpu", "")
+    assert [str(e.problem) for e in entries] == [
+        "mm 8x16x32 float32 nt on cpu",
+        "addmm 4x8x16 bfloat16 nn inp[8] alpha=one beta=one on cpu",
+    ]
+    assert skipped == ["skipped three: int_mm is not among the operations mm, addmm, bmm, baddbmm"]
+    assert [e.name for e in script("entries").read_entries(shapes, "cpu", "^o")[0]] == ["one"]
+    with pytest.raises(click.ClickException, match="leave no shape"):
+        script("entries").read_entries(shapes, "cpu", "four")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"name": "two"}, "names must be unique, got two"), ({"kk": 3}, "one: unknown field kk, expected name, op")],
+)
+def test_wrong_entry_is_named(script, tmp_path, change, message):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps([SMALL[0] | change, SMALL[1]]))
+    with pytest.raises(click.ClickException, match=message):
+        script("entries").read_entries(str(path), "cpu", "")
+
+
+def test_summary_has_geomean_worst_and_totals(script):
+    def row(name, ratio, seconds):
+        references = {"torch": {"time_us": 1.0, "ratio": ratio, "ratio_margin": 0.0}}
+        return {"name": name, "tuning_s": {"gemmtune": 1.0, "torch": seconds}, "regimes": {"graph": {"references": references}}}
+
+    found = script("report").summary({"tuning_s": 7.0, "shapes": [row("x", 4.0, 2.0), row("y", 1.0, 3.0)]})
+    assert found["graph"]["torch"] == {"geomean": pytest.approx(2.0), "worst": 1.0, "worst_shape": "y", "shapes": 2}
+    assert found["tuning_s"] == {"gemmtune": 7.0, "torch": 5.0}
+
+
+def test_run_measures_and_writes_everything(script, shapes, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # the script sets it: the old value comes back afterwards
+    out = tmp_path / "out.json"
+    options = ["--shapes", shapes, "--device", "cpu", "--backends", "aten", "--seconds", "0.02", "--regime", "graph,eager"]
+    limits = ["--bandwidth", "40", "--rate", "500"]
+    done = CliRunner().invoke(script("run").main, [*options, *limits, "--host", "--second-run", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    report = json.loads(out.read_text())
+    assert report["environment"]["versions"]["torch"]
+    assert [row["pick"] for row in report["shapes"]] == ["aten:mm", "aten:addmm"]
+    for row in report["shapes"]:
+        assert set(row["regimes"]) == {"graph", "eager"}
+        assert row["regimes"]["graph"]["rounds"] >= 10
+        assert row["limit_us"] > 0
+    assert report["summary"]["graph"]["torch"]["shapes"] == 2
+    assert report["host"]["ratio"] > 0
+    assert report["second_run"]["seconds"] < 30
+    assert "skipped three" in done.output
+    assert "host cost of a warm call" in done.output
+
+
+def test_run_refuses_unknown_words(script):
+    done = CliRunner().invoke(script("run").main, ["--host", "--against", "torch,mkl"])
+    assert done.exit_code == 2
+    assert "got 'mkl', expected words out of torch, inductor" in done.output
+    done = CliRunner().invoke(script("run").main, [])
+    assert "got neither --shapes FILE nor --host" in done.output

@@ -1,0 +1,70 @@
+"""set_precision and precision_scope: the flags of torch that a Problem recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gemmtune.extern.flags import precision_scope, set_precision
+from gemmtune.problem import Precision, Problem, precision_of
+
+
+@pytest.fixture
+def _flags() -> Iterator[None]:
+    matmul, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = (
+        matmul.fp32_precision,
+        cpu.fp32_precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
+    yield
+    matmul.fp32_precision, cpu.fp32_precision = before[:2]
+    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before[2:]
+
+
+@pytest.mark.usefixtures("_flags")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_set_precision_of_16_bit_types(dtype: torch.dtype) -> None:
+    name = f"allow_{'fp16' if dtype == torch.float16 else 'bf16'}_reduced_precision_reduction"
+    for reduced in (False, True, False):
+        set_precision(Problem.mm(8, 8, 8, dtype=dtype, device_type="cuda", precision=Precision(reduced_partials=reduced)))
+        assert getattr(torch.backends.cuda.matmul, name) is reduced
+
+
+@pytest.mark.usefixtures("_flags")
+def test_set_precision_of_float32() -> None:
+    matmul = torch.backends.cuda.matmul
+    for mode in ("tf32", "ieee"):
+        set_precision(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode=mode)))  # type: ignore[arg-type]
+        assert matmul.fp32_precision == mode
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+    set_precision(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"))
+    assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("_flags")
+def test_precision_scope_restores_the_flags() -> None:
+    matmul = torch.backends.cuda.matmul
+    matmul.fp32_precision = "ieee"
+    tf32 = Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode="tf32"))
+    with precision_scope(tf32):
+        assert matmul.fp32_precision == "tf32"
+    assert matmul.fp32_precision == "ieee"
+    interrupted = pytest.raises(KeyError)
+    with interrupted, precision_scope(tf32):
+        raise KeyError
+    assert matmul.fp32_precision == "ieee"
+
+
+@pytest.mark.usefixtures("_flags")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_what_is_set_is_what_is_recorded(dtype: torch.dtype, reduced: bool) -> None:
+    problem = Problem.mm(8, 8, 8, dtype=dtype, device_type="cuda", precision=precision_of(dtype, "cuda"))
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
+    set_precision(problem)
+    assert precision_of(dtype, "cuda") == problem.precision

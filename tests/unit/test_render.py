@@ -1,0 +1,206 @@
+"""Rendering: deferred hooks, and what the Triton source of a kernel does and does not depend on."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+import jinja2
+import pytest
+import torch
+
+from gemmtune.problem import Layout, Problem
+from gemmtune.problem.trace import trace
+from gemmtune.templates.render import HookError, PartialRender, load_template, render, template_digest
+from gemmtune.templates.triton.configs import Config
+from gemmtune.templates.triton.source import Source, render_source
+from gemmtune.templates.triton.spec import specialise
+
+CONFIG = Config(block_m=64, block_n=64, block_k=32, stages=3, warps=4)
+SPLIT = replace(CONFIG, split_k=4)
+
+
+def _partial() -> tuple[PartialRender, list[str]]:
+    """A template whose head is known only after its body: the body asks for names, the head lists them."""
+    asked: list[str] = []
+    partial = PartialRender()
+
+    def name(text: str) -> str:
+        asked.append(text)
+        return text
+
+    hooks = {"head": lambda: partial.defer("head", lambda: ",".join(asked)), "name": name}
+    return render("({{ head() }}) {{ name('x') }}{{ name(y) }}", hooks, {"y": "z"}, partial), asked
+
+
+def test_a_deferred_hook_sees_what_the_body_asked_for() -> None:
+    partial, _ = _partial()
+    assert partial.pending == ("head",)
+    assert partial.finalize_all() == "(x,z) xz"
+    assert partial.pending == ()
+
+
+def test_text_with_a_pending_hook_is_an_error() -> None:
+    partial, _ = _partial()
+    with pytest.raises(HookError, match="hooks head are not finalized"):
+        _ = partial.text
+
+
+def test_finalizing_twice_is_an_error() -> None:
+    partial, _ = _partial()
+    partial.finalize("head")
+    with pytest.raises(HookError, match="'head' was finalized before"):
+        partial.finalize("head")
+
+
+def test_finalizing_an_unregistered_hook_is_an_error() -> None:
+    partial, _ = _partial()
+    with pytest.raises(HookError, match="'tail' was never registered; the registered ones are: head"):
+        partial.finalize("tail")
+
+
+def test_registering_twice_is_an_error() -> None:
+    partial = PartialRender()
+    partial.defer("head", str)
+    with pytest.raises(HookError, match="'head' is registered twice"):
+        partial.defer("head", str)
+
+
+def test_a_hook_whose_placeholder_the_template_dropped_is_an_error() -> None:
+    partial = PartialRender()
+    render("{% set unused = head() %}text", {"head": lambda: partial.defer("head", str)}, {}, partial)
+    with pytest.raises(HookError, match="stands 0 times"):
+        partial.finalize_all()
+
+
+def test_an_undefined_name_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="'missing' is undefined"):
+        render("{{ missing }}", {}, {}, PartialRender())
+
+
+def test_a_name_that_is_both_hook_and_value_is_an_error() -> None:
+    with pytest.raises(HookError, match="for a hook and for a value: size"):
+        render("", {"size": str}, {"size": 1}, PartialRender())
+
+
+def test_the_digest_is_of_the_template_text() -> None:
+    text = load_template("gemmtune.templates.triton", "mm.py.jinja")
+    assert "def_kernel" in text
+    assert len(template_digest("gemmtune.templates.triton", "mm.py.jinja")) == 64
+
+
+def _source(problem: Problem, config: Config = CONFIG, **options: bool) -> Source:
+    return render_source(specialise(problem, config, **options))
+
+
+def _mm(m: int, n: int, k: int, **options: object) -> Problem:
+    return Problem.mm(m, n, k, device_type="cuda", **options)  # type: ignore[arg-type]
+
+
+EPILOGUE = trace(lambda acc, x: torch.tanh(acc) * x, torch.float32, [torch.zeros(1024, dtype=torch.bfloat16)])
+PROBLEMS = {
+    "mm": _mm(512, 1024, 256),
+    "mm-odd": _mm(511, 1023, 255),
+    "addmm": Problem.addmm(512, 1024, 256, alpha=2, beta=3, device_type="cuda"),
+    "bmm": Problem.bmm(4, 512, 1024, 256, device_type="cuda"),
+    "baddbmm-fp64": Problem.baddbmm(4, 512, 1024, 256, dtype=torch.float64, beta=2, device_type="cuda"),
+    "epilogue": replace(_mm(512, 1024, 256), epilogue=EPILOGUE),
+}
+
+
+@pytest.mark.parametrize("config", [CONFIG, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_source_is_python_and_declares_each_argument_once(name: str, static: bool, config: Config) -> None:
+    source = _source(PROBLEMS[name], config, static=static)
+    tree = ast.parse(source.text)
+    function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == source.function)
+    declared = [a.arg for a in function.args.args]
+    assert declared == [a.name for a in source.arguments]
+    assert len(set(declared)) == len(declared)
+    used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+    assert set(declared) <= used
+
+
+def test_sizes_and_strides_are_arguments_when_dynamic_and_constants_when_static() -> None:
+    dynamic, static = _source(PROBLEMS["mm"]), _source(PROBLEMS["mm"], static=True)
+    assert {"size_m", "size_n", "size_k", "stride_a_r", "stride_b_c", "stride_out_r"} <= {a.name for a in dynamic.arguments}
+    assert [a.name for a in static.arguments] == ["a_ptr", "b_ptr", "out_ptr", "group_m"]
+    assert "N = 1024" in static.text
+
+
+def test_shapes_of_one_alignment_class_share_a_source() -> None:
+    assert _source(_mm(512, 1024, 256)) == _source(_mm(4096, 6144, 4096)) == _source(_mm(64, 57344, 8192))
+
+
+def test_few_rows_share_a_source_whatever_their_number() -> None:
+    config = Config(block_m=16, block_n=64, block_k=128, stages=4, warps=4)
+    assert _source(_mm(1, 6144, 4096), config) == _source(_mm(7, 6144, 4096), config) == _source(_mm(16, 4096, 14336), config)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _mm(512, 1023, 256),
+        _mm(512, 1024, 250),
+        _mm(512, 1024, 256, layout="nn"),
+        _mm(512, 1024, 256, dtype=torch.float16),
+        replace(_mm(512, 1024, 256), a=Layout(size=(512, 256), stride=(256, 1), dtype=torch.bfloat16, offset=1)),
+        replace(_mm(512, 1024, 256), a=Layout(size=(512, 256), stride=(257, 1), dtype=torch.bfloat16)),
+        PROBLEMS["epilogue"],
+    ],
+    ids=["odd-n", "ragged-k", "layout", "dtype", "offset", "odd-stride", "epilogue"],
+)
+def test_what_a_kernel_was_told_about_its_operands_is_in_its_source_and_signature(other: Problem) -> None:
+    assert _source(other) != _source(PROBLEMS["mm"])
+
+
+def test_hints_hold_only_what_sizes_strides_and_pointers_allow() -> None:
+    problem = replace(
+        _mm(512, 1020, 256),
+        a=Layout(size=(512, 256), stride=(264, 1), dtype=torch.bfloat16, offset=2),
+        out=Layout(size=(512, 1020), stride=(1021, 1), dtype=torch.bfloat16),
+    )
+    divisors = {a.name: a.divisor for a in _source(problem).arguments}
+    assert divisors["a_ptr"] == 4
+    assert divisors["stride_a_r"] == 8
+    assert divisors["size_n"] == 4
+    assert divisors["stride_out_r"] == 1
+    assert divisors["out_ptr"] == 16
+
+
+def test_offsets_past_32_bits_are_computed_in_64() -> None:
+    wide = replace(_mm(512, 1024, 256), a=Layout(size=(512, 256), stride=(2**23, 1), dtype=torch.bfloat16))
+    source = _source(wide)
+    assert "(a_rows[:, None]).to(tl.int64) * stride_a_r" in source.text
+    assert {a.name: a.type for a in source.arguments}["stride_a_r"] == "i64"
+    assert "int64" not in _source(PROBLEMS["mm"]).text
+
+
+def test_a_bias_is_loaded_only_as_large_as_it_is() -> None:
+    row = _source(Problem.addmm(512, 1024, 256, bias="n", device_type="cuda")).text
+    column = _source(Problem.addmm(512, 1024, 256, bias="m1", device_type="cuda")).text
+    scalar = _source(Problem.addmm(512, 1024, 256, bias="scalar", device_type="cuda")).text
+    assert "tl.load(inp_ptr + cols[None, :], mask=mask_n[None, :], other=0)" in row
+    assert "tl.load(inp_ptr + rows[:, None], mask=mask_m[:, None], other=0)" in column
+    assert "tl.load(inp_ptr)" in scalar
+
+
+def test_beta_zero_never_names_the_bias() -> None:
+    source = _source(Problem.addmm(512, 1024, 256, beta=0, device_type="cuda"))
+    assert "inp" not in source.text
+
+
+def test_scalars_have_the_accumulators_type() -> None:
+    types = {a.name: a.type for a in _source(PROBLEMS["baddbmm-fp64"]).arguments}
+    assert types["beta"] == "fp64"
+    assert {a.name: a.type for a in _source(PROBLEMS["addmm"]).arguments}["beta"] == "fp32"
+
+
+def test_one_matrix_of_a_batch_shares_the_kernel_of_mm() -> None:
+    one = Problem.bmm(1, 512, 1024, 256, device_type="cuda")
+    assert _source(one) == _source(PROBLEMS["mm"])
+
+
+def test_the_number_of_splits_and_the_group_are_arguments() -> None:
+    assert _source(PROBLEMS["mm"], SPLIT) == _source(PROBLEMS["mm"], replace(SPLIT, split_k=8, group_m=4))

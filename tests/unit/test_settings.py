@@ -1,0 +1,203 @@
+"""Settings: defaults, patch, the environment, messages for illegal values."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gemmtune import settings
+from gemmtune.errors import SettingsError
+from gemmtune.settings import Settings
+
+ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
+    "backend": ({"backends": ("aten", "cuda")}, "backends: got 'cuda', expected names out of aten, cublaslt, triton, cpp"),
+    "no backend": (
+        {"backends": ()},
+        "backends: got nothing, expected at least one of aten, cublaslt, triton, cpp, or None for all",
+    ),
+    "tune": ({"tune": "always"}, "tune: got 'always', expected one of on_miss, never, force"),
+    "search": ({"search": "fast"}, "search: got 'fast', expected one of quick, default, exhaustive"),
+    "timing": ({"timing": None}, "timing: got None, expected one of graph, eager"),
+    "threads": ({"compile_threads": -1}, "compile_threads: got -1, expected a whole number of at least 0"),
+    "timeout": ({"choice_timeout_s": 0}, "choice_timeout_s: got 0, expected a number of at least 0.1"),
+    "type": ({"compile_timeout_s": "5"}, "compile_timeout_s: got '5', expected a number of at least 0.1"),
+    "bool": ({"cublaslt_top_k": True}, "cublaslt_top_k: got True, expected a whole number of at least 0"),
+    "fraction": ({"compile_threads": 1.5}, "compile_threads: got 1.5, expected a whole number of at least 0"),
+    "switch": ({"verify": "0"}, "verify: got '0', expected True or False"),
+    "nan": ({"compile_timeout_s": float("nan")}, "compile_timeout_s: got nan, expected a number of at least 0.1"),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_illegal_values_list_the_legal_ones(name: str) -> None:
+    changes, message = ILLEGAL[name]
+    before = settings.current()
+    with pytest.raises(SettingsError) as caught, settings.patch(**changes):
+        pass
+    assert str(caught.value) == message
+    assert settings.current() is before
+
+
+def test_every_switch_is_checked() -> None:
+    for field in dataclasses.fields(Settings):
+        if isinstance(field.default, bool):
+            with pytest.raises(SettingsError, match=f"^{field.name}: got None, expected True or False$"):
+                dataclasses.replace(Settings(), **{field.name: None})
+
+
+def test_an_unknown_setting_lists_the_known_ones() -> None:
+    with pytest.raises(SettingsError) as caught, settings.patch(backend="aten"):
+        pass
+    known = ", ".join(f.name for f in dataclasses.fields(Settings))
+    assert str(caught.value) == f"unknown setting 'backend'; the settings are {known}"
+
+
+def test_patches_nest_and_end() -> None:
+    outside = settings.current()
+    with settings.patch(search="quick") as outer:
+        assert settings.current() is outer
+        with settings.patch(backends=["aten"]) as inner:
+            assert (settings.current(), inner.search, inner.backends) == (inner, "quick", ("aten",))
+        assert settings.current() is outer
+    assert settings.current() is outside
+
+
+def test_a_patch_ends_with_an_exception() -> None:
+    outside = settings.current()
+    with pytest.raises(KeyError), settings.patch(search="quick"):
+        raise KeyError
+    assert settings.current() is outside
+
+
+def test_a_patch_holds_for_its_thread_only() -> None:
+    seen: list[str] = []
+    with settings.patch(search="exhaustive"):
+        thread = threading.Thread(target=lambda: seen.append(settings.current().search))
+        thread.start()
+        thread.join()
+        assert settings.current().search == "exhaustive"
+    assert seen == [settings.from_environment().search]
+
+
+def test_use_puts_whole_settings_in_force() -> None:
+    whole = Settings(search="quick", cache_dir="/nowhere")
+    with settings.patch(tune="never"), settings.use(whole) as used:
+        assert used is whole
+        assert settings.current() is whole
+
+
+def test_tokens_are_equal_exactly_for_equal_settings() -> None:
+    assert Settings(search="quick").token == Settings(search="quick").token
+    assert Settings(search="quick").token != Settings(search="exhaustive").token
+    with settings.patch(search="quick") as patched:
+        assert settings.token() == patched.token
+    assert settings.token() == settings.current().token
+
+
+def test_settings_are_frozen_and_hashable() -> None:
+    assert hash(Settings()) == hash(Settings())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().search = "quick"  # type: ignore[misc]
+
+
+def test_folders(tmp_path: Path) -> None:
+    made = Settings(cache_dir=str(tmp_path))
+    assert (made.folder, made.store_file) == (tmp_path, tmp_path / "store.sqlite")
+    assert dataclasses.replace(made, store_path=str(tmp_path / "x.db")).store_file == tmp_path / "x.db"
+    assert Settings().folder.name == "gemmtune"
+    with settings.patch(cache_dir=str(tmp_path)):
+        assert settings.cache_dir("cpp", "so") == tmp_path / "cpp" / "so"
+    assert (tmp_path / "cpp" / "so").is_dir()
+
+
+def test_compile_processes() -> None:
+    assert Settings(compile_threads=3).compile_processes == 3
+    assert Settings().compile_processes == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Settings)])
+def test_every_setting_is_documented(field: str) -> None:
+    lines = Path(settings.__file__).read_text().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith(f"    {field}: ")]
+    assert lines[at + 1].strip().startswith('"""')
+
+
+PROGRAM = """
+from gemmtune import settings
+from gemmtune.errors import SettingsError
+try:
+    print(settings.current())
+except SettingsError as error:
+    print(error)
+"""
+
+
+def in_environment(**variables: str) -> str:
+    """What a new process with these variables prints: its settings, or the error."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GEMMTUNE_")} | variables
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.strip()
+
+
+def test_a_process_reads_its_environment() -> None:
+    expected = Settings(
+        backends=("aten", "triton"),
+        fallback_to_aten=False,
+        tune="never",
+        compile_threads=3,
+        choice_timeout_s=1.5,
+        log_file="/tmp/log.jsonl",
+    )
+    assert str(expected) == in_environment(
+        GEMMTUNE_BACKENDS="aten, triton",
+        GEMMTUNE_FALLBACK_TO_ATEN="0",
+        GEMMTUNE_TUNE="never",
+        GEMMTUNE_COMPILE_THREADS="3",
+        GEMMTUNE_CHOICE_TIMEOUT_S="1.5",
+        GEMMTUNE_LOG_FILE="/tmp/log.jsonl",
+        GEMMTUNE_STORE_PATH="",
+    )
+
+
+BAD_VARIABLES = {
+    "unknown": (
+        "GEMMTUNE_BACKEND",
+        "aten",
+        "unknown environment variable GEMMTUNE_BACKEND; the known ones are GEMMTUNE_BACKENDS, ",
+    ),
+    "bool": ("GEMMTUNE_VERIFY", "maybe", "GEMMTUNE_VERIFY: got 'maybe', expected 0 or 1"),
+    "number": ("GEMMTUNE_COMPILE_THREADS", "many", "GEMMTUNE_COMPILE_THREADS: got 'many', expected a number"),
+    "choice": ("GEMMTUNE_TUNE", "always", "tune: got 'always', expected one of on_miss, never, force"),
+    "backend": ("GEMMTUNE_BACKENDS", "aten,x", "backends: got 'x', expected names out of"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VARIABLES)
+def test_bad_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, value, message = BAD_VARIABLES[name]
+    monkeypatch.setenv(variable, value)
+    settings.from_environment.cache_clear()
+    try:
+        with pytest.raises(SettingsError) as caught:
+            settings.current()
+        assert message in str(caught.value)
+    finally:
+        monkeypatch.undo()
+        settings.from_environment.cache_clear()
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("False", False)])
+def test_booleans_of_the_environment(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMTUNE_VERIFY", text)
+    settings.from_environment.cache_clear()
+    try:
+        assert settings.current().verify is value
+    finally:
+        monkeypatch.undo()
+        settings.from_environment.cache_clear()
