@@ -127,7 +127,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     elsewhere = tuple("; ".join(difference(other, here)) for other in others if other != here)
     if len(candidates.offers.choices) == 1:
         pick_name, origin = candidates.offers.choices[0].name, "the only choice"
-    elif chosen is not None and (candidates.complete(settings) or settings.tune == "never"):
+    elif chosen is not None and (candidates.complete() or settings.tune == "never"):
         pick_name, origin = chosen.name, "from the store"
     elif settings.tune == "never":
         pick_name, origin = None, "the store knows no choice, and tune is 'never'"

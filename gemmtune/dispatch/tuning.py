@@ -8,8 +8,12 @@ from .. import settings as settings_module
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..selector.candidates import known_candidates
 from ..selector.machine import ensure_limits
+from ..selector.pool import WORKERS
+from ..selector.precompile import Compilation
 from ..selector.progress import Progress, Silent, progress_for
+from ..selector.remote import measuring_kind
 from ..selector.result import ProblemResult, TuningResult
 from ..selector.select import select
 from ..selector.store import Store, open_store
@@ -67,10 +71,16 @@ def tune(
 def _tuned(
     problems: Sequence[Problem], device: DeviceInfo, settings: Settings, store: Store, progress: Progress
 ) -> Iterable[ProblemResult]:
-    for problem in problems:
-        progress.begin(problem, len(problems))
-        if not problem.empty:
-            ensure_limits(problem, device, settings, store, progress)
-        result = select(problem, device, settings, store, progress)
-        progress.end(result)
-        yield result
+    """The results, in order. For a GPU, all problems compile in the background while the first ones are measured."""
+    missing = [c for p in problems if not p.empty for c in known_candidates(p, device, settings, store).missing]
+    if missing and settings.tune_in_subprocess:
+        WORKERS.prepare(measuring_kind(device), 1)
+    # On a CPU, compilers would disturb the measurements: there each problem compiles before it is measured.
+    with Compilation(missing if device.type != "cpu" else (), settings) as compilation:
+        for problem in problems:
+            progress.begin(problem, len(problems))
+            if not problem.empty:
+                ensure_limits(problem, device, settings, store, progress)
+            result = select(problem, device, settings, store, progress, compilation)
+            progress.end(result)
+            yield result

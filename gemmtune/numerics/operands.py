@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ __all__ = [
     "Operands",
     "allocate",
     "distinct",
+    "fill_nan",
     "fill_random",
     "flat",
     "guard_mask",
@@ -79,6 +81,11 @@ def storage_bits(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torc
 def poison(tensor: torch.Tensor, payload: int) -> None:
     """Fill the whole buffer behind ``tensor`` with the NaN of bit pattern ``payload`` (see POISONS)."""
     storage_bits(tensor).fill_(payload)
+
+
+def fill_nan(tensor: torch.Tensor) -> None:
+    """Fill the whole buffer behind ``tensor`` with the ordinary NaN, which can be told from POISONS."""
+    storage_bits(tensor, tensor.dtype).fill_(math.nan)
 
 
 def guard_mask(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -18,16 +18,16 @@ picks column l_j of a, times w_j.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from ..problem import Layout, Problem
 from . import operands
-from .operands import POISONS, Operands, allocate, distinct, flat, overlapping, poison, scalar_value
+from .operands import Operands, allocate, distinct, fill_nan, flat, overlapping, scalar_value
+from .pick import Pick
 from .reference import as_batches
 
-__all__ = ["Pick", "Probes"]
+__all__ = ["Probes"]
 
 ALPHA, BETA = 2.0, -3.0
 """Of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
@@ -35,74 +35,12 @@ MOST_INTEGER = 31
 """In a and b of the cancelling probe: exact in every dtype; so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
 MOST_ADDED = 9
 INTEGER_SUM_BITS = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
-    """A probe: operands and the exactly known alpha · a @ b + beta · inp.
-
-    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j].
-    ``row_factor`` v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]; a dimension has size 1 where
-    the operand is broadcast along it.
-    """
-
-    name: str
-    operands: Operands
-    by_rows: torch.Tensor
-    row_factor: torch.Tensor | None = None
-    row_index: torch.Tensor | None = None
-    col_factor: torch.Tensor | None = None
-    col_index: torch.Tensor | None = None
-
-    def exact(self, batches: slice, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """The result [b, r, N] in these batches and rows, in ``dtype``: the accumulator's or a wider one, which hold it exactly."""
-        a, b = as_batches(self.operands.a)[batches, rows], as_batches(self.operands.b)[batches]
-        size = (*a.shape[:2], b.shape[-1])
-        from_rows = from_cols = None
-        if self.row_index is not None and self.row_factor is not None:
-            index = self.row_index.expand(self.row_index.shape[0], self.by_rows.numel())[:, rows]
-            factor = self.row_factor.expand(self.row_factor.shape[0], self.by_rows.numel())[:, rows]
-            from_rows = _gathered(b, _sliced(index, batches)).to(dtype) * _sliced(factor, batches).to(dtype).unsqueeze(-1)
-        if self.col_index is not None and self.col_factor is not None:
-            picked = _gathered(a.mT, _sliced(self.col_index, batches)).to(dtype).mT
-            from_cols = picked * _sliced(self.col_factor, batches).to(dtype).unsqueeze(-2)
-        if from_rows is not None and from_cols is not None:
-            result = torch.where(self.by_rows[rows].unsqueeze(-1), from_rows, from_cols)
-        else:
-            result = from_rows if from_rows is not None else from_cols  # type: ignore[assignment]
-        result = (result * self.operands.alpha).expand(size)
-        if self.operands.inp is None or self.operands.beta == 0:
-            return result
-        out_size = (*self.operands.a.shape[:-1], self.operands.b.shape[-1])
-        added = as_batches(self.operands.inp.expand(out_size))[batches, rows].to(dtype)
-        return result + added * self.operands.beta
-
-    def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
-        """Which element of an operand ``out[index]`` is, for messages."""
-        batch, row, col = index if batched else (0, *index)
-        lead = f"{batch}, " if batched else ""
-        if bool(self.by_rows[row]) and self.row_index is not None:
-            picked = self.row_index[min(batch, self.row_index.shape[0] - 1), min(row, self.row_index.shape[1] - 1)]
-            return f" (from b[{lead}{int(picked)}, {col}])"
-        if self.col_index is not None:
-            picked = self.col_index[min(batch, self.col_index.shape[0] - 1), min(col, self.col_index.shape[1] - 1)]
-            return f" (from a[{lead}{row}, {int(picked)}])"
-        return ""
-
-
-def _sliced(x: torch.Tensor, batches: slice) -> torch.Tensor:
-    return x if x.shape[0] == 1 else x[batches]
-
-
-def _gathered(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """matrix[b, index[b, i], :] as [b, i, :], for an index of one or as many batches as the matrix has."""
-    if index.shape[0] == 1:
-        return matrix.index_select(1, index[0])
-    return matrix[torch.arange(matrix.shape[0], device=matrix.device).unsqueeze(-1), index]
+LEAST_NORMAL = 2.0**-12
+"""Random numbers keep this distance from 0, so that they and half of them are normal numbers even in float16."""
 
 
 class Probes:
-    """Makes the probes of one problem on one device. Every operand lies in a poisoned buffer of exactly its layout."""
+    """Makes the probes of one problem on one device. Every operand lies in a buffer of exactly its layout, between NaNs."""
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int = 7) -> None:
         self.problem = problem
@@ -141,9 +79,15 @@ class Probes:
         y = self._integers((b_size[0], half, b_size[2]), 1, most)
         last = self._integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most)
         b = torch.cat([y, y, last], dim=1) * self._signs((b_size[0], 1, b_size[2]))
-        added = None if problem.inp is None else self._placed(problem.inp, self._spread(problem.inp, -MOST_ADDED, MOST_ADDED))
-        made = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=added)
-        return Pick(name="P5 cancellation", operands=made, by_rows=self._row_mask(True), row_factor=factor, row_index=index)
+        made = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._small_inp(MOST_ADDED))
+        return Pick(
+            name="P5 cancellation",
+            operands=made,
+            by_rows=self._row_mask(True),
+            special=False,
+            row_factor=factor,
+            row_index=index,
+        )
 
     def rows_of_b(self, b: torch.Tensor, *, nan: bool = False) -> Pick:
         """One-hot rows of a over the given b, with NaN for every 1 if ``nan``. Needs ``free_a``."""
@@ -195,10 +139,8 @@ class Probes:
 
     def integers(self) -> Operands:
         """Operands of −1, 0 and 1, placed by memory where elements overlap."""
-        problem = self.problem
-        a, b = (self._placed_by_memory(layout) for layout in (problem.a, problem.b))
-        added = None if problem.inp is None else self._placed(problem.inp, self._spread(problem.inp, -MOST_ADDED, MOST_ADDED))
-        return self._operands(a, b, added=added)
+        a, b = (self._placed(layout, self._integers(_held_size(layout), -1, 1)) for layout in (self.problem.a, self.problem.b))
+        return self._operands(a, b, added=self._small_inp(MOST_ADDED))
 
     def _operands(self, a: torch.Tensor, b: torch.Tensor, *, added: torch.Tensor | None = None, general: bool = False) -> Operands:
         """inp is NaN throughout where beta is zero, since it must not be read; alpha and beta are those of random or exact data."""
@@ -220,43 +162,29 @@ class Probes:
         )
 
     def _no_inp(self) -> torch.Tensor | None:
-        return None if self.problem.inp is None else self._placed(self.problem.inp, self._spread(self.problem.inp, 0, 0))
+        return self._small_inp(0)
+
+    def _small_inp(self, most: int) -> torch.Tensor | None:
+        """inp of integers up to ``most``."""
+        inp = self.problem.inp
+        return None if inp is None else self._placed(inp, self._integers(_held_size(inp), -most, most))
 
     def _placed(self, layout: Layout, values: torch.Tensor | None) -> torch.Tensor:
-        """A poisoned buffer of that layout with the values (of the layout's distinct elements) in it; None leaves the NaNs."""
+        """A buffer of that layout, NaN throughout except for ``values``, which are as many as ``_held_size`` says; None leaves all NaN."""
         tensor = allocate(layout, self.device)
-        poison(tensor, POISONS[layout.dtype][0])
+        fill_nan(tensor)
         if values is not None:
-            target = distinct(tensor)
+            target = flat(tensor) if overlapping(layout) else distinct(tensor)
             target.copy_(values.reshape(target.shape))
         return tensor
 
-    def _placed_by_memory(self, layout: Layout) -> torch.Tensor:
-        if not overlapping(layout):
-            size = distinct_size(layout)
-            return self._placed(layout, self._integers(size, -1, 1).to(layout.dtype))
-        tensor = allocate(layout, self.device)
-        poison(tensor, POISONS[layout.dtype][0])
-        flat(tensor).copy_(self._integers((layout.span,), -1, 1))
-        return tensor
-
     def _normal(self, layout: Layout) -> torch.Tensor:
-        info_size = (layout.span,) if overlapping(layout) else distinct_size(layout)
         dtype = torch.float64 if layout.dtype == torch.float64 else torch.float32
-        values = torch.empty(info_size, dtype=dtype, device=self.device).normal_(generator=self.generator)
-        small = 2.0**-12
-        values = torch.where(values.abs() < small, torch.copysign(values.abs() + small, values), values)
+        values = torch.empty(_held_size(layout), dtype=dtype, device=self.device).normal_(generator=self.generator)
+        values += torch.copysign(torch.where(values.abs() < LEAST_NORMAL, LEAST_NORMAL, 0.0), values)
         if self.problem.precision.input_mode == "tf32" and layout.dtype == torch.float32:
             values = (values.view(torch.int32) & -(2**13)).view(torch.float32)
-        if not overlapping(layout):
-            return self._placed(layout, values)
-        tensor = allocate(layout, self.device)
-        poison(tensor, POISONS[layout.dtype][0])
-        flat(tensor).copy_(values)
-        return tensor
-
-    def _spread(self, layout: Layout, low: int, high: int) -> torch.Tensor:
-        return self._integers(distinct_size(layout), low, high)
+        return self._placed(layout, values)
 
     def _integers(self, size: tuple[int, ...], low: int, high: int) -> torch.Tensor:
         return torch.randint(low, high + 1, size, generator=self.generator, dtype=self.problem.dtype, device=self.device)
@@ -290,14 +218,19 @@ class Probes:
         return torch.full((self.problem.m,), value, device=self.device)
 
 
-def distinct_size(layout: Layout) -> tuple[int, ...]:
+def _distinct_size(layout: Layout) -> tuple[int, ...]:
     """The layout's size with 1 for every dimension of stride 0."""
     return tuple(1 if s == 0 and n > 1 else n for n, s in zip(layout.size, layout.stride, strict=True))
 
 
+def _held_size(layout: Layout) -> tuple[int, ...]:
+    """What values the layout can hold: ``_distinct_size``, or its memory as one dimension where elements overlap."""
+    return (layout.span,) if overlapping(layout) else _distinct_size(layout)
+
+
 def _sizes(layout: Layout) -> tuple[int, int, int]:
-    """``distinct_size`` with a batch dimension."""
-    size = distinct_size(layout)
+    """``_distinct_size`` with a batch dimension."""
+    size = _distinct_size(layout)
     return (1, *size) if len(size) == 2 else size  # type: ignore[return-value]
 
 

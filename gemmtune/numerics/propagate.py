@@ -109,12 +109,22 @@ def _step(node: Node, args: Sequence[Approximate], precision: torch.dtype, flush
         either = (margin > 0) & ~((args[0].value - args[1].value).abs() > margin) & ~_certain_nan(args)
         return Approximate(value=value, error=torch.where(either, math.inf, 0.0).to(torch.float64))
     carried = _RULES[node.op](value, args)
+    exact = _exactly_rounded(node, value, args, precision)
     info, computed = dtype_info(precision), dtype_info(torch.float64 if precision == torch.float64 else torch.float32)
     own = factor * _EVALUATION[node.op](value, args) * computed.unit_roundoff
     if node.op in _ROUNDED:
         own = own + info.unit_roundoff * (value.abs() + carried)
         own = own + (info.smallest_normal if flush else info.smallest_subnormal)
-    return _with_overflow(Approximate(value=value, error=carried + own), precision, args if node.op != "where" else ())
+    value = torch.where(exact, value.to(precision).double(), value)
+    error = torch.where(exact, 0.0, carried + own)
+    return _with_overflow(Approximate(value=value, error=error), precision, args if node.op != "where" else ())
+
+
+def _exactly_rounded(node: Node, value: torch.Tensor, args: Sequence[Approximate], precision: torch.dtype) -> torch.Tensor:
+    """Where a sum or product of exact arguments is exact in float32 already: then the node's one rounding has one right result."""
+    if node.op not in ("add", "sub", "mul") or node.dtype != precision or precision == torch.float64:
+        return torch.zeros((), dtype=torch.bool, device=value.device)
+    return (args[0].error == 0) & (args[1].error == 0) & (value.float().double() == value)
 
 
 def _evaluate(op: str, args: Sequence[Approximate]) -> torch.Tensor:

@@ -49,12 +49,18 @@ class GraphBuilder:
         for arg in args:
             if not isinstance(arg, (Ref, bool, int, float)):
                 raise EpilogueError(f"{op}: got an argument of type {type(arg).__name__}, expected a tensor or a Python number")
+        args = tuple(map(_plain, args))
         if not any(isinstance(arg, Ref) for arg in args):
             raise EpilogueError(f"{op}: got numbers only, expected the accumulator or an operand among the arguments")
         if len(args) == 2 and not isinstance(args[0], Ref) and (op in _COMMUTATIVE or op in _MIRRORED):
             op, args = _MIRRORED.get(op, op), args[::-1]
         args = self._without_booleans(op, args)
-        return self._append(op, args, OPERATIONS[op](*(self.samples[a.index] if isinstance(a, Ref) else a for a in args)))
+        sample = OPERATIONS[op](*(self.samples[a.index] if isinstance(a, Ref) else a for a in args))
+        if sample.dtype not in DTYPES and sample.dtype != torch.bool:
+            raise EpilogueError(
+                f"{op}: the result would be {sample.dtype}, expected a float; write the numbers as floats, 1.0 for 1"
+            )
+        return self._append(op, args, sample)
 
     def cast(self, value: Ref, dtype: object) -> Ref:
         """``value`` rounded to ``dtype``; written even where it has that dtype, since a final cast decides the result's."""
@@ -81,6 +87,11 @@ class GraphBuilder:
             self.nodes.append(Node(op=op, args=args, dtype=sample.dtype))
             self.samples.append(sample)
         return self._known[key]
+
+
+def _plain(arg: Arg) -> Arg:
+    """A bool as 0 or 1, numpy.float64 as the float that it is, …: printers write a number by its repr."""
+    return arg if isinstance(arg, Ref) else int(arg) if isinstance(arg, int) else float(arg)
 
 
 def _unary(op: str) -> Function:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -56,6 +57,12 @@ def trace(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequen
     return Epilogue(nodes=nodes, operands=tuple(Layout.of(x) for x in operands))
 
 
+class _Proxy(fx.Proxy):
+    """Lets ``numpy.float32(2) * acc`` come to ``acc`` rather than to numpy, which would ask it for an array."""
+
+    __array_ufunc__ = None
+
+
 class _Tracer(fx.Tracer):
     """Records calls only. Tensors that the function brings along have no place in the graph."""
 
@@ -65,13 +72,16 @@ class _Tracer(fx.Tracer):
         self.root = torch.nn.Module()
         self.tensor_attrs = {}
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, torch.Tensor):
             raise EpilogueError(
                 f"it uses a tensor of shape {list(a.shape)} that is not among its arguments; "
                 "pass it through epilogue_args=(...) and take it as a further argument, or make it a Python number with .item()"
             )
-        return super().create_arg(a)
+        return super().create_arg(a.item() if isinstance(a, np.generic) else a)
 
 
 def _record(function: Callable[..., Any], n_operands: int) -> tuple[fx.Proxy, list[fx.Proxy]]:

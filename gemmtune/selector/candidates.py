@@ -11,7 +11,6 @@ from ..problem import Problem
 from ..settings import Settings
 from .key import fingerprint_text, now
 from .offers import offers_for, widest_offers_for
-from .pick import pick, shortlist
 from .result import Outcome
 from .store import Row, Store
 
@@ -33,12 +32,14 @@ class Candidates:
         """The choice of an outcome."""
         return self.choices.get(outcome.content_hash) if outcome else None
 
-    def complete(self, settings: Settings) -> bool:
-        """Nothing is left to measure: every offer has an outcome, and those in the running were ranked against each other."""
-        if any(c.content_hash not in self.known for c in self.offers.choices):
-            return False
-        finalists = shortlist(list(self.known.values()), settings.search)
-        return len(finalists) == 1 or all(o.finalist for o in finalists) or pick(finalists) is None
+    @property
+    def missing(self) -> list[Choice]:
+        """The offers without an outcome."""
+        return [c for c in self.offers.choices if c.content_hash not in self.known]
+
+    def complete(self) -> bool:
+        """Nothing is left to measure: every offer has an outcome that was compared with the others."""
+        return not self.missing and all(o.settled for o in self.known.values())
 
 
 def known_candidates(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Candidates:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
 from .key import fingerprint_text
-from .limits import limit_names, measure_limits
-from .pool import WORKERS
+from .limits import limit_names
 from .progress import Progress
-from .remote import measuring_kind
+from .remote import open_session
 from .store import Store
-from .worker import WorkerCrashed, WorkerTimedOut
 
 __all__ = ["ensure_limits", "limits_of"]
 
-log = logging.getLogger("gemmtune")
 TIMING = "limits"
 """Stands where a measurement's fingerprint has its timing mode."""
 
@@ -33,22 +28,6 @@ def ensure_limits(problem: Problem, device: DeviceInfo, settings: Settings, stor
     if all(name in known for name in limit_names(problem.dtype_label)):
         return
     progress.stage("limits of this machine", 0, 1)
-    try:
-        found = _measured(problem, device, settings, known)
-    except (WorkerCrashed, WorkerTimedOut, RuntimeError) as error:
-        log.warning("the limits of this machine could not be measured: %s", error)
-        return
-    store.put_limits(fingerprint_text(device, TIMING), found)
+    with open_session(problem, device, settings) as session:
+        store.put_limits(fingerprint_text(device, TIMING), session.limits(known))
     progress.stage("limits of this machine", 1, 1)
-
-
-def _measured(problem: Problem, device: DeviceInfo, settings: Settings, known: dict[str, float]) -> dict[str, float]:
-    if not settings.tune_in_subprocess:
-        return measure_limits(device, problem.dtype_label, known)
-    kind = measuring_kind(device)
-    worker = WORKERS.take(kind)
-    try:
-        found: dict[str, float] = worker.call(measure_limits, device, problem.dtype_label, known, timeout_s=settings.choice_timeout_s)
-    finally:
-        WORKERS.give(kind, worker)
-    return found

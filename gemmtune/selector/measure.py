@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -11,10 +12,10 @@ from ..problem import Problem
 from ..settings import Settings
 from .candidates import Candidates
 from .pick import right, shortlist
-from .precompile import precompile
+from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import Outcome
+from .result import SETTLED, Outcome
 
 __all__ = ["measure"]
 
@@ -26,13 +27,20 @@ def measure(
     candidates: Candidates,
     outcomes: dict[str, Outcome],
     progress: Progress,
+    compilation: Compilation | None = None,
 ) -> None:
     """Add an outcome for every offer that has none, then rank the fastest against each other.
 
     ``outcomes``, by content hash, is filled as the work goes on, so that an interruption loses only the measurement in hand.
+    ``compilation`` is under way in the background; what it does not include is compiled here.
     """
-    todo = [c for c in candidates.offers.choices if c.content_hash not in outcomes]
-    failures = precompile(todo, settings, lambda done, total: progress.stage("compile", done, total))
+    todo = candidates.missing
+
+    def report(done: int, total: int) -> None:
+        progress.stage("compile", done, total)
+
+    failures = compilation.wait(todo, report) if compilation else {}
+    failures |= precompile([c for c in todo if c.name not in failures], settings, report)
     for choice in todo:
         if choice.name in failures:
             failure = failures[choice.name]
@@ -60,11 +68,27 @@ def rank(session: AnySession, settings: Settings, candidates: Candidates, outcom
     Choices that were ranked earlier take no part, except the fastest two: the new times are scaled by how those come out now, so
     that one new choice costs one measurement and still compares with the old ones.
     """
-    finalists = shortlist(list(outcomes.values()), settings.search)
+    # Short measurements compare only with each other and, roughly, with ranked times: what lost once is out.
+    running = [o for o in outcomes.values() if o.finalist or not o.settled]
+    finalists = shortlist(running, settings.search)
     fresh = [o for o in finalists if not o.finalist]
     incumbents = [o for o in finalists if o.finalist][:2]
-    if not fresh or len(fresh) + len(incumbents) < 2:
-        return
+    if fresh and len(fresh) + len(incumbents) > 1:
+        play_final_rounds(session, fresh, incumbents, candidates, outcomes, progress)
+    for digest, o in outcomes.items():
+        if not o.settled:
+            outcomes[digest] = dataclasses.replace(o, info=o.info | {SETTLED: True})
+
+
+def play_final_rounds(
+    session: AnySession,
+    fresh: Sequence[Outcome],
+    incumbents: Sequence[Outcome],
+    candidates: Candidates,
+    outcomes: dict[str, Outcome],
+    progress: Progress,
+) -> None:
+    """Rank the fresh finalists and, to scale by, the incumbents."""
     progress.stage("final rounds", 0, len(fresh) + len(incumbents))
     ranked = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
     drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]

@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("gemmtune")
 
-FAILURES = (sqlite3.Error, OSError, StoreError)
-"""Everything that a use of a Database may raise."""
+FAILURES = (sqlite3.Error, OSError, StoreError, UnicodeDecodeError)
+"""Everything that a use of a Database may raise; the last, when SQLite's message quotes a schema with a flipped bit."""
 ELSEWHERE = "or set store_path (GEMMTUNE_STORE_PATH) to another file"
 
 
@@ -45,14 +45,14 @@ def is_damage(error: Exception) -> bool:
         sqlite3.SQLITE_CONSTRAINT,
         sqlite3.SQLITE_MISMATCH,
     )
-    return isinstance(error, sqlite3.DatabaseError) and code_of(error) in damage
+    return isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.DatabaseError) and code_of(error) in damage)
 
 
 def repair(file: Database) -> Repaired | None:
     """Put a damaged file aside and start a new one with every row that can still be read; None if the file has to stay.
 
     Raises:
-        sqlite3.Error, OSError, StoreError: the new file cannot be made or written.
+        one of FAILURES: the new file cannot be made or written.
     """
     assert file.path is not None
     file.close()
@@ -73,7 +73,7 @@ def _is_broken(path: Path, busy_timeout_s: float) -> bool:
     file = Database(path, read_only=True, busy_timeout_s=busy_timeout_s)
     try:
         return file.pragma("integrity_check(1)") != "ok"
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         if not is_damage(error):
             raise
         return True
@@ -109,7 +109,7 @@ def explain(path: Path | None, error: Exception) -> str:
         remedy = "Free some space there"
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or isinstance(error, TimeoutError):
         remedy = "End the process that keeps it locked"
-    elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    elif is_damage(error):
         remedy = "Delete it if it is a store"
     elif code == sqlite3.SQLITE_IOERR:
         remedy = "Check the disk and its free space"

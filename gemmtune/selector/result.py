@@ -8,8 +8,12 @@ from typing import Any, Literal, overload
 
 from ..choice import Refusal, Status
 from ..problem import Problem
+from .table import render
 
-__all__ = ["Outcome", "ProblemResult", "TuningResult"]
+__all__ = ["SETTLED", "Outcome", "ProblemResult", "TuningResult"]
+
+SETTLED = "settled"
+"""The key of an outcome's ``info`` that survives in the store: an interrupted tuning leaves outcomes without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,11 @@ class Outcome:
     baseline: bool = False
     from_store: bool = False
     info: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def settled(self) -> bool:
+        """Failed, or compared with the others: ranked in the final rounds or dropped before them. Nothing is left to measure."""
+        return self.status is not Status.OK or bool(self.info.get(SETTLED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +109,9 @@ class TuningResult(Sequence[ProblemResult]):
 
     def __iter__(self) -> Iterator[ProblemResult]:
         return iter(self.problems)
+
+    def __str__(self) -> str:
+        return render(self)
 
     def to_json(self) -> list[dict[str, Any]]:
         """A list with ``ProblemResult.to_json`` of each problem."""

@@ -57,8 +57,8 @@ def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collectio
 
     The fastest by plain median is the reference. The time of each other is either its own median, or the reference's times the
     median over rounds of its ratio to the reference in the same round, in which drifting clocks cancel: whichever is known more
-    closely. Those that are surely lost drop out, except the ones named in ``keep``. Ends when the order near the top is settled,
-    or the budget is spent.
+    closely (and no time outside of those seen: where the reference alone was disturbed, ratios mean nothing). Those that are surely
+    lost drop out, except the ones named in ``keep``. Ends when the order near the top is settled, or the budget is spent.
     """
     if not contenders:
         return {}
@@ -105,8 +105,9 @@ def _evaluate(rounds: Mapping[str, list[float]]) -> dict[str, Ranked]:
         time_us, margin_us = median_margin(times)
         # Who dropped out has the first rounds only.
         ratio, spread = median_margin([t / r for t, r in zip(times, rounds[reference], strict=False)])
-        if name != reference and spread * medians[reference] < margin_us:
-            time_us, margin_us = ratio * medians[reference], spread * medians[reference]
+        paired_us = ratio * medians[reference]
+        if name != reference and spread * medians[reference] < margin_us and min(times) <= paired_us <= max(times):
+            time_us, margin_us = paired_us, spread * medians[reference]
         ranked[name] = Ranked(time_us=time_us, margin_us=margin_us)
     return ranked
 

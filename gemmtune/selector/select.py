@@ -17,6 +17,7 @@ from .locks import tuning_lock
 from .machine import limits_of
 from .measure import measure
 from .pick import pick, right
+from .precompile import Compilation
 from .progress import Progress
 from .result import Outcome, ProblemResult
 from .store import Store
@@ -24,7 +25,14 @@ from .store import Store
 __all__ = ["select"]
 
 
-def select(problem: Problem, device: DeviceInfo, settings: Settings, store: Store, progress: Progress) -> ProblemResult:
+def select(
+    problem: Problem,
+    device: DeviceInfo,
+    settings: Settings,
+    store: Store,
+    progress: Progress,
+    compilation: Compilation | None = None,
+) -> ProblemResult:
     """Find the pick for one problem, measuring only what the store does not know.
 
     A process that finds another one at work on the same problem waits and takes its answer. An interrupted tuning keeps what it
@@ -32,16 +40,16 @@ def select(problem: Problem, device: DeviceInfo, settings: Settings, store: Stor
     """
     begun = time.perf_counter()
     candidates = known_candidates(problem, device, settings, store)
-    if problem.empty or candidates.complete(settings):
+    if problem.empty or candidates.complete():
         return _result(problem, candidates, candidates.known, device, store, begun, "store")
     fingerprint = fingerprint_text(device, settings.timing)
     with tuning_lock(settings, problem.key, fingerprint):
         candidates = known_candidates(problem, device, settings, store)
-        if candidates.complete(settings):
+        if candidates.complete():
             return _result(problem, candidates, candidates.known, device, store, begun, "store")
         outcomes = dict(candidates.known)
         try:
-            measure(problem, device, settings, candidates, outcomes, progress)
+            measure(problem, device, settings, candidates, outcomes, progress, compilation)
         finally:
             fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
             store.put([row_of(o, problem, fingerprint) for o in fresh])

@@ -31,7 +31,7 @@ __all__ = ["Sample", "Session", "failure_of"]
 log = logging.getLogger("gemmtune")
 
 HOPELESS = 1.5
-"""After the first calls, a choice slower than the best by this factor is not measured further (as PyTorch's TunableOp does) …"""
+"""After the first calls, a choice slower than the best by this factor is not worth a graph (TunableOp's factor) …"""
 SLOWER = 1.15
 """… and by this one after a few samples. Both lie far outside of what the noise of so few samples can mistake."""
 LAUNCH_US = 100.0
@@ -204,11 +204,11 @@ def _usable(device: torch.device) -> bool:
 
 def _short_measurement(contender: Contender, best_us: float | None) -> float:
     """The median time of a call in µs, from as few samples as it takes to see that the choice is slower than ``best_us``."""
-    rough = contender.rough_us
-    if best_us is not None and rough > HOPELESS * best_us + LAUNCH_US:
-        return rough
+    # Rejection goes by the least of a few: what disturbs a measurement only ever makes it longer.
+    hopeless = best_us is not None and contender.rough_us > HOPELESS * best_us + LAUNCH_US
+    if hopeless and contender.takes_capture:
+        return contender.rough_us
     samples = _samples(contender, FEW_SAMPLES)
-    # The least of the few: what disturbs a measurement only ever makes it longer.
     if best_us is None or min(samples) <= SLOWER * best_us:
         samples += _samples(contender, MORE_SAMPLES)
     return statistics.median(samples)

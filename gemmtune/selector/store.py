@@ -7,7 +7,6 @@ A damaged file is renamed, not deleted, and what can still be read of it goes in
 from __future__ import annotations
 
 import os
-import sqlite3
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ class Store:
         with LOCK:
             try:
                 file.connection()
-            except (sqlite3.Error, OSError) as error:
+            except FAILURES as error:
                 raise StoreError(explain(path, error)) from error
         return cls(file)
 
@@ -194,7 +193,7 @@ class Store:
                 raise StoreError(self._trouble or _read_only_message(self._path))
             try:
                 return absorb(self._file, rows, limits)
-            except (sqlite3.Error, OSError) as error:
+            except FAILURES as error:
                 raise StoreError(explain(self._path, error)) from error
 
     def _with_file(self, work: Callable[[Database], T], *, writing: bool) -> T | None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..choice import Status
-from .result import Outcome, ProblemResult, TuningResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from .result import Outcome, ProblemResult, TuningResult
 
 __all__ = ["DEFAULT_ROWS", "new_table", "pick_line", "plain_text", "render", "renderables"]
 
@@ -81,6 +82,8 @@ def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str
 
 def heading(result: ProblemResult) -> str:
     """``mm 16x4096x4096 float32 nt on cpu: 23 choices measured in 4.1 s``"""
+    if result.problem.empty:
+        return f"{result.problem}: an empty result, nothing to run"
     measured = sum(1 for o in result.outcomes if not o.from_store)
     if result.source == "store":
         return f"{result.problem}: from the store"
@@ -91,6 +94,8 @@ def heading(result: ProblemResult) -> str:
 def pick_line(result: ProblemResult) -> str:
     """``pick: cpp:avx512_12x32, 67.2 µs, 1.83× torch (aten:mm 123 µs)``"""
     picked, baseline = result.picked, result.baseline
+    if result.problem.empty:
+        return "pick: none needed"
     if picked is None:
         return f"pick: {result.pick}" if result.pick else "pick: none, every choice was left out"
     text = f"pick: {picked.name}"
@@ -115,6 +120,8 @@ def summary_line(result: TuningResult) -> str:
 
 def left_out_lines(result: ProblemResult) -> list[str]:
     """What is not in the table, grouped: choices of one backend that went for the same reason (numbers aside) share a line."""
+    if result.problem.empty:
+        return []
     groups: dict[tuple[str, str, str], _Group] = {}
     for status, name, reason in _left_out(result):
         text = _short(reason)

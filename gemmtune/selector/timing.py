@@ -7,6 +7,7 @@ contenders can be begun one after the other before the first result is asked for
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import math
@@ -46,6 +47,8 @@ class Contender(ABC):
     """
 
     rough_us: float
+    takes_capture = False
+    """The first sample costs more than its time."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -61,6 +64,12 @@ class Contender(ABC):
         return self.result_us()
 
 
+@functools.cache
+def _capture_stream(index: int) -> torch.cuda.Stream:
+    """The one stream on which this process captures: for each further one cuBLAS would keep a workspace of its own."""
+    return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
+
+
 class Timer:
     """Makes contenders for one problem on one device. Holds the operand sets, which all contenders share."""
 
@@ -71,7 +80,7 @@ class Timer:
         self._rotation = Rotation(problem, device)
         self._stream: torch.cuda.Stream | None = None
         if device.type != "cpu":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stream = _capture_stream(device.index)
 
     def contender(self, choice: Choice, kernel: Kernel) -> Contender:
         """Warm the kernel up and make it ready. What the kernel raises is not caught."""
@@ -136,6 +145,8 @@ class EagerContender(Contender):
 
 class GraphContender(Contender):
     """A CUDA graph of calls over the operand sets, replayed between two events: kernel time alone."""
+
+    takes_capture = True
 
     def __init__(self, calls: Sequence[Call], stream: torch.cuda.Stream) -> None:
         self._calls = calls

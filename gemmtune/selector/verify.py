@@ -14,7 +14,8 @@ from ..numerics.bounds import accumulation_bound, exact_limit
 from ..numerics.compare import BadElement, Comparer, Finding
 from ..numerics.guards import Checksum, Guards
 from ..numerics.operands import POISONS, Operands, allocate, poison
-from ..numerics.probes import Pick, Probes
+from ..numerics.pick import Pick
+from ..numerics.probes import Probes
 from ..numerics.reference import Reference, extended_reference, reference, regions
 from ..problem import Problem
 

@@ -58,7 +58,7 @@ def _offers(problem: Problem, arch: str, search: str = "default") -> list[Triton
 
 @pytest.mark.parametrize("arch", GPUS)
 @given(problem=problems)
-@hypothesis_settings(deadline=None, max_examples=15, derandomize=True)
+@hypothesis_settings(deadline=None, max_examples=5, derandomize=True)
 def test_every_offer_fits_the_device(arch: str, problem: Problem) -> None:
     device = preset(arch)
     choices = _offers(problem, arch)
@@ -149,23 +149,28 @@ def test_the_model_counts_waves() -> None:
     assert times[1] > 1.6 * times[0]
 
 
+def _config(m: int, n: int, k: int, stages: int, warps: int, split_k: int = 1) -> Config:
+    return Config(block_m=m, block_n=n, block_k=k, stages=stages, warps=warps, split_k=split_k)
+
+
+LARGE, SMALL, ODD = (4096, 4096, 4096), (16, 4096, 1024), (1000, 1001, 999)
 CASES = [
-    (dict(block_m=256, block_n=256, block_k=64, stages=4, warps=8), (4096, 4096, 4096), "registers"),
-    (dict(block_m=128, block_n=256, block_k=128, stages=4, warps=8), (4096, 4096, 4096), "shared memory: needs 393216 bytes"),
-    (dict(block_m=64, block_n=64, block_k=64, stages=3, warps=4), (16, 4096, 4096), "block_m 64: half of it or more"),
-    (dict(block_m=16, block_n=64, block_k=64, stages=3, warps=4, split_k=64), (16, 4096, 1024), "split_k 64: k = 1024 has 16"),
-    (dict(block_m=16, block_n=64, block_k=64, stages=3, warps=4, split_k=9), (16, 4096, 1024), "leave a split without work"),
-    (dict(block_m=64, block_n=64, block_k=64, stages=2, warps=4), (1000, 1001, 999), "stages change nothing"),
-    (dict(block_m=64, block_n=64, block_k=16, stages=2, warps=4), (4096, 4096, 4096), "rows of less than 64 bytes"),
-    (dict(block_m=64, block_n=64, block_k=8, stages=2, warps=4), (4096, 4096, 4096), "at least 16"),
-    (dict(block_m=64, block_n=64, block_k=64, stages=2, warps=64), (4096, 4096, 4096), "more than 1024 threads"),
-    (dict(block_m=64, block_n=64, block_k=64, stages=2, warps=4, split_k=64), (8192, 8192, 8192), "bytes of partial sums"),
+    (_config(256, 128, 64, 2, 4), LARGE, "registers: needs about 288"),
+    (_config(128, 256, 128, 4, 8), LARGE, "shared memory: needs 393216 bytes"),
+    (_config(64, 64, 64, 3, 4), SMALL, "block_m 64: half of it or more"),
+    (_config(16, 64, 64, 3, 4, 64), SMALL, "split_k 64: k = 1024 has 16"),
+    (_config(16, 64, 64, 3, 4, 9), SMALL, "leave a split without work"),
+    (_config(64, 64, 64, 2, 4), ODD, "stages change nothing"),
+    (_config(64, 64, 16, 2, 4), LARGE, "rows of less than 64 bytes"),
+    (_config(64, 64, 8, 2, 4), LARGE, "at least 16"),
+    (_config(64, 64, 64, 2, 64), LARGE, "more than 1024 threads"),
+    (_config(64, 64, 64, 2, 4, 64), (8192, 8192, 8192), "bytes of partial sums"),
 ]
 
 
 @pytest.mark.parametrize(("config", "shape", "reason"), CASES, ids=[case[2][:24] for case in CASES])
-def test_refusals_name_their_reason(config: dict[str, int], shape: tuple[int, int, int], reason: str) -> None:
-    found = check(Problem.mm(*shape, device_type="cuda"), preset("sm90"), Config(**config))
+def test_refusals_name_their_reason(config: Config, shape: tuple[int, int, int], reason: str) -> None:
+    found = check(Problem.mm(*shape, device_type="cuda"), preset("sm90"), config)
     assert found is not None
     assert reason in found
 
@@ -182,11 +187,11 @@ def test_wider_shared_memory_and_fewer_stages_only_help() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [(dict(block_m=48), "block_m: got 48, expected a power of two"), (dict(stages=0), "stages: got 0, expected at least 1")],
+    [({"block_m": 48}, "block_m: got 48, expected a power of two"), ({"stages": 0}, "stages: got 0, expected at least 1")],
 )
 def test_a_config_checks_its_values(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Config(**dict(block_m=16, block_n=16, block_k=16, stages=1, warps=1) | changes)
+        Config(**{"block_m": 16, "block_n": 16, "block_k": 16, "stages": 1, "warps": 1} | changes)
 
 
 def test_whole_problems_are_refused_with_a_reason() -> None:

@@ -15,7 +15,7 @@ from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.extern import cublaslt
 from gemmtune.extern.cublaslt import BACKEND, algorithm, library, workspace
-from gemmtune.extern.cublaslt.constants import PreferenceAttribute
+from gemmtune.extern.cublaslt.constants import AlgorithmAttribute, PreferenceAttribute
 from gemmtune.extern.cublaslt.gemm import gemm_of
 from gemmtune.problem import Epilogue, Layout, Precision, Problem
 from gemmtune.problem.epilogue import Node
@@ -206,6 +206,12 @@ def test_choice_tells_what_it_is(fake):
     assert [c.claims.partials for c in (first, second, third)] == [torch.float32, torch.float32, torch.float16]
     assert third.info["workspace_bytes"] == 512
     assert [c.content_hash for c in offers(problem).choices] == [c.content_hash for c in (first, second, third)]
+
+
+@pytest.mark.parametrize(("told", "splits"), [(0, 1), (1, 1), (4, 4), (-1, 16)])
+def test_splits_are_an_upper_bound(told, splits):
+    attributes = ((AlgorithmAttribute.SPLITK, told), (AlgorithmAttribute.REDUCTION, 0))
+    assert library.Algorithm(opaque=bytes(64), attributes=attributes, workspace_bytes=0, waves=1.0).splits == splits
 
 
 def test_choice_is_picklable(fake):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def layer_of(module: str) -> int:
     raise LookupError(f"gemmtune.{module} is in no layer; add its folder to LAYERS in {__file__}")
 
 
+@functools.cache
 def tree_of(module: str) -> ast.Module:
     return ast.parse(SOURCES[module].read_text(), filename=str(SOURCES[module]))
 

@@ -31,7 +31,7 @@ def test_other_problems_and_machines_do_not_wait(settings: Settings) -> None:
         tuning_lock(settings, KEYS[1], MACHINES[0]) as second,
         tuning_lock(settings, KEYS[0], MACHINES[1]) as third,
     ):
-        assert not (first or second or third)
+        assert (first, second, third) == (False, False, False)
 
 
 def test_who_comes_second_waits_for_the_answer_and_says_so(

@@ -188,7 +188,7 @@ def test_a_bias_is_loaded_only_as_large_as_it_is() -> None:
 
 def test_beta_zero_never_names_the_bias() -> None:
     source = _source(Problem.addmm(512, 1024, 256, beta=0, device_type="cuda"))
-    assert "inp" not in source.text
+    assert "inp_ptr" not in source.text
 
 
 def test_scalars_have_the_accumulators_type() -> None:

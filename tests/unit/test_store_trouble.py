@@ -316,3 +316,14 @@ def test_a_journal_whose_store_is_gone_is_not_played_into_a_new_one(path: Path) 
     fresh = Store.open(path)
     assert fresh.every_row() == []
     assert fresh.health().integrity == "ok"
+
+
+def test_a_schema_that_is_no_text_is_damage(path: Path) -> None:
+    """SQLite quotes it in its message, which Python then cannot decode."""
+    filled(path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"CREATE TABLE measurements", b"CREATE TABLE \xc1easurements"))
+    with one_warning(r"got a damaged file at "):
+        store = open_store(settings_for(path))
+        store.put([row(7)])
+    assert "hash7" in hashes(Store.open(path))

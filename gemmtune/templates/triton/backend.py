@@ -13,6 +13,7 @@ from ...settings import Settings
 from .build import TritonChoice, choice_for
 from .configs import SET_SIZES, Config, pool, splits_for
 from .legality import Predicate, Resources, check_problem
+from .padding import PADDED_CHOICES, padded_choices
 from .rank import select
 
 __all__ = ["TritonBackend"]
@@ -59,7 +60,10 @@ class TritonBackend:
         chosen = chosen_configs(problem, device, settings.search)
         if not chosen:
             return Offers(refusals=(Refusal(name=self.name, reason=f"no config is legal for {problem} on {device.arch}"),))
-        return Offers(choices=tuple(choice_for(problem, device, config) for config in chosen))
+        direct = [choice_for(problem, device, config) for config in chosen]
+        most = PADDED_CHOICES[settings.search]
+        padded = padded_choices(problem, device, most, lambda aligned: chosen_configs(aligned, device, settings.search))
+        return Offers(choices=(*direct, *padded))
 
     def _interpreted(self, problem: Problem, device: DeviceInfo) -> Offers:
         predicate = Predicate(problem, device)

@@ -11,6 +11,7 @@ import torch
 
 from ...choice import Choice, Claims, Kernel
 from ...device import DeviceInfo
+from ...errors import UnavailableError
 from ...problem import Problem
 from .configs import Config
 from .kernels import Target, compile_kernel, kernel_key, load_function, marker
@@ -55,6 +56,16 @@ class TritonChoice(Choice):
     def compiled(self) -> bool:
         """Was this kernel compiled here before, by the installed version of Triton?"""
         return self.target is None or marker(self._kernel_key, self.target).exists()
+
+    def kernel(self) -> Any:
+        """Triton's compiled kernel, for its code and metadata: compiled if it is not yet, and not loaded on any device.
+
+        Raises:
+            UnavailableError: the choice runs in the interpreter, which compiles nothing.
+        """
+        if self.target is None:
+            raise UnavailableError(f"{self.name} runs in the interpreter: there is no compiled kernel")
+        return self._compile(self.target)
 
     def compile(self) -> None:
         """Fill Triton's artifact cache below our cache folder. Needs no GPU.

@@ -163,8 +163,9 @@ class Staging:
 def _check_shape(problem: Problem, config: Config) -> str | None:
     if min(config.block_m, config.block_n, config.block_k) < LEAST_BLOCK:
         return f"tile {config.block_m}x{config.block_n}x{config.block_k}: each side must be at least {LEAST_BLOCK}"
-    for name, block, size in (("m", config.block_m, problem.m), ("n", config.block_n, problem.n), ("k", config.block_k, problem.k)):
-        if block > LEAST_BLOCK and block >= 2 * size:
+    sides = (("m", config.block_m, problem.m, 1), ("n", config.block_n, problem.n, 1), ("k", config.block_k, problem.k, 2))
+    for name, block, size, slack in sides:
+        if block > slack * LEAST_BLOCK and block >= 2 * size:
             return f"block_{name} {block}: half of it or more hangs over {name} = {size}"
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
     if tiles >= INT32_LIMIT:
@@ -188,9 +189,11 @@ def _check_split(problem: Problem, config: Config, tiles: int) -> str | None:
 
 def _most_fma_elements(problem: Problem, config: Config) -> int:
     """Accumulators of one thread up to which an FMA kernel keeps its fragments in registers, found by compiling for every arch."""
+    if config.block_k > 32:
+        return 0
     if problem.dtype.itemsize == 2:
         return 512 // config.block_k
-    return (64 if problem.dtype.itemsize == 4 else 32) if config.block_k <= 32 else 0
+    return 64 if problem.dtype.itemsize == 4 else 32
 
 
 def vector_bytes(operand: OperandClass, *, mask_divisor: int) -> int:

@@ -1,0 +1,91 @@
+"""The exactly known result of a probe whose product picks elements of its operands."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from .operands import Operands
+from .reference import as_batches
+
+__all__ = ["Pick"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pick:
+    """A probe: operands and the exactly known alpha · a @ b + beta · inp.
+
+    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j].
+    ``row_factor`` v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]; a dimension has size 1 where
+    the operand is broadcast along it.
+    """
+
+    name: str
+    operands: Operands
+    by_rows: torch.Tensor
+    special: bool = True
+    """Some factors are NaN or infinite."""
+    row_factor: torch.Tensor | None = None
+    row_index: torch.Tensor | None = None
+    col_factor: torch.Tensor | None = None
+    col_index: torch.Tensor | None = None
+
+    @functools.cached_property
+    def _row_major_a(self) -> torch.Tensor:
+        """a [B, M, K] with neighbouring elements along K: picking from other layouts is several times slower than copying once."""
+        return as_batches(self.operands.a).contiguous()
+
+    @functools.cached_property
+    def _row_major_b(self) -> torch.Tensor:
+        return as_batches(self.operands.b).contiguous()
+
+    def exact(self, batches: slice, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        """The result [b, r, N] in these batches and rows, in ``dtype``: the accumulator's or a wider one, which hold it exactly."""
+        operands = self.operands
+        results: list[torch.Tensor] = []
+        if self.row_index is not None and self.row_factor is not None:
+            index, factor = (x.expand(-1, len(self.by_rows))[:, rows] for x in (self.row_index, self.row_factor))
+            factor = _sliced(factor, batches).to(dtype) * operands.alpha
+            results.append(_picked_rows(self._row_major_b[batches], _sliced(index, batches)).to(dtype) * factor.unsqueeze(-1))
+        if self.col_index is not None and self.col_factor is not None:
+            index, factor = (x.expand(-1, operands.b.shape[-1]) for x in (self.col_index, self.col_factor))
+            factor = _sliced(factor, batches).to(dtype) * operands.alpha
+            picked = _picked_cols(self._row_major_a[batches, rows], _sliced(index, batches))
+            results.append(picked.to(dtype) * factor.unsqueeze(-2))
+        result = results[0] if len(results) == 1 else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
+        if operands.inp is None or operands.beta == 0:
+            return result
+        size = (*operands.a.shape[:-1], operands.b.shape[-1])
+        return result + as_batches(operands.inp.expand(size))[batches, rows].to(dtype) * operands.beta
+
+    def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
+        """Which element of an operand ``out[index]`` is, for messages."""
+        batch, row, col = index if batched else (0, *index)
+        lead = f"{batch}, " if batched else ""
+        if bool(self.by_rows[row]) and self.row_index is not None:
+            picked = self.row_index[min(batch, self.row_index.shape[0] - 1), min(row, self.row_index.shape[1] - 1)]
+            return f" (from b[{lead}{int(picked)}, {col}])"
+        if self.col_index is not None:
+            picked = self.col_index[min(batch, self.col_index.shape[0] - 1), min(col, self.col_index.shape[1] - 1)]
+            return f" (from a[{lead}{row}, {int(picked)}])"
+        return ""
+
+
+def _sliced(x: torch.Tensor, batches: slice) -> torch.Tensor:
+    return x if x.shape[0] == 1 else x[batches]
+
+
+def _picked_rows(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """matrix[b, index[b, i], :] as [b, i, :], for an index of one or as many batches as the matrix has."""
+    if index.shape[0] == 1:
+        return matrix.index_select(1, index[0])
+    return matrix[torch.arange(matrix.shape[0], device=matrix.device).unsqueeze(-1), index]
+
+
+def _picked_cols(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """matrix[b, :, index[b, j]] as [b, :, j], for an index of one or as many batches as the matrix has."""
+    if index.shape[0] == 1:
+        return matrix.index_select(2, index[0])
+    return matrix.gather(2, index.unsqueeze(1).expand(-1, matrix.shape[1], -1))

@@ -1,0 +1,8 @@
+"""C++ templates: mm, addmm, bmm and baddbmm on a CPU, packed, with fused epilogues."""
+
+from .backend import CppBackend
+
+__all__ = ["BACKEND", "CppBackend"]
+
+BACKEND = CppBackend()
+"""The backend object of the table in backends.py."""

@@ -1,0 +1,169 @@
+"""The choices of the cpp backend: compiled, loaded with ctypes, bound to a problem."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...choice import Choice, Kernel
+from ...problem.dtypes import dtype_info
+from .compiler import artifact_path, compile_source, find_compiler
+from .configs import Config
+from .plan import Plan, make_plan, packed_shape
+from .source import Source
+
+__all__ = ["CppChoice", "load"]
+
+_OPENMP_ENTRIES = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CppChoice(Choice):
+    """One configuration of the packed GEMM for one problem."""
+
+    arch: str
+    config: Config
+
+    @property
+    def source(self) -> Source:
+        """What has to be compiled; the same for all problems that differ in sizes, strides and blocking only."""
+        return Source(
+            arch=self.arch,
+            dtype=self.problem.dtype,
+            out_dtype=self.problem.out.dtype,
+            mr=self.config.mr,
+            nv=self.config.nv,
+            epilogue=self.problem.epilogue,
+        )
+
+    @property
+    def nr(self) -> int:
+        """Columns of a panel of b."""
+        return self.config.nr(self.arch, self.problem.accumulator)
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over source, flags and configuration."""
+        return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
+
+    @property
+    def compile_key(self) -> str:
+        """The hash of source and flags."""
+        return self.source.digest
+
+    @property
+    def compiled(self) -> bool:
+        """The shared object is in the cache. False without a compiler, whose version is part of its name."""
+        compiler = find_compiler()
+        return compiler is not None and artifact_path(self.source, compiler).exists()
+
+    def compile(self) -> None:
+        """Make the shared object, unless it is there. Raises CompileError; UnavailableError without a compiler."""
+        compile_source(self.source, self.name)
+
+    def build(self) -> Kernel:
+        """The compiled function with its plan. Calls let go of the GIL and use up to ``torch.get_num_threads()`` threads."""
+        path = compile_source(self.source, self.name)
+        try:
+            library = load(path)
+        except OSError:  # the file was damaged: make it anew
+            path.unlink(missing_ok=True)
+            library = load(compile_source(self.source, self.name))
+        plan = make_plan(self.problem, self.config, self.nr)
+        count = len(self.problem.epilogue.operands) if self.problem.epilogue else 0
+        return Kernel(run=_bind(_function(library, count), plan, self.problem.inp is not None, self.name))
+
+    @property
+    def packed_format(self) -> str | None:
+        """Panels of ``nr`` columns in the operand's own dtype; the same for every configuration with this micro-tile width."""
+        return f"cpp_{dtype_info(self.problem.dtype).short}_nr{self.nr}" if self.problem.prepacked else None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """b [K, N] as [⌈N/nr⌉, K, nr], contiguous, the columns beyond N zero."""
+        if self.packed_format is None:
+            return b
+        k, n = b.shape
+        packed = b.new_zeros(packed_shape(k, n, self.nr))
+        whole = n // self.nr
+        packed[:whole] = b[:, : whole * self.nr].unflatten(1, (whole, self.nr)).transpose(0, 1)
+        if n % self.nr:
+            packed[whole, :, : n % self.nr] = b[:, whole * self.nr :]
+        return packed
+
+
+@functools.cache
+def load(path: Path) -> ctypes.CDLL:
+    """The library at ``path``, given the threads of torch's OpenMP runtime where there is one. Raises OSError."""
+    library = ctypes.CDLL(str(path))
+    entries = _openmp_entries()
+    library.gemmtune_runtime.argtypes = [ctypes.c_void_p] * len(_OPENMP_ENTRIES)
+    library.gemmtune_runtime.restype = None
+    library.gemmtune_runtime(*entries)
+    return library
+
+
+def _openmp_entries() -> list[int | None]:
+    """Addresses in the OpenMP runtime; the name finds the one that torch has loaded, whatever folder it came from."""
+    none: list[int | None] = [None] * len(_OPENMP_ENTRIES)
+    if _process.forked:
+        return none
+    try:
+        runtime = ctypes.CDLL("libgomp.so.1")
+        return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _OPENMP_ENTRIES]
+    except (OSError, AttributeError):  # torch came with another runtime
+        return none
+
+
+class _Process:
+    """A forked child has lost the threads of the OpenMP runtime, which then waits for them forever."""
+
+    forked = False
+
+    def mark(self) -> None:
+        self.forked = True
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.mark)
+
+
+def _function(library: ctypes.CDLL, operand_count: int) -> Any:
+    function = library.gemmtune_gemm
+    pointer = ctypes.c_void_p
+    function.argtypes = [pointer] * 5 + [ctypes.c_double] * 2 + [ctypes.c_int] + [pointer] * operand_count
+    function.restype = ctypes.c_int
+    return function
+
+
+def _bind(function: Any, plan: Plan, has_inp: bool, name: str) -> Callable[..., None]:
+    """A function with the signature of ``choice.Run``. The plan's memory lives as long as it does."""
+    words, swapped = plan.words, plan.swapped
+    address, threads = ctypes.addressof(words), torch.get_num_threads
+
+    def run(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        extra: tuple[torch.Tensor, ...],
+    ) -> None:
+        if swapped:
+            a, b = b, a
+        added = inp.data_ptr() if inp is not None and has_inp else None
+        operands = [x.data_ptr() for x in extra]
+        if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), added, alpha, beta, threads(), *operands):
+            raise MemoryError(
+                f"{name}: not enough memory for packed panels of the {words[0]}x{words[1]}x{words[2]}x{words[3]} product"
+            )
+
+    return run

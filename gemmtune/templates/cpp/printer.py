@@ -1,0 +1,118 @@
+"""Prints an epilogue graph as C++ statements for one element, one statement for each node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import EpilogueError
+from ...problem import Epilogue
+from ...problem.epilogue import Arg, Node, Ref
+
+__all__ = ["COMPUTE_TYPES", "STORAGE_TYPES", "print_epilogue"]
+
+COMPUTE_TYPES: dict[torch.dtype, str] = {
+    torch.float64: "double", torch.float32: "float", torch.float16: "float", torch.bfloat16: "float", torch.bool: "bool",
+}  # fmt: skip
+"""The C++ type in which values of a torch dtype are computed."""
+
+STORAGE_TYPES: dict[torch.dtype, str] = {
+    torch.float64: "double", torch.float32: "float", torch.float16: "f16", torch.bfloat16: "bf16",
+}  # fmt: skip
+"""The C++ type of an element in memory."""
+
+_ROUND = {torch.float16: "round_f16", torch.bfloat16: "round_bf16"}
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+}  # fmt: skip
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_FUNCTIONS = (
+    "abs", "exp", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "relu", "relu6", "silu", "gelu", "gelu_tanh", "clamp", "minimum",
+    "maximum",
+)  # fmt: skip
+_ROUNDED_NUMBERS = (*_COMPARISONS, "add", "sub", "clamp", "minimum", "maximum", "where")
+"""Where torch, on a CPU, makes a Python number a value of the tensor's dtype first; elsewhere it computes with the number itself."""
+
+
+def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result: str) -> list[str]:
+    """Statements that assign the value of the last node to ``result``.
+
+    ``acc`` and ``operands`` are expressions of the compute types. A node of a 16-bit dtype is computed in float and rounded to
+    nearest even. NaN goes through as in torch.
+
+    Raises:
+        EpilogueError: an operation or a dtype without a C++ form.
+    """
+    names: list[str] = []
+    lines: list[str] = []
+    for index, node in enumerate(epilogue.nodes):
+        if node.dtype not in COMPUTE_TYPES:
+            raise EpilogueError(f"epilogue: the C++ printer has no type for {node.dtype}, expected a float dtype or bool")
+        if node.op == "acc":
+            names.append(acc)
+        elif node.op == "operand":
+            names.append(operands[_operand_number(node)])
+        else:
+            names.append(f"v{index}")
+            lines.append(f"const {COMPUTE_TYPES[node.dtype]} {names[-1]} = {_expression(node, epilogue.nodes, names)};")
+    return [*lines, f"{result} = {names[-1]};"]
+
+
+def _operand_number(node: Node) -> int:
+    number = node.args[0]
+    assert not isinstance(number, Ref)
+    return int(number)
+
+
+def _expression(node: Node, nodes: Sequence[Node], names: Sequence[str]) -> str:
+    dtype = _compared_dtype(node, nodes) if node.op in _COMPARISONS else node.dtype
+    args = [_value(arg, dtype, nodes, names, rounded=node.op in _ROUNDED_NUMBERS) for arg in node.args]
+    if node.op in _COMPARISONS:
+        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    text = _arithmetic(node, args, nodes, names)
+    return f"{_ROUND[node.dtype]}({text})" if node.dtype in _ROUND else text
+
+
+def _arithmetic(node: Node, args: Sequence[str], nodes: Sequence[Node], names: Sequence[str]) -> str:
+    if node.op == "cast":
+        return args[0]
+    if node.op == "neg":
+        return f"-{args[0]}"
+    if node.op == "where":
+        return f"{_value(node.args[0], torch.bool, nodes, names, rounded=False)} ? {args[1]} : {args[2]}"
+    if node.op in _INFIX:
+        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    if node.op in _FUNCTIONS:
+        return f"f_{node.op}({', '.join(args)})"
+    raise EpilogueError(f"epilogue: the C++ printer has no form for {node.op!r}")
+
+
+def _compared_dtype(node: Node, nodes: Sequence[Node]) -> torch.dtype:
+    """torch compares in the promoted dtype of the tensors."""
+    dtypes = [nodes[arg.index].dtype for arg in node.args if isinstance(arg, Ref)]
+    return dtypes[0] if len(dtypes) == 1 else torch.promote_types(dtypes[0], dtypes[1])
+
+
+def _value(arg: Arg, dtype: torch.dtype, nodes: Sequence[Node], names: Sequence[str], *, rounded: bool) -> str:
+    """An argument in the compute type of ``dtype``."""
+    wanted = COMPUTE_TYPES[dtype]
+    if not isinstance(arg, Ref):
+        return _literal(torch.tensor(arg, dtype=dtype).item() if rounded else arg, wanted)
+    name, own = names[arg.index], COMPUTE_TYPES[nodes[arg.index].dtype]
+    if own == wanted:
+        return name
+    return f"({name} != 0)" if wanted == "bool" else f"{wanted}({name})"
+
+
+def _literal(value: float, c_type: str) -> str:
+    """An exact constant: C++17 writes floats in hexadecimal."""
+    if c_type == "bool":
+        return "true" if value else "false"
+    number = float(value)
+    if math.isnan(number):
+        return f'{c_type}(__builtin_nan(""))'
+    if math.isinf(number):
+        return f"{'-' if number < 0 else ''}{c_type}(__builtin_inf())"
+    return f"{c_type}({number.hex()})"

@@ -1,0 +1,133 @@
+"""Buffers of exact layouts, their guard bands and checksums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gemmtune.numerics.guards import Checksum, Guards
+from gemmtune.numerics.operands import (
+    ALPHA,
+    BETA,
+    POISONS,
+    allocate,
+    distinct,
+    fill_nan,
+    flat,
+    overlapping,
+    poison,
+    random_operands,
+    storage_bits,
+)
+from gemmtune.problem import Layout, Problem
+from gemmtune.problem.dtypes import DTYPES
+
+CPU = torch.device("cpu")
+LAYOUTS = {
+    "row-major": Layout(size=(5, 7), stride=(7, 1), dtype=torch.float32),
+    "padded at an offset": Layout(size=(5, 7), stride=(11, 1), dtype=torch.float16, offset=3),
+    "column-major": Layout(size=(5, 7), stride=(1, 5), dtype=torch.bfloat16, offset=1),
+    "every second": Layout(size=(5, 7), stride=(30, 2), dtype=torch.float64, offset=1),
+    "expanded": Layout(size=(5, 7), stride=(0, 1), dtype=torch.float32),
+    "one element for all": Layout(size=(3, 5, 7), stride=(0, 0, 0), dtype=torch.float32),
+    "sliding": Layout(size=(5, 7), stride=(1, 1), dtype=torch.float32, offset=2),
+    "empty": Layout(size=(0, 7), stride=(7, 1), dtype=torch.float32),
+    "scalar": Layout(size=(), stride=(), dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_allocate_gives_exactly_the_layout_between_guards(layout: Layout) -> None:
+    tensor = allocate(layout, CPU, guard_bytes=500)
+    assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (layout.size, layout.stride, layout.dtype)
+    if layout.numel:
+        assert tensor.data_ptr() % 16 == layout.offset * layout.dtype.itemsize % 16
+    guard = 500 // layout.dtype.itemsize
+    assert tensor.storage_offset() >= guard
+    assert storage_bits(tensor).numel() >= tensor.storage_offset() + layout.span + guard
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("which", [0, 1])
+def test_poison_is_nan_everywhere_and_told_from_the_ordinary_one(dtype: torch.dtype, which: int) -> None:
+    tensor = allocate(Layout.contiguous((4, 4), dtype), CPU)
+    fill_nan(tensor)
+    ordinary = storage_bits(tensor)[0].item()
+    poison(tensor, POISONS[dtype][which])
+    assert storage_bits(tensor, dtype).isnan().all()
+    assert len({ordinary, *POISONS[dtype]}) == 3
+
+
+def test_overlapping() -> None:
+    assert overlapping(LAYOUTS["sliding"])
+    assert not any(overlapping(layout) for name, layout in LAYOUTS.items() if name != "sliding")
+    assert overlapping(Layout(size=(4, 4), stride=(3, 1), dtype=torch.float32))
+    assert not overlapping(Layout(size=(4, 4), stride=(4, 1), dtype=torch.float32))
+
+
+def test_distinct_has_one_element_along_repeated_dimensions() -> None:
+    tensor = allocate(Layout(size=(3, 5, 7), stride=(0, 7, 1), dtype=torch.float32), CPU)
+    distinct(tensor).copy_(torch.arange(35.0).view(1, 5, 7))
+    assert torch.equal(tensor[0], tensor[2])
+    assert tensor[1, 4, 6] == 34
+
+
+def test_random_operands_have_the_problems_layouts_and_a_generator_of_their_own() -> None:
+    problem = Problem.addmm(40, 50, 60, dtype=torch.float16, alpha=2, beta=3, device_type="cpu")
+    state = torch.get_rng_state()
+    first, again, other = (random_operands(problem, CPU, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert (Layout.of(first.a), Layout.of(first.b), Layout.of(first.out)) == (problem.a, problem.b, problem.out)
+    assert first.inp is not None
+    assert Layout.of(first.inp) == problem.inp
+    assert torch.equal(first.a, again.a)
+    assert not torch.equal(first.a, other.a)
+    assert (first.alpha, first.beta) == (ALPHA, BETA)
+    assert abs(first.a.float().std().item() - 1) < 0.05
+    assert random_operands(problem, CPU, seed=1, out=False).out.numel() == 0
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS["expanded"], LAYOUTS["sliding"]], ids=["expanded", "sliding"])
+def test_random_operands_fill_what_a_layout_can_hold(layout: Layout) -> None:
+    problem = Problem(op="mm", a=layout, b=Layout.contiguous((7, 3), torch.float32), out=Layout.contiguous((5, 3), torch.float32))
+    a = random_operands(problem, CPU, seed=0).a
+    assert Layout.of(a) == layout
+    assert a.isfinite().all()
+    assert flat(a).unique().numel() == layout.span
+
+
+@pytest.mark.parametrize("name", ["row-major", "padded at an offset", "every second", "column-major"])
+def test_guards_see_every_element_that_is_not_outs(name: str) -> None:
+    out = allocate(LAYOUTS[name], CPU)
+    guards, payload = Guards(out), POISONS[out.dtype][0]
+    own = torch.zeros_like(storage_bits(out), dtype=torch.bool)
+    own.as_strided(out.size(), out.stride(), out.storage_offset()).fill_(True)
+    for position in range(len(own)):
+        poison(out, payload)
+        out.fill_(1)
+        storage_bits(out)[position] = 7
+        broken, where = guards.broken(payload).tolist()
+        assert bool(broken) == (not own[position])
+        assert own[position] or where == position
+
+
+def test_guards_say_where() -> None:
+    out = allocate(LAYOUTS["padded at an offset"], CPU)
+    first, guards = out.storage_offset(), Guards(out)
+    assert guards.describe(first - 2) == "wrote outside of out, 2 elements before its first"
+    assert guards.describe(first + 51) == "wrote outside of out, 1 elements after its last"
+    assert guards.describe(first + 8) == "wrote into the padding of out, 8 elements after its first"
+
+
+def test_checksum_sees_changes_and_exchanges_in_the_whole_buffer() -> None:
+    tensor = allocate(Layout.contiguous((40, 30), torch.float32), CPU)
+    tensor.copy_(torch.randn(40, 30, generator=torch.Generator().manual_seed(0)))
+    checksum = Checksum(tensor)
+    assert checksum.watches(tensor)
+    assert not checksum.changed()
+    tensor[[3, 4]] = tensor[[4, 3]]
+    assert checksum.changed()
+    tensor[[3, 4]] = tensor[[4, 3]]
+    assert not checksum.changed()
+    storage_bits(tensor)[0] += 1
+    assert checksum.changed()

@@ -1,0 +1,125 @@
+"""The oracle on data whose exact result is known by rational arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import pytest
+import torch
+
+from gemmtune.numerics import reference as module
+from gemmtune.numerics.grade import MOST, grade
+from gemmtune.numerics.operands import Operands
+from gemmtune.numerics.reference import Region, extended_reference, products, reference, regions
+
+CPU = torch.device("cpu")
+UNIT = Fraction(1, 2**53)
+
+
+def operands(a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None = None, alpha: float = 1, beta: float = 0) -> Operands:
+    return Operands(a=a, b=b, out=torch.empty(0), inp=inp, extra=(), alpha=alpha, beta=beta)
+
+
+def rational(a: torch.Tensor, b: torch.Tensor) -> list[list[Fraction]]:
+    left, right = ([[Fraction(x) for x in row] for row in matrix.tolist()] for matrix in (a, b.T))
+    return [[sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in right] for row in left]
+
+
+def hilbert(n: int, dtype: torch.dtype) -> torch.Tensor:
+    i = torch.arange(n, dtype=torch.float64)
+    return (1 / (i[:, None] + i + 1)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_products_of_hilbert_matrices(dtype: torch.dtype) -> None:
+    a, b = hilbert(12, dtype), hilbert(12, dtype).flip(0) * torch.tensor([1, -1] * 6, dtype=dtype)[:, None]
+    value, magnitude = products(a[None], b[None])
+    exact, above = rational(a.double(), b.double()), rational(a.double().abs(), b.double().abs())
+    for i in range(12):
+        for j in range(12):
+            assert abs(Fraction(value[0, i, j].item()) - exact[i][j]) <= 12 * UNIT * above[i][j]
+            assert abs(Fraction(magnitude[0, i, j].item()) - above[i][j]) <= 12 * UNIT * above[i][j]
+
+
+def test_products_of_integers_are_exact_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.arange(-60, 60.0).view(2, 6, 10), torch.arange(-35, 105.0).view(2, 10, 7) % 11
+    expected = a.long() @ b.long()
+    for budget in (2**29, 8 * 10 * 30, 8 * 10 * 14, 8 * 10 * 4, 1):
+        monkeypatch.setattr(module, "TEMPORARY_BYTES", budget)
+        value, magnitude = products(a, b)
+        assert torch.equal(value.long(), expected)
+        assert torch.equal(magnitude.long(), a.abs().long() @ b.abs().long())
+
+
+def test_extended_reference_survives_cancellation() -> None:
+    generator = torch.Generator().manual_seed(3)
+    half = torch.randn(4, 21, dtype=torch.float64, generator=generator) * 2.0**40
+    a = torch.cat([half, -half, torch.randn(4, 3, dtype=torch.float64, generator=generator)], dim=1)
+    b = torch.randn(45, 5, dtype=torch.float64, generator=generator)
+    b[21:42] = b[:21]
+    b[30] *= 1 + 2.0**-50
+    result = extended_reference(operands(a, b), 1, 4, 5, 45)
+    assert result.extended
+    exact, above = rational(a, b), rational(a.abs(), b.abs())
+    for i in range(4):
+        for j in range(5):
+            error = abs(Fraction(result.value[0, i, j].item()) - exact[i][j])
+            assert error <= 2 * UNIT * abs(exact[i][j]) + 45 * 4 * UNIT**2 * above[i][j]
+
+
+def test_scalars_and_broadcast_inp() -> None:
+    a, b, inp = torch.full((2, 3), 2.0), torch.full((3, 4), -3.0), torch.tensor([[10.0], [20.0]])
+    result = reference(operands(a, b, inp, alpha=-2, beta=0.5), Region())
+    assert torch.equal(result.value, torch.tensor([[[41.0] * 4, [46.0] * 4]], dtype=torch.float64))
+    assert torch.equal(result.magnitude, torch.tensor([[[41.0] * 4, [46.0] * 4]], dtype=torch.float64))
+
+
+def test_beta_0_does_not_read_inp() -> None:
+    a, b = torch.ones(2, 3), torch.ones(3, 4)
+    result = reference(operands(a, b, torch.full((4,), torch.nan)), Region())
+    assert torch.equal(result.value, torch.full((1, 2, 4), 3.0, dtype=torch.float64))
+
+
+def test_small_problems_are_checked_whole_and_large_ones_at_their_edges() -> None:
+    assert regions(1, 1000, 1000, 1000, CPU) == (Region(),)
+    rows, cols = regions(1, 4096, 8192, 16384, CPU)
+    assert rows.rows is not None
+    assert cols.cols is not None
+    assert rows.cols is None
+    assert cols.rows is None
+    assert (rows.rows[0], rows.rows[-1], cols.cols[0], cols.cols[-1]) == (0, 4095, 0, 8191)
+    assert 2 <= len(rows.rows) * 8192 * 16384 <= 2**31
+
+
+def test_region_takes_its_part() -> None:
+    matrix = torch.arange(24).view(2, 3, 4)
+    region = Region(rows=torch.tensor([0, 2]), cols=torch.tensor([3]))
+    assert region.of(matrix).flatten().tolist() == [3, 11, 15, 23]
+    a, b = torch.randn(2, 3, 5), torch.randn(2, 5, 4)
+    whole, part = (reference(operands(a, b), r) for r in (Region(), region))
+    assert torch.allclose(part.value, region.of(whole.value), rtol=1e-12)
+
+
+def test_grade_tells_partials_and_accumulators_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 2048, generator=generator).half() for _ in range(2))
+    parts = [x.float() @ y.float().T for x, y in zip(a.split(256, 1), b.split(256, 1), strict=True)]
+    value = a.double() @ b.double().T
+    narrow = torch.zeros(64, 64, dtype=torch.float16)
+    for k in range(2048):
+        narrow = (narrow + a[:, k : k + 1] * b.T[k : k + 1]).half()
+    assert grade(sum(parts).half(), value) == pytest.approx(1, abs=0.02)  # type: ignore[union-attr]
+    assert 1 < MOST < grade(sum(p.half().float() for p in parts).half(), value) < 3  # type: ignore[union-attr]
+    assert grade(narrow, value) > 5
+
+
+def test_grade_of_exact_data() -> None:
+    ones = torch.ones(3, 3, dtype=torch.float64)
+    assert grade(ones.half(), ones) == 1
+    assert grade(ones.half() * 2, ones) == torch.inf
+
+
+def test_reference_is_a_value() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        reference(operands(torch.ones(2, 3), torch.ones(3, 4)), Region()).extended = True  # type: ignore[misc]
