@@ -17,7 +17,7 @@ from .errors import (
 )
 from .ops.dense import addmm, baddbmm, bmm, mm
 from .problem import Epilogue, Layout, Precision, Problem
-from .selector.result import TuningResult
+from .selector.tuning_result import TuningResult
 from .version import __version__
 
 __all__ = [

@@ -13,7 +13,7 @@ import click
 from .. import __version__
 from ..errors import GemmtuneError
 from . import choices, doctor, stores, tune
-from .output import INTERRUPTED, note, show_warnings_as_lines
+from .output import INTERRUPTED, note, warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
 
@@ -42,20 +42,20 @@ for command in COMMANDS:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: that of the process) and return its exit status."""
-    show_warnings_as_lines()
-    try:
-        status = cli.main(args=None if arguments is None else list(arguments), prog_name="gemmtune", standalone_mode=False)
-    except click.ClickException as error:
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            note(error.ctx.get_usage())
-        note(f"error: {error.format_message()}")
-        return error.exit_code
-    except GemmtuneError as error:
-        note(f"error: {error}")
-        return 1
-    except click.Abort:
-        note("interrupted")
-        return INTERRUPTED
+    with warnings_as_lines():
+        try:
+            status = cli.main(args=None if arguments is None else list(arguments), prog_name="gemmtune", standalone_mode=False)
+        except click.ClickException as error:
+            if isinstance(error, click.UsageError) and error.ctx is not None:
+                note(error.ctx.get_usage())
+            note(f"error: {error.format_message()}")
+            return error.exit_code
+        except GemmtuneError as error:
+            note(f"error: {error}")
+            return 1
+        except click.Abort:
+            note("interrupted")
+            return INTERRUPTED
     return status if isinstance(status, int) else 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +15,7 @@ from rich.console import Console, RenderableType
 
 from ..selector.table import plain_text
 
-__all__ = ["INTERRUPTED", "STDOUT", "json_option", "note", "show", "show_warnings_as_lines", "write_json"]
+__all__ = ["INTERRUPTED", "STDOUT", "json_option", "note", "show", "warnings_as_lines", "write_json"]
 
 STDOUT = "-"
 INTERRUPTED = 130
@@ -76,19 +77,23 @@ json_option = click.option(
 """The option that every command has."""
 
 
-def show_warnings_as_lines() -> None:
-    """Warnings of a command are for its user: one line each, without the source line that raised them."""
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """A block in which warnings are for the user of a command: one line each, without the source line that raised them."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _note_warning
+        yield
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        del filename, lineno, file, line
-        kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
-        note(f"warning: {message}{kind}")
 
-    warnings.showwarning = show
+def _note_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """In the place of ``warnings.showwarning``."""
+    del filename, lineno, file, line
+    kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
+    note(f"warning: {message}{kind}")

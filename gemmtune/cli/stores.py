@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -103,10 +104,15 @@ def merge(other_store: str, json_file: str | None) -> None:
 
 def _opened() -> Store:
     """The store of the settings. Raises StoreError where tuning would go on without its file: these commands are about the file."""
-    store = open_store(settings.current())
-    health = store.health()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store = open_store(settings.current())
+        health = store.health()
     if health.state == "memory":
+        # The error says what the warning says.
         raise StoreError(health.detail or f"store: {store.path} cannot be used")
+    for warning in caught:
+        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     return store
 
 

@@ -13,8 +13,8 @@ from ..dispatch.tuning import tune as run_tuning
 from ..errors import NoValidChoicesError
 from ..problem import Problem
 from ..selector.progress import Silent, progress_for
-from ..selector.result import TuningResult
 from ..selector.table import DEFAULT_ROWS, pick_line, renderables
+from ..selector.tuning_result import TuningResult
 from ..settings import Timing
 from .options import device_of, problem_options, search_options, settings_changes, spec_of
 from .output import INTERRUPTED, STDOUT, json_option, note, show, write_json

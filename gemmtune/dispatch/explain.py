@@ -33,7 +33,7 @@ __all__ = ["Explanation", "explain"]
 class Explanation:
     """What a call would run, and why. Prints as text.
 
-    ``pick`` is the name of the choice, None where torch runs or the first call has to tune; ``origin`` says which of these in words.
+    ``pick`` is the name of the choice, None where torch runs or the first call has to tune; ``origin`` says which in words.
     ``outcomes`` is what the store knows, fastest first; ``missing`` how many offered choices it does not know; ``elsewhere`` what
     keeps measurements of this very problem from being used, such as another driver.
     """

@@ -14,9 +14,10 @@ from ..selector.pool import WORKERS
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, Silent, progress_for
 from ..selector.remote import measuring_kind
-from ..selector.result import ProblemResult, TuningResult
+from ..selector.result import ProblemResult
 from ..selector.select import select
 from ..selector.store import Store, open_store
+from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from .plan import forget_plans
 

@@ -72,12 +72,13 @@ class Finding:
         self._chunks.append(chunk)
         if bad.numel() == 0 or (bad.device.type == "cpu" and not bad.any()):
             return
-        position = bad.flatten().to(torch.uint8).argmax()
-        where = torch.unravel_index(position, bad.shape)
-        picked = [value.expand(bad.shape)[where].double() for value in values]
-        here = torch.full_like(self.ratio, len(self._chunks) - 1)
-        unwritten = (bits[where] == self._payload).double()
-        new = torch.stack([bad.any().double(), here, position.double(), *picked, unwritten])
+        position = bad.flatten().to(torch.uint8).argmax().reshape(1)
+        _, m, n = chunk.shape
+        # One element each, because indices without dimensions are read by the host; not unravel_index, which makes it wait as well.
+        where = (position // (m * n), position // n % m, position % n)
+        picked = [value.expand(bad.shape)[where] for value in values]
+        here = torch.full_like(position, len(self._chunks) - 1)
+        new = torch.cat([x.double() for x in (bad.any().reshape(1), here, position, *picked, bits[where] == self._payload)])
         self.state = torch.where(self.state[0] > 0, self.state, new)
 
     def bad_element(self, state: Sequence[float], *, batched: bool) -> BadElement | None:

@@ -170,7 +170,7 @@ class Probes:
         return None if inp is None else self._placed(inp, self._integers(_held_size(inp), -most, most))
 
     def _placed(self, layout: Layout, values: torch.Tensor | None) -> torch.Tensor:
-        """A buffer of that layout, NaN throughout except for ``values``, which are as many as ``_held_size`` says; None leaves all NaN."""
+        """A buffer of that layout, NaN throughout except for ``values``, as many as ``_held_size`` says; None leaves all NaN."""
         tensor = allocate(layout, self.device)
         fill_nan(tensor)
         if values is not None:

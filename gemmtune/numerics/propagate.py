@@ -92,8 +92,9 @@ def _argument(arg: Arg, values: Sequence[Approximate], precision: torch.dtype) -
     device = values[0].value.device
     held = torch.tensor(arg, dtype=precision).item()
     error = 0.0 if arg == held or not math.isfinite(arg) else abs(held - arg)
-    as_tensor = torch.tensor(arg, dtype=torch.float64, device=device)
-    return Approximate(value=as_tensor, error=torch.tensor(error, dtype=torch.float64, device=device))
+    # torch.full fills on the device; torch.tensor would copy there, and wait
+    value, spread = (torch.full((), x, dtype=torch.float64, device=device) for x in (float(arg), error))
+    return Approximate(value=value, error=spread)
 
 
 def _node_precision(node: Node, precision: torch.dtype) -> torch.dtype:
@@ -116,7 +117,7 @@ def _step(node: Node, args: Sequence[Approximate], precision: torch.dtype, flush
         own = own + info.unit_roundoff * (value.abs() + carried)
         own = own + (info.smallest_normal if flush else info.smallest_subnormal)
     value = torch.where(exact, value.to(precision).double(), value)
-    error = torch.where(exact, 0.0, carried + own)
+    error = torch.where(exact, 0.0, torch.where(carried == math.inf, math.inf, carried + own))
     return _with_overflow(Approximate(value=value, error=error), precision, args if node.op != "where" else ())
 
 
@@ -171,7 +172,7 @@ def _product(_: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
 def _quotient(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
     x, y = args
     room = y.value.abs() - y.error
-    return torch.where(room > 0, (x.error + value.abs() * y.error) / room, math.inf)
+    return torch.where(room <= 0, math.inf, (x.error + value.abs() * y.error) / room)  # a NaN stays one
 
 
 def _exponential(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
@@ -196,7 +197,7 @@ def _selected(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
     error = torch.where(condition.value.bool(), x.error, y.error)
     either = condition.error == math.inf
     apart = torch.nan_to_num((x.value - y.value).abs(), nan=math.inf) + torch.maximum(x.error, y.error)
-    return torch.where(either, apart, error).expand_as(value)
+    return torch.where(either, apart * (1 + 2.0**-50), error).expand_as(value)
 
 
 _RULES: dict[str, Rule] = {

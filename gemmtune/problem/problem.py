@@ -13,7 +13,7 @@ from ..errors import InvalidProblemError
 from .dtypes import accumulator_dtype, dtype_info, dtype_name
 from .epilogue import Epilogue, Ref
 from .layout import Layout
-from .precision import Precision
+from .precision import Precision, precision_of
 
 __all__ = ["OPS", "BiasShape", "Op", "Problem", "ScalarClass", "scalar_class"]
 
@@ -79,15 +79,15 @@ class Problem:
     def _check_inp(self, expected: tuple[int, ...]) -> None:
         if (self.inp is not None) != (self.op in ("addmm", "baddbmm")):
             raise InvalidProblemError(f"{self.op}: takes {'no' if self.inp is not None else 'an'} added operand")
-        if self.inp is not None:
-            if self.inp.dtype != self.a.dtype:
-                raise InvalidProblemError(f"{self.op}: inp must have the dtype of a, got {self.inp.dtype} and {self.a.dtype}")
-            self.inp.expanded(expected)
-        for i, layout in enumerate(self.epilogue.operands if self.epilogue else ()):
+        if self.inp is not None and self.inp.dtype != self.a.dtype:
+            raise InvalidProblemError(f"{self.op}: inp must have the dtype of a, got {self.inp.dtype} and {self.a.dtype}")
+        named = [("inp", self.inp)] if self.inp is not None else []
+        named += [(f"epilogue_args[{i}]", x) for i, x in enumerate(self.epilogue.operands if self.epilogue else ())]
+        for name, layout in named:
             try:
                 layout.expanded(expected)
             except InvalidProblemError as error:
-                raise InvalidProblemError(f"{self.op}: epilogue_args[{i}]: {error}") from None
+                raise InvalidProblemError(f"{self.op}: {name}: {error}") from None
 
     @property
     def batch(self) -> int:
@@ -183,7 +183,11 @@ class Problem:
         precision: Precision | None = None,
         prepacked: bool = False,
     ) -> Problem:
-        """out[M, N] = a[M, K] @ b[K, N]. ``layout`` has BLAS letters: ``nt`` is a row-major, b stored N×K as a Linear weight."""
+        """out[M, N] = a[M, K] @ b[K, N], as a call with contiguous operands states it.
+
+        ``layout`` has BLAS letters: ``nt`` is a row-major, b stored N×K as a Linear weight. ``device_type`` is cuda if there is
+        a CUDA device, else cpu; ``precision`` is what torch's flags say now.
+        """
         return cls._dense("mm", None, m, n, k, dtype, layout, device_type, precision, prepacked=prepacked)
 
     @classmethod
@@ -266,6 +270,7 @@ class Problem:
             if bias not in shapes:
                 raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
             inp = Layout.contiguous(shapes[bias], dtype)
+        kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(
             op=op,
             a=_operand((*lead, m, k), dtype, transposed=layout[0] == "t"),
@@ -274,8 +279,8 @@ class Problem:
             inp=inp,
             alpha=scalar_class(alpha),
             beta=scalar_class(beta) if inp else "zero",
-            device_type=device_type or ("cuda" if torch.cuda.is_available() else "cpu"),
-            precision=precision or Precision(),
+            device_type=kind,
+            precision=precision or precision_of(dtype, kind),
             prepacked=prepacked,
         )
 

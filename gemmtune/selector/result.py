@@ -1,16 +1,14 @@
-"""What tuning found: values that print as a table (see table.py) and convert to JSON."""
+"""What tuning found for one problem, as values that convert to JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from ..choice import Refusal, Status
 from ..problem import Problem
-from .table import render
 
-__all__ = ["SETTLED", "Outcome", "ProblemResult", "TuningResult"]
+__all__ = ["SETTLED", "Outcome", "ProblemResult"]
 
 SETTLED = "settled"
 """The key of an outcome's ``info`` that survives in the store: an interrupted tuning leaves outcomes without it."""
@@ -89,33 +87,6 @@ class ProblemResult:
             + [{"name": r.name, "backend": r.name.split(":")[0], "status": Status.REFUSED, "time_us": None,
                 "error_over_bound": None, "reason": r.reason} for r in self.refusals],
         }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class TuningResult(Sequence[ProblemResult]):
-    """The results of one tuning, a problem each, in the order asked."""
-
-    problems: tuple[ProblemResult, ...]
-
-    @overload
-    def __getitem__(self, index: int) -> ProblemResult: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ProblemResult]: ...
-    def __getitem__(self, index: int | slice) -> ProblemResult | Sequence[ProblemResult]:
-        return self.problems[index]
-
-    def __len__(self) -> int:
-        return len(self.problems)
-
-    def __iter__(self) -> Iterator[ProblemResult]:
-        return iter(self.problems)
-
-    def __str__(self) -> str:
-        return render(self)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """A list with ``ProblemResult.to_json`` of each problem."""
-        return [p.to_json() for p in self.problems]
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, Any]:

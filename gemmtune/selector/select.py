@@ -14,6 +14,7 @@ from .candidates import Candidates, known_candidates, row_of
 from .key import fingerprint_text
 from .limits import limit_us
 from .locks import tuning_lock
+from .log import append_log
 from .machine import limits_of
 from .measure import measure
 from .pick import pick, right
@@ -43,7 +44,9 @@ def select(
     if problem.empty or candidates.complete():
         return _result(problem, candidates, candidates.known, device, store, begun, "store")
     fingerprint = fingerprint_text(device, settings.timing)
-    with tuning_lock(settings, problem.key, fingerprint):
+    with tuning_lock(
+        settings, problem.key, fingerprint, lambda: progress.message("another process tunes this problem: waiting for it")
+    ):
         candidates = known_candidates(problem, device, settings, store)
         if candidates.complete():
             return _result(problem, candidates, candidates.known, device, store, begun, "store")
@@ -53,7 +56,10 @@ def select(
         finally:
             fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
             store.put([row_of(o, problem, fingerprint) for o in fresh])
-    return _result(problem, candidates, outcomes, device, store, begun, "measured")
+    result = _result(problem, candidates, outcomes, device, store, begun, "measured")
+    if settings.log_file:
+        append_log(settings.log_file, result)
+    return result
 
 
 def _result(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from .result import Outcome, ProblemResult, TuningResult
+    from .result import Outcome, ProblemResult
 
 __all__ = ["DEFAULT_ROWS", "new_table", "pick_line", "plain_text", "render", "renderables"]
 
@@ -26,7 +26,7 @@ NATURAL_WIDTH = 10_000
 """Wider than any table: text for pipes and files is not folded."""
 
 
-def render(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS, width: int | None = None) -> str:
+def render(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAULT_ROWS, width: int | None = None) -> str:
     """The results as plain text.
 
     ``max_rows`` is how many timed choices are shown for a problem (None: all), ``width`` the columns to fold at (None: never).
@@ -34,7 +34,7 @@ def render(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS, width: 
     return plain_text(renderables(result, max_rows=max_rows), width)
 
 
-def renderables(result: TuningResult, *, max_rows: int | None = DEFAULT_ROWS) -> Iterator[RenderableType]:
+def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAULT_ROWS) -> Iterator[RenderableType]:
     """The results as parts that a rich console prints."""
     # rich is imported when something is printed: it takes longer to import than this package.
     from rich.text import Text  # noqa: PLC0415
@@ -106,7 +106,7 @@ def pick_line(result: ProblemResult) -> str:
     return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.time_us)} µs)"
 
 
-def summary_line(result: TuningResult) -> str:
+def summary_line(result: Sequence[ProblemResult]) -> str:
     """The geometric mean and the least of the speed-ups over torch, and what it took."""
     speedups = [s for s in (p.speedup_over_torch for p in result) if s]
     stored = sum(1 for p in result if p.source == "store")

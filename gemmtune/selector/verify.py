@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..choice import Choice, Claims, Kernel, Status
+from ..errors import ErrorFromChoice
 from ..numerics.bounds import accumulation_bound, exact_limit
 from ..numerics.compare import BadElement, Comparer, Finding
 from ..numerics.guards import Checksum, Guards
@@ -25,7 +27,8 @@ OUT_GUARD_ROWS = 256
 """Rows of out that fit into the guard band after it: the tallest tile of any template."""
 MOST_OUT_GUARD_BYTES = 2**24
 SEPARATE_PROBES_MACS = 2**33
-"""Up to here (on a CPU) each operand gets a one-hot probe of its own; above they share one, because each costs a whole product."""
+"""On a CPU with more multiplications, where each call takes long, a and b share a one-hot probe, and ``run_new`` takes a turn of
+``run``'s; else both have probes of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,15 @@ class _BoundCase(_Case):
             comparer.reference(out, part, bound, finding)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What became of one call, still on the device; ``guards`` is that of ``Guards.broken``."""
+
+    case: _Case
+    finding: Finding
+    guards: torch.Tensor
+
+
 class Verifier:
     """Verifies choices of one problem on one device. Probes and references are made once and shared by all choices."""
 
@@ -86,6 +98,7 @@ class Verifier:
         guard_bytes = min(OUT_GUARD_ROWS * row * itemsize, MOST_OUT_GUARD_BYTES)
         self._out = allocate(problem.out, device, guard_bytes=guard_bytes)
         self._guards = Guards(self._out)
+        self._expensive = device.type == "cpu" and problem.flops > 2 * SEPARATE_PROBES_MACS
         self._reset()
 
     def _reset(self) -> None:
@@ -106,35 +119,37 @@ class Verifier:
             return Verdict(status=Status.OK, error_over_bound=0.0)
         claims = choice.claims
         comparer = Comparer(self._problem, claims, self._extra)
-        calls: list[tuple[_Case, Finding, torch.Tensor]] = []
-        for number, case in enumerate(self._cases_for(claims)):
+        cases = self._cases_for(claims)
+        calls: list[_Call] = []
+        for number, case in enumerate(cases):
+            if self._expensive and kernel.run_new is not None and case is cases[-1]:
+                break  # the same numbers through run_new, below
             calls.append(self._call(number, case, choice, kernel.run, comparer))
-            if self._device.type == "cpu" and (calls[-1][1].state[0] or calls[-1][2].any()):
-                break
-        else:
-            if kernel.run_new is not None:
-                calls.append(self._call_new(self._cases[-1], choice, kernel.run_new, comparer))
+            if self._device.type == "cpu" and (calls[-1].finding.state[0] or calls[-1].guards[0]):
+                return self._verdict(calls)
+        if kernel.run_new is not None:
+            calls.append(self._call_new(cases[-1], choice, kernel.run_new, comparer))
         return self._verdict(calls)
 
-    def _call(
-        self, number: int, case: _Case, choice: Choice, run: Callable[..., None], comparer: Comparer
-    ) -> tuple[_Case, Finding, torch.Tensor]:
+    def _call(self, number: int, case: _Case, choice: Choice, run: Callable[..., None], comparer: Comparer) -> _Call:
         payload = POISONS[self._out.dtype][number % 2]
         poison(self._out, payload)
         x = case.operands
         run(self._out, x.a, self._b(case, choice), x.inp, x.alpha, x.beta, self._extra)
         finding = Finding(self._device, payload)
         case.judge(self._out, comparer, choice.claims, finding)
-        return case, finding, self._guards.broken(payload)
+        return _Call(case=case, finding=finding, guards=self._guards.broken(payload))
 
-    def _call_new(
-        self, case: _Case, choice: Choice, run_new: Callable[..., torch.Tensor], comparer: Comparer
-    ) -> tuple[_Case, Finding, torch.Tensor]:
+    def _call_new(self, case: _Case, choice: Choice, run_new: Callable[..., torch.Tensor], comparer: Comparer) -> _Call:
         x = case.operands
         result = run_new(x.a, self._b(case, choice), x.inp, x.alpha, x.beta, self._extra)
+        got, expected = ((tuple(t.shape), t.dtype) for t in (result, self._out))
+        if got != expected:
+            reason = f"run_new gave {got[1]} of shape {got[0]}, expected {expected[1]} of shape {expected[0]}"
+            raise ErrorFromChoice(choice.name, str(self._problem), reason)
         finding = Finding(self._device, POISONS[self._out.dtype][0])
         case.judge(result, comparer, choice.claims, finding)
-        return case, finding, torch.zeros(2, dtype=torch.float64, device=self._device)
+        return _Call(case=case, finding=finding, guards=torch.zeros(2, dtype=torch.float64, device=self._device))
 
     def _b(self, case: _Case, choice: Choice) -> torch.Tensor:
         """b, packed if the choice wants it so; kept for the next choice with the same format."""
@@ -150,25 +165,25 @@ class Verifier:
             self._watch(f"packed b of {case.name}", cache[id(case)])
         return cache[id(case)]
 
-    def _verdict(self, calls: list[tuple[_Case, Finding, torch.Tensor]]) -> Verdict:
+    def _verdict(self, calls: list[_Call]) -> Verdict:
         names = list(self._checksums)
         changed = [self._checksums[name].changed() for name in names]
-        parts = [torch.cat([finding.state, finding.ratio.reshape(1), guards]) for _, finding, guards in calls]
+        parts = [torch.cat([call.finding.state, call.finding.ratio.reshape(1), call.guards]) for call in calls]
         numbers = torch.cat([*parts, *(flag.double().reshape(1) for flag in changed)]).tolist()  # the one wait for the device
-        width = len(numbers[: len(numbers) - len(names)]) // len(calls)
+        width = (len(numbers) - len(names)) // len(calls)
         modified = [name for name, flag in zip(names, numbers[width * len(calls) :], strict=True) if flag]
         if modified:
             self._reset()
         ratio, reasons = 0.0, [f"the call changed its input: {name}" for name in modified[:1]]
-        for i, (case, finding, _) in enumerate(calls):
-            values = numbers[i * width : (i + 1) * width]
-            bad = finding.bad_element(values[:7], batched=self._problem.batched)
-            if values[8]:
-                reasons.append(f"{case.name}: {self._guards.describe(int(values[9]))}")
+        for i, call in enumerate(calls):
+            *state, call_ratio, broken, where = numbers[i * width : (i + 1) * width]
+            bad = call.finding.bad_element(state, batched=self._problem.batched)
+            if broken:
+                reasons.append(f"{call.case.name}: {self._guards.describe(int(where))}")
             if bad is not None:
-                reasons.append(f"{case.name}: {self._describe(bad, case)}")
-            if not isinstance(case, _PickCase):
-                ratio = max(ratio, values[7])
+                reasons.append(f"{call.case.name}: {self._describe(bad, call.case)}")
+            if not isinstance(call.case, _PickCase):
+                ratio = max(ratio, call_ratio)
         if reasons:
             return Verdict(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=reasons[0])
         return Verdict(status=Status.OK, error_over_bound=ratio)
@@ -203,9 +218,8 @@ class Verifier:
         """The probes that suit every choice; random data last."""
         problem, probes = self._problem, self._probes
         random = probes.random()
-        macs = problem.batch * problem.m * problem.n * problem.k
         cases: list[_Case] = []
-        if self._device.type == "cpu" and macs > SEPARATE_PROBES_MACS and probes.can_pick_both:
+        if self._expensive and probes.can_pick_both:
             cases.append(self._pick_case(probes.both(random)))
         else:
             if probes.free_a:
@@ -231,7 +245,7 @@ class Verifier:
             operands=operands,
             problem=problem,
             references=tuple(references),
-            largest=lambda: float(operands.a.abs().max() + operands.b.abs().max()) if problem.k else 0.0,
+            largest=functools.cache(lambda: float(operands.a.abs().max() + operands.b.abs().max()) if problem.k else 0.0),
             integers=integers,
         )
 

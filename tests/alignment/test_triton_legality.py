@@ -20,7 +20,7 @@ from gemmtune.templates.triton.arch import arch_of
 from gemmtune.templates.triton.backend import legal_configs
 from gemmtune.templates.triton.build import TritonChoice
 from gemmtune.templates.triton.configs import SET_SIZES, Config, pool
-from gemmtune.templates.triton.launch import geometry
+from gemmtune.templates.triton.geometry import geometry
 from gemmtune.templates.triton.legality import Predicate, check, check_problem, estimate
 from gemmtune.templates.triton.rank import estimate_us
 

@@ -95,14 +95,15 @@ def random_case(rng: random.Random, dtype: torch.dtype, arch: str) -> CppChoice 
         prepacked=not batch and rng.random() < 0.3,
     )
     config = Config(
-        mr=MR[arch], nv=2, mode=rng.choice(("steps", "columns")), kc=rng.choice((1, 5, 16, 40, 1000)),
+        mr=MR[arch], nv=2, mode=rng.choice(("steps", "columns", "dots")), kc=rng.choice((1, 5, 16, 40, 1000)),
         task_m=rng.choice((1, 2, 8)), task_n=rng.choice((1, 2, 8)), direct=rng.random() < 0.5,
     )  # fmt: skip
     return next(iter(BACKEND.choices_of((config,), problem, preset(arch)).choices), None)
 
 
-@on_each_isa
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("arch", "dtype"), [(arch, dtype) for arch in HERE for dtype in DTYPES if dtype != torch.float64 or arch == HERE[-1]], ids=str
+)
 def test_any_layout_and_size(arch: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.templates.cpp.plan._US_PER_THREAD", 1e-6)
     rng = random.Random(f"{arch} {dtype}")
@@ -129,8 +130,26 @@ def test_every_offered_configuration(arch: str, prepacked: bool) -> None:
         assert verdict.status == Status.OK, f"{choice}: {verdict.reason}"
 
 
-SPECIAL = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-40, -1e-40, 65504.0, 65520.0, -7e4, 1e38, 6e-8, -3e-8)
-GRID = tuple(x / 64 for x in range(-640, 640, 7)) + tuple(x / 8 for x in range(-960, 960, 31)) + tuple(2.0**-i for i in range(1, 30))
+SPECIAL = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1e-40,
+    -1e-40,
+    65504.0,
+    65520.0,
+    -7e4,
+    1e38,
+    6e-8,
+    -3e-8,
+)
+GRID = (
+    tuple(x / 64 for x in range(-640, 640, 7)) + tuple(x / 8 for x in range(-960, 960, 31)) + tuple(2.0**-i for i in range(1, 30))
+)
 UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "exp": torch.exp, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid,
     "tanh": torch.tanh, "erf": torch.erf, "relu": torch.relu, "relu6": torch.nn.functional.relu6,
@@ -138,9 +157,9 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "clamp": lambda x: torch.clamp(x, -1.5, 2.0), "clamp_min": lambda x: torch.clamp(x, min=0.25),
     "minimum": lambda x: torch.minimum(x, x * 0.5), "maximum": lambda x: torch.maximum(x * x, x),
-    "arithmetic": lambda x: (x + 1.5) * 0.75 - x / 3.0, "compare": lambda x: torch.where((x > 0.5) | (x < -3.0), x, -x)
-    if False else torch.where(x > 0.5, x, torch.where(x <= -3.0, x * 2, -x)),
-    "equal": lambda x: torch.where(x == 1.0, 5.0 * x, torch.where(x != x, x, x - 1)),
+    "arithmetic": lambda x: (x + 1.5) * 0.75 - x / 3.0,
+    "compare": lambda x: torch.where(x > 0.5, x, torch.where(x <= -3.0, x * 2, -x)),
+    "equal": lambda x: torch.where(x == 1.0, 5.0 * x, torch.where(x != 2.0, x, x - 1)),
     "ge_lt": lambda x: torch.where(x >= 1.0, x, torch.where(x < -1.0, x + x, x * 3)),
 }  # fmt: skip
 
@@ -166,7 +185,12 @@ def apply_by_column(
     graph = trace(by_column(functions), torch.float32, (which,))
     a, b = acc.contiguous(), torch.ones(1, n)
     problem = Problem(
-        op="mm", a=Layout.of(a), b=Layout.of(b), out=Layout.contiguous((len(acc), n), torch.float32), epilogue=graph, device_type="cpu"
+        op="mm",
+        a=Layout.of(a),
+        b=Layout.of(b),
+        out=Layout.contiguous((len(acc), n), torch.float32),
+        epilogue=graph,
+        device_type="cpu",
     )
     got = call(problem, arch, a, b, extra=(which,), mr=2)
     return got, evaluate(graph, acc.expand(-1, n).contiguous(), (which,)).float()
@@ -178,12 +202,15 @@ def test_functions_of_an_epilogue(arch: str) -> None:
     got, torchs = apply_by_column(arch, list(UNARY.values()), values)
     for j, (name, function) in enumerate(UNARY.items()):
         exact = function(values.double())
-        assert torch.equal(got[:, j].isnan(), torchs[:, j].isnan()), name
-        assert torch.equal(got[:, j].isinf(), torchs[:, j].isinf()), name
-        finite = torchs[:, j].isfinite()
+        # Not torch's own in float32, where gelu(inf) is NaN.
+        assert torch.equal(got[:, j].isnan(), exact.isnan()), name
+        assert torch.equal(got[:, j].isinf(), exact.float().isinf()), name
+        finite = exact.float().isfinite()
         error = (got[:, j].double() - exact)[finite].abs()
         # gelu and arithmetic cancel: what torch loses there, the kernel may lose too.
-        allowed = 4 * 2.0**-24 * exact[finite].abs() + 2 * (torchs[:, j].double() - exact)[finite].abs() + 2e-7 * (name[:4] == "gelu")
+        allowed = (
+            4 * 2.0**-24 * exact[finite].abs() + 2 * (torchs[:, j].double() - exact)[finite].abs() + 2e-7 * (name[:4] == "gelu")
+        )
         worst = int((error - allowed).argmax())
         assert (error <= allowed + 1e-44).all(), (name, values[finite][worst], got[finite, j][worst], exact[finite][worst])
 
@@ -198,7 +225,9 @@ ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @on_each_isa
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_16_bit_nodes_round_as_torch_does(arch: str, dtype: torch.dtype) -> None:
-    values = torch.cat([torch.tensor(SPECIAL + GRID), torch.randn(200, generator=torch.Generator().manual_seed(1)) * 100, torch.tensor([0.1])])
+    values = torch.cat(
+        [torch.tensor(SPECIAL + GRID), torch.randn(200, generator=torch.Generator().manual_seed(1)) * 100, torch.tensor([0.1])]
+    )
     functions = [lambda x, f=f: f(x.to(dtype)).to(torch.float32) for f in ROUNDED.values()]
     got, torchs = apply_by_column(arch, functions, values)
     for j, name in enumerate(ROUNDED):
@@ -209,7 +238,9 @@ def test_16_bit_nodes_round_as_torch_does(arch: str, dtype: torch.dtype) -> None
 @on_each_isa
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_result_is_rounded_once_to_its_dtype(arch: str, dtype: torch.dtype) -> None:
-    values = torch.cat([torch.tensor(SPECIAL + GRID), torch.randn(500, generator=torch.Generator().manual_seed(2)) * 3]).reshape(-1, 1)
+    values = torch.cat([torch.tensor(SPECIAL + GRID), torch.randn(500, generator=torch.Generator().manual_seed(2)) * 3]).reshape(
+        -1, 1
+    )
     graph = trace(lambda x: x.to(dtype), torch.float32, ())
     problem = Problem(
         op="mm", a=Layout.of(values), b=Layout.contiguous((1, 37), torch.float32), out=Layout.contiguous((len(values), 37), dtype),
@@ -266,16 +297,21 @@ def test_nan_and_infinity_stay_in_their_row_and_column(arch: str, mode: str) -> 
 
 
 @on_each_isa
-@pytest.mark.parametrize("alpha", ["zero", "general"])
-def test_what_is_not_used_is_not_read(arch: str, alpha: str) -> None:
-    nan = float("nan")
-    a, b, inp = torch.full((20, 30), nan if alpha == "zero" else 1.0), torch.ones(30, 40), torch.full((20, 40), nan if alpha != "zero" else 3.0)
+def test_with_alpha_zero_the_product_is_not_computed(arch: str) -> None:
+    a, b, inp = torch.full((20, 30), NAN), torch.ones(30, 40), torch.full((20, 40), 3.0)
     problem = Problem.addmm(
-        20, 40, 30, dtype=torch.float32, layout="nn", bias="mn", alpha=0 if alpha == "zero" else 2, beta=2 if alpha == "zero" else 0,
-        device_type="cpu",
+        20, 40, 30, dtype=torch.float32, layout="nn", bias="mn", alpha=0, beta=2, device_type="cpu"
     )  # fmt: skip
-    got = call(problem, arch, a, b, inp=inp, alpha=0.0 if alpha == "zero" else 2.0, beta=2.0 if alpha == "zero" else 0.0)
-    assert torch.equal(got, torch.full((20, 40), 6.0 if alpha == "zero" else 60.0))
+    assert torch.equal(call(problem, arch, a, b, inp=inp, alpha=0.0, beta=2.0), torch.full((20, 40), 6.0))
+
+
+@on_each_isa
+def test_with_beta_zero_inp_is_not_read(arch: str) -> None:
+    a, b, inp = torch.ones(20, 30), torch.ones(30, 40), torch.full((20, 40), NAN)
+    problem = Problem.addmm(
+        20, 40, 30, dtype=torch.float32, layout="nn", bias="mn", alpha=2, beta=0, device_type="cpu"
+    )  # fmt: skip
+    assert torch.equal(call(problem, arch, a, b, inp=inp, alpha=2.0, beta=0.0), torch.full((20, 40), 60.0))
 
 
 @on_each_isa

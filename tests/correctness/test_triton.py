@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.templates.triton.configs import Config
@@ -52,6 +53,28 @@ def _name(value: object) -> str | None:
 def test_mm(interpreted: Run, dtype: torch.dtype, layout: str) -> None:
     problem = Problem.mm(33, 37, 75, dtype=dtype, layout=layout, device_type="cpu")
     assert max(interpreted(triton_jobs.errors, problem, CONFIGS)) <= 1
+
+
+@pytest.mark.parametrize("splits", [2, 7, 9, 12])
+def test_splits_in_one_and_two_levels(interpreted: Run, splits: int) -> None:
+    config = replace(SPLIT, split_k=splits)
+    problem = Problem.bmm(2, 20, 17, 16 * splits - 3, dtype=torch.float32, device_type="cpu")
+    assert max(interpreted(triton_jobs.errors, problem, [config])) <= 1
+
+
+VERIFIED = {
+    "fp16": Problem.mm(17, 18, 33, dtype=torch.float16, device_type="cpu"),
+    "bf16-bias": Problem.addmm(17, 18, 33, dtype=torch.bfloat16, bias="m1", alpha=2, beta=0.5, device_type="cpu"),
+    "fp64-tanh": replace(
+        Problem.mm(17, 18, 33, dtype=torch.float64, device_type="cpu"), epilogue=trace(torch.tanh, torch.float64, [])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
+    found = interpreted(triton_jobs.verdicts, VERIFIED[name], CONFIGS)
+    assert [verdict.status for verdict in found] == [Status.OK, Status.OK], [verdict.reason for verdict in found]
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 33, 16), (16, 32, 16), (17, 1, 33), (64, 64, 48), (100, 3, 2)], ids=str)
@@ -147,12 +170,32 @@ EPILOGUES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], .
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=_name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=_name)
 def test_epilogues(interpreted: Run, name: str, dtype: torch.dtype) -> None:
     function, sizes = EPILOGUES[name]
     extra = [torch.zeros(size, dtype=dtype) for size in sizes]
     problem = replace(Problem.mm(17, 18, 20, dtype=dtype, device_type="cpu"), epilogue=trace(function, torch.float32, extra))
     assert max(interpreted(triton_jobs.errors, problem, [PLAIN])) <= 1
+
+
+def _keep(acc: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x, acc, acc * 2)
+
+
+def _scale(acc: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (acc * x).to(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"), [(_keep, torch.bool), (_scale, torch.float64), (_scale, torch.float16)], ids=["bool", "fp64", "fp16"]
+)
+def test_epilogue_operands_of_other_dtypes(interpreted: Run, function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    x = (torch.arange(18) % 3).to(dtype)
+    problem = replace(
+        Problem.mm(16, 18, 16, dtype=torch.float32, layout="nn", device_type="cpu"), epilogue=trace(function, torch.float32, [x])
+    )
+    b = torch.randn(16, 18, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(interpreted(triton_jobs.result, problem, PLAIN, torch.eye(16), b, (x,)), function(b, x))
 
 
 def test_the_epilogue_comes_after_the_last_partial_sum(interpreted: Run) -> None:

@@ -17,7 +17,8 @@ from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
 from gemmtune.problem.trace import trace
-from gemmtune.settings import Settings
+from gemmtune.selector.precompile import precompile
+from gemmtune.settings import Settings, current
 from gemmtune.templates.triton.build import TritonChoice
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +33,10 @@ def _cuda() -> torch.device:
 
 def _choices(problem: Problem, search: str = "quick") -> list[TritonChoice]:
     offers = load("triton").enumerate(problem, detect("cuda"), Settings(search=search))  # type: ignore[arg-type]
-    return [choice for choice in offers.choices if isinstance(choice, TritonChoice)]
+    choices = [choice for choice in offers.choices if isinstance(choice, TritonChoice)]
+    failures = precompile(choices, current())
+    assert not failures, failures
+    return choices
 
 
 def _run(kernel: Kernel, x: Operands) -> None:

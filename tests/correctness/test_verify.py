@@ -1,4 +1,4 @@
-"""Verifier: right kernels pass, every kernel that is broken on purpose fails with a reason that tells how."""
+"""Verifier: right kernels pass, whatever the problem; what a verdict says; drawn problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from broken_kernels import (
     CPU,
     MadeChoice,
     backwards,
-    blocks,
     choice_of,
     claims_of,
     kernel,
@@ -23,44 +22,16 @@ from broken_kernels import (
     split_k,
     tf32,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problem_strategies import problems
+from verify_cases import BF16, F16, F32, F64, addmm, changed, mm, padded, verdict, with_epilogue
 
 from gemmtune.choice import Claims, Status
+from gemmtune.errors import ErrorFromChoice
 from gemmtune.problem import Epilogue, Layout, Precision, Problem
 from gemmtune.problem.epilogue import Node, Ref
-from gemmtune.problem.trace import trace
-from gemmtune.selector.verify import Verdict, Verifier
-
-F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
-Run = Callable[..., None]
-
-
-def verdict(problem: Problem, run: Run, claims: Claims | None = None, **fields: Any) -> Verdict:
-    choice = choice_of(problem, run, claims, **fields)
-    return Verifier(problem, CPU).check(choice, choice.build())
-
-
-def mm(m: int = 33, n: int = 40, k: int = 129, dtype: torch.dtype = F32, layout: str = "nt", **fields: Any) -> Problem:
-    return Problem.mm(m, n, k, dtype=dtype, layout=layout, device_type="cpu", **fields)
-
-
-def addmm(bias: Any = "n", alpha: float = 1.5, beta: float = 0.5, m: int = 32, dtype: torch.dtype = F32) -> Problem:
-    return Problem.addmm(m, 32, 96, dtype=dtype, bias=bias, alpha=alpha, beta=beta, device_type="cpu")
-
-
-def with_epilogue(problem: Problem, function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> Problem:
-    epilogue = trace(function, problem.accumulator, operands)
-    out = dataclasses.replace(problem.out, dtype=epilogue.result_dtype or problem.out.dtype)
-    return dataclasses.replace(problem, epilogue=epilogue, out=out)
-
-
-def padded(problem: Problem, *, a: int = 0, out: int = 0, offset: int = 0) -> Problem:
-    """The problem with ``a`` or ``out`` more elements between rows, and that offset for both."""
-
-    def pad(layout: Layout, by: int) -> Layout:
-        return dataclasses.replace(layout, stride=(layout.size[1] + by, 1), offset=offset) if by else layout
-
-    return dataclasses.replace(problem, a=pad(problem.a, a), out=pad(problem.out, out))
-
+from gemmtune.selector.verify import Verifier
 
 RIGHT = {
     "torch": torch.matmul,
@@ -159,139 +130,15 @@ def test_prepacked_b_and_own_result_pass() -> None:
     assert result.status == Status.OK, result.reason
 
 
-def changed(run: Run, after: Callable[..., None]) -> Run:
-    """``run`` and then ``after(out, a, b)``."""
-
-    def both(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> None:
-        run(out, a, b, *rest)
-        after(out, a, b)
-
-    return both
-
-
-def before(run: Run, **replacements: Callable[..., Any]) -> Run:
-    """``run`` with some of its arguments replaced."""
-    names = ("out", "a", "b", "inp", "alpha", "beta", "extra")
-
-    def replaced(*args: Any) -> None:
-        values = dict(zip(names, args, strict=True))
-        run(**(values | {name: f(values[name]) for name, f in replacements.items()}))
-
-    return replaced
-
-
-def ragged(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Wrong in the last row when M is not a multiple of 8: it repeats the row before."""
-    result = a @ b
-    if result.shape[-2] % 8:
-        result[..., -1, :] = result[..., -2, :]
-    return result
-
-
-def first_batch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b[:1]
-
-
-def outside(distance: int) -> Callable[..., None]:
-    """Write one element so far from out's first one."""
-
-    def after(out: torch.Tensor, *_: object) -> None:
-        out.as_strided((1,), (1,), out.storage_offset() + distance).fill_(1.0)
-
-    return after
-
-
-def stale() -> Run:
-    """Gives the result of its first call again."""
-    kept: list[torch.Tensor] = []
-
-    def run(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
-        if not kept:
-            kept.append(a @ b)
-        out.copy_(kept[0])
-
-    return run
-
-
-def early_epilogue(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
-    out.copy_(sum(torch.relu(block) for block in blocks(a, b, 64)))
-
-
-def swapping(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    a[[0, 1]] = a[[1, 0]]
-
-
-def misread(problem: Problem, offset: int = 0) -> Run:
-    """a taken as if it lay row after row without padding."""
-    return before(kernel(problem), a=lambda a: a.as_strided(a.size(), (a.size(1), 1), a.storage_offset() + offset))
-
-
-RELU = with_epilogue(mm(), torch.relu)
-CAST = with_epilogue(mm(), lambda x: x.to(BF16) * 3.0)
-ADDED, BETA_0, SQUARE = addmm(), addmm(beta=0), mm(40, 40, 40, layout="nn")
-PADDED, BATCHES = padded(mm(), a=7, out=7), Problem.bmm(4, 9, 17, 33, dtype=F32, device_type="cpu")
-LONG16, LONGB16 = mm(k=4096, dtype=F16), mm(k=4096, dtype=BF16)
-
-BROKEN: dict[str, tuple[Problem, Run, str]] = {
-    "last K block dropped": (mm(), kernel(mm(), lambda a, b: a[:, :-1] @ b[:-1]), "out["),
-    "last K block of many dropped": (mm(k=4096), kernel(mm(), lambda a, b: a[:, :-16] @ b[:-16]), "out["),
-    "last row clamped": (mm(), kernel(mm(), ragged), "out[32, "),
-    "bias on the wrong axis": (ADDED, before(kernel(ADDED), inp=lambda x: x.unsqueeze(1)), "P5 cancellation: out["),
-    "fp16 accumulation": (LONG16, kernel(LONG16, rounding_blocks(F16)), "P5 cancellation: out["),
-    "bf16 accumulation": (LONGB16, kernel(LONGB16, rounding_blocks(BF16)), "P5 cancellation: out["),
-    "fp16 partials": (LONG16, kernel(LONG16, split_k(F16)), "P5 cancellation: out["),
-    "bf16 partials": (LONGB16, kernel(LONGB16, split_k(BF16)), "P5 cancellation: out["),
-    "fp16 partials of a short K": (mm(k=64, dtype=F16), kernel(mm(dtype=F16), split_k(F16)), "P5 cancellation: out["),
-    "alpha dropped": (ADDED, before(kernel(ADDED), alpha=lambda _: 1.0), "P5 cancellation: out["),
-    "beta dropped": (ADDED, before(kernel(ADDED), beta=lambda _: 1.0), "P5 cancellation: out["),
-    "inp dropped": (ADDED, before(kernel(ADDED), beta=lambda _: 0.0), "P5 cancellation: out["),
-    "a read as bf16": (mm(), kernel(mm(), narrowed("a", BF16)), "P3 one-hot b: out["),
-    "b read as bf16": (mm(), kernel(mm(), narrowed("b", BF16)), "P2 one-hot a: out["),
-    "tf32 not asked for": (mm(), kernel(mm(), tf32), "P2 one-hot a: out["),
-    "fp32 for fp64": (mm(dtype=F64), kernel(mm(dtype=F64), narrowed("a", F32)), "P3 one-hot b: out["),
-    "fp32 accumulation for fp64": (mm(dtype=F64), kernel(mm(dtype=F64), rounding_blocks(F32)), "P5 cancellation: out["),
-    "row stride ignored": (PADDED, misread(PADDED), "out["),
-    "offset ignored": (mm(), misread(mm(), -1), "out["),
-    "written before out": (mm(), changed(kernel(mm()), outside(-1)), "wrote outside of out, 1 elements before its first"),
-    "written after out": (mm(), changed(kernel(mm()), outside(33 * 40)), "wrote outside of out, 1 elements after its last"),
-    "row written after out": (mm(), changed(kernel(mm()), outside(40 * 40)), "wrote outside of out, 281 elements after its last"),
-    "written between rows": (PADDED, changed(kernel(PADDED), outside(42)), "wrote into the padding of out, 42 elements after"),
-    "element left unwritten": (
-        mm(), before(kernel(mm()), out=lambda out: out[:, :-1], b=lambda b: b[:, :-1]), "out[0, 39] was not written"),
-    "nothing written": (mm(), lambda *_: None, "out[0, 0] was not written"),
-    "inp read with beta 0": (
-        BETA_0, lambda out, a, b, inp, alpha, beta, _: out.copy_(a @ b * alpha + beta * inp), "= nan, expected"),
-    "a changed": (mm(), changed(kernel(mm()), lambda out, a, b: a[3].mul_(2)), "the call changed its input: a of "),
-    "b changed": (mm(), changed(kernel(mm()), lambda out, a, b: b[0, :1].fill_(5)), "the call changed its input: b of "),
-    "a reordered": (mm(), changed(kernel(mm()), swapping), "the call changed its input: a of "),
-    "stale result": (mm(), stale(), "out["),
-    "first batch for all": (BATCHES, kernel(BATCHES, first_batch), "out[1, "),
-    "a transposed": (SQUARE, before(kernel(SQUARE), a=lambda a: a.T), "out["),
-    "epilogue before the last partial sum": (RELU, early_epilogue, "out["),
-    "NaN swallowed": (RELU, lambda out, a, b, *_: out.copy_((a @ b).nan_to_num(0).clamp_min(0)), "expected nan"),
-    "infinity swallowed": (mm(), lambda out, a, b, *_: out.copy_((a @ b).clamp(-1e30, 1e30)), "= 1.00000002e+30, expected inf"),
-    "NaN spread": (mm(), changed(kernel(mm()), lambda out, a, b: out[1:2].add_(out[:1] * 0)), "= nan, expected"),
-    "cast in the epilogue left out": (CAST, lambda out, a, b, *_: out.copy_(a @ b * 3.0), "out["),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("problem", "run", "reason"), BROKEN.values(), ids=BROKEN)
-def test_broken_kernels_are_found(problem: Problem, run: Run, reason: str) -> None:
-    result = verdict(problem, run)
-    assert result.status == Status.WRONG_RESULT
-    assert reason in result.reason
-
-
-@pytest.mark.parametrize("name", ["last K block dropped", "last row clamped", "a transposed", "element left unwritten"])
-def test_broken_kernels_are_found_where_no_element_can_be_picked(name: str) -> None:
-    problem = dataclasses.replace(SQUARE, a=Layout(size=(40, 40), stride=(3, 1), dtype=F32))
-    run = {
-        "last K block dropped": kernel(problem, lambda a, b: a[:, :-1] @ b[:-1]),
-        "last row clamped": kernel(problem, lambda a, b: (a @ b)[[*range(39), 38]]),
-        "a transposed": kernel(problem, lambda a, b: a.T @ b),
-        "element left unwritten": before(kernel(problem), out=lambda out: out[:-1], a=lambda a: a[:-1]),
-    }[name]
-    assert verdict(problem, run).status == Status.WRONG_RESULT
+EPILOGUES: dict[str, Callable[..., torch.Tensor] | None] = {
+    "none": None,
+    "relu": lambda x: torch.relu(x * 3.3 - 1.234),
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": lambda x: torch.nn.functional.silu(x) / (1 + torch.abs(x)),
+    "steps": lambda x: torch.where(x > 0.5, torch.sqrt(x), torch.where(x == 0, -1.0, torch.exp(x))),
+    "casts": lambda x: (torch.tanh(x.to(BF16)) * 3.3).to(F16),
+    "pole": lambda x: torch.rsqrt(x) + 1 / (x - 1),
+}
 
 
 def test_wrong_own_result_is_found() -> None:
@@ -333,6 +180,11 @@ def test_reason_names_the_picked_element() -> None:
     assert "(from b[" in reason
 
 
+def test_own_result_of_another_shape_or_dtype_is_an_error() -> None:
+    with pytest.raises(ErrorFromChoice, match=r"run_new gave torch.float64 of shape \(33, 40\), expected torch.float32 of shape"):
+        verdict(mm(), kernel(mm()), run_new=lambda a, b, *_: (a @ b).double())
+
+
 def test_callers_random_state_is_untouched() -> None:
     state = torch.get_rng_state()
     verdict(mm(), kernel(mm()))
@@ -351,7 +203,8 @@ def test_large_cpu_problem_shares_its_probe_and_samples_its_reference(monkeypatc
     monkeypatch.setattr("gemmtune.selector.verify.SEPARATE_PROBES_MACS", 1)
     monkeypatch.setattr("gemmtune.numerics.reference.MOST_MACS", {"cpu": 20_000, "cuda": 20_000})
     problem = mm(64, 72, 128)
-    assert verdict(problem, kernel(problem)).status == Status.OK
+    assert verdict(problem, kernel(problem), run_new=lambda a, b, *_: a @ b).status == Status.OK
+    assert verdict(problem, kernel(problem), run_new=lambda a, b, *_: a @ b * 1.1).reason.startswith("random: out[")
     for product in (narrowed("a", BF16), narrowed("b", BF16), lambda a, b: a[:, :-1] @ b[:-1]):
         result = verdict(problem, kernel(problem, product))
         assert result.status == Status.WRONG_RESULT
@@ -367,3 +220,28 @@ def test_step_at_the_threshold_does_not_reject() -> None:
     problem = dataclasses.replace(mm(1, 8, 3, layout="nn"), epilogue=Epilogue(nodes=nodes))
     for product in (torch.matmul, one_by_one, backwards):
         assert verdict(problem, kernel(problem, product)).status == Status.OK
+
+
+PRODUCTS = {"torch": torch.matmul, "backwards": backwards, "pairwise": pairwise}
+
+
+@settings(max_examples=150, deadline=None, print_blob=True, derandomize=True)
+@given(problem=problems(), product=st.sampled_from(list(PRODUCTS)), epilogue=st.sampled_from(sorted(EPILOGUES)))
+def test_right_kernels_pass_for_drawn_problems(problem: Problem, product: str, epilogue: str) -> None:
+    function = EPILOGUES[epilogue]
+    problem = problem if function is None else with_epilogue(problem, function)
+    result = verdict(problem, kernel(problem, PRODUCTS[product]))
+    assert result.status == Status.OK, result.reason
+
+
+@settings(max_examples=150, deadline=None, print_blob=True, derandomize=True)
+@given(problem=problems(), data=st.data())
+def test_any_wrong_element_is_found_in_drawn_problems(problem: Problem, data: st.DataObject) -> None:
+    index = tuple(data.draw(st.integers(0, n - 1)) for n in problem.out.size)
+
+    def nudge(out: torch.Tensor, *_: object) -> None:
+        out[index] = out[index] * 1.5 + 0.5
+
+    result = verdict(problem, changed(kernel(problem), nudge))
+    assert result.status == Status.WRONG_RESULT
+    assert f"out[{', '.join(map(str, index))}]" in result.reason

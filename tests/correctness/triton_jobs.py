@@ -10,6 +10,7 @@ from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
+from gemmtune.selector.verify import Verdict, Verifier
 from gemmtune.templates.triton.build import choice_for
 from gemmtune.templates.triton.configs import Config
 
@@ -46,6 +47,13 @@ def error_over_bound(problem: Problem, kernel: Kernel, *, seed: int = 0, nan_inp
 def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False) -> list[float]:
     """``error_over_bound`` of each config."""
     return [error_over_bound(problem, choice_for(problem, CPU, config).build(), nan_inp=nan_inp) for config in configs]
+
+
+def verdicts(problem: Problem, configs: list[Config]) -> list[Verdict]:
+    """What verification says of each config."""
+    verifier = Verifier(problem, torch.device("cpu"))
+    choices = [choice_for(problem, CPU, config) for config in configs]
+    return [verifier.check(choice, choice.build()) for choice in choices]
 
 
 def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:

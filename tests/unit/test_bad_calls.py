@@ -53,7 +53,10 @@ BAD_CALLS = {
         lambda: gemmtune.mm(A, B, out=torch.empty(4, 5).half()),
         "mm: out must have dtype torch.float32, got torch.float16",
     ),
-    "out device": (lambda: gemmtune.mm(A, B, out=torch.empty(4, 5, device="meta")), "got a on cpu and out on meta; move one of them"),
+    "out device": (
+        lambda: gemmtune.mm(A, B, out=torch.empty(4, 5, device="meta")),
+        "got a on cpu and out on meta; move one of them",
+    ),
     "out type": (lambda: gemmtune.mm(A, B, out=3), "mm: out must be a torch.Tensor, got int"),
     "out is an input": (
         lambda: gemmtune.mm(WIDE[:, :8], WIDE[:, :8], out=WIDE[:, :8]),

@@ -13,6 +13,7 @@ import warnings
 import pytest
 
 from gemmtune import __version__, cli, settings
+from gemmtune.cli.output import warnings_as_lines
 from gemmtune.errors import StoreError
 
 
@@ -98,14 +99,14 @@ def test_a_file_that_cannot_be_written_after_all_is_an_error(capsys, own_store, 
     assert capsys.readouterr().err == f"error: --json: cannot write {path}: Permission denied\n"
 
 
-def test_warnings_are_lines_without_the_place_in_the_source(capsys, monkeypatch):
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    cli.run(["--version"])
-    with warnings.catch_warnings():
+def test_warnings_are_lines_without_the_place_in_the_source(capsys):
+    before = warnings.showwarning
+    with warnings_as_lines():
         warnings.simplefilter("always")
         warnings.warn("the store cannot be written", RuntimeWarning, stacklevel=1)
         warnings.warn("old", DeprecationWarning, stacklevel=1)
     assert capsys.readouterr().err == "warning: the store cannot be written\nwarning: old (DeprecationWarning)\n"
+    assert warnings.showwarning is before
 
 
 def test_an_error_of_the_package_is_one_line_and_exit_1(capsys, monkeypatch):

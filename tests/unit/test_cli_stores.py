@@ -121,7 +121,6 @@ def test_import_of_something_else_is_an_error_and_changes_nothing(capsys, filled
     assert len(Store.open(filled).every_row()) == len(ROWS)
 
 
-@pytest.mark.filterwarnings("ignore:store:RuntimeWarning")
 @pytest.mark.parametrize("command", [["show"], ["export", "x.json"], ["import", "x.json"], ["merge", "x.sqlite"]])
 def test_commands_about_the_store_fail_where_there_can_be_none(capsys, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
@@ -129,5 +128,13 @@ def test_commands_about_the_store_fail_where_there_can_be_none(capsys, tmp_path,
     with settings.patch(store_path=str(tmp_path / "file" / "store.sqlite")):
         assert cli.run(command) == 1
     err = capsys.readouterr().err
-    assert "error: store: got " in err
-    assert "GEMMTUNE_STORE_PATH" in err
+    assert err.startswith("error: store: got ")
+    assert err.count("GEMMTUNE_STORE_PATH") == 1
+
+
+def test_a_damaged_store_is_put_aside_with_a_warning(capsys, own_store):
+    own_store.write_bytes(b"no database" * 1000)
+    assert cli.run(["show"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"warning: store: got a damaged file at {own_store} ")
+    assert printed.out.endswith("empty; gemmtune tune fills it\n")

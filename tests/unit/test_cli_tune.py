@@ -11,7 +11,7 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 from gemmtune import Problem, cli
 from gemmtune.choice import Refusal, Status
 from gemmtune.selector.progress import Lines, Silent
-from gemmtune.selector.result import TuningResult
+from gemmtune.selector.tuning_result import TuningResult
 
 
 @pytest.fixture

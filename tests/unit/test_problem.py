@@ -62,7 +62,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "inp shape": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "addmm", row(4)),
-        "got an operand of shape (4,), expected one that broadcasts to (4, 6)",
+        "addmm: inp: got an operand of shape (4,), expected one that broadcasts to (4, 6)",
     ),
     "epilogue operand": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), epilogue=trace(lambda acc, s: acc * s, F32, [torch.ones(5)])),

@@ -10,8 +10,8 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
 from gemmtune import Problem
 from gemmtune.choice import Refusal, Status
-from gemmtune.selector.result import TuningResult
 from gemmtune.selector.table import pick_line, render
+from gemmtune.selector.tuning_result import TuningResult
 
 
 def text_of(*problems, **options):

@@ -77,7 +77,7 @@ class CppChoice(Choice):
         except OSError:  # the file was damaged: make it anew
             path.unlink(missing_ok=True)
             library = load(compile_source(self.source, self.name))
-        plan = make_plan(self.problem, self.config, self.nr)
+        plan = make_plan(self.problem, self.config, self.arch)
         count = len(self.problem.epilogue.operands) if self.problem.epilogue else 0
         return Kernel(run=_bind(_function(library, count), plan, self.problem.inp is not None, self.name))
 
@@ -93,7 +93,7 @@ class CppChoice(Choice):
         k, n = b.shape
         packed = b.new_zeros(packed_shape(k, n, self.nr))
         whole = n // self.nr
-        packed[:whole] = b[:, : whole * self.nr].unflatten(1, (whole, self.nr)).transpose(0, 1)
+        packed[:whole] = b[:, : whole * self.nr].reshape(k, whole, self.nr).transpose(0, 1)
         if n % self.nr:
             packed[whole, :, : n % self.nr] = b[:, whole * self.nr :]
         return packed

@@ -6,14 +6,16 @@ import ctypes
 from dataclasses import dataclass
 
 from ...problem import Layout, Problem
-from .configs import Config
+from .configs import Config, oriented
 
-__all__ = ["Plan", "make_plan", "packed_shape", "swaps"]
+__all__ = ["Plan", "make_plan", "packed_shape"]
 
 _BLOCK_BYTES = 16 << 20
 """Packed panels held at the same time, of A and of B each: about half of a usual last-level cache."""
 _SUMS_BYTES = 64 << 20
 """Sums that rest between two blocks of K."""
+_DOT_STEP = 16
+"""Blocks of K for dot products are whole vectors, of any instruction set."""
 _US_PER_THREAD = 4.0
 """Less work than this is not worth waking a thread for."""
 _FLOPS_PER_US = 200e3
@@ -29,42 +31,33 @@ class Plan:
     swapped: bool
 
 
-def swaps(problem: Problem, nr: int) -> bool:
-    """Whether outᵀ = bᵀ aᵀ is computed instead: for a result stored by columns, and where N is too narrow for a micro-tile."""
-    if problem.prepacked:
-        return False
-    if problem.out.stride[-1] != 1 and problem.out.stride[-2] == 1 and problem.m > 1:
-        return True
-    return problem.n < nr and problem.m > 2 * problem.n
-
-
 def packed_shape(k: int, n: int, nr: int) -> tuple[int, int, int]:
     """The shape of a prepacked operand: panels of ``nr`` columns, each with its K rows one after the other."""
     return (-(-n // nr), k, nr)
 
 
-def make_plan(problem: Problem, config: Config, nr: int) -> Plan:
+def make_plan(problem: Problem, config: Config, arch: str) -> Plan:
     """The plan of ``config`` for the problem. The order of the words is that of ``struct Plan`` in the template."""
-    swapped = swaps(problem, nr)
-    a, b = (problem.b.transposed, problem.a.transposed) if swapped else (problem.a, problem.b)
-    out = problem.out.transposed if swapped else problem.out
-    m, n, k = a.size[-2], b.size[-1], problem.k
+    nr = config.nr(arch, problem.accumulator)
+    x = oriented(problem, nr)
+    m, n, k = x.a.size[-2], x.b.size[-1], problem.k
     itemsize = problem.accumulator.itemsize
-    kc = min(config.kc, max(k, 1))
-    direct, b_words = _b_words(problem, config, b, nr, swapped)
-    rows = _rows(m, config.mr)
+    kc = -(-config.kc // _DOT_STEP) * _DOT_STEP if config.mode == "dots" else config.kc
+    kc = min(kc, max(k, 1))
+    direct, b_words = _b_words(problem, config, x.b, nr)
+    rows = _rows(m, config.rows(arch))
     block_n = _block(n, nr, _BLOCK_BYTES // (kc * itemsize))
     sums = _SUMS_BYTES // (block_n * itemsize) if k > kc else m
     block_m = _block(m, rows, min(_BLOCK_BYTES // (kc * itemsize), sums))
-    inp = _strides(problem.inp, problem, swapped) if problem.inp is not None else (0, 0, 0)
+    inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
     words = [
-        problem.batch, m, n, k, *_three(a), *b_words, *_three(out), *inp, rows, kc, block_m, block_n,
-        config.task_m, config.task_n, int(config.mode == "columns"), direct,
+        problem.batch, m, n, k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
+        config.task_m, config.task_n, int(config.mode != "steps"), direct, int(config.mode == "dots"),
         int(problem.alpha == "zero"), int(problem.beta == "zero"), _threads(problem),
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():
-        words += _strides(layout, problem, swapped)
-    return Plan(words=(ctypes.c_int64 * len(words))(*words), swapped=swapped)
+        words += _strides(layout, problem, x.swapped)
+    return Plan(words=(ctypes.c_int64 * len(words))(*words), swapped=x.swapped)
 
 
 def _rows(m: int, mr: int) -> int:
@@ -81,13 +74,15 @@ def _block(size: int, panel: int, most: int) -> int:
     return -(-panels // blocks) * panel
 
 
-def _b_words(problem: Problem, config: Config, b: Layout, nr: int, swapped: bool) -> tuple[int, list[int]]:
+def _b_words(problem: Problem, config: Config, b: Layout, nr: int) -> tuple[int, list[int]]:
     """How many panels are read in place, and where a panel starts: strides of batch, panel, column and k."""
     if problem.prepacked:
         panels, k, _ = packed_shape(problem.k, problem.n, nr)
         return (panels if config.direct else 0), [0, k * nr, 1, nr]
     batch, k_stride, n_stride = _three(b)
-    return (b.size[-1] // nr if config.direct and not swapped else 0), [batch, nr * n_stride, n_stride, k_stride]
+    whole, panels = b.size[-1] // nr, -(-b.size[-1] // nr)
+    direct = panels if config.mode == "dots" else whole if config.direct else 0
+    return direct, [batch, nr * n_stride, n_stride, k_stride]
 
 
 def _three(layout: Layout) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ import torch
 
 from ...problem import Epilogue
 from ...problem.dtypes import accumulator_dtype, dtype_name
-from .configs import VECTOR_BYTES
+from .configs import DOT_TILES, VECTOR_BYTES
 from .printer import COMPUTE_TYPES, STORAGE_TYPES, print_epilogue
 
 __all__ = ["Source", "flags"]
@@ -29,8 +29,9 @@ _ARCH_FLAGS = {
 """The instruction sets by name, not ``-march=native``: an artifact then means the same on every machine that shares the cache."""
 
 _UNROLL = {"avx512": 4, "avx2": 4, "portable": 2}
-_AHEAD = 24
-"""Steps of K by which a panel that is read in place is asked for ahead of its use."""
+_AHEAD = 48
+_AHEAD_BYTES = 1024
+"""How far ahead of its use b is asked for where it is read in place: in steps of K, and along the columns of dot products."""
 
 
 def flags(arch: str) -> tuple[str, ...]:
@@ -88,6 +89,9 @@ def _render(source: Source) -> str:
             nv=source.nv,
             unroll=_UNROLL[source.arch],
             ahead=_AHEAD,
+            ahead_bytes=_AHEAD_BYTES,
+            dot_rows=DOT_TILES[source.arch][0],
+            dot_columns=DOT_TILES[source.arch][1],
             fused=source.arch != "portable",
             t_in=STORAGE_TYPES[source.dtype],
             t_out=STORAGE_TYPES[source.out_dtype],

@@ -96,6 +96,6 @@ def legal_configs(predicate: Predicate) -> list[tuple[Config, Resources]]:
         tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
         for split_k in splits_for(tiles, predicate.device.sm_count)[1:]:
             split = replace(config, split_k=split_k)
-            if predicate.check(split) is None:
+            if predicate.check_split(split) is None:
                 legal.append((split, need))
     return legal

@@ -14,8 +14,9 @@ from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
 from .configs import Config
+from .geometry import geometry
 from .kernels import Target, compile_kernel, kernel_key, load_function, marker
-from .launch import bind_compiled, bind_interpreted, geometry
+from .launch import bind_compiled, bind_interpreted
 from .source import Source, render_source
 from .spec import specialise
 

@@ -62,6 +62,8 @@ STAGES = (1, 2, 3, 4, 5, 6)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 DEEPEST = 1024
 """Elements of the summed dimension on their way at a time: more is never in time."""
+LEAST_SHARE = 3
+"""Splitting that leaves all but a third of the multiprocessors idle is left out, unless it is the most there is."""
 MOST_WAVES = 4
 """Programs for each multiprocessor beyond which splitting only adds partial sums."""
 LEAST_ELEMENTS_PER_THREAD, MOST_ELEMENTS_PER_THREAD = 2, 128
@@ -81,8 +83,9 @@ def pool() -> tuple[Config, ...]:
 
 
 def splits_for(tiles: int, multiprocessors: int) -> tuple[int, ...]:
-    """Numbers of splits worth a look, 1 among them: as many as fill the device a few times over."""
-    return tuple(s for s in SPLITS if s == 1 or tiles * s <= MOST_WAVES * multiprocessors)
+    """Numbers of splits worth a look, 1 among them: enough to give a good part of the device work, and not many times too many."""
+    least, most = multiprocessors // LEAST_SHARE, MOST_WAVES * multiprocessors
+    return tuple(s for s in SPLITS if s == 1 or (least <= tiles * s <= most) or s == SPLITS[-1] <= most // tiles)
 
 
 def _warps(elements: int) -> Iterator[int]:

@@ -17,46 +17,19 @@ from torch import Tensor
 from ...choice import Run
 from ...problem import Layout, Problem
 from .configs import Config
+from .geometry import Geometry
 from .kernels import initialise
 from .source import Argument
 from .spec import strides_of
 from .workspace import Workspace
 
-__all__ = ["Geometry", "Launcher", "bind_compiled", "bind_interpreted", "geometry", "launcher_of"]
+__all__ = ["Launcher", "bind_compiled", "bind_interpreted", "launcher_of"]
 
 Extra = tuple[Tensor, ...]
 FLAT_VERSIONS = ((3, 6),)
 """Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
 PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
 """Versions whose C launcher takes them as one tuple, after a description of their types."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """The grid of a launch and the integers that the kernel takes beside sizes and strides."""
-
-    tiles: int
-    splits: int
-    k_per_split: int
-    group_m: int
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """One program for each part of the summed dimension of each tile of each matrix."""
-        return (self.tiles, self.splits, 1)
-
-
-def geometry(problem: Problem, config: Config) -> Geometry:
-    """The launch of ``config`` on ``problem``. No split is empty: where K has too few blocks there are fewer splits."""
-    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
-    blocks = max(-(-problem.k // config.block_k), 1)
-    blocks_per_split = -(-blocks // config.split_k)
-    return Geometry(
-        tiles=tiles,
-        splits=-(-blocks // blocks_per_split),
-        k_per_split=blocks_per_split * config.block_k,
-        group_m=config.group_m,
-    )
 
 
 def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
@@ -97,7 +70,7 @@ def _tensor(name: str, out: Any, a: Any, b: Any, inp: Any, extra: Sequence[Any])
 def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
     """A ``Run`` that executes the kernel on the CPU in Triton's interpreter."""
     constants = _constants(arguments, problem, where)
-    elements = config.block_m * config.block_n * where.tiles * where.splits
+    elements = config.block_m * config.block_n * where.slots
 
     def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
         values: list[Any] = []
@@ -106,7 +79,7 @@ def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Prob
                 case ("pointer", "workspace"):
                     values.append(torch.full((elements,), torch.nan, dtype=problem.accumulator))
                 case ("pointer", "counters"):
-                    values.append(torch.zeros(where.tiles, dtype=torch.int32))
+                    values.append(torch.zeros(where.counters, dtype=torch.int32))
                 case ("pointer", name):
                     values.append(_tensor(name, out, a, b, inp, extra))
                 case ("scalar", name):
@@ -131,8 +104,8 @@ def bind_compiled(compiled: Any, arguments: Sequence[Argument], problem: Problem
         return _bind_plain(call, device, tail)
     workspace = None
     if "workspace" in pointers:
-        elements = config.block_m * config.block_n * where.tiles * where.splits
-        workspace = Workspace(device=device, size_bytes=elements * problem.accumulator.itemsize, counters=where.tiles)
+        size_bytes = config.block_m * config.block_n * where.slots * problem.accumulator.itemsize
+        workspace = Workspace(device=device, size_bytes=size_bytes, counters=where.counters)
     return _bind_general(call, device, [p for p in pointers if p not in ("workspace", "counters")], scalars, tail, workspace)
 
 
@@ -204,7 +177,8 @@ def launcher_of(compiled: Any, grid: tuple[int, int, int]) -> Launcher:
     handle, metadata = compiled.function, compiled.packed_metadata
     needs_scratch = getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 1)
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if needs_scratch or getattr(launcher, "gsan_enabled", False) or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS):
+    unknown = torch.version.hip is not None or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS)
+    if unknown or needs_scratch or getattr(launcher, "gsan_enabled", False):
         return Launcher(function=launcher, grid=grid, middle=(handle, metadata, None, None, None), packed=False)
     flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
     middle: tuple[Any, ...]

@@ -68,6 +68,7 @@ class Predicate:
         self.problem = problem
         self.device = device
         self.arch = arch_of(device)
+        self.least_bytes = problem.bytes
         self._staging: dict[int, tuple[Staging, Staging]] = {}
 
     def check(self, config: Config) -> str | None:
@@ -93,6 +94,11 @@ class Predicate:
         if need.registers > self.arch.registers_per_thread:
             return f"registers: needs about {need.registers} for each thread, {device.arch} has {self.arch.registers_per_thread}"
         return None
+
+    def check_split(self, config: Config) -> str | None:
+        """``check`` for a config that is legal without splits: they change no resource of a program."""
+        tiles = -(-self.problem.m // config.block_m) * -(-self.problem.n // config.block_n) * self.problem.batch
+        return _check_split(self.problem, config, tiles)
 
     def instruction(self, config: Config) -> str:
         """Which instruction multiplies: ``fma``, ``mma`` (one warp) or ``warp_group`` (wgmma, tcgen05)."""
@@ -129,7 +135,7 @@ class Predicate:
         # Triton widens 16-bit operands of an FMA to the accumulator's type on their way.
         itemsize = max(problem.dtype.itemsize, acc_bytes) if how == "fma" else problem.dtype.itemsize
         buffers = config.stages if how == "warp_group" else max(config.stages - 1, 1)
-        waiting = arch.sync_buffers if how == "warp_group" else 1
+        waiting = min(arch.sync_buffers, config.stages) if how == "warp_group" else 1
         a, b = staging
         rows = config.block_m * (buffers if a.asynchronous else waiting) + config.block_n * (buffers if b.asynchronous else waiting)
         # The tile on its way from the layout of the accumulator to that of the store reuses the memory of the stages.

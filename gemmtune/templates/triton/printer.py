@@ -39,6 +39,17 @@ def cast(name: str, dtype: torch.dtype, *, interpret: bool) -> str:
     return f"{name}.to({TRITON_DTYPES[dtype]})"
 
 
+def _tanh_series(terms: int) -> list[float]:
+    """c with tanh(x) = x · Σ c[n]·x^2n, from tanh' = 1 − tanh²."""
+    c = [1.0]
+    for n in range(1, terms):
+        c.append(-sum(c[i] * c[n - 1 - i] for i in range(n)) / (2 * n + 1))
+    return c
+
+
+TANH_SERIES = _tanh_series(14)
+TANH_SERIES_REACH = 0.3
+"""Up to here the interpreter's tanh is the series, whose next term is below float64's rounding; above, no digits cancel."""
 _HALF = (torch.float16, torch.bfloat16)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _INFIX = {"add": "+", "sub": "-", "mul": "*"}
@@ -149,11 +160,13 @@ class _Printer:
     def _tanh(self, x: str, dtype: torch.dtype) -> str:
         if not self.interpret:
             return f"libdevice.tanh({x})"
-        one, two = _literal(1.0, dtype), _literal(2.0, dtype)
-        large = f"tl.where({x} < 0, -{one}, {one}) * ({one} - {two} / (tl.exp({two} * tl.abs({x})) + {one}))"
-        square = f"{x} * {x}"
-        series = f"{x} * ({one} + {square} * (-{_literal(1 / 3, dtype)} + {square} * {_literal(2 / 15, dtype)}))"
-        return f"tl.where(tl.abs({x}) < {_literal(0.03, dtype)}, {series}, {large})"
+        one = _literal(1.0, dtype)
+        decay = f"tl.exp(-(tl.abs({x}) + tl.abs({x})))"
+        large = f"tl.where({x} < 0, -{one}, {one}) * ({one} - {decay}) / ({one} + {decay})"
+        square, series = f"({x} * {x})", _literal(TANH_SERIES[-1], dtype)
+        for coefficient in reversed(TANH_SERIES[:-1]):
+            series = f"({_literal(coefficient, dtype)} + {square} * {series})"
+        return f"tl.where(tl.abs({x}) < {_literal(TANH_SERIES_REACH, dtype)}, {x} * {series}, {large})"
 
     def _name(self, arg: Arg) -> str:
         if not isinstance(arg, Ref):

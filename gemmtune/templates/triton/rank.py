@@ -16,6 +16,7 @@ from ...device import DeviceInfo
 from ...problem import Problem
 from .arch import Arch
 from .configs import Config
+from .geometry import geometry
 from .legality import Predicate, Resources
 
 __all__ = ["estimate_us", "select"]
@@ -32,8 +33,8 @@ SYNC_STEP_US = 0.6
 """A step of the loop that loads, waits and only then multiplies."""
 STEP_US = 0.02
 """Barriers and address arithmetic of a step of the loop."""
-SPLIT_US = 1.5
-"""Writing, waiting for and adding up partial sums, beside their traffic."""
+SPLIT_US = 1.2
+"""Writing a partial sum, arriving and waiting, beside the traffic."""
 
 
 def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
@@ -52,8 +53,17 @@ def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
     step_us = _smooth_max(busy_us, wait_us / resident)
     multiply = math.ceil(programs / device.sm_count) * (steps * step_us + store_us)
     memory = _memory_us(predicate, config, resident=resident, tiles=tiles)
-    tail = SPLIT_US + config.split_k * 0.02 if config.split_k > 1 else 0.0
-    return LAUNCH_US + _smooth_max(multiply, memory) + waves * LATENCY_US + tail
+    return LAUNCH_US + _smooth_max(multiply, memory) + waves * LATENCY_US + _reduction_us(predicate, config)
+
+
+def _reduction_us(predicate: Predicate, config: Config) -> float:
+    """Time after the last product: one program reads its group's partial sums, then one reads those of the groups."""
+    if config.split_k == 1:
+        return 0.0
+    where = geometry(predicate.problem, config)
+    levels = (where.splits_per_group, where.groups) if where.groups > 1 else (where.splits,)
+    tile_bytes = config.block_m * config.block_n * predicate.problem.accumulator.itemsize
+    return sum(SPLIT_US + 1e-3 * count * tile_bytes / SM_GBPS for count in levels)
 
 
 def _smooth_max(x: float, y: float) -> float:
@@ -108,9 +118,9 @@ def _memory_us(predicate: Predicate, config: Config, *, resident: float, tiles: 
     dram_us, l2_us, reach_us = (
         1e-3 * count / gbps
         for count, gbps in (
-            (problem.bytes, arch.dram_gbps * device.sm_count),
+            (predicate.least_bytes, arch.dram_gbps * device.sm_count),
             (traffic, arch.l2_gbps * device.sm_count),
-            (max(problem.bytes, traffic), reach_gbps),
+            (max(predicate.least_bytes, traffic), reach_gbps),
         )
     )
     return _smooth_max(max(dram_us, l2_us), reach_us)

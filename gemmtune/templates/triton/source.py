@@ -19,6 +19,8 @@ __all__ = ["Argument", "Source", "render_source"]
 
 PACKAGE = "gemmtune.templates.triton"
 TEMPLATE = "mm.py.jinja"
+UNROLLED_REGISTERS = 128
+"""Partial sums that a thread reads ahead while it adds up splits."""
 SIGNATURE_DTYPES: dict[torch.dtype, str] = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
     torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
@@ -66,6 +68,7 @@ def render_source(spec: KernelSpec) -> Source:
         "batched": spec.batched,
         "split": spec.split,
         "alpha": spec.alpha,
+        "unroll": max(1, min(4, UNROLLED_REGISTERS * 32 * spec.warps // (spec.block_m * spec.block_n))),
         "acc": TRITON_DTYPES[spec.accumulator],
         "input_precision": spec.input_precision,
         # numpy, on which the interpreter computes, has no bfloat16; products of 16-bit floats are exact in float32.

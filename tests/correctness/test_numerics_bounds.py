@@ -1,0 +1,196 @@
+"""The error bound: no right kernel exceeds it on any data, and it is no wider than its formula says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from broken_kernels import CPU, backwards, claims_of, one_by_one, pairwise, rounding_blocks, split_k, tf32
+
+from gemmtune.choice import Claims
+from gemmtune.errors import GemmtuneError
+from gemmtune.numerics.bounds import accumulation_bound, exact_limit
+from gemmtune.numerics.compare import Comparer, Finding
+from gemmtune.numerics.operands import Operands
+from gemmtune.numerics.reference import Region, extended_reference, reference
+from gemmtune.problem import Problem
+
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+M, N, K = 9, 11, 300
+
+
+def normal(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, dtype=F64)
+
+
+def uniform(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, generator=generator, dtype=F64)
+
+
+def wide_range(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    return normal(shape, generator) * torch.exp2(torch.randint(-12, 6, shape, generator=generator).double())
+
+
+def subnormal(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Numbers whose products with each other are subnormal, and half of them subnormal themselves in float16."""
+    return normal(shape, generator) * 2.0**-14
+
+
+def tiny(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Subnormal in bfloat16 and float32, zero in float16."""
+    return normal(shape, generator) * 2.0**-130
+
+
+def cancelling(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Each half of K is the other one's opposite but for the last bits: with a b of ones (see below) almost nothing is left."""
+    x = normal(shape, generator)
+    half = shape[1] // 2
+    x[:, half : 2 * half] = -x[:, :half] * (1 + 2.0**-7 * torch.rand(shape[0], half, generator=generator, dtype=F64))
+    return x
+
+
+DATA: dict[str, Callable[[tuple[int, int], torch.Generator], torch.Tensor]] = {
+    "normal": normal, "uniform": uniform, "wide range": wide_range, "subnormal": subnormal, "tiny": tiny, "cancelling": cancelling,
+}  # fmt: skip
+ORDERS = {"torch": torch.matmul, "one by one": one_by_one, "backwards": backwards, "pairwise": pairwise, "split": split_k(F32, 4)}
+
+
+def ratio(problem: Problem, claims: Claims, operands: Operands, out: torch.Tensor, *, extended: bool = False) -> float:
+    """Largest error over what is allowed; infinite if some element is rejected."""
+    known = extended_reference(operands, 1, M, N, K) if extended else reference(operands, Region())
+    bound = accumulation_bound(
+        problem,
+        claims,
+        alpha=operands.alpha,
+        largest=lambda: float(operands.a.abs().max() + operands.b.abs().max()),
+        extended=extended,
+    )
+    finding = Finding(CPU, 0)
+    Comparer(problem, claims, ()).reference(out, known, bound, finding)
+    return math.inf if finding.state[0] else float(finding.ratio)
+
+
+def made(data: str, dtype: torch.dtype, seed: int, alpha: float = 1, beta: float = 0) -> Operands:
+    generator = torch.Generator().manual_seed(seed)
+    a = DATA[data]((M, K), generator).to(dtype)
+    b = torch.ones(K, N, dtype=dtype) if data == "cancelling" else DATA[data]((N, K), generator).T.to(dtype)
+    inp = DATA[data]((M, N), generator).to(dtype) if beta else None
+    return Operands(a=a, b=b, out=torch.empty(0), inp=inp, extra=(), alpha=alpha, beta=beta)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_right_float32_sums_of_any_order_stay_within(dtype: torch.dtype, order: str, data: str) -> None:
+    problem = Problem.mm(M, N, K, dtype=dtype, device_type="cpu")
+    for seed in range(4):
+        operands = made(data, dtype, seed)
+        out = ORDERS[order](operands.a.float(), operands.b.float()).to(dtype)
+        assert ratio(problem, claims_of(dtype, splits=4), operands, out) <= 1
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=str)
+def test_torch_stays_within(dtype: torch.dtype, data: str) -> None:
+    problem = Problem.mm(M, N, K, dtype=dtype, device_type="cpu")
+    for seed in range(4):
+        operands = made(data, dtype, seed)
+        flush = dtype == BF16  # what the processor's bfloat16 instructions do
+        result = ratio(problem, claims_of(dtype, flush_subnormals=flush), operands, operands.a @ operands.b)
+        assert result <= 1
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_float64_stays_within_an_extended_reference(data: str) -> None:
+    problem = Problem.mm(M, N, K, dtype=F64, device_type="cpu")
+    for seed in range(4):
+        operands = made(data, F64, seed)
+        for product in (torch.matmul, one_by_one, pairwise):
+            assert ratio(problem, claims_of(F64), operands, product(operands.a, operands.b), extended=True) <= 1
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.25, -0.75), (-3, 1), (1, 40)])
+def test_alpha_and_beta_stay_within(alpha: float, beta: float, data: str) -> None:
+    for dtype in (F32, F16):
+        problem = Problem.addmm(M, N, K, dtype=dtype, bias="mn", alpha=alpha, beta=beta, device_type="cpu")
+        operands = made(data, dtype, 0, alpha, beta)
+        assert operands.inp is not None
+        out = (one_by_one(operands.a.float(), operands.b.float()) * alpha + operands.inp.float() * beta).to(dtype)
+        assert ratio(problem, claims_of(dtype), operands, out) <= 1
+
+
+@pytest.mark.parametrize("data", ["normal", "uniform", "wide range", "cancelling"])
+@pytest.mark.parametrize(
+    ("dtype", "product", "claims"),
+    [
+        (F16, rounding_blocks(F16), claims_of(F16, accumulate=F16, partials=F16)),
+        (F16, split_k(F16, 4), claims_of(F16, partials=F16, splits=4)),
+        (BF16, split_k(BF16, 8), claims_of(BF16, partials=BF16, splits=8)),
+        (F32, tf32, claims_of(F32, input_mode="tf32")),
+    ],
+    ids=["fp16 accumulator", "fp16 partials", "bf16 partials", "tf32"],
+)
+def test_declared_lower_precision_stays_within(dtype: torch.dtype, product: object, claims: Claims, data: str) -> None:
+    problem = Problem.mm(M, N, K, dtype=dtype, device_type="cpu")
+    for seed in range(4):
+        operands = made(data, dtype, seed)
+        assert callable(product)
+        out = product(operands.a.float(), operands.b.float()).to(dtype)
+        assert ratio(problem, claims, operands, out) <= 1
+
+
+def test_undeclared_lower_precision_exceeds_it() -> None:
+    problem, operands = Problem.mm(M, N, K, dtype=BF16, device_type="cpu"), made("cancelling", BF16, 0)
+    out = rounding_blocks(BF16)(operands.a.float(), operands.b.float()).bfloat16()
+    assert ratio(problem, claims_of(BF16), operands, out) > 1
+    problem, operands = Problem.mm(M, N, K, dtype=F32, device_type="cpu"), made("normal", F32, 0)
+    assert ratio(problem, claims_of(F32), operands, tf32(operands.a, operands.b)) > 1
+
+
+def test_flushed_subnormals_must_be_declared() -> None:
+    problem, operands = Problem.mm(M, N, K, dtype=F32, device_type="cpu"), made("tiny", F32, 0)
+    ones = Operands(a=operands.a, b=torch.ones(K, N), out=operands.out, inp=None, extra=(), alpha=1, beta=0)
+    out = torch.zeros(M, N)
+    assert ratio(problem, claims_of(F32), ones, out) > 1
+    assert ratio(problem, claims_of(F32, flush_subnormals=True), ones, out) <= 1
+
+
+def test_overflow_to_the_right_infinity_is_right() -> None:
+    problem = Problem.mm(M, N, K, dtype=F16, device_type="cpu")
+    operands = made("normal", F16, 0)
+    big = Operands(a=operands.a * 5000, b=operands.b, out=operands.out, inp=None, extra=(), alpha=1, beta=0)
+    out = (big.a.float() @ big.b.float()).half()
+    assert out.isinf().any()
+    assert ratio(problem, claims_of(F16), big, out) <= 1
+    assert ratio(problem, claims_of(F16), big, -out) == math.inf
+    assert ratio(problem, claims_of(F16), big, out.nan_to_num(nan=0, posinf=0, neginf=0)) == math.inf
+
+
+def test_formula() -> None:
+    problem = Problem.mm(M, N, 256, dtype=F16, device_type="cpu")
+    bound = accumulation_bound(problem, claims_of(F16, splits=2), alpha=1)
+    assert bound.relative == pytest.approx((256 + 64 + 2 + 3) * 2**-24, rel=1e-3)
+    assert bound.absolute < 1e-40
+    assert float(bound(torch.tensor(2.0, dtype=F64))) == pytest.approx(2 * bound.relative)
+    on_gpu = Problem.mm(M, N, 256, dtype=F16, device_type="cuda")
+    assert accumulation_bound(on_gpu, claims_of(F16), alpha=1).relative == pytest.approx(324 * 2**-23, rel=1e-3)
+    partials = accumulation_bound(problem, claims_of(F16, splits=2, partials=F16), alpha=1)
+    assert partials.relative == pytest.approx(3 * 2**-11 + bound.relative, rel=1e-2)
+    tf32_bound = accumulation_bound(Problem.mm(M, N, 16, dtype=F32, device_type="cpu"), claims_of(F32, input_mode="tf32"), alpha=1)
+    assert tf32_bound.relative == pytest.approx(2 * 2**-10, rel=1e-2)
+
+
+def test_exact_limit_follows_the_narrowest_type() -> None:
+    problem = Problem.mm(M, N, K, dtype=BF16, device_type="cpu")
+    assert exact_limit(problem, claims_of(BF16)) == 2**23
+    assert exact_limit(problem, claims_of(BF16, partials=BF16)) == 2**7
+    assert exact_limit(problem, claims_of(BF16, accumulate=F16)) == 2**10
+
+
+def test_unknown_input_mode_is_refused() -> None:
+    problem = Problem.mm(M, N, K, dtype=F32, device_type="cpu")
+    with pytest.raises(GemmtuneError, match="input_mode: got 'bf16x9', expected one of ieee, tf32"):
+        accumulation_bound(problem, claims_of(F32, input_mode="bf16x9"), alpha=1)

@@ -1,0 +1,142 @@
+"""The probes: what they say is exactly known is, for every kind of problem, and their operands are what they claim to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from broken_kernels import CPU
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problem_strategies import problems
+
+from gemmtune.numerics.operands import ALPHA, BETA, Operands, storage_bits
+from gemmtune.numerics.pick import Pick
+from gemmtune.numerics.probes import Probes
+from gemmtune.problem import Layout, Precision, Problem
+
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+
+
+def picks(problem: Problem, limit: int = 2**23) -> list[Pick]:
+    probes = Probes(problem, CPU)
+    random = probes.random()
+    made = []
+    if probes.free_a:
+        made += [probes.rows_of_b(random.b), probes.rows_of_b(random.b, nan=True)]
+    if probes.free_b:
+        made.append(probes.cols_of_a(random.a))
+    if probes.can_pick_both:
+        made.append(probes.both(random))
+    if probes.free_a and probes.free_b:
+        made.append(probes.cancel(limit))
+    return made
+
+
+def known(problem: Problem, pick: Pick) -> torch.Tensor:
+    result = pick.exact(slice(None), slice(0, problem.m), torch.float64)
+    return result if problem.batched else result[0]
+
+
+def product(problem: Problem, operands: Operands) -> torch.Tensor:
+    """alpha · a @ b + beta · inp in float64, by plain multiplications and sums: NaN and infinities go where IEEE sends them."""
+    a, b = operands.a.double().contiguous(), operands.b.double().contiguous()
+    result = (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(dim=-2) * operands.alpha
+    if operands.inp is not None and problem.beta != "zero":
+        result = result + operands.inp.double() * operands.beta
+    return result
+
+
+@settings(max_examples=150, deadline=None, print_blob=True, derandomize=True)
+@given(problem=problems(), limit=st.sampled_from([2**23, 2**10, 2**7]))
+def test_exact_is_exact(problem: Problem, limit: int) -> None:
+    for pick in picks(problem, limit):
+        expected, got = known(problem, pick), product(problem, pick.operands)
+        assert expected.shape == problem.out.size
+        assert torch.equal(expected.nan_to_num(nan=12345.0), got.nan_to_num(nan=12345.0)), pick.name
+        assert Layout.of(pick.operands.a) == problem.a
+        assert Layout.of(pick.operands.b) == problem.b
+
+
+@settings(max_examples=60, deadline=None, print_blob=True, derandomize=True)
+@given(problem=problems())
+def test_results_fit_the_output_type(problem: Problem) -> None:
+    for pick in picks(problem):
+        expected = known(problem, pick)
+        stored = expected.to(problem.out.dtype).double()
+        assert torch.equal(expected.nan_to_num(nan=12345.0), stored.nan_to_num(nan=12345.0)), pick.name
+
+
+@pytest.mark.parametrize(("dtype", "k"), [(F16, 64), (F16, 4096), (BF16, 4096), (F32, 2**16), (F64, 4096), (F16, 2**18)])
+def test_cancelling_sums_are_large_but_below_the_limit(dtype: torch.dtype, k: int) -> None:
+    limit = 2**52 if dtype == F64 else 2**23
+    operands = Probes(Problem.mm(4, 4, k, dtype=dtype, device_type="cpu"), CPU).cancel(limit).operands
+    a, b = operands.a.double(), operands.b.double()
+    half = (a[:, : k // 2] @ b[: k // 2]).abs()
+    assert half.max() <= limit
+    assert half.min() > (2**25 if dtype == F64 else 2048)
+    assert (a.abs() @ b.abs()).max() <= 2.1 * limit
+
+
+def test_cancelling_sums_stay_below_a_narrow_limit() -> None:
+    problem = Problem.mm(64, 64, 8192, dtype=BF16, device_type="cpu")
+    operands = Probes(problem, CPU).cancel(128).operands
+    a, b = operands.a.double(), operands.b.double()
+    assert (a.abs() @ b.abs()).max() <= 128
+    assert (a != 0).sum(dim=1).min() > 16
+
+
+def test_one_hot_picks_the_first_and_the_last_of_k() -> None:
+    probes = Probes(Problem.mm(9, 11, 500, dtype=F32, device_type="cpu"), CPU)
+    random = probes.random()
+    rows, cols = probes.rows_of_b(random.b).row_index, probes.cols_of_a(random.a).col_index
+    for index in (rows, cols):
+        assert index is not None
+        assert (int(index[0, 0]), int(index[0, -1])) == (0, 499)
+
+
+def test_padding_and_guards_of_inputs_are_nan() -> None:
+    layout = Layout(size=(5, 8), stride=(12, 1), dtype=F32, offset=1)
+    problem = Problem(op="mm", a=layout, b=Layout.contiguous((8, 3), F32), out=Layout.contiguous((5, 3), F32), device_type="cpu")
+    for operands in (Probes(problem, CPU).random(), *(pick.operands for pick in picks(problem))):
+        everything = storage_bits(operands.a, F32)
+        expected = 40 if not operands.a.isnan().any() else int(operands.a.isfinite().sum()) + int(operands.a.isinf().sum())
+        assert int((~everything.isnan()).sum()) == expected
+
+
+def test_inp_is_nan_where_it_must_not_be_read() -> None:
+    problem = Problem.addmm(5, 6, 7, dtype=F32, beta=0, device_type="cpu")
+    for operands in (Probes(problem, CPU).random(), *(pick.operands for pick in picks(problem))):
+        assert operands.inp is not None
+        assert operands.inp.isnan().all()
+
+
+def test_random_numbers_are_normal_and_general_scalars_are_general() -> None:
+    problem = Problem.addmm(200, 200, 200, dtype=F16, alpha=3, beta=3, device_type="cpu")
+    operands = Probes(problem, CPU).random()
+    assert (operands.alpha, operands.beta) == (ALPHA, BETA)
+    assert operands.a.abs().min() >= 2.0**-12
+    assert abs(operands.a.float().std().item() - 1) < 0.05
+    assert abs(operands.a.float().mean().item()) < 0.05
+
+
+def test_random_numbers_of_a_tf32_problem_are_tf32() -> None:
+    problem = Problem.mm(20, 20, 20, dtype=F32, device_type="cpu", precision=Precision(input_mode="tf32"))
+    a = Probes(problem, CPU).random().a.contiguous()
+    assert not (a.view(torch.int32) & (2**13 - 1)).any()
+    assert (a.view(torch.int32) & 2**13).any()
+
+
+def test_special_rows_hold_nan_and_infinity_only_where_they_tell_something() -> None:
+    problem = Problem.addmm(9, 9, 9, dtype=F32, alpha=2, device_type="cpu")
+    probes = Probes(problem, CPU)
+    factor = probes.rows_of_b(probes.random().b).row_factor
+    assert factor is not None
+    assert [math.isnan(x) for x in factor[0].tolist()] == [True] + [False] * 8
+    assert factor.isinf().sum() == 1
+    nothing = Probes(dataclasses.replace(problem, alpha="zero"), CPU)
+    plain = nothing.rows_of_b(nothing.random().b).row_factor
+    assert plain is not None
+    assert plain.isfinite().all()

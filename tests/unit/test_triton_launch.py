@@ -1,0 +1,133 @@
+"""How a launch is put together: the grid, the order of the arguments, and Triton's launchers of several versions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gemmtune.problem import Problem
+from gemmtune.templates.triton.configs import Config
+from gemmtune.templates.triton.geometry import geometry
+
+pytest.importorskip("triton", reason="the launchers are Triton's")
+
+import triton
+
+from gemmtune.templates.triton import launch
+
+PROBLEM = Problem.addmm(100, 200, 300, dtype=torch.float32, alpha=2, beta=3, device_type="cuda")
+GRID = (7, 2, 1)
+
+
+def _compiled(calls: list[tuple[Any, ...]], **changes: Any) -> SimpleNamespace:
+    """A compiled kernel whose launcher records what it is called with."""
+
+    class Launcher:
+        launch_cooperative_grid, launch_pdl = "coop", "pdl"
+        global_scratch_size = profile_scratch_size = 0
+        arg_annotations, kernel_signature = "annotations", "signature"
+
+        def launch(self, *args: Any) -> None:
+            calls.append(("below", *args))
+
+        def __call__(self, *args: Any) -> None:
+            calls.append(("launcher", *args))
+
+    launcher = Launcher()
+    for name, value in changes.items():
+        setattr(launcher, name, value)
+    return SimpleNamespace(run=launcher, function="handle", packed_metadata="metadata")
+
+
+def _call(how: launch.Launcher) -> None:
+    arguments: Any = (1, 2)
+    values = (arguments,) if how.packed else arguments
+    how.function(*how.grid, "stream", *how.middle, *values)
+
+
+NONE5 = (None,) * 5
+EXPECTED = {
+    "3.6.0": ("below", *GRID, "stream", "handle", "coop", "pdl", None, None, "metadata", None, None, None, 1, 2),
+    "3.7.1": ("below", *GRID, "stream", "handle", "coop", "pdl", "metadata", *NONE5, "annotations", "signature", (1, 2)),
+    "3.9.0": ("below", *GRID, "stream", "handle", "coop", "pdl", "metadata", *NONE5, "annotations", "signature", (1, 2)),
+    "4.0.0": ("launcher", *GRID, "stream", "handle", "metadata", None, None, None, 1, 2),
+}
+
+
+@pytest.mark.parametrize("version", EXPECTED)
+def test_each_version_gets_its_own_order_and_an_unknown_one_goes_through_tritons_launcher(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "__version__", version)
+    calls: list[tuple[Any, ...]] = []
+    _call(launch.launcher_of(_compiled(calls), GRID))
+    assert calls == [EXPECTED[version]]
+
+
+@pytest.mark.parametrize("changes", [{"global_scratch_size": 128}, {"profile_scratch_size": 64}, {"gsan_enabled": True}], ids=str)
+def test_kernels_that_need_more_go_through_tritons_launcher(changes: dict[str, Any]) -> None:
+    calls: list[tuple[Any, ...]] = []
+    _call(launch.launcher_of(_compiled(calls, **changes), GRID))
+    assert calls[0][0] == "launcher"
+
+
+def _config(**changes: int) -> Config:
+    return Config(**({"block_m": 32, "block_n": 64, "block_k": 32, "stages": 2, "warps": 4} | changes))
+
+
+def test_the_grid_has_a_program_for_each_split_of_each_tile() -> None:
+    where = geometry(Problem.bmm(3, 100, 200, 300, device_type="cuda"), _config(split_k=2))
+    assert where.grid == (4 * 4 * 3, 2, 1)
+    assert where.k_per_split == 160
+
+
+@pytest.mark.parametrize(("splits", "groups"), [(2, 1), (6, 1), (7, 3), (16, 4), (30, 5), (64, 8)])
+def test_many_splits_are_added_up_in_groups(splits: int, groups: int) -> None:
+    where = geometry(Problem.mm(32, 64, 32 * 64 * 15, device_type="cuda"), _config(split_k=splits))
+    assert (where.splits, where.groups) == (splits, groups)
+    assert where.groups * where.splits_per_group >= splits > (where.groups - 1) * where.splits_per_group
+    assert where.slots == splits + groups
+    assert where.counters == groups + 1
+
+
+def test_without_splits_there_is_no_workspace() -> None:
+    where = geometry(PROBLEM, _config())
+    assert (where.splits, where.slots, where.counters) == (1, 0, 0)
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any) -> None:
+        self.calls.append(args)
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
+    return 1003
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["flat", "packed"])
+def test_a_plain_product_passes_addresses_and_bound_integers(stream: int, packed: bool) -> None:
+    record = _Recorder()
+    how = launch.Launcher(function=record, grid=GRID, middle=("middle",), packed=packed)
+    a, b, out = (torch.zeros(4) for _ in range(3))
+    launch._bind_plain(how, 3, (5, 6))(out, a, b, None, 1.0, 0.0, ())
+    values = (a.data_ptr(), b.data_ptr(), out.data_ptr(), 5, 6)
+    assert record.calls == [(*GRID, stream, "middle", *((values,) if packed else values))]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["flat", "packed"])
+def test_bias_extra_operands_and_scalars_come_in_the_signatures_order(stream: int, packed: bool) -> None:
+    record = _Recorder()
+    how = launch.Launcher(function=record, grid=GRID, middle=(), packed=packed)
+    a, b, out, inp, x = (torch.zeros(4) for _ in range(5))
+    run = launch._bind_general(how, 3, ["a", "b", "inp", "x0", "out"], ["alpha", "beta"], (9,), None)
+    run(out, a, b, inp, 2.0, 3.0, (x,))
+    values = (*(t.data_ptr() for t in (a, b, inp, x, out)), 2.0, 3.0, 9)
+    assert record.calls == [(*GRID, stream, *((values,) if packed else values))]

@@ -1,0 +1,255 @@
+"""tune, plans and explain over a backend whose choices do as told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from fake_choices import PROBLEM
+from fixed_backend import FixedBackend, install
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.choice import Refusal, Status
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.problem import Problem
+from gemmtune.selector.session import Session
+from gemmtune.selector.store import Store, open_store
+
+A, B = torch.randn(64, 32), torch.randn(48, 32).t()
+
+
+@pytest.fixture
+def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> FixedBackend:
+    forget_plans()
+    made = FixedBackend(
+        ["multiply", "slow", "wrong", "fail", "out_of_resources"], [Refusal(name="triton:huge", reason="too large")]
+    )
+    install(monkeypatch, made)
+    return made
+
+
+def tuned(problem: Problem = PROBLEM) -> gemmtune.selector.result.ProblemResult:
+    return gemmtune.tune(problem, progress=False)[0]
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the choices that were examined, as they are."""
+    names: list[str] = []
+    original = Session.examine
+
+    def examine(self, choice, best_us):
+        names.append(choice.name)
+        return original(self, choice, best_us)
+
+    monkeypatch.setattr(Session, "examine", examine)
+    return names
+
+
+def test_each_choice_has_its_status(backend: FixedBackend):
+    result = tuned()
+    assert {o.name: o.status for o in result.outcomes} == {
+        "fake:multiply": Status.OK,
+        "fake:slow": Status.OK,
+        "fake:wrong": Status.WRONG_RESULT,
+        "fake:fail": Status.RUNTIME_ERROR,
+        "fake:out_of_resources": Status.OUT_OF_RESOURCES,
+    }
+    assert result.pick == "fake:multiply"
+    assert result.source == "measured"
+    assert "triton:huge" in str(gemmtune.TuningResult((result,)))
+
+
+def test_the_second_time_nothing_is_measured(backend: FixedBackend, examined: list[str]):
+    tuned()
+    examined.clear()
+    again = tuned()
+    assert again.source == "store"
+    assert again.pick == "fake:multiply"
+    assert not examined
+
+
+def test_one_new_choice_costs_one_measurement(backend: FixedBackend, examined: list[str]):
+    tuned()
+    examined.clear()
+    backend.kinds.append("multiply-again")
+    result = tuned()
+    assert examined == ["fake:multiply-again"]
+    assert {o.name for o in result.outcomes if o.from_store} >= {"fake:multiply", "fake:slow"}
+    assert tuned().source == "store"
+
+
+def test_force_measures_again(backend: FixedBackend, examined: list[str]):
+    tuned()
+    examined.clear()
+    with settings.patch(tune="force"):
+        assert tuned().source == "measured"
+    assert len(examined) == len(backend.kinds)
+
+
+def test_a_wider_search_remembered_is_used_by_a_narrower_one(backend: FixedBackend, monkeypatch: pytest.MonkeyPatch):
+    tuned()
+    original = FixedBackend.enumerate
+
+    def enumerate_less(self, problem, device, chosen):
+        if chosen.search != "exhaustive":
+            self = FixedBackend(["slow"])
+        return original(self, problem, device, chosen)
+
+    monkeypatch.setattr(FixedBackend, "enumerate", enumerate_less)
+    assert tuned().pick == "fake:multiply"
+
+
+def test_an_interruption_keeps_what_was_measured(backend: FixedBackend, own_store: Path, monkeypatch: pytest.MonkeyPatch):
+    original = Session.examine
+
+    def interrupted(self, choice, best_us):
+        if choice.name == "fake:wrong":
+            raise KeyboardInterrupt
+        return original(self, choice, best_us)
+
+    monkeypatch.setattr(Session, "examine", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tuned()
+    monkeypatch.setattr(Session, "examine", original)
+    assert {row.name for row in Store.open(own_store).every_row()} == {"fake:multiply", "fake:slow"}
+    result = tuned()
+    assert {o.name for o in result.outcomes if o.from_store} <= {"fake:multiply", "fake:slow"}
+    assert result.pick == "fake:multiply"
+    assert tuned().source == "store"
+
+
+def test_other_strides_are_another_problem(backend: FixedBackend):
+    tuned()
+    assert tuned(Problem.mm(64, 48, 32, dtype=torch.float32, layout="nn", device_type="cpu")).source == "measured"
+
+
+def test_the_log_has_a_line_for_each_choice(backend: FixedBackend, tmp_path: Path):
+    with settings.patch(log_file=str(tmp_path / "tuning.jsonl")):
+        tuned()
+        tuned()
+    lines = [json.loads(line) for line in (tmp_path / "tuning.jsonl").read_text().splitlines()]
+    assert {line["name"] for line in lines} == {f"fake:{kind}" for kind in backend.kinds} | {"triton:huge"}
+    assert len(lines) == len(backend.kinds) + 1
+    assert {(line["m"], line["n"], line["k"]) for line in lines} == {(64, 48, 32)}
+
+
+def test_a_call_tunes_once_and_says_so(backend: FixedBackend, examined: list[str], caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.INFO, "gemmtune"):
+        gemmtune.mm(A, B)
+    assert len(examined) == len(backend.kinds)
+    assert sum("tuned mm 64x48x32" in record.message for record in caplog.records) == 1
+    gemmtune.mm(A, B)
+    forget_plans()
+    gemmtune.mm(A, B)
+    assert len(examined) == len(backend.kinds)
+
+
+def test_never_runs_torch_without_measuring_until_the_store_knows(backend: FixedBackend, examined: list[str]):
+    with settings.patch(tune="never"):
+        gemmtune.mm(A, B)
+        assert not examined
+        assert gemmtune.explain("mm", A, B).pick is None
+    tuned()
+    examined.clear()
+    with settings.patch(tune="never"):
+        gemmtune.mm(A, B)
+        assert not examined
+        assert gemmtune.explain("mm", A, B).pick == "fake:multiply"
+
+
+def test_nothing_valid_warns_and_runs_torch(backend: FixedBackend):
+    backend.kinds = ["wrong", "fail"]
+    with pytest.warns(
+        UserWarning, match=r"no valid choice for mm 64x48x32 (.|\n)*fake:wrong: wrong_result(.|\n)*torch runs instead"
+    ):
+        got = gemmtune.mm(A, B)
+    assert torch.allclose(got, A @ B, atol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gemmtune.mm(A, B)
+
+
+def test_nothing_valid_without_fallback_is_an_error(backend: FixedBackend):
+    backend.kinds = ["wrong", "fail"]
+    with settings.patch(fallback_to_aten=False), pytest.raises(gemmtune.NoValidChoicesError) as caught:
+        gemmtune.mm(A, B)
+    assert {(name, status) for name, status, _ in caught.value.left_out} == {
+        ("fake:wrong", "wrong_result"),
+        ("fake:fail", "runtime_error"),
+        ("triton:huge", "refused"),
+    }
+
+
+def test_a_single_choice_is_taken_without_timing(backend: FixedBackend, examined: list[str]):
+    backend.kinds = ["multiply"]
+    assert torch.allclose(gemmtune.mm(A, B), A @ B, atol=1e-5)
+    assert not examined
+
+
+def test_a_pick_that_cannot_be_loaded_warns_and_runs_torch(backend: FixedBackend):
+    backend.kinds = ["build_fails"]
+    with pytest.warns(UserWarning, match="fake:build_fails cannot be loaded"):
+        got = gemmtune.mm(A, B)
+    assert torch.allclose(got, A @ B, atol=1e-5)
+    forget_plans()
+    with settings.patch(fallback_to_aten=False), pytest.raises(gemmtune.ErrorFromChoice, match="cannot load the artifact"):
+        gemmtune.mm(A, B)
+
+
+def test_tuning_leaves_the_random_state_alone(backend: FixedBackend):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    tuned()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_worker_process_survives_what_the_choices_do(backend: FixedBackend):
+    backend.kinds = ["segfault", "hang", "multiply", "slow"]
+    with settings.patch(tune_in_subprocess=True, choice_timeout_s=5):
+        result = tuned()
+    assert {o.name: str(o.status) for o in result.outcomes} == {
+        "fake:multiply": "ok", "fake:slow": "ok", "fake:segfault": "crashed", "fake:hang": "timed_out",
+    }  # fmt: skip
+    assert result.pick == "fake:multiply"
+
+
+def test_explain_tells_what_differs_from_an_earlier_machine(backend: FixedBackend):
+    tuned()
+    store = open_store(settings.current())
+    with settings.patch(timing="eager"):
+        text = str(gemmtune.explain("mm", A, B))
+    assert "the first call tunes it" in text
+    assert "timing: was graph, is eager" in text
+    assert "* fake:multiply" in str(gemmtune.explain("mm", A, B))
+    assert store.every_row()
+
+
+def test_progress_hears_of_every_problem(backend: FixedBackend):
+    heard: list[str] = []
+
+    class Listener:
+        def begin(self, problem, total_problems):
+            heard.append(f"begin {total_problems}")
+
+        def stage(self, name, done, total):
+            heard.append(name)
+
+        def end(self, result):
+            heard.append("end")
+
+        def message(self, text):
+            heard.append(text)
+
+        def close(self):
+            heard.append("close")
+
+    gemmtune.tune([PROBLEM], progress=Listener())
+    assert heard[0] == "begin 1"
+    assert "verify and measure" in heard
+    assert heard[-2:] == ["end", "close"]
