@@ -47,19 +47,18 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"{self.problem or 'this call'}: {self.pick or 'torch'} ({self.origin})"]
-        best = self.outcomes[0].time_us if self.outcomes else None
-        for o in self.outcomes:
-            mark = "*" if o.name == self.pick else " "
-            timing = (
-                f"{o.time_us:10.2f} us  {100 * (best or 0) / o.time_us:5.1f}% of the best"
-                if o.time_us
-                else f"{o.status}: {o.reason}"
-            )
-            lines.append(f" {mark} {o.name:44} {timing}")
+        lines += [self._line(o) for o in self.outcomes]
         if self.missing:
             lines.append(f"   {self.missing} offered choices are not measured yet")
         lines += [f"   measured before, but not usable now: {text}" for text in self.elsewhere]
         return "\n".join(lines)
+
+    def _line(self, o: Outcome) -> str:
+        mark = "*" if o.name == self.pick else " "
+        if o.time_us is None:
+            return f" {mark} {o.name:44} {o.status}: {o.reason}"
+        rough = "" if o.finalist else ", from a short measurement"
+        return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}"
 
 
 def explain(

@@ -58,7 +58,7 @@ def propagate(
             case "operand":
                 values.append(_exact(operands[_index(node.args[0])].double()))
             case "cast":
-                source = _argument(node.args[0], values, precision)
+                source = _as_number(_argument(node.args[0], values, precision))
                 values.append(_with_overflow(rounded(source, node.dtype, flush=flush), node.dtype, [source]))
             case _:
                 held = _node_precision(node, precision)
@@ -74,6 +74,13 @@ def rounded(x: Approximate, dtype: torch.dtype, *, flush: bool) -> Approximate:
     value = torch.where(x.error > 0, x.value, x.value.to(dtype).double())
     spread = x.error + info.unit_roundoff * (x.value.abs() + x.error) + tiny
     return Approximate(value=value, error=torch.where(x.error > 0, spread, tiny if flush else 0.0))
+
+
+def _as_number(x: Approximate) -> Approximate:
+    """The answer of a comparison as 0 or 1, which is at most 1 away from the other answer; a number as it is."""
+    if x.value.dtype != torch.bool:
+        return x
+    return Approximate(value=x.value.double(), error=x.error.clamp(max=1.0))
 
 
 def _exact(value: torch.Tensor) -> Approximate:
