@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -47,19 +47,33 @@ def measure(
             outcomes[choice.content_hash] = outcome(choice, status=failure.status, reason=failure.reason)
     ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
     with open_session(problem, device, settings) as session:
+        drift = drift_since(session, candidates, outcomes) if ready else 1.0
         for done, choice in enumerate(ready):
             progress.stage("verify and measure", done, len(ready))
             known = right(outcomes.values())
-            sample = session.examine(choice, known[0].time_us if known else None)
+            best_us = known[0].time_us if known else None
+            sample = session.examine(choice, best_us * drift if best_us else None)
             outcomes[choice.content_hash] = outcome(
                 choice,
                 status=sample.status,
-                time_us=sample.time_us,
+                time_us=sample.time_us / drift if sample.time_us else None,
                 error_over_bound=sample.error_over_bound,
                 reason=sample.reason,
             )
         progress.stage("verify and measure", len(ready), len(ready))
         rank(session, settings, candidates, outcomes, progress)
+
+
+def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
+    """By what factor the fastest choice known runs slower now than when it was ranked; 1 where nothing is known.
+
+    Machines differ from hour to hour by more than choices do: what is measured now is divided by it before it is compared.
+    """
+    ranked = [o for o in right(outcomes.values()) if o.finalist]
+    if not ranked:
+        return 1.0
+    now_us = session.examine(candidates.choices[ranked[0].content_hash], None).time_us
+    return now_us / ranked[0].time_us if now_us and ranked[0].time_us else 1.0
 
 
 def rank(session: AnySession, settings: Settings, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:

@@ -235,3 +235,10 @@ def test_a_cpu_is_served_by_the_interpreter_only_and_not_by_default() -> None:
     choices = BACKEND.enumerate(Problem.mm(64, 64, 64, device_type="cpu"), device, QUICK).choices
     assert choices
     assert all(c.compile_key is None for c in choices)
+
+
+def test_without_triton_the_backend_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    availability = BACKEND.available(preset("sm90"))
+    assert not availability.ok
+    assert "pip install 'gemmtune[triton]'" in availability.detail

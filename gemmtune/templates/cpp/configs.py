@@ -99,7 +99,7 @@ def unsupported(problem: Problem) -> str | None:
         dtypes = {node.dtype for node in problem.epilogue.nodes} - set(COMPUTE_TYPES)
         dtypes |= {layout.dtype for layout in problem.epilogue.operands} - set(STORAGE_TYPES)
         if dtypes:
-            return f"the epilogue has values of {', '.join(sorted(map(str, dtypes)))}, expected float dtypes"
+            return f"the epilogue has values of {', '.join(sorted(map(str, dtypes)))}, expected float dtypes or bool"
     return None
 
 

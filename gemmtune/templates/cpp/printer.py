@@ -19,7 +19,7 @@ COMPUTE_TYPES: dict[torch.dtype, str] = {
 """The C++ type in which values of a torch dtype are computed."""
 
 STORAGE_TYPES: dict[torch.dtype, str] = {
-    torch.float64: "double", torch.float32: "float", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.float64: "double", torch.float32: "float", torch.float16: "f16", torch.bfloat16: "bf16", torch.bool: "bool",
 }  # fmt: skip
 """The C++ type of an element in memory."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.util
 import os
 import threading
@@ -15,16 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import triton
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 from ... import settings
 from ...errors import CompileError
 from .source import Source
 
-__all__ = ["Target", "compile_kernel", "interpreting", "kernel_key", "load_function", "marker"]
+__all__ = ["Target", "compile_kernel", "initialise", "interpreting", "kernel_key", "load_function", "marker", "toolchain"]
 
 _cache_lock = threading.RLock()
 
@@ -37,14 +33,19 @@ class Target:
     arch: int | str
     warp_size: int
 
-    def for_triton(self) -> GPUTarget:
+    def for_triton(self) -> Any:
         """The same as Triton's own value."""
-        return GPUTarget(self.backend, self.arch, self.warp_size)
+        return importlib.import_module("triton.backends.compiler").GPUTarget(self.backend, self.arch, self.warp_size)
+
+
+def toolchain() -> Any:
+    """The module ``triton``, imported when a kernel is compiled, loaded or looked for: enumeration must do without it."""
+    return importlib.import_module("triton")
 
 
 def interpreting() -> bool:
     """Does Triton run kernels in its interpreter? TRITON_INTERPRET must be set before triton is imported."""
-    return bool(knobs.runtime.interpret)
+    return bool(toolchain().knobs.runtime.interpret)
 
 
 def kernel_key(source: Source, stages: int, warps: int) -> str:
@@ -59,7 +60,7 @@ def load_function(source: Source) -> Any:
 
 
 def _folder() -> Path:
-    return settings.cache_dir("triton", f"triton-{triton.__version__}")
+    return settings.cache_dir("triton", f"triton-{toolchain().__version__}")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -85,8 +86,9 @@ def _write_atomically(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def _own_cache() -> Iterator[None]:
     """Triton's artifacts go below our cache folder, for the duration of one compilation or load."""
-    with _cache_lock, knobs.cache.scope():
-        knobs.cache.dir = str(settings.cache_dir("triton", "artifacts"))
+    cache = toolchain().knobs.cache
+    with _cache_lock, cache.scope():
+        cache.dir = str(settings.cache_dir("triton", "artifacts"))
         yield
 
 
@@ -104,10 +106,11 @@ def compile_kernel(name: str, source: Source, key: str, target: Target, *, stage
     function = load_function(source)
     signature = {a.name: a.type for a in source.arguments}
     attributes = {(i,): [["tt.divisibility", a.divisor]] for i, a in enumerate(source.arguments) if a.divisor > 1}
+    source_of = importlib.import_module("triton.compiler").ASTSource
     with _own_cache():
         try:
-            compiled = triton.compile(
-                ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes),
+            compiled = toolchain().compile(
+                source_of(fn=function, signature=signature, constexprs={}, attrs=attributes),
                 target=target.for_triton(),
                 options={"num_warps": warps, "num_stages": stages},
             )

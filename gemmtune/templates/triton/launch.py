@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from ...choice import Run
 from ...problem import Layout, Problem
 from .configs import Config
 from .geometry import Geometry
-from .kernels import initialise
+from .kernels import initialise, toolchain
 from .source import Argument
 from .spec import strides_of
 from .workspace import Workspace
@@ -176,7 +175,7 @@ def launcher_of(compiled: Any, grid: tuple[int, int, int]) -> Launcher:
     launcher = compiled.run
     handle, metadata = compiled.function, compiled.packed_metadata
     needs_scratch = getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 1)
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    version = tuple(int(part) for part in toolchain().__version__.split(".")[:2])
     unknown = torch.version.hip is not None or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS)
     if unknown or needs_scratch or getattr(launcher, "gsan_enabled", False):
         return Launcher(function=launcher, grid=grid, middle=(handle, metadata, None, None, None), packed=False)
