@@ -69,11 +69,12 @@ def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[s
 
     Machines differ from hour to hour by more than choices do: what is measured now is divided by it before it is compared.
     """
-    ranked = [o for o in right(outcomes.values()) if o.finalist]
-    if not ranked:
+    known = right(outcomes.values())
+    fastest = next((o for o in known if o.finalist), known[0] if known else None)
+    if fastest is None:
         return 1.0
-    now_us = session.examine(candidates.choices[ranked[0].content_hash], None).time_us
-    return now_us / ranked[0].time_us if now_us and ranked[0].time_us else 1.0
+    now_us = session.examine(candidates.choices[fastest.content_hash], None).time_us
+    return now_us / fastest.time_us if now_us and fastest.time_us else 1.0
 
 
 def rank(session: AnySession, settings: Settings, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:

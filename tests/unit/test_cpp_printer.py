@@ -24,7 +24,7 @@ def printed(function, *operands: torch.Tensor, acc: torch.dtype = torch.float32)
     ("function", "expected"),
     [
         (lambda x: x * 3.3 - 1.234, ["const float v1 = acc * float(0x1.a666666666666p+1);",
-                                     "const float v2 = v1 - float(0x1.3be76c8b43958p+0);", "result = v2;"]),
+                                     "const float v2 = v1 - float(0x1.3be76c0000000p+0);", "result = v2;"]),
         (torch.relu, ["const float v1 = f_relu(acc);", "result = v1;"]),
         (lambda x: torch.where(x > 0, x, -x), ["const bool v1 = acc > float(0x0.0p+0);", "const float v2 = -acc;",
                                                "const float v3 = v1 ? acc : v2;", "result = v3;"]),

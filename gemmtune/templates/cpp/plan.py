@@ -46,9 +46,9 @@ def make_plan(problem: Problem, config: Config, arch: str) -> Plan:
     kc = min(kc, max(k, 1))
     direct, b_words = _b_words(problem, config, x.b, nr)
     rows = _rows(m, config.rows(arch))
-    block_n = _block(n, nr, _BLOCK_BYTES // (kc * itemsize))
-    sums = _SUMS_BYTES // (block_n * itemsize) if k > kc else m
-    block_m = _block(m, rows, min(_BLOCK_BYTES // (kc * itemsize), sums))
+    most = _BLOCK_BYTES // (kc * itemsize)
+    block_n = _block(n, nr, most)
+    block_m = _block(m, rows, min(most, _SUMS_BYTES // (block_n * itemsize)) if k > kc else most)
     inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
     words = [
         problem.batch, m, n, k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
