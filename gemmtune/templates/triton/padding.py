@@ -38,6 +38,8 @@ K_MULTIPLES = (64, 32, 16)
 """K is padded to the largest of these that adds at most a sixteenth of work, else to the last."""
 MOST_EXTRA = 1 / 16
 LEAST_USES = 16
+MOST_BATCHES = 65535
+"""The batch is an axis of the grid other than the first, which CUDA limits to this."""
 
 
 ConfigSource = Callable[[Problem], Sequence[Config]]
@@ -243,7 +245,7 @@ def padded_choice(problem: Problem, inner: TritonChoice, copies: tuple[Copy, ...
 
 def worth_padding(problem: Problem, device: DeviceInfo) -> bool:
     """Copies pay where each element is used several times, and need a GPU: on the CPU only the interpreter runs Triton."""
-    return device.type != "cpu" and min(problem.m, problem.n) >= LEAST_USES
+    return device.type != "cpu" and min(problem.m, problem.n) >= LEAST_USES and problem.batch <= MOST_BATCHES
 
 
 @functools.lru_cache(maxsize=1024)
