@@ -5,7 +5,7 @@ import torch
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests marked ``gpu`` on a machine without one, so that ``-m sm80`` runs anywhere; but not when they were asked for."""
+    """Skip the tests marked ``gpu`` on a machine without one, so that ``-m sm80`` runs anywhere; asked for, they fail there."""
     if torch.cuda.is_available():
         return
     if config.getoption("markexpr") == "gpu":

@@ -13,6 +13,10 @@ __all__ = ["TIE", "pick", "shortlist"]
 TIE = 0.01
 """Choices within 1% of the fastest are tied: repeated measurements of one choice differ by as much."""
 
+WORTH_LEAVING_TORCH = 0.02
+"""torch's own operation stays the pick unless something is faster by more than 2%: clocks that change between a burst and a long
+load shift two kernels against each other by that much, and nobody should be worse off than before."""
+
 NEAR = 1.25
 """Choices whose first, short measurement is within 25% of the best go to the final rounds: short windows misjudge by less."""
 
@@ -27,7 +31,8 @@ def right(outcomes: Iterable[Outcome]) -> list[Outcome]:
 def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The choice to run: of all within TIE (or the measured margin) of the fastest, the first by backend and then by name.
 
-    Times of the final rounds only compare with each other, so when there were final rounds the others are out of the question.
+    torch's own operation counts as tied up to WORTH_LEAVING_TORCH. Times of the final rounds only compare with each other, so when
+    there were final rounds the others are out of the question.
     """
     candidates = right(outcomes)
     if any(o.finalist for o in candidates):
@@ -35,7 +40,7 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
     if not candidates:
         return None
     best = candidates[0]
-    tied = [o for o in candidates if _time(o) <= _time(best) + max(TIE * _time(best), _margin(o) + _margin(best))]
+    tied = [o for o in candidates if _time(o) <= _time(best) + _slack(o, best)]
     return min(tied, key=_order)
 
 
@@ -51,6 +56,12 @@ def shortlist(outcomes: Sequence[Outcome], search: str) -> list[Outcome]:
 def _time(outcome: Outcome) -> float:
     assert outcome.time_us is not None
     return outcome.time_us
+
+
+def _slack(outcome: Outcome, best: Outcome) -> float:
+    """By how much a choice may be slower than the fastest and still be tied with it, in µs."""
+    share = WORTH_LEAVING_TORCH if outcome.baseline else TIE
+    return max(share * _time(best), _margin(outcome) + _margin(best))
 
 
 def _margin(outcome: Outcome) -> float:

@@ -23,8 +23,8 @@ from gemmtune.templates.triton.legality import Predicate
 
 triton = pytest.importorskip("triton", reason="compiles with Triton")
 
-MARKED = ("sm75", "sm80", "sm90")
-ARCHS = (*MARKED, "sm100", "gfx942")
+MARKED = ("sm75", "sm80", "sm90", "sm100", "gfx942")
+ARCHS = MARKED
 TF32 = Precision(input_mode="tf32")
 MM = {
     "bf16-nt": Problem.mm(512, 6144, 4096, device_type="cuda"),

@@ -116,25 +116,25 @@ def test_median_margin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("set_bytes", "cache_bytes", "budget_bytes", "count"),
+    ("set_bytes", "least_bytes", "budget_bytes", "count"),
     [
-        (6 * MIB, 60 * MIB, 4096 * MIB, 21),
-        (900 * MIB, 60 * MIB, 4096 * MIB, 1),
-        (1, 60 * MIB, 4096 * MIB, 256),
-        (6 * MIB, 60 * MIB, 32 * MIB, 5),
-        (900 * MIB, 60 * MIB, 100 * MIB, 1),
-        (0, 60 * MIB, 4096 * MIB, 256),
+        (6 * MIB, 120 * MIB, 4096 * MIB, 21),
+        (900 * MIB, 120 * MIB, 4096 * MIB, 1),
+        (1, 120 * MIB, 4096 * MIB, 256),
+        (6 * MIB, 120 * MIB, 32 * MIB, 5),
+        (900 * MIB, 120 * MIB, 100 * MIB, 1),
+        (0, 120 * MIB, 4096 * MIB, 256),
     ],
 )
-def test_set_count(set_bytes: int, cache_bytes: int, budget_bytes: int, count: int) -> None:
-    assert set_count(set_bytes, cache_bytes, budget_bytes) == count
+def test_set_count(set_bytes: int, least_bytes: int, budget_bytes: int, count: int) -> None:
+    assert set_count(set_bytes, least_bytes, budget_bytes) == count
 
 
 def test_operand_sets_share_values_and_no_memory() -> None:
     device = detect("cpu")
     problem = Problem.addmm(256, 512, 1024, dtype=torch.float32, layout="nt", device_type="cpu")
     sets = Rotation(problem, device).sets
-    assert len(sets) * problem.bytes > 2 * device.last_level_cache_bytes
+    assert len(sets) * problem.bytes > 2 * device.last_level_least_bytes
     for other in sets[1:]:
         assert torch.equal(other.a, sets[0].a)
         assert torch.equal(other.b, sets[0].b)

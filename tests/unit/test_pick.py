@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gemmtune.backends import BACKENDS
 from gemmtune.choice import Status
-from gemmtune.selector.pick import FINALISTS, NEAR, TIE, pick, shortlist
+from gemmtune.selector.pick import FINALISTS, NEAR, TIE, WORTH_LEAVING_TORCH, pick, shortlist
 from gemmtune.selector.result import Outcome
 
 
@@ -47,6 +47,13 @@ def test_a_tie_goes_to_the_library():
 
 def test_just_outside_a_tie_the_fastest_wins():
     assert pick([outcome("triton:a", 10.0), outcome("aten:mm", 10.0 * (1 + 1.5 * TIE))]).name == "triton:a"
+
+
+def test_torch_stays_unless_something_is_clearly_faster():
+    torch = outcome("aten:mm", 10.0 * (1 + 0.9 * WORTH_LEAVING_TORCH), baseline=True)
+    assert pick([outcome("triton:a", 10.0), torch]).name == "aten:mm"
+    torch = outcome("aten:mm", 10.0 * (1 + 1.1 * WORTH_LEAVING_TORCH), baseline=True)
+    assert pick([outcome("triton:a", 10.0), torch]).name == "triton:a"
 
 
 def test_margins_widen_a_tie_but_never_beyond_twice_the_tie():

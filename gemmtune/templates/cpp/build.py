@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 
-from ...choice import Choice, Kernel
+from ...choice import Choice, Kernel, Run
+from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from .compiler import artifact_path, compile_source, find_compiler
 from .configs import Config
@@ -78,8 +79,7 @@ class CppChoice(Choice):
             path.unlink(missing_ok=True)
             library = load(compile_source(self.source, self.name))
         plan = make_plan(self.problem, self.config, self.arch)
-        count = len(self.problem.epilogue.operands) if self.problem.epilogue else 0
-        return Kernel(run=_bind(_function(library, count), plan, self.problem.inp is not None, self.name))
+        return Kernel(run=_bind(library, plan, self.problem, self.name))
 
     @property
     def packed_format(self) -> str | None:
@@ -135,18 +135,62 @@ _process = _Process()
 os.register_at_fork(after_in_child=_process.mark)
 
 
-def _function(library: ctypes.CDLL, operand_count: int) -> Any:
-    function = library.gemmtune_gemm
-    pointer = ctypes.c_void_p
-    function.argtypes = [pointer] * 5 + [ctypes.c_double] * 2 + [ctypes.c_int] + [pointer] * operand_count
-    function.restype = ctypes.c_int
-    return function
+_POINTER = ctypes.c_void_p
 
 
-def _bind(function: Any, plan: Plan, has_inp: bool, name: str) -> Callable[..., None]:
+def _bind(library: ctypes.CDLL, plan: Plan, problem: Problem, name: str) -> Run:
     """A function with the signature of ``choice.Run``. The plan's memory lives as long as it does."""
-    words, swapped = plan.words, plan.swapped
-    address, threads = ctypes.addressof(words), torch.get_num_threads
+    sizes = "x".join(map(str, plan.words[:4]))
+
+    def fail() -> NoReturn:
+        raise MemoryError(f"{name}: not enough memory for the packed panels of a {sizes} product")
+
+    plain = problem.inp is None and not (problem.epilogue and problem.epilogue.operands) and problem.alpha == "one"
+    return _plain(library, plan, fail) if plain else _general(library, plan, problem, fail)
+
+
+def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:
+    """For a product without added operands: with the fewest arguments, because on small problems the call is most of the cost."""
+    function = library.gemmtune_product
+    function.argtypes, function.restype = [_POINTER] * 4 + [ctypes.c_int], ctypes.c_int
+    words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads
+    address = ctypes.addressof(words)
+
+    def run(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        _inp: object,
+        _alpha: float,
+        _beta: float,
+        _extra: object,
+        _plan: Plan = plan,
+    ) -> None:
+        if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), threads()):
+            fail()
+
+    def run_swapped(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        _inp: object,
+        _alpha: float,
+        _beta: float,
+        _extra: object,
+        _plan: Plan = plan,
+    ) -> None:
+        if function(address, out.data_ptr(), b.data_ptr(), a.data_ptr(), threads()):
+            fail()
+
+    return run_swapped if swapped else run
+
+
+def _general(library: ctypes.CDLL, plan: Plan, problem: Problem, fail: Callable[[], NoReturn]) -> Run:
+    function = library.gemmtune_gemm
+    operand_count = len(problem.epilogue.operands) if problem.epilogue else 0
+    function.argtypes = [_POINTER] * 5 + [ctypes.c_double] * 2 + [ctypes.c_int] + [_POINTER] * operand_count
+    function.restype = ctypes.c_int
+    words, swapped, has_inp, threads = plan.words, plan.swapped, problem.inp is not None, torch.get_num_threads
 
     def run(
         out: torch.Tensor,
@@ -161,9 +205,8 @@ def _bind(function: Any, plan: Plan, has_inp: bool, name: str) -> Callable[..., 
             a, b = b, a
         added = inp.data_ptr() if inp is not None and has_inp else None
         operands = [x.data_ptr() for x in extra]
+        address = ctypes.addressof(words)
         if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), added, alpha, beta, threads(), *operands):
-            raise MemoryError(
-                f"{name}: not enough memory for packed panels of the {words[0]}x{words[1]}x{words[2]}x{words[3]} product"
-            )
+            fail()
 
     return run

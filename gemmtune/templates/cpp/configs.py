@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -163,6 +163,8 @@ _FEW_ROWS_PREPACKED = (
 _FEW_ROWS_PACKED = (_Blocking("columns", 512, 8, 1), _Blocking("columns", 256, 8, 4), _Blocking("columns", 128, 8, 1))
 _DOTS = (_Blocking("dots", 4096, 8, 1), _Blocking("dots", 512, 8, 1), _Blocking("dots", 1024, 8, 4))
 _IN_PLACE = (_Blocking("columns", 128, 8, 4, True), _Blocking("columns", 512, 8, 2, True))
+_TASKS_PER_THREAD = 2
+"""At least so many, where there are enough columns: a thread that was held up then leaves work to the others."""
 _ROWS_AT_A_TIME = 8
 """With few rows and a row-major b in place, b is read this many whole rows at a time: as long as possible in each page."""
 
@@ -176,10 +178,14 @@ def _blockings(problem: Problem, device: DeviceInfo, mr: int, nv: int, *, everyt
         _Blocking("columns", _ROWS_AT_A_TIME, 8, max(1, min(most, -(-panels // max(device.threads, 1)))), True) for most in (64, 16)
     ]
     few = [*_FEW_ROWS_PREPACKED] if problem.prepacked else [*_DOTS, *wide, *_IN_PLACE, *_FEW_ROWS_PACKED]
-    many = [*(_MANY_ROWS_IN_PLACE if problem.prepacked else ()), *_MANY_ROWS]
+    most = max(1, panels // (_TASKS_PER_THREAD * max(device.threads, 1)))
+    many = [
+        replace(blocking, task_n=min(blocking.task_n, most)) if blocking.mode == "columns" else blocking
+        for blocking in (*(_MANY_ROWS_IN_PLACE if problem.prepacked else ()), *_MANY_ROWS)
+    ]
     if everything:
         return [*few, *many, *_every_blocking()]
-    return [*few, *many] if x.a.size[-2] <= _FEW_PANELS * mr else many
+    return [*few, *many[:2]] if x.a.size[-2] <= _FEW_PANELS * mr else many
 
 
 def _every_blocking() -> Iterator[_Blocking]:

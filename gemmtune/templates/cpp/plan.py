@@ -52,7 +52,8 @@ def make_plan(problem: Problem, config: Config, arch: str) -> Plan:
     inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
     words = [
         problem.batch, m, n, k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
-        config.task_m, config.task_n, int(config.mode != "steps"), direct, int(config.mode == "dots"),
+        _even(-(-m // rows), config.task_m), _even(-(-n // nr), config.task_n),
+        int(config.mode != "steps"), direct, int(config.mode == "dots"),
         int(problem.alpha == "zero"), int(problem.beta == "zero"), _threads(problem),
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():
@@ -62,16 +63,18 @@ def make_plan(problem: Problem, config: Config, arch: str) -> Plan:
 
 def _rows(m: int, mr: int) -> int:
     """Rows of a panel: M in as few panels as possible, about equally high."""
-    panels = max(1, -(-m // mr))
-    return max(1, -(-m // panels))
+    return _even(m, mr)
 
 
 def _block(size: int, panel: int, most: int) -> int:
     """A multiple of ``panel`` of at most ``most`` (but one panel), with which ``size`` falls into about equal blocks."""
-    limit = max(1, most // panel)
-    panels = max(1, -(-size // panel))
-    blocks = -(-panels // limit)
-    return -(-panels // blocks) * panel
+    return _even(-(-size // panel), max(1, most // panel)) * panel
+
+
+def _even(count: int, most: int) -> int:
+    """The size of parts of at most ``most`` into which ``count`` falls, made about equal."""
+    parts = max(1, -(-count // most))
+    return max(1, -(-count // parts))
 
 
 def _b_words(problem: Problem, config: Config, b: Layout, nr: int) -> tuple[int, list[int]]:
