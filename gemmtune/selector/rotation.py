@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Rotation", "set_count"]
 
-CPU_CACHES = 2.0
-"""The sets together are this many times the last-level cache: with less, part of an operand survives a round."""
+CPU_CACHES = 4.0
+"""The sets together are this many times the last-level cache: with less, part of an operand survives a round of contenders, each
+of which is somewhere else in the rotation."""
 GPU_CACHES = 8.0
 """More on a GPU: where the sets happen to lie in memory changes a kernel's time by up to 5%, one kernel's more than another's; only
 many places average to what a program will see."""

@@ -27,6 +27,7 @@ from .rotation import Rotation
 
 __all__ = ["Contender", "Timer", "collection_paused", "median_margin", "timing_event"]
 
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 GRAPH_US = 1000.0
 """How long one replay should last: the events around it cost 2–4 µs."""
 MOST_GRAPH_CALLS = 256
@@ -78,6 +79,7 @@ class Timer:
         self._device = device.torch_device
         self._mode = mode
         self._rotation = Rotation(problem, device)
+        self._contenders = 0
         self._stream: torch.cuda.Stream | None = None
         if device.type != "cpu":
             self._stream = _capture_stream(device.index)
@@ -88,11 +90,22 @@ class Timer:
         if self._stream is not None:  # the operands were filled and packed on the caller's stream
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         calls = _eager_calls(self._problem, kernel, sets) if self._mode == "eager" else _calls(kernel, sets)
+        calls = self._from_elsewhere(calls)
         if self._stream is None:
             return CpuContender(calls)
         if self._mode == "eager":
             return EagerContender(calls, self._stream)
         return GraphContender(calls, self._stream)
+
+
+    def _from_elsewhere(self, calls: list[Call]) -> list[Call]:
+        """The calls, begun at a set far from where the other contenders begin: what one has just used, another would find cached.
+
+        Multiples of the golden ratio, modulo 1, keep their distance from each other however many there are.
+        """
+        begin = int(len(calls) * (self._contenders * GOLDEN_RATIO % 1))
+        self._contenders += 1
+        return calls[begin:] + calls[:begin]
 
 
 class CpuContender(Contender):
