@@ -88,7 +88,7 @@ def test_availability() -> None:
 
 def test_claims_on_a_gpu_follow_the_recorded_flags() -> None:
     reduced = Problem.mm(64, 32, 4096, dtype=torch.float16, device_type="cuda", precision=Precision(reduced_partials=True))
-    strict = Problem.mm(64, 32, 4096, dtype=torch.float16, device_type="cuda")
+    strict = Problem.mm(64, 32, 4096, dtype=torch.float16, device_type="cuda", precision=Precision())
     tf32 = Problem.mm(64, 32, 4096, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode="tf32"))
     claims = [offered(p, "sm80")[0].claims for p in (reduced, strict, tf32)]
     assert [c.partials for c in claims] == [torch.float16, torch.float32, torch.float32]
