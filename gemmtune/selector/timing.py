@@ -97,7 +97,6 @@ class Timer:
             return EagerContender(calls, self._stream)
         return GraphContender(calls, self._stream)
 
-
     def _from_elsewhere(self, calls: list[Call]) -> list[Call]:
         """The calls, begun at a set far from where the other contenders begin: what one has just used, another would find cached.
 
