@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -16,7 +16,7 @@ from ..backends import load
 from ..choice import Choice, Kernel
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
-from ..problem import Problem
+from ..problem import Layout, Problem
 from ..selector.candidates import known_candidates
 from ..selector.offers import offers_for
 from ..selector.pick import pick
@@ -48,16 +48,24 @@ class Plan:
     lasting: bool = True
     """May be kept for later calls; false for what torch had to do while a CUDA graph was captured."""
 
+    new: Callable[..., torch.Tensor] = field(init=False)
+    """``new(a, b, inp, alpha, beta, extra)`` runs into a result of its own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "new", self.kernel.run_new or _into_new(self.kernel, self.problem.out))
+
+
+def _into_new(kernel: Kernel, layout: Layout) -> Callable[..., torch.Tensor]:
+    run = kernel.run
+
     def new(
-        self, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, extra: tuple[torch.Tensor, ...]
+        a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, extra: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Run into a result of its own."""
-        run_new = self.kernel.run_new
-        if run_new is not None:
-            return run_new(a, b, inp, alpha, beta, extra)
-        out = new_output(self.problem.out, a)
-        self.kernel.run(out, a, b, inp, alpha, beta, extra)
+        out = new_output(layout, a)
+        run(out, a, b, inp, alpha, beta, extra)
         return out
+
+    return new
 
 
 ready: dict[Hashable, Plan] = {}

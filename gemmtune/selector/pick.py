@@ -17,6 +17,9 @@ WORTH_LEAVING_TORCH = 0.02
 """torch's own operation stays the pick unless something is faster by more than 2%: clocks that change between a burst and a long
 load shift two kernels against each other by that much, and nobody should be worse off than before."""
 
+LAUNCH_BOUND_US = 10.0
+"""Kernels shorter than this wait for the host, and torch's own call has the dearest launch: among equals it comes last."""
+
 NEAR = 1.25
 """Choices whose first, short measurement is within 25% of the best go to the final rounds: short windows misjudge by less."""
 
@@ -41,7 +44,7 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
         return None
     best = candidates[0]
     tied = [o for o in candidates if _time(o) <= _time(best) + _slack(o, best)]
-    return min(tied, key=_order)
+    return min(tied, key=lambda o: (o.baseline and _launch_bound(best), *_order(o)))
 
 
 def shortlist(outcomes: Sequence[Outcome], search: str) -> list[Outcome]:
@@ -58,9 +61,13 @@ def _time(outcome: Outcome) -> float:
     return outcome.time_us
 
 
+def _launch_bound(best: Outcome) -> bool:
+    return _time(best) < LAUNCH_BOUND_US
+
+
 def _slack(outcome: Outcome, best: Outcome) -> float:
     """By how much a choice may be slower than the fastest and still be tied with it, in µs."""
-    share = WORTH_LEAVING_TORCH if outcome.baseline else TIE
+    share = WORTH_LEAVING_TORCH if outcome.baseline and not _launch_bound(best) else TIE
     return max(share * _time(best), _margin(outcome) + _margin(best))
 
 

@@ -38,28 +38,34 @@ outcomes_strategy = st.lists(
 
 
 def test_the_fastest_wins():
-    assert pick([outcome("triton:a", 10.0), outcome("triton:b", 9.0), outcome("aten:mm", 12.0)]).name == "triton:b"
+    assert pick([outcome("triton:a", 20.0), outcome("triton:b", 18.0), outcome("aten:mm", 24.0)]).name == "triton:b"
 
 
 def test_a_tie_goes_to_the_library():
-    assert pick([outcome("triton:a", 10.0), outcome("aten:mm", 10.0 * (1 + TIE / 2))]).name == "aten:mm"
+    assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + TIE / 2))]).name == "aten:mm"
 
 
 def test_just_outside_a_tie_the_fastest_wins():
-    assert pick([outcome("triton:a", 10.0), outcome("aten:mm", 10.0 * (1 + 1.5 * TIE))]).name == "triton:a"
+    assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + 1.5 * TIE))]).name == "triton:a"
 
 
 def test_torch_stays_unless_something_is_clearly_faster():
-    torch = outcome("aten:mm", 10.0 * (1 + 0.9 * WORTH_LEAVING_TORCH), baseline=True)
-    assert pick([outcome("triton:a", 10.0), torch]).name == "aten:mm"
-    torch = outcome("aten:mm", 10.0 * (1 + 1.1 * WORTH_LEAVING_TORCH), baseline=True)
-    assert pick([outcome("triton:a", 10.0), torch]).name == "triton:a"
+    torch = outcome("aten:mm", 20.0 * (1 + 0.9 * WORTH_LEAVING_TORCH), baseline=True)
+    assert pick([outcome("triton:a", 20.0), torch]).name == "aten:mm"
+    torch = outcome("aten:mm", 20.0 * (1 + 1.1 * WORTH_LEAVING_TORCH), baseline=True)
+    assert pick([outcome("triton:a", 20.0), torch]).name == "triton:a"
+
+
+def test_among_equals_too_short_for_the_host_torch_comes_last():
+    torch = outcome("aten:mm", 5.0, baseline=True)
+    assert pick([torch, outcome("triton:a", 5.02)]).name == "triton:a"
+    assert pick([torch, outcome("triton:a", 5.2)]).name == "aten:mm"
 
 
 def test_margins_widen_a_tie_but_never_beyond_twice_the_tie():
-    wide = [outcome("triton:a", 10.0, margin_us=5.0), outcome("aten:mm", 10.5, margin_us=5.0)]
+    wide = [outcome("triton:a", 20.0, margin_us=5.0), outcome("aten:mm", 21.0, margin_us=5.0)]
     assert pick(wide).name == "triton:a"
-    near = [outcome("triton:a", 10.0, margin_us=0.1), outcome("aten:mm", 10.15, margin_us=0.1)]
+    near = [outcome("triton:a", 20.0, margin_us=0.2), outcome("aten:mm", 20.3, margin_us=0.2)]
     assert pick(near).name == "aten:mm"
 
 
