@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+import gemmtune
 from gemmtune.device import DeviceInfo
 from gemmtune.selector.key import driver_version, now
 
 __all__ = ["clocks", "describe_environment"]
 
-PACKAGES = ("gemmtune", "torch", "triton", "numpy", "nvmath-python", "nvidia-cublas")
+PACKAGES = ("torch", "triton", "numpy", "nvmath-python", "nvidia-cublas")
 
 
 def describe_environment(device: DeviceInfo) -> dict[str, Any]:
@@ -24,9 +25,9 @@ def describe_environment(device: DeviceInfo) -> dict[str, Any]:
         "measured_at": now(),
         "device": device.name,
         "arch": device.arch,
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": sys.version.split()[0],
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {"gemmtune": gemmtune.__version__} | {name: _version(name) for name in PACKAGES},
     }
     if device.type == "cpu":
         return info | {"threads": device.threads, "isa": list(device.isa)}

@@ -84,13 +84,18 @@ def main(**options: Any) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
         changes = {name: options[name] for name in ("backends", "search", "timing")}
         stack.enter_context(settings.patch(cache_dir=folder, store_path=_store_path(folder), **changes))
-        report: dict[str, Any] = {"environment": describe_environment(device), "options": options}
+        report: dict[str, Any] = {"environment": describe_environment(device), "options": _portable(options)}
         if options["path"]:
             _shapes(device, options, report)
             _processes(options, environment, report)
         if options["host"]:
             report["host"] = _host(device)
         _write(options["out"], report)
+
+
+def _portable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What shaped the measurement: the options without the paths of this machine."""
+    return {name: value for name, value in options.items() if name not in ("path", "out", "store")}
 
 
 def _shapes(device: DeviceInfo, options: Mapping[str, Any], report: dict[str, Any]) -> None:
@@ -123,7 +128,7 @@ def _row(entry: Entry, result: ProblemResult, limits: Mapping[str, float]) -> di
         "pick": result.pick,
         "limit_us": limit_us(entry.problem, limits),
         "tuning_s": {"gemmtune": result.seconds},
-        "choices": result.to_json()["choices"],
+        "finalists": [c for c in result.to_json()["choices"] if c.get("finalist")],
         "errors": {},
     }
 
