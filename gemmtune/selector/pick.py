@@ -18,7 +18,9 @@ WORTH_LEAVING_TORCH = 0.02
 load shift two kernels against each other by that much, and nobody should be worse off than before."""
 
 LAUNCH_BOUND_US = 10.0
-"""Kernels shorter than this wait for the host, and torch's own call has the dearest launch: among equals it comes last."""
+"""Kernels shorter than this wait for the host, whose work for a library call is about twice that for a kernel of our own templates:
+there, among equals, ours come first."""
+TEMPLATES = frozenset(name for name, module in BACKENDS.items() if ".templates." in module)
 
 NEAR = 1.25
 """Choices whose first, short measurement is within 25% of the best go to the final rounds: short windows misjudge by less."""
@@ -44,7 +46,8 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
         return None
     best = candidates[0]
     tied = [o for o in candidates if _time(o) <= _time(best) + _slack(o, best)]
-    return min(tied, key=lambda o: (o.baseline and _launch_bound(best), *_order(o)))
+    ours = [o for o in tied if o.backend in TEMPLATES] if _time(best) < LAUNCH_BOUND_US else []
+    return min(ours or tied, key=_order)
 
 
 def shortlist(outcomes: Sequence[Outcome], search: str) -> list[Outcome]:
@@ -61,13 +64,9 @@ def _time(outcome: Outcome) -> float:
     return outcome.time_us
 
 
-def _launch_bound(best: Outcome) -> bool:
-    return _time(best) < LAUNCH_BOUND_US
-
-
 def _slack(outcome: Outcome, best: Outcome) -> float:
     """By how much a choice may be slower than the fastest and still be tied with it, in µs."""
-    share = WORTH_LEAVING_TORCH if outcome.baseline and not _launch_bound(best) else TIE
+    share = WORTH_LEAVING_TORCH if outcome.baseline else TIE
     return max(share * _time(best), _margin(outcome) + _margin(best))
 
 

@@ -56,10 +56,11 @@ def test_torch_stays_unless_something_is_clearly_faster():
     assert pick([outcome("triton:a", 20.0), torch]).name == "triton:a"
 
 
-def test_among_equals_too_short_for_the_host_torch_comes_last():
+def test_among_equals_too_short_for_the_host_our_own_kernels_come_first():
     torch = outcome("aten:mm", 5.0, baseline=True)
     assert pick([torch, outcome("triton:a", 5.02)]).name == "triton:a"
     assert pick([torch, outcome("triton:a", 5.2)]).name == "aten:mm"
+    assert pick([outcome("aten:mm", 5.08, baseline=True), outcome("cublaslt:a", 5.0)]).name == "aten:mm"
 
 
 def test_margins_widen_a_tie_but_never_beyond_twice_the_tie():
