@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,8 +9,9 @@ from typing import Any, Literal
 import torch
 
 from ..errors import InvalidProblemError
+from .canonical import plain
 from .dtypes import accumulator_dtype, dtype_info, dtype_name
-from .epilogue import Epilogue, Ref
+from .epilogue import Epilogue
 from .layout import Layout
 from .precision import Precision, precision_of
 
@@ -158,7 +158,7 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, with nothing left out that the choice may depend on; M, N, K and batch stand in clear."""
-        data: dict[str, Any] = _plain(self)
+        data: dict[str, Any] = plain(self)
         return data | {"batch": self.batch, "m": self.m, "n": self.n, "k": self.k}
 
     def __str__(self) -> str:
@@ -291,17 +291,3 @@ def _operand(size: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> 
     if not transposed:
         return Layout.contiguous(size, dtype)
     return Layout.contiguous((*size[:-2], size[-1], size[-2]), dtype).transposed
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case torch.dtype():
-            return dtype_name(value)
-        case Ref():
-            return f"%{value.index}"
-        case tuple():
-            return [_plain(v) for v in value]
-        case _ if dataclasses.is_dataclass(value):
-            return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        case _:
-            return value
