@@ -150,9 +150,9 @@ def _key(op: Op, a: Tensor, b: Tensor | PackedOperand, inp: Tensor | None, alpha
         )  # fmt: skip
         if inp is None:
             return key
-        if inp.is_neg():
+        if inp.is_neg() or inp.get_device() != index:  # a scalar of another device is moved, which no plan does
             return None
-        added = (inp.__class__, inp.shape, inp.stride(), inp.dtype, inp.get_device(), inp.data_ptr() & 15)
+        added = (inp.__class__, inp.shape, inp.stride(), inp.dtype, inp.data_ptr() & 15)
         return (*key, *added, scalar_class(alpha), scalar_class(beta))
     except (AttributeError, RuntimeError):
         # No tensor at all, or one without memory of its own (a torch.func transform): the checks say what is wrong.

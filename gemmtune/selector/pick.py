@@ -14,8 +14,8 @@ TIE = 0.01
 """Choices within 1% of the fastest are tied: repeated measurements of one choice differ by as much."""
 
 WORTH_LEAVING_TORCH = 0.02
-"""torch's own operation stays the pick unless something is faster by more than 2%: clocks that change between a burst and a long
-load shift two kernels against each other by that much, and nobody should be worse off than before."""
+"""torch's own operation stays the pick unless something is faster by more than 2%: on one GPU, in one process, what ran just before
+shifts two kernels against each other by as much, and nobody should be worse off than before."""
 
 LAUNCH_BOUND_US = 10.0
 """Kernels shorter than this wait for the host, whose work for a library call is about twice that for a kernel of our own templates:

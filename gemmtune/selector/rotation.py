@@ -21,8 +21,8 @@ CPU_CACHES = 4.0
 """The sets together are this many times the last-level cache: with less, part of an operand survives a round of contenders, each
 of which is somewhere else in the rotation."""
 GPU_CACHES = 8.0
-"""More on a GPU: where the sets happen to lie in memory changes a kernel's time by up to 5%, one kernel's more than another's; only
-many places average to what a program will see."""
+"""More on a GPU: the time of one kernel differs by up to 7% from process to process, and many places in memory leave less of that
+to chance."""
 MOST_SETS = 256
 """Filling more costs longer than it tells: operands that small are fast to fetch, and launches dominate."""
 CPU_BUDGET_BYTES = 1024 * MIB
