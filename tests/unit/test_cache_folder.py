@@ -1,0 +1,59 @@
+"""A cache folder that cannot be used costs a warning, not the call."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import gemmtune
+from gemmtune import settings
+
+
+@pytest.fixture
+def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A path below a regular file, which nobody can make a folder of; temporary files go to a folder of the test's own."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "file" / "cache"
+
+
+def test_kernels_go_to_a_temporary_folder_with_one_warning(unusable: Path, tmp_path: Path):
+    with settings.patch(cache_dir=str(unusable)):
+        with pytest.warns(
+            RuntimeWarning, match=r"cache_dir: got .*file/cache, expected a folder that can be written .* Set cache_dir"
+        ):
+            folder = settings.cache_dir("cpp")
+        assert folder.is_dir()
+        assert folder.is_relative_to(tmp_path / "temporary")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert settings.cache_dir("cpp") == folder
+
+
+def test_a_folder_that_others_can_write_is_refused(unusable: Path, tmp_path: Path):
+    with settings.patch(cache_dir=str(unusable)), pytest.warns(RuntimeWarning):
+        shared = settings.cache_dir()
+    shared.chmod(0o777)
+    settings._writable.cache_clear()
+    with (
+        settings.patch(cache_dir=str(unusable)),
+        pytest.raises(gemmtune.SettingsError, match="is not a folder that only this user"),
+    ):
+        settings.cache_dir()
+
+
+def test_a_call_tunes_and_runs_without_it(unusable: Path):
+    a, b = torch.randn(40, 24), torch.randn(24, 56)
+    with (
+        settings.patch(cache_dir=str(unusable), search="quick", tune_in_subprocess=False),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert torch.allclose(gemmtune.mm(a, b), a @ b, atol=1e-4)
+    assert all("got" in str(w.message) for w in caught if w.category is RuntimeWarning)
+    assert sum("cache_dir: got" in str(w.message) for w in caught) == 1
