@@ -114,9 +114,9 @@ def test_a_compiler_that_does_not_run_is_none(monkeypatch: pytest.MonkeyPatch, t
 
 @needs_compiler
 def test_a_cache_folder_that_cannot_be_used_is_a_compile_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "cpp").write_text("a file where the folder of kernels should be")
     with (
-        settings.patch(cache_dir=str(tmp_path / "file")),
+        settings.patch(cache_dir=str(tmp_path)),
         pytest.raises(CompileError, match=r"the cache folder cannot be used: .*; set GEMMTUNE_CACHE_DIR to a folder of yours"),
     ):
         small_choice().compile()
