@@ -7,6 +7,9 @@
     ├── StoreError (RuntimeError)                        a store file that cannot be used as asked
     ├── CompileError (RuntimeError)                      a template instance that its compiler refused
     ├── UnavailableError (RuntimeError)                  a backend, compiler or device that this machine lacks
+    ├── TraitsError (ValueError)                         a declaration of a GEMM under test that means nothing
+    ├── CaseError (ValueError)                           the id of a case of the conformance suite that is none
+    ├── SubjectError (RuntimeError)                      a GEMM under test that cannot be loaded or called at all
     ├── ErrorFromChoice (RuntimeError)                   a choice that failed while it ran
     └── NoValidChoicesError (RuntimeError)               every choice for a problem was left out
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "CaseError",
     "CompileError",
     "EpilogueError",
     "ErrorFromChoice",
@@ -26,6 +30,8 @@ __all__ = [
     "NoValidChoicesError",
     "SettingsError",
     "StoreError",
+    "SubjectError",
+    "TraitsError",
     "UnavailableError",
 ]
 
@@ -52,6 +58,18 @@ class StoreError(GemmtuneError, RuntimeError):
 
 class UnavailableError(GemmtuneError, RuntimeError):
     """Something that was asked for by name (a backend, a compiler, a device) is not on this machine."""
+
+
+class TraitsError(GemmtuneError, ValueError):
+    """A GEMM under test declares something unknown, or with a value outside the legal ones."""
+
+
+class CaseError(GemmtuneError, ValueError):
+    """The id or a field of a case of the conformance suite is not one."""
+
+
+class SubjectError(GemmtuneError, RuntimeError):
+    """A GEMM under test cannot be loaded, or has none of the operations that were asked for."""
 
 
 class CompileError(GemmtuneError, RuntimeError):

@@ -1,0 +1,288 @@
+"""One case being run: calls the GEMM with watched memory, judges results, gathers failures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from ..errors import ErrorFromChoice
+from ..numerics.bounds import Bound, accumulation_bound, exact_limit, underflow
+from ..numerics.compare import Comparer, Finding
+from ..numerics.guards import Checksum, Guards
+from ..numerics.operands import GUARD_BYTES, POISONS, Operands, allocate, poison, storage_bits
+from ..numerics.pick import Pick
+from ..numerics.probes import Probes
+from ..numerics.reference import Reference, extended_reference, reference, regions
+from ..problem.dtypes import dtype_info, dtype_name
+from .case import Case
+from .diagnose import diagnose
+from .heat import heat_map
+from .outcome import Failure
+from .subject import Call, Subject
+
+__all__ = ["REFUSALS", "Bench", "Refused", "is_fatal"]
+
+REFUSALS = (NotImplementedError, TypeError, ValueError, RuntimeError, AssertionError)
+"""What a GEMM raises for what it does not do. Anything else is a fault of its own."""
+GUARD_ROWS = 256
+"""Rows of out that fit into the guard band on each side: the tallest tile that is in use."""
+MOST_GUARD_BYTES = 2**24
+
+
+class Refused(Exception):
+    """The GEMM raised an error instead of computing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a result must be: ``value`` within ``tolerance``, float64 [B, M, N]; with the operands that it came from."""
+
+    name: str
+    operands: Operands
+    value: torch.Tensor
+    tolerance: torch.Tensor
+
+
+class Bench:
+    """Everything that a check needs for one case. A check calls the GEMM and states what it expects; failures pile up here."""
+
+    def __init__(self, subject: Subject, case: Case, device: torch.device) -> None:
+        self.subject = subject
+        self.case = case
+        self.device = device
+        self.problem = case.problem(device.type)
+        self.claims = subject.traits.claims(self.problem)
+        self.probes = Probes(self.problem, device, seed=case.seed)
+        self.failures: list[Failure] = []
+        self.error_over_bound: float | None = None
+        self.grade: float | None = None
+        self.choice = ""
+        self._comparer = Comparer(self.problem, self.claims, ())
+        self._calls = 0
+
+    # Calling
+
+    def call(self, operands: Operands, *, out: torch.Tensor | None = None, watch: bool = True) -> torch.Tensor:
+        """The result of one call, which is judged as memory: shape, dtype, place, writes elsewhere, inputs left alone.
+
+        ``out`` is given where the case says so, poisoned and between guard bands; a given one is used as it is.
+
+        Raises:
+            Refused: the GEMM raised an error.
+        """
+        payload = self.next_payload()
+        guards: Guards | None = None
+        if out is None and self.case.out:
+            out, guards = self.guarded_out(payload)
+        elif out is None:
+            self._poison_free_memory(payload)
+        sums = self._checksums(operands) if watch else {}
+        result = self.launch(Call(problem=self.problem, operands=operands, out=out))
+        tensor = self._received(result, out)
+        for name, checksum in sums.items():
+            if bool(checksum.changed()):
+                self.fail(f"the call changed its input {name}", property_name="inputs-unchanged")
+        if guards is not None:
+            broken, where = guards.broken(payload).tolist()
+            if broken:
+                self.fail(guards.describe(int(where)), property_name="out-of-bounds")
+        return tensor
+
+    def launch(self, call: Call) -> object:
+        """The bare call. Raises Refused where the GEMM raises an error that leaves the device usable."""
+        try:
+            result = self.subject(call)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except REFUSALS as error:
+            if is_fatal(error):
+                raise
+            raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}") from error
+        if not self.choice:
+            self.choice = self.subject.choice_of(call)
+        return result
+
+    def next_payload(self) -> int:
+        """The bits with which out is poisoned next; never the same twice in a row."""
+        self._calls += 1
+        return POISONS[self.problem.out.dtype][self._calls % 2]
+
+    def guarded_out(self, payload: int) -> tuple[torch.Tensor, Guards]:
+        """A poisoned ``out`` of the case's strides, and what watches everything around and between its elements."""
+        layout = self.problem.out
+        row = max((*layout.stride[-2:], self.problem.n))
+        room = min(GUARD_ROWS * row * layout.dtype.itemsize, MOST_GUARD_BYTES)
+        out = allocate(layout, self.device, guard_bytes=max(room, GUARD_BYTES))
+        poison(out, payload)
+        return out, Guards(out)
+
+    def _poison_free_memory(self, payload: int) -> None:
+        """Leave poison in the memory that an allocation of the result's size is likely to get: what stays unwritten then shows."""
+        for _ in range(2):
+            poison(allocate(dataclasses.replace(self.problem.out, offset=0), self.device, guard_bytes=0), payload)
+            poison(torch.empty(self.problem.out.size, dtype=self.problem.out.dtype, device=self.device), payload)
+
+    def _checksums(self, operands: Operands) -> dict[str, Checksum]:
+        names = ("a", "b", "inp", "scale_a", "scale_b")
+        tensors = {name: getattr(operands, name, None) for name in names}
+        return {name: Checksum(tensor) for name, tensor in tensors.items() if tensor is not None and tensor.numel()}
+
+    def _received(self, result: object, out: torch.Tensor | None) -> torch.Tensor:
+        """The result as a tensor; a placeholder of NaN or zero where it cannot be one, so that the check goes on."""
+        layout = self.problem.out
+        if out is not None:
+            if isinstance(result, torch.Tensor) and result.data_ptr() != out.data_ptr():
+                self.fail("out= was given, but the call returned another tensor", property_name="out")
+            return out
+        if not isinstance(result, torch.Tensor):
+            self.fail(f"returned {type(result).__name__}, expected a tensor", property_name="result")
+            return torch.zeros(layout.size, dtype=layout.dtype, device=self.device)
+        got = (tuple(result.shape), result.dtype, result.device.type)
+        expected = (layout.size, layout.dtype, self.device.type)
+        if got != expected:
+            shown = [f"{dtype_name(dtype)}{list(size)} on {where}" for size, dtype, where in (got, expected)]
+            self.fail(f"returned {shown[0]}, expected {shown[1]}", property_name="result")
+            return torch.zeros(layout.size, dtype=layout.dtype, device=self.device)
+        return result
+
+    # Judging
+
+    def expect_pick(self, result: torch.Tensor, pick: Pick) -> bool:
+        """Bit equality with an exact probe."""
+        finding = self._finding()
+        self._comparer.pick(result, pick, finding)
+        return self._conclude(finding, result, pick.name, lambda: self._exactly(pick))
+
+    def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
+        """Within the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
+        problem = self.problem
+        shape = (problem.batch, problem.m, problem.n, problem.k)
+        references = [reference(operands, region) for region in regions(*shape, self.device)]
+        if problem.dtype == torch.float64 and not exact:
+            references.append(extended_reference(operands, *shape))
+        finding = self._finding()
+        for part in references:
+            self._comparer.reference(result, part, self._bound(operands, part, exact=exact), finding)
+        ratio = float(finding.ratio)
+        self.error_over_bound = max(ratio, self.error_over_bound or 0.0)
+        return self._conclude(finding, result, name, lambda: self._within(operands, references[0], exact=exact))
+
+    def expect_equal(self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str) -> bool:
+        """The same bits as ``expected`` (any NaN equals any NaN)."""
+        same = (result == expected) | (result.isnan() & expected.isnan())
+        if bool(same.all()):
+            return True
+        value = expected.double().reshape(self._matrix_shape)
+        self._explain(result, Expected(name=name, operands=operands, value=value, tolerance=torch.zeros_like(value)))
+        return False
+
+    def fail(self, message: str, *, property_name: str = "", **facts: object) -> None:
+        """Note a failure of this case's property, or of another one that it came upon."""
+        self.failures.append(Failure(property_name=property_name or self.case.property_name, message=message, **facts))  # type: ignore[arg-type]
+
+    def require(self, condition: bool, message: str) -> None:
+        """Fail with ``message`` unless ``condition``."""
+        if not condition:
+            self.fail(message)
+
+    @property
+    def _matrix_shape(self) -> tuple[int, int, int]:
+        return self.problem.batch, self.problem.m, self.problem.n
+
+    def _finding(self) -> Finding:
+        return Finding(self.device, POISONS[self.problem.out.dtype][self._calls % 2])
+
+    def _bound(self, operands: Operands, part: Reference, *, exact: bool) -> Bound:
+        problem = self.problem
+
+        def largest() -> float:
+            return float(operands.a.abs().max() + operands.b.abs().max()) if problem.k else 0.0
+
+        bound = accumulation_bound(problem, self.claims, alpha=operands.alpha, largest=largest, extended=part.extended)
+        if exact and part.magnitude.numel() and float(part.magnitude.max()) <= exact_limit(problem, self.claims):
+            return dataclasses.replace(bound, relative=0.0, absolute=0.0)
+        return bound
+
+    def _conclude(self, finding: Finding, result: torch.Tensor, name: str, expected: Callable[[], Expected | None]) -> bool:
+        bad = finding.bad_element(finding.state.tolist(), batched=self.problem.batched)
+        if bad is None:
+            return True
+        full = expected()
+        if full is not None:
+            self._explain(result, dataclasses.replace(full, name=name))
+            return False
+        place = f"out[{', '.join(map(str, bad.index))}]"
+        what = "was not written" if bad.unwritten else f"= {bad.got:.9g}, expected {bad.expected:.9g} within {bad.tolerance:.3g}"
+        self.fail(f"{name}: {place} {what}", index=bad.index, got=bad.got, expected=bad.expected, tolerance=bad.tolerance)
+        return False
+
+    def _exactly(self, pick: Pick) -> Expected | None:
+        rows = slice(0, self.problem.m)
+        value = pick.exact(slice(0, self.problem.batch), rows, torch.float64).expand(self._matrix_shape)
+        return Expected(name=pick.name, operands=pick.operands, value=value, tolerance=torch.zeros_like(value))
+
+    def _within(self, operands: Operands, part: Reference, *, exact: bool) -> Expected | None:
+        """None where only a sample of the result has a reference."""
+        if part.region.rows is not None or part.region.cols is not None:
+            return None
+        info = dtype_info(self.problem.out.dtype)
+        error = self._bound(operands, part, exact=exact)(part.magnitude)
+        tolerance = (
+            error + info.unit_roundoff * (part.value.abs() + error) + underflow(info.dtype, flush=self.claims.flush_subnormals)
+        )
+        return Expected(name="", operands=operands, value=part.value, tolerance=tolerance)
+
+    def _explain(self, result: torch.Tensor, expected: Expected) -> None:
+        """One failure with all that helps: first bad element, count, map, and which known bug gives this result."""
+        got = result.double().reshape(self._matrix_shape)
+        bad = self._wrong(got, expected)
+        if not bool(bad.any()):  # the comparison that led here knew more, such as a rounding of its own
+            bad = got != expected.value
+        count, first = int(bad.sum()), int(bad.flatten().to(torch.uint8).argmax())
+        batch, row, col = (
+            first // (self.problem.m * self.problem.n),
+            first // self.problem.n % self.problem.m,
+            first % self.problem.n,
+        )
+        index = (batch, row, col) if self.problem.batched else (row, col)
+        values = (float(x[batch, row, col]) for x in (got, expected.value, expected.tolerance))
+        value, right, tolerance = values
+        unwritten = self._is_poison(result, index)
+        within = f" within {tolerance:.3g}" if tolerance > 0 else " exactly"
+        what = "was not written" if unwritten else f"= {value:.9g}, expected {right:.9g}{within}"
+        self.fail(
+            f"{expected.name}: out[{', '.join(map(str, index))}] {what}; {count} of {bad.numel()} elements are wrong",
+            diagnosis="elements left unwritten" if unwritten else diagnose(self, got, expected.operands, bad),
+            index=index, got=value, expected=right, tolerance=tolerance, bad_elements=count, elements=bad.numel(),
+            heat=heat_map(got, expected.value, expected.tolerance, batch),
+        )  # fmt: skip
+
+    @staticmethod
+    def _wrong(got: torch.Tensor, expected: Expected) -> torch.Tensor:
+        value = expected.value
+        right = ((got - value).abs() <= expected.tolerance) | (got == value) | (got.isnan() & value.isnan())
+        return ~right
+
+    def _is_poison(self, result: torch.Tensor, index: tuple[int, ...]) -> bool:
+        bits = storage_bits(result[index].clone())
+        return int(bits.flatten()[0]) in POISONS[self.problem.out.dtype]
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether a CUDA error has made the device unusable for this process, so that nothing after it can be believed."""
+    if isinstance(error, ErrorFromChoice):
+        return False
+    text = str(error)
+    sticky = (
+        "illegal memory access",
+        "unspecified launch failure",
+        "device-side assert",
+        "misaligned address",
+        "illegal instruction",
+    )
+    accelerator = getattr(torch, "AcceleratorError", ())
+    return any(words in text for words in sticky) or (
+        bool(accelerator) and isinstance(error, accelerator) and "out of memory" not in text
+    )

@@ -1,0 +1,140 @@
+"""One case of the suite: what is asked of a GEMM and by which property it is judged. A value; its id says all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import CaseError
+from ..problem import Layout, Precision, Problem
+from .labels import BIASES, DTYPES, OPS, SHORT_DTYPES
+from .layouts import PLAIN, OperandLayout
+
+__all__ = ["Case"]
+
+SCALARS = ("zero", "one", "general")
+_OUT_DTYPES = {"int_mm": torch.int32, "scaled_mm": torch.bfloat16}
+_LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
+_SIZES = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A specification and a seed, never tensors.
+
+    ``variant`` is whatever else the property distinguishes, such as the fill of the operands. Layouts are texts of
+    ``OperandLayout``; ``inp`` is that of the added operand, whose shape is ``bias``.
+    """
+
+    property_name: str
+    op: str = "mm"
+    dtype: str = "float32"
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    a: str = PLAIN
+    b: str = PLAIN
+    out: str = ""
+    """The strides of ``out``, which is passed; empty: the call makes its result itself."""
+    inp: str = PLAIN
+    bias: str = "n"
+    alpha: str = "one"
+    beta: str = "one"
+    variant: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, legal in (
+            ("op", self.op, OPS), ("dtype", self.dtype, tuple(DTYPES)), ("bias", self.bias, BIASES),
+            ("alpha", self.alpha, SCALARS), ("beta", self.beta, SCALARS),
+        ):  # fmt: skip
+            if value not in legal:
+                raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", self.property_name):
+            raise CaseError(f"property: got {self.property_name!r}, expected lower-case words joined by hyphens")
+        if self.variant and not re.fullmatch(r"[A-Za-z0-9_.+]+", self.variant):
+            raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
+        for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
+            OperandLayout.parse(text)
+
+    @property
+    def id(self) -> str:
+        """The case as one word, such as ``bound:mm-bf16-127x64x33-a.col+4@1-seed.7``; what has its default is left out."""
+        sizes = "x".join(map(str, ((self.batch,) if self.batched else ()) + (self.m, self.n, self.k)))
+        parts = [self.op, SHORT_DTYPES[self.dtype], sizes]
+        for name in _OPTIONAL:
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                parts.append(f"{name}.{value}")
+        return f"{self.property_name}:{'-'.join(parts)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case of an id. Raises CaseError, saying what is wrong with the text."""
+        name, _, rest = text.partition(":")
+        parts = rest.split("-")
+        sizes = _SIZES.fullmatch(parts[2]) if len(parts) >= 3 else None
+        if sizes is None or parts[1] not in _LONG_DTYPES:
+            raise CaseError(
+                f"case id: got {text!r}, expected property:op-dtype-[Bx]MxNxK[-name.value]... "
+                "such as bound:mm-bf16-127x64x33-seed.7"
+            )
+        batch, m, n, k = sizes.groups()
+        values: dict[str, str] = dict(part.partition(".")[::2] for part in parts[3:])
+        unknown = sorted(set(values) - set(_OPTIONAL))
+        if unknown or not values.get("seed", "0").isdecimal():
+            raise CaseError(f"case id: got {', '.join(unknown) or values['seed']!r} in {text!r}, expected {', '.join(_OPTIONAL)}")
+        seed = int(values.pop("seed", "0"))
+        return cls(
+            property_name=name, op=parts[0], dtype=_LONG_DTYPES[parts[1]], batch=int(batch or 1), m=int(m), n=int(n), k=int(k),
+            seed=seed, **values,
+        )  # fmt: skip
+
+    def changed(self, **fields: object) -> Case:
+        """This case with some fields replaced."""
+        return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
+    @property
+    def batched(self) -> bool:
+        """Operands are 3-D."""
+        return self.op in ("bmm", "baddbmm")
+
+    @property
+    def added(self) -> bool:
+        """There is an added operand."""
+        return self.op in ("addmm", "baddbmm")
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of strides of a and b."""
+        return OperandLayout.parse(self.a).kinds | OperandLayout.parse(self.b).kinds
+
+    def problem(self, device_type: str) -> Problem:
+        """What is asked, as the selector's Problem."""
+        dtype = DTYPES[self.dtype]
+        lead = (self.batch,) if self.batched else ()
+        out_dtype = _OUT_DTYPES.get(self.op, dtype)
+        out_size = (*lead, self.m, self.n)
+        inp: Layout | None = None
+        if self.added:
+            shapes = {"n": (self.n,), "mn": out_size, "m1": (self.m, 1), "1n": (1, self.n), "scalar": ()}
+            inp = OperandLayout.parse(self.inp).layout(shapes[self.bias], dtype)
+        return Problem(
+            op=self.op,  # type: ignore[arg-type]
+            a=OperandLayout.parse(self.a).layout((*lead, self.m, self.k), dtype),
+            b=OperandLayout.parse(self.b).layout((*lead, self.k, self.n), dtype),
+            out=OperandLayout.parse(self.out or PLAIN).layout(out_size, out_dtype),
+            inp=inp,
+            alpha=self.alpha if self.added else "one",  # type: ignore[arg-type]
+            beta=self.beta if self.added else "zero",  # type: ignore[arg-type]
+            device_type=device_type,
+            precision=Precision(input_mode="tf32" if self.dtype == "tf32" else "ieee"),
+        )
+
+
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
+_OPTIONAL = ("a", "b", "out", "inp", "bias", "alpha", "beta", "variant", "seed")

@@ -1,0 +1,48 @@
+"""From a case to its outcome, in this process."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from .bench import Bench, Refused
+from .case import Case
+from .outcome import Failure, Outcome, Verdict
+from .properties import property_named
+from .scope import Scope
+from .subject import Subject
+
+__all__ = ["judge"]
+
+
+def judge(subject: Subject, case: Case, device: torch.device) -> Outcome:
+    """Run a case and say what became of it.
+
+    Raises:
+        Exception: the GEMM made the device unusable, or the suite itself is at fault.
+    """
+    started = time.perf_counter()
+    scope = Scope(traits=subject.traits, device_type=device.type)
+    bench = Bench(subject, case, device)
+    verdict, reason = Verdict.PASSED, ""
+    try:
+        property_named(case.property_name).check(bench)
+    except Refused as refusal:
+        verdict = Verdict.REFUSED if scope.may_refuse(case) else Verdict.RAISED
+        reason = str(refusal)
+    failures = tuple(bench.failures)
+    if verdict is Verdict.RAISED:
+        failures += (Failure(property_name=case.property_name, message=f"raised for what it declares: {reason}"),)
+    elif failures:
+        verdict = Verdict.FAILED
+    return Outcome(
+        case=case,
+        verdict=verdict,
+        failures=failures,
+        reason=reason,
+        choice=bench.choice,
+        error_over_bound=bench.error_over_bound,
+        grade=bench.grade,
+        seconds=time.perf_counter() - started,
+    )

@@ -1,0 +1,20 @@
+"""The table of everything that the suite asserts."""
+
+from __future__ import annotations
+
+from ..errors import CaseError
+from .checks import values
+from .property import Property
+
+__all__ = ["PROPERTIES", "property_named"]
+
+PROPERTIES: tuple[Property, ...] = (*values.PROPERTIES,)
+"""In the order of reports."""
+
+
+def property_named(name: str) -> Property:
+    """The property of that name. Raises CaseError with the known ones."""
+    for candidate in PROPERTIES:
+        if candidate.name == name:
+            return candidate
+    raise CaseError(f"property: got {name!r}, expected one of {', '.join(p.name for p in PROPERTIES)}")

@@ -1,0 +1,96 @@
+"""What is to be tested: a GEMM's traits, a device and a level, narrowed by options. Cases are enumerated within a scope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from .case import Case
+from .labels import DTYPES, FLOATS, OPS
+from .layouts import KINDS, PLAIN
+from .traits import Traits
+
+__all__ = ["Level", "Scope"]
+
+
+class Level(IntEnum):
+    """How much is tested: about 1, 5 and 30 minutes on a GPU."""
+
+    SMOKE = 1
+    FULL = 2
+    EXHAUSTIVE = 3
+
+    @classmethod
+    def of(cls, text: str) -> Level:
+        """The level of a word such as ``smoke``."""
+        return cls[text.upper()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """A GEMM's traits with the options of a run. Empty ``ops``, ``dtypes`` and ``layouts`` mean all that the traits have."""
+
+    traits: Traits
+    device_type: str = "cpu"
+    level: Level = Level.SMOKE
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+
+    @property
+    def tested_ops(self) -> tuple[str, ...]:
+        """Operations to test, in the order of ``labels.OPS``."""
+        declared = self.traits.ops or ("mm",)
+        return tuple(op for op in OPS if op in declared and (not self.ops or op in self.ops))
+
+    def tested_dtypes(self, op: str) -> tuple[str, ...]:
+        """Input dtypes to test for one operation. What is not declared is left to those that are tried by default."""
+        declared = self.traits.dtypes
+        if op == "int_mm":
+            legal: tuple[str, ...] = ("int8",)
+            declared = None
+        elif op == "scaled_mm":
+            legal = ("float8_e4m3fn", "float8_e5m2")
+            declared = tuple(d for d in declared or () if d in legal) or ("float8_e4m3fn",)
+        else:
+            legal = tuple(name for name in DTYPES if name not in ("int8", "float8_e4m3fn", "float8_e5m2"))
+        offered = declared if declared is not None else legal if op == "int_mm" else FLOATS
+        kept = [name for name in offered if name in legal and (not self.dtypes or name in self.dtypes)]
+        return tuple(name for name in kept if name != "tf32" or self.device_type == "cuda")
+
+    @property
+    def tested_kinds(self) -> tuple[str, ...]:
+        """Kinds of strides to test, row-major always among them."""
+        declared = self.traits.layouts if self.traits.layouts is not None else tuple(KINDS)
+        return tuple(k for k in KINDS if k == PLAIN or (k in declared and (not self.layouts or k in self.layouts)))
+
+    def allows(self, case: Case) -> bool:
+        """Whether the traits and options admit a case: its operation, dtype, strides, sizes, alignment and scalars."""
+        traits = self.traits
+        sizes = (case.m, case.n, case.k)
+        if (
+            case.op not in self.tested_ops
+            or case.dtype not in self.tested_dtypes(case.op)
+            or not case.kinds <= set(self.tested_kinds)
+        ):
+            return False
+        if any(s % by or s < least for s, by, least in zip(sizes, traits.multiples, traits.least, strict=True)):
+            return False
+        if case.out and not traits.out:
+            return False
+        if case.added and (case.bias not in traits.bias or not self._scalars_declared(case)):
+            return False
+        return traits.min_alignment <= DTYPES[case.dtype].itemsize or self._aligned(case)
+
+    def may_refuse(self, case: Case) -> bool:
+        """Whether something about an allowed case is undeclared, so that the GEMM may raise an error instead of computing it."""
+        traits = self.traits
+        undeclared = traits.dtypes is None or (traits.layouts is None and case.kinds != {PLAIN})
+        return undeclared or (0 in (case.m, case.n, case.k, case.batch) and not traits.empty)
+
+    def _scalars_declared(self, case: Case) -> bool:
+        return (case.alpha == "one" or self.traits.alpha) and (case.beta == "one" or self.traits.beta)
+
+    def _aligned(self, case: Case) -> bool:
+        problem = case.problem(self.device_type)
+        return all(x.alignment * x.dtype.itemsize >= min(self.traits.min_alignment, 16) for x in (problem.a, problem.b))

@@ -1,0 +1,162 @@
+"""The GEMM under test: found by name, called by one of two conventions.
+
+A **function** is called as ``f(a, b)``, with ``out=``, ``alpha=``, ``beta=`` and ``bias=`` where its traits declare them; with 3-D
+operands for bmm, int8 ones for int_mm, and ``scale_a=``, ``scale_b=``, ``out_dtype=`` for scaled_mm. A **namespace** (a module, an
+object) has a function for each operation, called as torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import SubjectError
+from ..numerics.operands import Operands
+from ..problem import Problem
+from .labels import OPS
+from .traits import ATTRIBUTE, Traits
+
+__all__ = ["Call", "Subject", "SubjectSpec", "load"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What one call asks: ``out`` is None where the GEMM makes the result."""
+
+    problem: Problem
+    operands: Operands
+    out: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectSpec:
+    """How to find a GEMM: ``target`` is ``package.module:name`` or a module alone; ``declared`` replaces what it says of itself."""
+
+    target: str
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    traits_file: str = ""
+
+
+class Subject(ABC):
+    """A GEMM under test. Our own subclass this; anybody else's function or namespace is wrapped."""
+
+    name: str
+    traits: Traits
+
+    @abstractmethod
+    def __call__(self, call: Call) -> object:
+        """Run once on the current stream; what the GEMM returns."""
+
+    def choice_of(self, call: Call) -> str:  # noqa: ARG002 - for those that choose
+        """What ran, for subjects that choose among several kernels."""
+        return ""
+
+
+class _Wrapped(Subject):
+    def __init__(self, name: str, traits: Traits) -> None:
+        self.name = name
+        self.traits = traits
+
+
+class FunctionSubject(_Wrapped):
+    """One function for every operation."""
+
+    def __init__(self, name: str, function: Callable[..., object], traits: Traits) -> None:
+        super().__init__(name, traits if traits.ops is not None else traits.changed({"ops": ["mm"]}))
+        self._function = function
+
+    def __call__(self, call: Call) -> object:
+        problem, x = call.problem, call.operands
+        keywords: dict[str, Any] = {}
+        if call.out is not None:
+            keywords["out"] = call.out
+        if problem.inp is not None:
+            keywords[self.traits.bias_name] = x.inp
+            keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
+            keywords |= {"beta": x.beta} if self.traits.beta else {}
+        if problem.op == "scaled_mm":
+            keywords |= _scales(call)
+        return self._function(x.a, x.b, **keywords)
+
+
+class NamespaceSubject(_Wrapped):
+    """A function of torch's signature for each operation."""
+
+    def __init__(self, name: str, namespace: object, traits: Traits) -> None:
+        had = [op for op in OPS if callable(getattr(namespace, op, None))]
+        if traits.ops is not None and (missing := [op for op in traits.ops if op not in had]):
+            raise SubjectError(f"{name}: declares {', '.join(missing)}, but has only {', '.join(had) or 'none of the operations'}")
+        super().__init__(name, traits if traits.ops is not None else traits.changed({"ops": had}))
+        self._functions: dict[str, Callable[..., object]] = {op: getattr(namespace, op) for op in had}
+
+    def __call__(self, call: Call) -> object:
+        problem, x = call.problem, call.operands
+        keywords: dict[str, Any] = {} if call.out is None else {"out": call.out}
+        function = self._functions[problem.op]
+        if problem.inp is not None:
+            keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
+            keywords |= {"beta": x.beta} if self.traits.beta else {}
+            return function(x.inp, x.a, x.b, **keywords)
+        if problem.op == "scaled_mm":
+            keywords |= _scales(call)
+        return function(x.a, x.b, **keywords)
+
+
+def _scales(call: Call) -> dict[str, Any]:
+    x = call.operands
+    return {"scale_a": x.scale_a, "scale_b": x.scale_b, "out_dtype": call.problem.out.dtype}
+
+
+def load(spec: SubjectSpec) -> Subject:
+    """The GEMM that a spec names, imported now. The working folder is searched for modules, as ``python -m`` does.
+
+    Raises:
+        SubjectError: no such module or attribute, or nothing that can be called.
+        TraitsError: its declarations mean nothing.
+    """
+    found = _found(spec.target)
+    own = getattr(found, ATTRIBUTE, None)
+    declared = (Traits.from_file(Path(spec.traits_file)) if spec.traits_file else {}) | dict(spec.declared)
+    if isinstance(found, Subject):
+        found.traits = found.traits.changed(declared)
+        return found
+    traits = Traits.of(own if own is not None else {}).changed(declared)
+    if any(callable(getattr(found, op, None)) for op in OPS):
+        return NamespaceSubject(spec.target, found, traits)
+    if callable(found):
+        return FunctionSubject(spec.target, found, traits)
+    raise SubjectError(
+        f"{spec.target}: got {type(found).__name__}, expected a function f(a, b), or a module or object with functions named "
+        f"{', '.join(OPS)}"
+    )
+
+
+def _found(target: str) -> object:
+    module_name, _, path = target.partition(":")
+    if not module_name:
+        raise SubjectError(f"GEMM: got {target!r}, expected package.module:function, for instance mypkg.ops:matmul")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise SubjectError(
+                f"{target}: there is no module {error.name!r} here; is it installed, or in the working folder?"
+            ) from error
+        raise SubjectError(f"{target}: {module_name} cannot be imported: {error}") from error
+    except Exception as error:
+        raise SubjectError(f"{target}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    try:
+        return functools.reduce(getattr, path.split("."), module) if path else module
+    except AttributeError as error:
+        raise SubjectError(f"{target}: {error}") from error
