@@ -53,7 +53,7 @@ class Bench:
         self.case = case
         self.device = device
         self.problem = case.problem(device.type)
-        self.claims = subject.traits.claims(self.problem)
+        self.claims = subject.claims(self.problem)
         self.probes = Probes(self.problem, device, seed=case.seed)
         self.failures: list[Failure] = []
         self.error_over_bound: float | None = None

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..choice import Claims
 from ..errors import SubjectError
 from ..numerics.operands import Operands
 from ..problem import Problem
@@ -55,6 +56,10 @@ class Subject(ABC):
     @abstractmethod
     def __call__(self, call: Call) -> object:
         """Run once on the current stream; what the GEMM returns."""
+
+    def claims(self, problem: Problem) -> Claims:
+        """The arithmetic to which the result of ``problem`` is held."""
+        return self.traits.claims(problem)
 
     def choice_of(self, call: Call) -> str:  # noqa: ARG002 - for those that choose
         """What ran, for subjects that choose among several kernels."""

@@ -1,0 +1,96 @@
+"""Our own backends as GEMMs under test: ``gemmtune conformance gemmtune.conformance.own:triton``.
+
+For each call one of the choices that the backend offers for the problem, and another one for another problem, so that a run goes
+through many configs. The public operations, with tuning, are tested as ``gemmtune conformance gemmtune``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+
+import torch
+
+from .. import settings
+from ..choice import Choice, Claims, Kernel
+from ..device import detect
+from ..problem import Problem
+from ..selector.offers import offers_for
+from .subject import Call, Subject
+from .traits import Traits
+
+__all__ = ["BackendSubject", "aten", "cpp", "cublaslt", "triton"]
+
+MOST_KERNELS = 256
+"""Kernels that are kept bound, for the cases that repeat a problem."""
+DENSE = Traits(
+    ops=("mm", "addmm", "bmm", "baddbmm"),
+    out=True,
+    alpha=True,
+    beta=True,
+    bias=("n", "mn", "m1", "1n", "scalar"),
+    streams=True,
+    capturable=True,
+    splits=64,
+)
+
+
+class BackendSubject(Subject):
+    """The choices of one backend. A problem for which it has none is refused with the backend's own reasons."""
+
+    def __init__(self, backend: str, traits: Traits) -> None:
+        self.name = f"gemmtune backend {backend}"
+        self.backend = backend
+        self.traits = traits
+        self._bound = functools.lru_cache(MOST_KERNELS)(self._bind)
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        """Run the problem's choice."""
+        _, kernel = self._bound(call.problem)
+        x = call.operands
+        if call.out is None and kernel.run_new is not None:
+            return kernel.run_new(x.a, x.b, x.inp, x.alpha, x.beta, ())
+        out = (
+            call.out
+            if call.out is not None
+            else torch.empty(call.problem.out.size, dtype=call.problem.out.dtype, device=x.a.device)
+        )
+        kernel.run(out, x.a, x.b, x.inp, x.alpha, x.beta, ())
+        return out
+
+    def choice_of(self, call: Call) -> str:
+        """The name of the problem's choice."""
+        return self._bound(call.problem)[0].name
+
+    def claims(self, problem: Problem) -> Claims:
+        """What the problem's choice claims."""
+        try:
+            return self.choice(problem).claims
+        except NotImplementedError:
+            return super().claims(problem)
+
+    def choice(self, problem: Problem) -> Choice:
+        """The choice for a problem: always the same one, chosen by the problem's key.
+
+        Raises:
+            NotImplementedError: the backend offers none; with its reasons.
+        """
+        device = detect(problem.device_type)
+        offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,)))
+        if problem.empty or problem.k == 0 or not offers.choices:
+            reasons = (
+                "; ".join(dict.fromkeys(refusal.reason for refusal in offers.refusals)) or "an empty product is not its business"
+            )
+            raise NotImplementedError(f"{self.backend} has no choice: {reasons}")
+        return offers.choices[zlib.crc32(problem.key.encode()) % len(offers.choices)]
+
+    def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
+        choice = self.choice(problem)
+        return choice, choice.build()
+
+
+aten = BackendSubject("aten", DENSE)
+cublaslt = BackendSubject("cublaslt", dataclasses.replace(DENSE, devices=("cuda",)))
+triton = BackendSubject("triton", dataclasses.replace(DENSE, deterministic=True))
+cpp = BackendSubject("cpp", dataclasses.replace(DENSE, devices=("cpu",), streams=False, capturable=False, deterministic=True))
