@@ -14,7 +14,7 @@ import click
 
 from gemmtune import Problem
 from gemmtune.cli.shapes import FIELDS, Spec
-from gemmtune.problem.problem import OPS
+from gemmtune.problem.problem import DENSE_OPS
 
 __all__ = ["Entry", "read_entries"]
 
@@ -50,8 +50,8 @@ def read_entries(path: str, device_type: str, names: str) -> tuple[list[Entry], 
 
 
 def _reason_to_skip(given: Mapping[str, Any], device_type: str) -> str | None:
-    if given["op"] not in OPS:
-        return f"{given['op']} is not among the operations {', '.join(OPS)}"
+    if given["op"] not in DENSE_OPS:
+        return f"{given['op']} is not among the operations {', '.join(DENSE_OPS)}"
     if given["dtype"] == "tf32" and device_type != "cuda":
         return "tf32 is a precision of CUDA devices"
     return None

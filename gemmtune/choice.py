@@ -39,7 +39,9 @@ class Claims:
     """What a choice says of its arithmetic; verification holds it to exactly this.
 
     ``accumulate`` is the type of the running sum, ``partials`` the type in which split-K partial sums are stored, ``splits`` how
-    many there may be, ``epilogue_input`` the type to which the accumulator is rounded before the epilogue.
+    many there may be, ``epilogue_input`` the type to which the accumulator is rounded before the epilogue. ``accumulator_bits`` is
+    how many significand bits the running sum really has, where a matrix unit keeps fewer than its type; None: as many as the type,
+    but for 8-bit floats on a GPU what the narrowest unit has (see ``numerics.bounds``).
     """
 
     accumulate: torch.dtype
@@ -49,6 +51,7 @@ class Claims:
     input_mode: str = "ieee"
     flush_subnormals: bool = False
     deterministic: bool = True
+    accumulator_bits: int | None = None
 
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float, float, tuple[torch.Tensor, ...]], None]

@@ -16,7 +16,7 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem import Precision, Problem, precision_of
 from ..problem.dtypes import parse_dtype
-from ..problem.problem import OPS, BiasShape
+from ..problem.problem import DENSE_OPS, BiasShape
 
 __all__ = ["BIASES", "DTYPES", "LAYOUTS", "Skipped", "Spec", "parse_shape", "problem_of_word", "problems_of_file"]
 
@@ -49,8 +49,8 @@ class Spec:
         """
         batched = len(sizes) == 4
         op = self.op or self._implied_op(batched)
-        if op not in OPS:
-            raise InvalidProblemError(f"{where}: op: got {op!r}, expected one of {', '.join(OPS)}")
+        if op not in DENSE_OPS:
+            raise InvalidProblemError(f"{where}: op: got {op!r}, expected one of {', '.join(DENSE_OPS)}")
         if (op in ("bmm", "baddbmm")) != batched:
             form = "BxMxNxK" if op in ("bmm", "baddbmm") else "MxNxK"
             raise InvalidProblemError(f"{where}: got {len(sizes)} sizes for {op}, expected {form}")
@@ -160,7 +160,7 @@ def _where(path: str, index: int, entry: Any) -> str:
 
 def _reason_to_skip(entry: Mapping[str, Any], options: Spec) -> str | None:
     if entry.get("op") in LATER_OPS:
-        return f"{entry['op']} is not an operation of this version, which has {', '.join(OPS)}"
+        return f"{entry['op']} is not an operation of this version, which has {', '.join(DENSE_OPS)}"
     if entry.get("dtype", options.dtype) == "tf32" and options.device_type != "cuda":
         return TF32_ON_CPU
     return None
@@ -200,7 +200,7 @@ def _one_of(*legal: str) -> tuple[Callable[[Any], bool], str]:
 
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
-    "op": _one_of(*OPS),
+    "op": _one_of(*DENSE_OPS),
     "batch": (_whole, "a whole number"),
     "m": (_whole, "a whole number"),
     "n": (_whole, "a whole number"),

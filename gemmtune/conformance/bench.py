@@ -17,18 +17,20 @@ from ..numerics.probes import Probes
 from ..numerics.reference import Reference, extended_reference, reference, regions
 from ..problem.dtypes import dtype_info, dtype_name
 from .case import Case
-from .diagnose import diagnose
+from .diagnose import Evidence, diagnose
 from .heat import heat_map
 from .outcome import Failure
 from .subject import Call, Subject
 
-__all__ = ["REFUSALS", "Bench", "Refused", "is_fatal"]
+__all__ = ["REFUSALS", "Bench", "Expected", "Refused", "is_fatal"]
 
 REFUSALS = (NotImplementedError, TypeError, ValueError, RuntimeError, AssertionError)
 """What a GEMM raises for what it does not do. Anything else is a fault of its own."""
 GUARD_ROWS = 256
 """Rows of out that fit into the guard band on each side: the tallest tile that is in use."""
 MOST_GUARD_BYTES = 2**24
+MOST_REMEMBERED = 2**20
+"""Elements of a result that is kept, to be recognised if a later call returns it again."""
 
 
 class Refused(Exception):
@@ -61,6 +63,7 @@ class Bench:
         self.choice = ""
         self._comparer = Comparer(self.problem, self.claims, ())
         self._calls = 0
+        self._results: list[torch.Tensor] = []
 
     # Calling
 
@@ -88,6 +91,7 @@ class Bench:
             broken, where = guards.broken(payload).tolist()
             if broken:
                 self.fail(guards.describe(int(where)), property_name="out-of-bounds")
+        self._remember(tensor)
         return tensor
 
     def launch(self, call: Call) -> object:
@@ -175,7 +179,7 @@ class Bench:
         if bool(same.all()):
             return True
         value = expected.double().reshape(self._matrix_shape)
-        self._explain(result, Expected(name=name, operands=operands, value=value, tolerance=torch.zeros_like(value)))
+        self.explain(result, Expected(name=name, operands=operands, value=value, tolerance=torch.zeros_like(value)))
         return False
 
     def fail(self, message: str, *, property_name: str = "", **facts: object) -> None:
@@ -197,10 +201,7 @@ class Bench:
     def _bound(self, operands: Operands, part: Reference, *, exact: bool) -> Bound:
         problem = self.problem
 
-        def largest() -> float:
-            return float(operands.a.abs().max() + operands.b.abs().max()) if problem.k else 0.0
-
-        bound = accumulation_bound(problem, self.claims, alpha=operands.alpha, largest=largest, extended=part.extended)
+        bound = accumulation_bound(problem, self.claims, alpha=operands.alpha, largest=operands.largest, extended=part.extended)
         if exact and part.magnitude.numel() and float(part.magnitude.max()) <= exact_limit(problem, self.claims):
             return dataclasses.replace(bound, relative=0.0, absolute=0.0)
         return bound
@@ -211,7 +212,7 @@ class Bench:
             return True
         full = expected()
         if full is not None:
-            self._explain(result, dataclasses.replace(full, name=name))
+            self.explain(result, dataclasses.replace(full, name=name))
             return False
         place = f"out[{', '.join(map(str, bad.index))}]"
         what = "was not written" if bad.unwritten else f"= {bad.got:.9g}, expected {bad.expected:.9g} within {bad.tolerance:.3g}"
@@ -234,30 +235,40 @@ class Bench:
         )
         return Expected(name="", operands=operands, value=part.value, tolerance=tolerance)
 
-    def _explain(self, result: torch.Tensor, expected: Expected) -> None:
+    def explain(self, result: torch.Tensor, expected: Expected) -> None:
         """One failure with all that helps: first bad element, count, map, and which known bug gives this result."""
         got = result.double().reshape(self._matrix_shape)
         bad = self._wrong(got, expected)
         if not bool(bad.any()):  # the comparison that led here knew more, such as a rounding of its own
             bad = got != expected.value
         count, first = int(bad.sum()), int(bad.flatten().to(torch.uint8).argmax())
-        batch, row, col = (
-            first // (self.problem.m * self.problem.n),
-            first // self.problem.n % self.problem.m,
-            first % self.problem.n,
-        )
+        _, m, n = bad.shape
+        batch, row, col = first // (m * n), first // n % m, first % n
         index = (batch, row, col) if self.problem.batched else (row, col)
-        values = (float(x[batch, row, col]) for x in (got, expected.value, expected.tolerance))
-        value, right, tolerance = values
-        unwritten = self._is_poison(result, index)
+        value, right, tolerance = (float(x[batch, row, col]) for x in (got, expected.value, expected.tolerance))
+        unwritten = self._unwritten(result)
         within = f" within {tolerance:.3g}" if tolerance > 0 else " exactly"
-        what = "was not written" if unwritten else f"= {value:.9g}, expected {right:.9g}{within}"
+        what = "was not written" if bool(unwritten[batch, row, col]) else f"= {value:.9g}, expected {right:.9g}{within}"
         self.fail(
             f"{expected.name}: out[{', '.join(map(str, index))}] {what}; {count} of {bad.numel()} elements are wrong",
-            diagnosis="elements left unwritten" if unwritten else diagnose(self, got, expected.operands, bad),
+            diagnosis=self._diagnosis(got, expected, bad, unwritten),
             index=index, got=value, expected=right, tolerance=tolerance, bad_elements=count, elements=bad.numel(),
             heat=heat_map(got, expected.value, expected.tolerance, batch),
         )  # fmt: skip
+
+    def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> str:
+        return diagnose(
+            Evidence(
+                problem=self.problem,
+                operands=expected.operands,
+                got=got,
+                expected=expected.value,
+                tolerance=expected.tolerance,
+                bad=bad,
+                unwritten=unwritten,
+                earlier=tuple(self._results[:-1]),
+            )
+        )
 
     @staticmethod
     def _wrong(got: torch.Tensor, expected: Expected) -> torch.Tensor:
@@ -265,9 +276,15 @@ class Bench:
         right = ((got - value).abs() <= expected.tolerance) | (got == value) | (got.isnan() & value.isnan())
         return ~right
 
-    def _is_poison(self, result: torch.Tensor, index: tuple[int, ...]) -> bool:
-        bits = storage_bits(result[index].clone())
-        return int(bits.flatten()[0]) in POISONS[self.problem.out.dtype]
+    def _unwritten(self, result: torch.Tensor) -> torch.Tensor:
+        """Elements that still have the bits of a poison, [B, M, N]."""
+        bits = result.view(storage_bits(result).dtype).reshape(self._matrix_shape)
+        first, second = POISONS[self.problem.out.dtype]
+        return (bits == first) | (bits == second)
+
+    def _remember(self, result: torch.Tensor) -> None:
+        if result.numel() <= MOST_REMEMBERED:
+            self._results = [*self._results[-2:], result.to(torch.float64, copy=True).reshape(self._matrix_shape)]
 
 
 def is_fatal(error: BaseException) -> bool:

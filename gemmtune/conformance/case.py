@@ -10,7 +10,8 @@ import torch
 
 from ..errors import CaseError
 from ..problem import Layout, Precision, Problem
-from .labels import BIASES, DTYPES, OPS, SHORT_DTYPES
+from ..problem.standard import scale_layouts
+from .labels import BIASES, DTYPES, OPS, SCALES, SHORT_DTYPES
 from .layouts import PLAIN, OperandLayout
 
 __all__ = ["Case"]
@@ -44,13 +45,14 @@ class Case:
     bias: str = "n"
     alpha: str = "one"
     beta: str = "one"
+    scales: str = "tensor"
     variant: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, value, legal in (
             ("op", self.op, OPS), ("dtype", self.dtype, tuple(DTYPES)), ("bias", self.bias, BIASES),
-            ("alpha", self.alpha, SCALARS), ("beta", self.beta, SCALARS),
+            ("alpha", self.alpha, SCALARS), ("beta", self.beta, SCALARS), ("scales", self.scales, SCALES),
         ):  # fmt: skip
             if value not in legal:
                 raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")
@@ -110,8 +112,9 @@ class Case:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of strides of a and b."""
-        return OperandLayout.parse(self.a).kinds | OperandLayout.parse(self.b).kinds
+        """The kinds of strides of a, b and the added operand."""
+        texts = (self.a, self.b, *([self.inp] if self.added else []))
+        return frozenset[str]().union(*(OperandLayout.parse(text).kinds for text in texts))
 
     def problem(self, device_type: str) -> Problem:
         """What is asked, as the selector's Problem."""
@@ -119,6 +122,8 @@ class Case:
         lead = (self.batch,) if self.batched else ()
         out_dtype = _OUT_DTYPES.get(self.op, dtype)
         out_size = (*lead, self.m, self.n)
+        scaled = self.op == "scaled_mm"
+        scale_a, scale_b = scale_layouts(self.m, self.n, self.scales) if scaled else (None, None)  # type: ignore[arg-type]
         inp: Layout | None = None
         if self.added:
             shapes = {"n": (self.n,), "mn": out_size, "m1": (self.m, 1), "1n": (1, self.n), "scalar": ()}
@@ -132,9 +137,11 @@ class Case:
             alpha=self.alpha if self.added else "one",  # type: ignore[arg-type]
             beta=self.beta if self.added else "zero",  # type: ignore[arg-type]
             device_type=device_type,
+            scale_a=scale_a,
+            scale_b=scale_b,
             precision=Precision(input_mode="tf32" if self.dtype == "tf32" else "ieee"),
         )
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
-_OPTIONAL = ("a", "b", "out", "inp", "bias", "alpha", "beta", "variant", "seed")
+_OPTIONAL = ("a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "variant", "seed")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["BIASES", "DTYPES", "FLOATS", "OPS", "SHORT_DTYPES"]
+__all__ = ["BIASES", "DTYPES", "FLOATS", "OPS", "SCALES", "SHORT_DTYPES"]
 
 OPS = ("mm", "addmm", "bmm", "baddbmm", "int_mm", "scaled_mm")
 BIASES = ("n", "mn", "m1", "1n", "scalar")
+SCALES = ("tensor", "row")
+"""One scale for each of a and b, or one for each row of a and each column of b."""
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,

@@ -78,6 +78,8 @@ class Scope:
             return False
         if case.out and not traits.out:
             return False
+        if case.op == "scaled_mm" and case.scales not in traits.scales:
+            return False
         if case.added and (case.bias not in traits.bias or not self._scalars_declared(case)):
             return False
         return traits.min_alignment <= DTYPES[case.dtype].itemsize or self._aligned(case)

@@ -15,7 +15,7 @@ from ..choice import Claims
 from ..errors import TraitsError
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
-from .labels import BIASES, DTYPES, OPS
+from .labels import BIASES, DTYPES, OPS, SCALES
 from .layouts import KINDS
 
 __all__ = ["ATTRIBUTE", "Traits", "gemm"]
@@ -39,7 +39,8 @@ class Traits:
     dtypes: tuple[str, ...] | None = None
     """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""
     layouts: tuple[str, ...] | None = None
-    """Kinds of strides that a and b may have, see ``layouts.KINDS``. None: each is tried, and all but row-major may be refused."""
+    """Kinds of strides that a, b and the added operand may have, see ``layouts.KINDS``. None: each is tried, and all but row-major
+    may be refused."""
     out: bool = False
     """Takes ``out=``, a tensor of any strides, and writes the result there."""
     alpha: bool = False
@@ -48,6 +49,8 @@ class Traits:
     """Takes ``beta=`` (addmm, baddbmm)."""
     bias: tuple[str, ...] = ("n",)
     """Shapes of the added operand of addmm and baddbmm: n, mn, m1, 1n, scalar."""
+    scales: tuple[str, ...] = ("tensor",)
+    """Of scaled_mm: one scale for each tensor, or ``row``: one for each row of a and each column of b."""
     empty: bool = False
     """Sizes of 0 are taken."""
     min_alignment: int = 1
@@ -84,6 +87,7 @@ class Traits:
         _check_words("dtypes", self.dtypes, tuple(DTYPES))
         _check_words("layouts", self.layouts, tuple(KINDS))
         _check_words("bias", self.bias, BIASES)
+        _check_words("scales", self.scales, SCALES)
         _check_words("devices", self.devices, ("cpu", "cuda"))
         _check_words("input_mode", (self.input_mode,), ("ieee", "tf32"))
         for name in ("accumulate", "partials"):

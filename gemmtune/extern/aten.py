@@ -27,6 +27,7 @@ from ..device import DeviceInfo
 from ..problem import Epilogue, Layout, Problem
 from ..problem.dtypes import accumulator_dtype, dtype_name
 from ..problem.epilogue import evaluate
+from ..problem.rules import why_not_dense
 from ..settings import Settings
 
 __all__ = ["BACKEND", "AtenChoice"]
@@ -220,6 +221,9 @@ class AtenBackend:
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:  # noqa: ARG002 - nothing to tune
         """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
+        reason = why_not_dense(problem)
+        if reason is not None:
+            return Offers(refusals=(Refusal(name=NAME, reason=reason),))
         if problem.op != "addmm" or device.type == "cpu":
             return Offers(choices=(_choice(problem, device, problem.op, baseline=True),))
         if problem.beta == "zero":

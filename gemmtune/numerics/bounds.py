@@ -3,8 +3,11 @@
 With υ the roundoff of the accumulator, n additions and multiplications on the way of any product into the result, and S as in
 reference.py, floating-point sums in **any** order obey |computed − R| ≤ ((1 + υ)^n − 1)·S (Higham, "Accuracy and Stability of
 Numerical Algorithms", §3.1 and §4.2). Products of 16-bit inputs are exact; a block FMA of width b adds at most ⌈K/b⌉ roundings
-(Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42, 2020). Tensor cores truncate, which doubles υ. The assembly of
-the constants is ours and conservative.
+(Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42, 2020). Tensor cores truncate, which doubles υ.
+
+8-bit floats: the tensor cores of Hopper keep 14 significand bits of a sum, relative to the largest number that goes into it; each
+number therefore costs up to 2^-13·S. Without ``fast_accum`` such sums go into a float32 one every 128 elements of K. Sums of int8
+are exact. The assembly of the constants is ours and conservative.
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "tf32": 2.0**-10}
 NARROWEST_BLOCK = 4
 """Elements that a matrix instruction multiplies and adds at a time, at the least (SM75)."""
 SCALAR_OPERATIONS = 3
-"""alpha ·, beta ·, +."""
+"""alpha ·, beta ·, +; or scale_a ·, scale_b ·."""
+FLOAT8_BITS = 14
+"""Significand bits of the sums of 8-bit floats on SM90, the fewest of any GPU (PyTorch's notes on ``use_fast_accum``)."""
+PROMOTED_EVERY = 128
+"""Elements of K after which such a sum goes into a float32 one."""
 
 
 class Arithmetic(Protocol):
@@ -46,6 +53,8 @@ class Arithmetic(Protocol):
     def input_mode(self) -> str: ...
     @property
     def flush_subnormals(self) -> bool: ...
+    @property
+    def accumulator_bits(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +86,7 @@ def accumulation_bound(
     """E for alpha · a @ b + beta · inp, with the rounding to ``epilogue_input`` but not the one to the output type.
 
     ``largest`` gives max|a| + max|b|, asked only where subnormal inputs may be read as 0. ``extended`` says that R is better than a
-    float64 product, whose error would otherwise count too.
+    float64 product, whose error would otherwise count too. With scales, ``alpha`` is 1: those of ``random_scale`` are allowed for.
 
     Raises:
         GemmtuneError: an input mode of which nothing is known.
@@ -85,9 +94,9 @@ def accumulation_bound(
     if arithmetic.input_mode not in INPUT_ERROR:
         raise GemmtuneError(f"input_mode: got {arithmetic.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")
     k, splits, flush = problem.k, arithmetic.splits, arithmetic.flush_subnormals
-    steps = k + math.ceil(k / NARROWEST_BLOCK) + splits + SCALAR_OPERATIONS
-    relative = _growth(steps * _accumulator_roundoff(problem, arithmetic))
-    if not extended:
+    steps = _operations(k) + splits + SCALAR_OPERATIONS
+    relative = _accumulation(problem, arithmetic)
+    if not extended and not dtype_info(problem.dtype).is_integer:
         relative += _growth((k + SCALAR_OPERATIONS) * 2.0**-53)
     reading = INPUT_ERROR[arithmetic.input_mode]
     relative += (1 + relative) * (2 * reading + reading**2)
@@ -96,7 +105,7 @@ def accumulation_bound(
         relative += (1 + relative) * _growth((splits + 1) * dtype_info(arithmetic.partials).unit_roundoff)
         absolute += (splits + 1) * underflow(arithmetic.partials, flush=flush)
     if flush and k:
-        absolute += k * largest() * dtype_info(problem.dtype).smallest_normal
+        absolute += k * largest() * max(dtype_info(x.dtype).smallest_normal for x in (problem.a, problem.b))
     absolute *= max(1.0, abs(alpha)) * (1 + relative)
     before = dtype_info(arithmetic.epilogue_input)
     if before.unit_roundoff > dtype_info(problem.accumulator).unit_roundoff:
@@ -110,15 +119,44 @@ def _growth(x: float) -> float:
     return math.expm1(min(x, 600.0))
 
 
-def _accumulator_roundoff(problem: Problem, arithmetic: Arithmetic) -> float:
-    """υ: the roundoff of the accumulator, doubled where tensor cores truncate to float32."""
+def _operations(k: int) -> int:
+    """Additions and multiplications on the way of a product into a sum of ``k``."""
+    return k + math.ceil(k / NARROWEST_BLOCK)
+
+
+def _accumulation(problem: Problem, arithmetic: Arithmetic) -> float:
+    """The relative part of the bound that comes from summing, and from alpha, beta or scales."""
     roundoff = dtype_info(arithmetic.accumulate).unit_roundoff
-    matrix_unit = problem.dtype.itemsize == 2 or arithmetic.input_mode != "ieee"
-    truncates = problem.device_type != "cpu" and matrix_unit and arithmetic.accumulate == torch.float32
-    return 2 * roundoff if truncates else roundoff
+    truncating = 2 * roundoff if _truncates(problem, arithmetic) else roundoff
+    last = arithmetic.splits + SCALAR_OPERATIONS
+    bits = _accumulator_bits(problem, arithmetic)
+    if bits is None:
+        return _growth((_operations(problem.k) + last) * truncating)
+    narrow = 2.0 ** (1 - bits) if _truncates(problem, arithmetic) else 2.0**-bits
+    if problem.op != "scaled_mm" or problem.fast_accum:
+        return _growth(_operations(problem.k) * narrow + last * truncating)
+    chunk = min(problem.k, PROMOTED_EVERY)
+    return _growth(_operations(chunk) * narrow + (math.ceil(problem.k / PROMOTED_EVERY) + last) * truncating)
+
+
+def _truncates(problem: Problem, arithmetic: Arithmetic) -> bool:
+    """Whether tensor cores may sum in float32: they cut off, where others round."""
+    matrix_unit = problem.dtype.itemsize <= 2 or arithmetic.input_mode != "ieee"
+    return problem.device_type != "cpu" and matrix_unit and arithmetic.accumulate == torch.float32
+
+
+def _accumulator_bits(problem: Problem, arithmetic: Arithmetic) -> int | None:
+    """Significand bits of the running sum where those are fewer than its type has, else None."""
+    bits = arithmetic.accumulator_bits
+    if bits is None and problem.op == "scaled_mm" and problem.device_type != "cpu":
+        bits = FLOAT8_BITS
+    return bits if bits is not None and 2**bits < dtype_info(arithmetic.accumulate).exact_integer else None
 
 
 def exact_limit(problem: Problem, arithmetic: Arithmetic) -> int:
     """Sums of integers up to this magnitude are exact in every number that the kernel holds on the way."""
     held = (problem.accumulator, arithmetic.accumulate, arithmetic.partials)
-    return min(dtype_info(dtype).exact_integer for dtype in held) // 2  # a bit in reserve for alpha
+    limits = [dtype_info(dtype).exact_integer for dtype in held]
+    bits = _accumulator_bits(problem, arithmetic)
+    limits += [2**bits] if bits is not None else []
+    return min(limits) // 2  # a bit in reserve for alpha

@@ -8,23 +8,31 @@ from dataclasses import dataclass
 import torch
 
 from ..problem import Layout, Problem
+from ..problem.dtypes import dtype_info
 from ..problem.problem import ScalarClass
 
 __all__ = [
     "ALPHA",
     "BETA",
     "POISONS",
+    "SCALES",
+    "Lines",
     "Operands",
     "allocate",
     "distinct",
+    "distinct_size",
     "fill_nan",
     "fill_random",
     "flat",
     "guard_mask",
+    "held_size",
     "overlapping",
+    "placed",
     "poison",
     "random_operands",
+    "random_scale",
     "scalar_value",
+    "scale_factor",
     "storage_bits",
 ]
 
@@ -41,13 +49,26 @@ POISONS: dict[torch.dtype, tuple[int, int]] = {
     torch.bfloat16: (0x7FDA, 0x7FE5),
     torch.float32: (0x7FC5A5A5, 0x7FDA5A5A),
     torch.float64: (0x7FF85A5A5A5A5A5A, 0x7FFDA5A5A5A5A5A5),
+    torch.int32: (0x5A5A5A5B, 0x6B5A5A5B),
 }
-"""Two quiet NaNs for each dtype, with payloads that no arithmetic makes: an element that holds one was not written."""
+"""Two bit patterns for each dtype of a result: an element that holds one was not written. For floats they are quiet NaNs with
+payloads that no arithmetic makes; for int32, which has no NaN, odd numbers larger than sums of int8 products below K = 2^16."""
+
+SCALES = (0.5, 2.0)
+"""Between these lie random scales of scaled_mm."""
+Lines = slice | torch.Tensor | None
+"""Some rows or columns; None means all of them."""
+
+_BYTE_NAN: dict[torch.dtype, int] = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7E}
+"""The ordinary NaN as bits, since not every torch fills 8-bit floats with numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """The arguments of one call of a kernel: out = epilogue(alpha · a @ b + beta · inp, *extra)."""
+    """The arguments of one call of a kernel: out = epilogue(alpha · a @ b + beta · inp, *extra).
+
+    ``scale_a`` and ``scale_b`` are float32, and None for all but scaled_mm: out = (scale_a · scale_b) · (a @ b).
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -56,6 +77,13 @@ class Operands:
     extra: tuple[torch.Tensor, ...]
     alpha: float
     beta: float
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+
+    def largest(self) -> float:
+        """max|a| + max|b|, which waits for the device; 0 for what has no elements."""
+        wide = (x.float() if x.element_size() == 1 else x for x in (self.a, self.b))  # torch has no maximum of 8-bit floats
+        return sum(float(x.abs().max()) for x in wide if x.numel())
 
 
 def allocate(layout: Layout, device: torch.device, *, guard_bytes: int = GUARD_BYTES) -> torch.Tensor:
@@ -79,13 +107,18 @@ def storage_bits(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torc
 
 
 def poison(tensor: torch.Tensor, payload: int) -> None:
-    """Fill the whole buffer behind ``tensor`` with the NaN of bit pattern ``payload`` (see POISONS)."""
+    """Fill the whole buffer behind ``tensor`` with the bit pattern ``payload`` (see POISONS)."""
     storage_bits(tensor).fill_(payload)
 
 
 def fill_nan(tensor: torch.Tensor) -> None:
-    """Fill the whole buffer behind ``tensor`` with the ordinary NaN, which can be told from POISONS."""
-    storage_bits(tensor, tensor.dtype).fill_(math.nan)
+    """Fill the whole buffer behind ``tensor`` with the ordinary NaN, which can be told from POISONS; of integers the least one."""
+    if tensor.dtype in _BYTE_NAN:
+        storage_bits(tensor).fill_(_BYTE_NAN[tensor.dtype])
+    elif dtype_info(tensor.dtype).is_integer:
+        storage_bits(tensor, tensor.dtype).fill_(torch.iinfo(tensor.dtype).min)
+    else:
+        storage_bits(tensor, tensor.dtype).fill_(math.nan)
 
 
 def guard_mask(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -104,8 +137,27 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def distinct(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` with one element along every dimension of stride 0: a view that can be written."""
-    size = tuple(1 if s == 0 and n > 1 else n for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    return tensor.as_strided(size, tensor.stride())
+    return tensor.as_strided(distinct_size(Layout.of(tensor)), tensor.stride())
+
+
+def distinct_size(layout: Layout) -> tuple[int, ...]:
+    """The layout's size with 1 for every dimension of stride 0."""
+    return tuple(1 if s == 0 and n > 1 else n for n, s in zip(layout.size, layout.stride, strict=True))
+
+
+def held_size(layout: Layout) -> tuple[int, ...]:
+    """What values the layout can hold: ``distinct_size``, or its memory as one dimension where elements overlap."""
+    return (layout.span,) if overlapping(layout) else distinct_size(layout)
+
+
+def placed(layout: Layout, device: torch.device, values: torch.Tensor | None) -> torch.Tensor:
+    """A buffer of that layout, NaN throughout except for ``values``, as many as ``held_size`` says; None leaves all NaN."""
+    tensor = allocate(layout, device)
+    fill_nan(tensor)
+    if values is not None:
+        target = flat(tensor) if overlapping(layout) else distinct(tensor)
+        target.copy_(values.reshape(target.shape))
+    return tensor
 
 
 def overlapping(layout: Layout) -> bool:
@@ -123,12 +175,19 @@ def overlapping(layout: Layout) -> bool:
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Standard normal numbers in every element, and in the padding between them. Overlapping elements get what they can hold."""
+    """Standard normal numbers in every element, and in the padding between them; integers of the whole range for an integer dtype.
+
+    Overlapping elements get what they can hold.
+    """
     memory = flat(tensor)
     if memory.numel() == 0:
         return
-    if tensor.device.type == "cpu" and tensor.element_size() == 2:  # 16-bit numbers are drawn one by one on a CPU
-        memory.copy_(torch.empty(memory.numel()).normal_(generator=generator))
+    if dtype_info(tensor.dtype).is_integer:
+        bounds = torch.iinfo(tensor.dtype)
+        memory.random_(bounds.min, bounds.max + 1, generator=generator)
+    elif tensor.element_size() == 1 or (tensor.device.type == "cpu" and tensor.element_size() == 2):
+        # torch draws no 8-bit floats, and 16-bit ones one by one on a CPU
+        memory.copy_(torch.empty(memory.numel(), device=memory.device).normal_(generator=generator))
     else:
         memory.normal_(generator=generator)
 
@@ -136,6 +195,25 @@ def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def scalar_value(scalar: ScalarClass, general: float) -> float:
     """0 or 1 for those classes, ``general`` for the class of that name."""
     return {"zero": 0.0, "one": 1.0, "general": general}[scalar]
+
+
+def random_scale(layout: Layout, generator: torch.Generator, device: torch.device, *, exact: bool) -> torch.Tensor:
+    """Scales between those of SCALES in a buffer of that layout: any numbers, or if ``exact`` powers of two: no rounding then."""
+    low, high = SCALES
+    values = torch.empty(held_size(layout), device=device).uniform_(low, high, generator=generator)
+    return placed(layout, device, torch.exp2(values.log2().round()) if exact else values)
+
+
+def scale_factor(operands: Operands, rows: Lines = None, cols: Lines = None) -> torch.Tensor | None:
+    """scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact. None where there are no scales."""
+    if operands.scale_a is None or operands.scale_b is None:
+        return None
+    return _lines(operands.scale_a, rows).unsqueeze(-1) * _lines(operands.scale_b, cols)
+
+
+def _lines(scale: torch.Tensor, lines: Lines) -> torch.Tensor:
+    values = scale.double().flatten()
+    return values if lines is None or values.numel() == 1 else values[lines]
 
 
 def random_operands(problem: Problem, device: torch.device, *, seed: int, out: bool = True) -> Operands:
@@ -151,6 +229,9 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         fill_random(tensor, generator)
         return tensor
 
+    def scale(layout: Layout | None) -> torch.Tensor | None:
+        return None if layout is None else random_scale(layout, generator, device, exact=False)
+
     return Operands(
         a=filled(problem.a),
         b=filled(problem.b),
@@ -159,4 +240,6 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         out=allocate(problem.out, device) if out else torch.empty(0, dtype=problem.out.dtype, device=device),
         alpha=scalar_value(problem.alpha, ALPHA),
         beta=scalar_value(problem.beta, BETA),
+        scale_a=scale(problem.scale_a),
+        scale_b=scale(problem.scale_b),
     )

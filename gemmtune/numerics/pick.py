@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .operands import Operands
+from ..problem.dtypes import FLOAT8
+from .operands import Operands, scale_factor
 from .reference import as_batches
 
 __all__ = ["Pick"]
@@ -15,9 +16,10 @@ __all__ = ["Pick"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """A probe: operands and the exactly known alpha · a @ b + beta · inp.
+    """A probe: operands and the exactly known alpha · a @ b + beta · inp, or scale_a · scale_b · a @ b.
 
-    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j].
+    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j]. Scales
+    count in the place of alpha.
     ``row_factor`` v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]; a dimension has size 1 where
     the operand is broadcast along it.
     """
@@ -35,11 +37,11 @@ class Pick:
     @functools.cached_property
     def _row_major_a(self) -> torch.Tensor:
         """a [B, M, K] with neighbouring elements along K: picking from other layouts is several times slower than copying once."""
-        return as_batches(self.operands.a).contiguous()
+        return as_batches(_pickable(self.operands.a)).contiguous()
 
     @functools.cached_property
     def _row_major_b(self) -> torch.Tensor:
-        return as_batches(self.operands.b).contiguous()
+        return as_batches(_pickable(self.operands.b)).contiguous()
 
     def exact(self, batches: slice, rows: slice, dtype: torch.dtype) -> torch.Tensor:
         """The result [b, r, N] in these batches and rows, in ``dtype``: the accumulator's or a wider one, which hold it exactly."""
@@ -47,14 +49,17 @@ class Pick:
         results: list[torch.Tensor] = []
         if self.row_index is not None and self.row_factor is not None:
             index, factor = (x.expand(-1, len(self.by_rows))[:, rows] for x in (self.row_index, self.row_factor))
-            factor = _sliced(factor, batches).to(dtype) * operands.alpha
+            factor = _times(_sliced(factor, batches).to(dtype), operands.alpha)
             results.append(_picked_rows(self._row_major_b[batches], _sliced(index, batches)).to(dtype) * factor.unsqueeze(-1))
         if self.col_index is not None and self.col_factor is not None:
             index, factor = (x.expand(-1, operands.b.shape[-1]) for x in (self.col_index, self.col_factor))
-            factor = _sliced(factor, batches).to(dtype) * operands.alpha
+            factor = _times(_sliced(factor, batches).to(dtype), operands.alpha)
             picked = _picked_cols(self._row_major_a[batches, rows], _sliced(index, batches))
             results.append(picked.to(dtype) * factor.unsqueeze(-2))
         result = results[0] if len(results) == 1 else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
+        scales = scale_factor(operands, rows)
+        if scales is not None:
+            result = result * scales.to(dtype)
         if operands.inp is None or operands.beta == 0:
             return result
         size = (*operands.a.shape[:-1], operands.b.shape[-1])
@@ -71,6 +76,16 @@ class Pick:
             picked = self.col_index[min(batch, self.col_index.shape[0] - 1), min(col, self.col_index.shape[1] - 1)]
             return f" (from a[{lead}{row}, {int(picked)}])"
         return ""
+
+
+def _pickable(tensor: torch.Tensor) -> torch.Tensor:
+    """8-bit floats as float32: torch does not gather the former."""
+    return tensor.float() if tensor.dtype in FLOAT8 else tensor
+
+
+def _times(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    """alpha · x in the dtype of x: a number that is no integer would make integers floats."""
+    return x if alpha == 1 else x * alpha
 
 
 def _sliced(x: torch.Tensor, batches: slice) -> torch.Tensor:

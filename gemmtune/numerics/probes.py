@@ -7,12 +7,16 @@ picks column l_j of a, times w_j.
 ``cancel``      P4, P5. a = [X, −X + D], b = [Y; Y], K in two halves: dense integers whose sums grow large and cancel, except
                 that D has one ±1 in each row. Finds narrow accumulators and split-K partials, dropped blocks, masks, strides,
                 alpha, beta, an inp on the wrong axis.
+``width``       P4. A large product, many small ones, the large one's opposite: finds an accumulator or a partial sum that has a
+                few bits less than claimed.
 ``rows_of_b``   P2. a is one-hot in each row, b has full significands: a wrong index, an input that is silently narrowed. Some rows
-                hold a NaN or an infinity instead of the 1.
+                hold a NaN or an infinity instead of the 1; integers hold any integer.
 ``cols_of_a``   P3, the mirror image.
 ``both``        P2 and P3: the two in one: even rows pick from the first half of K, columns pick from the second for the odd rows.
 ``integers``    P1: small integers with a reference product, where the layouts of a or b do not let their elements be chosen.
 ==============  ==================================================================================================================
+
+Scales are powers of two in all of these. ``random`` and ``filled`` are for the error bound.
 """
 
 from __future__ import annotations
@@ -21,22 +25,21 @@ import math
 
 import torch
 
+from ..errors import GemmtuneError
 from ..problem import Layout, Problem
+from ..problem.dtypes import FLOAT8, dtype_info
 from . import operands
-from .operands import Operands, allocate, distinct, fill_nan, flat, overlapping, scalar_value
+from .fills import fill_named
+from .integers import MOST_ADDED, cancelling_range, most_factor
+from .operands import Operands, distinct, distinct_size, held_size, overlapping, placed, random_scale, scalar_value
 from .pick import Pick
 from .reference import as_batches
+from .width import LEAST_K, width_rows
 
 __all__ = ["Probes"]
 
 ALPHA, BETA = 2.0, -3.0
 """Of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
-MOST_INTEGER = 31
-"""In a and b of the cancelling probe: exact in every dtype; so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
-MOST_ADDED = 9
-INTEGER_SUM_BITS = 50
-LEAST_NORMAL = 2.0**-12
-"""Random numbers keep this distance from 0, so that they and half of them are normal numbers even in float16."""
 
 
 class Probes:
@@ -48,6 +51,8 @@ class Probes:
         self.generator = torch.Generator(device=device).manual_seed(seed)
         self.free_a = _free(problem.a, problem.k, problem.a.stride[-1])
         self.free_b = _free(problem.b, problem.k, problem.b.stride[-2])
+        self._work = torch.float32 if problem.dtype in FLOAT8 else problem.dtype
+        """In which numbers are put together: torch does little with 8-bit floats."""
 
     @property
     def can_pick_both(self) -> bool:
@@ -55,9 +60,35 @@ class Probes:
         problem = self.problem
         return self.free_a and self.free_b and problem.k >= 2 and _sizes(problem.a)[1] == problem.m >= 2
 
+    @property
+    def can_measure_width(self) -> bool:
+        """Whether ``width`` can be made."""
+        return self.free_a and self.free_b and self.problem.k >= LEAST_K
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a and b can hold a NaN."""
+        return not dtype_info(self.problem.dtype).is_integer
+
     def random(self) -> Operands:
-        """Standard normal numbers (away from subnormal ones; on tf32's grid for a tf32 problem) as every other operand."""
+        """Standard normal numbers (away from subnormal ones; on tf32's grid for a tf32 problem) as every other operand.
+
+        Integers of the whole range for an integer dtype.
+        """
         return self._operands(self._normal(self.problem.a), self._normal(self.problem.b), general=True)
+
+    def filled(self, fill_a: str, fill_b: str, *, general: bool = True) -> Operands:
+        """a and b of the kinds named in fills.py. Unlike ``random``, not on tf32's grid: reading them as tf32 costs an error.
+
+        ``general``: alpha, beta and scales are any numbers and inp is normal; else they are as in exact probes.
+
+        Raises:
+            GemmtuneError: a name that is none, or none for this dtype.
+        """
+        a, b = self.problem.a, self.problem.b
+        made = (self._values(fill_a, a, -1), self._values(fill_b, b, -2))
+        added = None if general else self._small_inp(MOST_ADDED)
+        return self._operands(self._placed(a, made[0]), self._placed(b, made[1]), added=added, general=general)
 
     def extra(self) -> tuple[torch.Tensor, ...]:
         """Random operands for the epilogue."""
@@ -67,7 +98,7 @@ class Probes:
         """The cancelling probe with no sum of integers larger than ``limit`` on the way. Needs ``free_a`` and ``free_b``."""
         problem = self.problem
         half = problem.k // 2
-        most, density = _range_for(limit, half, problem.dtype)
+        most, density = cancelling_range(limit, half, problem)
         a_size, b_size = _sizes(problem.a), _sizes(problem.b)
         x = self._integers((*a_size[:2], half), 1, most) * self._signs((*a_size[:2], 1))
         if density < 1:
@@ -89,10 +120,37 @@ class Probes:
             row_index=index,
         )
 
-    def rows_of_b(self, b: torch.Tensor, *, nan: bool = False) -> Pick:
-        """One-hot rows of a over the given b, with NaN for every 1 if ``nan``. Needs ``free_a``."""
+    def width(self, limit: int) -> Pick:
+        """The width probe with no sum larger than ``limit`` of its small products. Needs ``can_measure_width``."""
+        problem = self.problem
+        (batch_a, m, k), (batch_b, _, n) = _sizes(problem.a), _sizes(problem.b)
+        made = width_rows(m, k, limit, problem.a.dtype, problem.b.dtype)
+        rows, col, factor = (x.to(self.device, self._work) for x in (made.rows, made.col, made.factor))
+        which = torch.arange(m, device=self.device) % len(rows)
+        signs = self._signs((batch_a, m))
+        a = rows[which] * signs.unsqueeze(-1)
+        b = col.unsqueeze(-1) * self._signs((batch_b, 1, n))
+        return Pick(
+            name="P4 width",
+            operands=self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._small_inp(MOST_ADDED)),
+            by_rows=self._row_mask(True),
+            special=False,
+            row_factor=factor[which] * signs,
+            row_index=made.index.to(self.device)[which].expand(batch_a, m),
+        )
+
+    def rows_of_b(self, b: torch.Tensor, *, nan: bool = False, special: bool = True) -> Pick:
+        """One-hot rows of a over the given b, with NaN for every 1 if ``nan``. Needs ``free_a``.
+
+        ``special``: with a NaN and an infinity for some of the ones, where the dtype has them.
+
+        Raises:
+            GemmtuneError: ``nan`` for a dtype without one.
+        """
         index = self._indices(_sizes(self.problem.a)[:2], 0, self.problem.k)
-        factor = self._factors(index.shape)
+        factor = self._factors(index.shape, self.problem.a.dtype, special=special)
+        if nan and not self.has_nan:
+            raise GemmtuneError(f"rows_of_b: nan=True needs a dtype that has one, got {self.problem.dtype}; see Probes.has_nan")
         if nan:
             factor.fill_(math.nan)
         a = self._placed(self.problem.a, self._one_hot(_sizes(self.problem.a), index, factor))
@@ -105,11 +163,11 @@ class Probes:
             row_index=index,
         )
 
-    def cols_of_a(self, a: torch.Tensor) -> Pick:
-        """One-hot columns of b over the given a. Needs ``free_b``."""
+    def cols_of_a(self, a: torch.Tensor, *, special: bool = True) -> Pick:
+        """One-hot columns of b over the given a, ``special`` as for ``rows_of_b``. Needs ``free_b``."""
         batch, k, n = _sizes(self.problem.b)
         index = self._indices((batch, n), 0, k)
-        factor = self._factors(index.shape)
+        factor = self._factors(index.shape, self.problem.b.dtype, special=special)
         b = self._placed(self.problem.b, self._one_hot((batch, n, k), index, factor).mT)
         made = self._operands(a, b, added=self._no_inp())
         return Pick(name="P3 one-hot b", operands=made, by_rows=self._row_mask(False), col_factor=factor, col_index=index)
@@ -120,16 +178,16 @@ class Probes:
         half = problem.k // 2
         (batch_a, m, _), (batch_b, _, n) = _sizes(problem.a), _sizes(problem.b)
         row_index, col_index = self._indices((batch_a, m), 0, half), self._indices((batch_b, n), half, problem.k)
-        row_factor = self._factors(row_index.shape)
-        col_factor = torch.ones(col_index.shape, dtype=problem.dtype, device=self.device)
+        row_factor = self._factors(row_index.shape, problem.a.dtype)
+        col_factor = torch.ones(col_index.shape, dtype=self._work, device=self.device)
         by_rows = self._row_mask(True)
         by_rows[1::2] = False
         row_factor[~by_rows[:m].expand(row_factor.shape)] = 1
-        a = as_batches(distinct(random.a)).clone()
+        a = as_batches(distinct(random.a)).to(self._work, copy=True)
         a[:, :, :half] = 0
         picking = self._one_hot((batch_a, m, problem.k), row_index, row_factor)
         a = torch.where(by_rows[:m].unsqueeze(-1), picking, a)
-        b = as_batches(distinct(random.b)).clone()
+        b = as_batches(distinct(random.b)).to(self._work, copy=True)
         b[:, half:] = self._one_hot((batch_b, n, problem.k), col_index, col_factor).mT[:, half:]
         made = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._no_inp())
         return Pick(
@@ -139,7 +197,7 @@ class Probes:
 
     def integers(self) -> Operands:
         """Operands of −1, 0 and 1, placed by memory where elements overlap."""
-        a, b = (self._placed(layout, self._integers(_held_size(layout), -1, 1)) for layout in (self.problem.a, self.problem.b))
+        a, b = (self._placed(layout, self._integers(held_size(layout), -1, 1)) for layout in (self.problem.a, self.problem.b))
         return self._operands(a, b, added=self._small_inp(MOST_ADDED))
 
     def _operands(self, a: torch.Tensor, b: torch.Tensor, *, added: torch.Tensor | None = None, general: bool = False) -> Operands:
@@ -150,6 +208,10 @@ class Probes:
             inp = self._placed(problem.inp, None)
         elif problem.inp is not None and inp is None:
             inp = self._normal(problem.inp)
+        scales = [
+            random_scale(layout, self.generator, self.device, exact=not general) if layout is not None else None
+            for layout in (problem.scale_a, problem.scale_b)
+        ]
         alpha, beta = (operands.ALPHA, operands.BETA) if general else (ALPHA, BETA)
         return Operands(
             a=a,
@@ -159,6 +221,8 @@ class Probes:
             out=torch.empty(0, dtype=problem.out.dtype, device=self.device),
             alpha=scalar_value(problem.alpha, alpha),
             beta=scalar_value(problem.beta, beta),
+            scale_a=scales[0],
+            scale_b=scales[1],
         )
 
     def _no_inp(self) -> torch.Tensor | None:
@@ -167,27 +231,27 @@ class Probes:
     def _small_inp(self, most: int) -> torch.Tensor | None:
         """inp of integers up to ``most``."""
         inp = self.problem.inp
-        return None if inp is None else self._placed(inp, self._integers(_held_size(inp), -most, most))
+        return None if inp is None else self._placed(inp, self._integers(held_size(inp), -most, most))
 
     def _placed(self, layout: Layout, values: torch.Tensor | None) -> torch.Tensor:
-        """A buffer of that layout, NaN throughout except for ``values``, as many as ``_held_size`` says; None leaves all NaN."""
-        tensor = allocate(layout, self.device)
-        fill_nan(tensor)
-        if values is not None:
-            target = flat(tensor) if overlapping(layout) else distinct(tensor)
-            target.copy_(values.reshape(target.shape))
-        return tensor
+        return placed(layout, self.device, values)
+
+    def _values(self, fill: str, layout: Layout, k_dim: int) -> torch.Tensor:
+        """Numbers of a fill; integers smaller where products of the largest could add up to more than int32 holds."""
+        values = fill_named(fill, layout.dtype)(layout, self.generator, self.device, k_dim)
+        if self.has_nan:
+            return values
+        most = most_factor(self.problem.k, layout.dtype)
+        return values.clamp(-most - 1, most)
 
     def _normal(self, layout: Layout) -> torch.Tensor:
-        dtype = torch.float64 if layout.dtype == torch.float64 else torch.float32
-        values = torch.empty(_held_size(layout), dtype=dtype, device=self.device).normal_(generator=self.generator)
-        values += torch.copysign(torch.where(values.abs() < LEAST_NORMAL, LEAST_NORMAL, 0.0), values)
+        values = self._values("normal", layout, -1)
         if self.problem.precision.input_mode == "tf32" and layout.dtype == torch.float32:
             values = (values.view(torch.int32) & -(2**13)).view(torch.float32)
         return self._placed(layout, values)
 
     def _integers(self, size: tuple[int, ...], low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high + 1, size, generator=self.generator, dtype=self.problem.dtype, device=self.device)
+        return torch.randint(low, high + 1, size, generator=self.generator, dtype=self._work, device=self.device)
 
     def _signs(self, size: tuple[int, ...]) -> torch.Tensor:
         return self._integers(size, 0, 1) * 2 - 1
@@ -199,53 +263,37 @@ class Probes:
         index[:, -1] = high - 1
         return index
 
-    def _factors(self, size: tuple[int, ...]) -> torch.Tensor:
-        """Ones, with a NaN where there are at least two, and infinities where there are at least four and no epilogue."""
-        factor = torch.ones(size, dtype=self.problem.dtype, device=self.device)
-        if self.problem.alpha == "zero":  # 0 · NaN need not be computed
+    def _factors(self, size: tuple[int, ...], dtype: torch.dtype, *, special: bool = True) -> torch.Tensor:
+        """Ones; if ``special``, with a NaN where there are at least two, and infinities where there are at least four and no epilogue.
+
+        Integers have neither, and any value but 0 in every place.
+        """
+        info = dtype_info(dtype)
+        if info.is_integer:
+            return self._integers(size, 1, int(info.largest)) * self._signs(size)
+        factor = torch.ones(size, dtype=self._work, device=self.device)
+        if not special or self.problem.alpha == "zero":  # 0 · NaN need not be computed
             return factor
         if size[-1] >= 2:
             factor[:, 0] = math.nan
-        if size[-1] >= 4 and self.problem.epilogue is None:
+        if size[-1] >= 4 and self.problem.epilogue is None and info.has_infinity:
             factor[:, 2] = -math.inf
         return factor
 
     def _one_hot(self, size: tuple[int, ...], index: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        zeros = torch.zeros(size, dtype=self.problem.dtype, device=self.device)
+        zeros = torch.zeros(size, dtype=self._work, device=self.device)
         return zeros.scatter_(-1, index.unsqueeze(-1), factor.unsqueeze(-1))
 
     def _row_mask(self, value: bool) -> torch.Tensor:
         return torch.full((self.problem.m,), value, device=self.device)
 
 
-def _distinct_size(layout: Layout) -> tuple[int, ...]:
-    """The layout's size with 1 for every dimension of stride 0."""
-    return tuple(1 if s == 0 and n > 1 else n for n, s in zip(layout.size, layout.stride, strict=True))
-
-
-def _held_size(layout: Layout) -> tuple[int, ...]:
-    """What values the layout can hold: ``_distinct_size``, or its memory as one dimension where elements overlap."""
-    return (layout.span,) if overlapping(layout) else _distinct_size(layout)
-
-
 def _sizes(layout: Layout) -> tuple[int, int, int]:
-    """``_distinct_size`` with a batch dimension."""
-    size = _distinct_size(layout)
+    """``distinct_size`` with a batch dimension."""
+    size = distinct_size(layout)
     return (1, *size) if len(size) == 2 else size  # type: ignore[return-value]
 
 
 def _free(layout: Layout, k: int, k_stride: int) -> bool:
     """Whether each element along K can be chosen by itself."""
     return k > 0 and not overlapping(layout) and (k_stride != 0 or k == 1)
-
-
-def _range_for(limit: int, half: int, dtype: torch.dtype) -> tuple[int, float]:
-    """(largest integer, share of nonzero products) for sums of ``half`` products below ``limit``.
-
-    float64 gets large integers: small ones would be summed exactly in float32 as well.
-    """
-    most = 2**20 if dtype == torch.float64 else MOST_INTEGER
-    fitting = int(math.sqrt(min(limit, 2**INTEGER_SUM_BITS) / max(half, 1)))
-    if fitting >= 1:
-        return min(most, fitting), 1.0
-    return 1, limit / (4 * half)

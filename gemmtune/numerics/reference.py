@@ -1,6 +1,7 @@
 """Reference values R = alpha · a @ b + beta · inp and magnitudes S = |alpha|·|a| @ |b| + |beta|·|inp|, in float64 or better.
 
-Large problems are sampled: a ``Region`` is the part of the output for which R and S are held.
+Scales count in the place of alpha. Products of int8 are exact: their sums stay far below 2^53. Large problems are sampled: a
+``Region`` is the part of the output for which R and S are held.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .operands import Operands
+from .operands import Operands, scale_factor
 
 __all__ = ["Reference", "Region", "extended_reference", "products", "reference", "regions"]
 
@@ -100,6 +101,9 @@ def _restricted(operands: Operands, region: Region) -> tuple[torch.Tensor, torch
 
 def _with_scalars(operands: Operands, region: Region, value: torch.Tensor, magnitude: torch.Tensor, *, extended: bool) -> Reference:
     value, magnitude = value.mul_(operands.alpha), magnitude.mul_(abs(operands.alpha))
+    scales = scale_factor(operands, region.rows, region.cols)
+    if scales is not None:
+        value, magnitude = value.mul_(scales), magnitude.mul_(scales.abs())
     if operands.inp is not None and operands.beta != 0:
         size = (*operands.a.shape[:-1], operands.b.shape[-1])
         added = region.of(as_batches(operands.inp.expand(size))).double() * operands.beta
@@ -108,7 +112,7 @@ def _with_scalars(operands: Operands, region: Region, value: torch.Tensor, magni
 
 
 def products(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a @ b, |a| @ |b|) in float64, for a [B, M, K] and b [B, K, N] of any float dtype, in tiles of bounded temporary memory."""
+    """(a @ b, |a| @ |b|) in float64, for a [B, M, K] and b [B, K, N] of any dtype, in tiles of bounded temporary memory."""
     (batch, m, k), n = a.shape, b.shape[-1]
     value = torch.empty((batch, m, n), dtype=torch.float64, device=a.device)
     magnitude = torch.empty_like(value)

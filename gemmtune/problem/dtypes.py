@@ -8,7 +8,7 @@ import torch
 
 from ..errors import InvalidProblemError
 
-__all__ = ["DTYPES", "DTypeInfo", "accumulator_dtype", "dtype_info", "dtype_name", "parse_dtype"]
+__all__ = ["DTYPES", "FLOAT8", "DTypeInfo", "accumulator_dtype", "dtype_info", "dtype_name", "parse_dtype"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,8 @@ class DTypeInfo:
     """What is known of one dtype.
 
     ``unit_roundoff`` is u = 2^-(significand bits), the largest relative error of one rounding to nearest; 0 for integers.
-    ``smallest_subnormal`` and ``smallest_normal`` are the smallest positive values with and without gradual underflow.
+    ``smallest_subnormal`` and ``smallest_normal`` are the smallest positive values with and without gradual underflow, both 0 for
+    integers, which do not underflow. ``largest`` is the largest finite value.
     """
 
     dtype: torch.dtype
@@ -27,14 +28,22 @@ class DTypeInfo:
     smallest_normal: float
     exact_integer: int
     """Every integer up to this magnitude is a value of the dtype."""
+    largest: float
+    has_infinity: bool
+    has_nan: bool
 
     @property
     def name(self) -> str:
         """torch's name, such as ``bfloat16``."""
         return str(self.dtype).removeprefix("torch.")
 
+    @property
+    def is_integer(self) -> bool:
+        """Values are integers: sums and products of them are exact until they overflow."""
+        return not self.has_nan
 
-def _float(dtype: torch.dtype, short: str, significand_bits: int, least_exponent: int) -> DTypeInfo:
+
+def _float(dtype: torch.dtype, short: str, significand_bits: int, least_exponent: int, *, infinity: bool = True) -> DTypeInfo:
     return DTypeInfo(
         dtype=dtype,
         short=short,
@@ -43,6 +52,25 @@ def _float(dtype: torch.dtype, short: str, significand_bits: int, least_exponent
         smallest_subnormal=2.0 ** (least_exponent - significand_bits + 1),
         smallest_normal=2.0**least_exponent,
         exact_integer=2**significand_bits,
+        largest=torch.finfo(dtype).max,
+        has_infinity=infinity,
+        has_nan=True,
+    )
+
+
+def _integer(dtype: torch.dtype, short: str) -> DTypeInfo:
+    most = torch.iinfo(dtype).max
+    return DTypeInfo(
+        dtype=dtype,
+        short=short,
+        itemsize=dtype.itemsize,
+        unit_roundoff=0.0,
+        smallest_subnormal=0.0,
+        smallest_normal=0.0,
+        exact_integer=most,
+        largest=most,
+        has_infinity=False,
+        has_nan=False,
     )
 
 
@@ -57,6 +85,21 @@ DTYPES: dict[torch.dtype, DTypeInfo] = {
 }
 """The dtypes that the dense operations take."""
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""The dtypes of a and b of scaled_mm."""
+
+_OTHERS: dict[torch.dtype, DTypeInfo] = {
+    info.dtype: info
+    for info in (
+        _integer(torch.int8, "i8"),
+        _integer(torch.int32, "i32"),
+        _float(torch.float8_e4m3fn, "e4m3", 4, -6, infinity=False),
+        _float(torch.float8_e5m2, "e5m2", 3, -14),
+    )
+}
+"""The dtypes of the operations with rules of their own. "FP8 Formats for Deep Learning" (Micikevicius et al., 2022) has the two
+8-bit floats: e4m3fn has no infinity and one NaN for each sign."""
+
 _ALIASES = {
     "fp64": "float64", "double": "float64", "f64": "float64",
     "fp32": "float32", "float": "float32", "f32": "float32",
@@ -66,11 +109,12 @@ _ALIASES = {
 
 
 def dtype_info(dtype: torch.dtype) -> DTypeInfo:
-    """The facts about ``dtype``. Raises InvalidProblemError for one that no dense operation takes."""
-    try:
-        return DTYPES[dtype]
-    except KeyError:
-        raise InvalidProblemError(f"dtype: got {dtype}, expected one of {', '.join(i.name for i in DTYPES.values())}") from None
+    """The facts about ``dtype``. Raises InvalidProblemError for one that no operation has."""
+    info = DTYPES.get(dtype) or _OTHERS.get(dtype)
+    if info is None:
+        known = ", ".join(i.name for i in (*DTYPES.values(), *_OTHERS.values()))
+        raise InvalidProblemError(f"dtype: got {dtype}, expected one of {known}")
+    return info
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -79,7 +123,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The dtype of a name such as ``bfloat16`` or ``bf16``. Raises InvalidProblemError for an unknown one."""
+    """The dtype of a name such as ``bfloat16`` or ``bf16``. Raises InvalidProblemError for one that no dense operation takes."""
     full = _ALIASES.get(name.lower(), name.lower())
     for dtype, info in DTYPES.items():
         if info.name == full:
@@ -90,5 +134,5 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which products of ``dtype`` are summed: float64 for float64, float32 for the narrower floats."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    """The type in which products of ``dtype`` are summed: float64 for float64, int32 for int8, float32 for the narrower floats."""
+    return {torch.float64: torch.float64, torch.int8: torch.int32}.get(dtype, torch.float32)

@@ -8,20 +8,19 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import InvalidProblemError
 from .canonical import plain
-from .dtypes import accumulator_dtype, dtype_info, dtype_name
+from .dtypes import accumulator_dtype, dtype_name
 from .epilogue import Epilogue
 from .layout import Layout
 from .precision import Precision, precision_of
+from .rules import DENSE_OPS, OPS, Op, check
+from .standard import BiasShape, Scales, inp_layout, operand_layouts, scale_layouts
 
-__all__ = ["OPS", "BiasShape", "Op", "Problem", "ScalarClass", "scalar_class"]
+__all__ = ["DENSE_OPS", "OPS", "BiasShape", "Op", "Problem", "ScalarClass", "Scales", "scalar_class"]
 
-Op = Literal["mm", "addmm", "bmm", "baddbmm"]
-OPS: tuple[Op, ...] = ("mm", "addmm", "bmm", "baddbmm")
 ScalarClass = Literal["zero", "one", "general"]
 """What is known of alpha or beta before the call; the value itself is an argument of the launch."""
-BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
+_SCALED_FIELDS = ("scale_a", "scale_b", "fast_accum")
 
 
 def scalar_class(value: float) -> ScalarClass:
@@ -31,11 +30,15 @@ def scalar_class(value: float) -> ScalarClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """out = epilogue(alpha · a @ b + beta · inp)
+    """out = epilogue(alpha · a @ b + beta · inp), or for scaled_mm (scale_a · scale_b) · (a @ b)
 
     ``a`` is [M, K] or [B, M, K], ``b`` is [K, N] or [B, K, N], ``out`` is [M, N] or [B, M, N]; all of one float dtype, except that
     ``out`` may differ where the epilogue ends in a cast. ``inp`` is the added operand with the shape that the caller gave it; it
-    broadcasts to ``out`` and is None for mm and bmm. With ``beta`` zero, ``inp`` is never read.
+    broadcasts to ``out`` and is None but for addmm and baddbmm. With ``beta`` zero, ``inp`` is never read.
+
+    int_mm has a and b of int8 and out of int32, exact while sums fit that, as they do for K below 2^17. scaled_mm has a and b of
+    float8_e4m3fn or float8_e5m2, each its own, out of float32, float16 or bfloat16, and two float32 scales: ``scale_a`` with one
+    element or shape [M, 1], ``scale_b`` with one element or shape [1, N]. Neither takes alpha, beta, inp or an epilogue.
 
     Raises:
         InvalidProblemError: the layouts do not fit together.
@@ -53,41 +56,13 @@ class Problem:
     precision: Precision = field(default_factory=Precision)
     prepacked: bool = False
     """b was given through ``prepack``: a choice may have it in its own layout, and the packing is not part of the call."""
+    scale_a: Layout | None = None
+    scale_b: Layout | None = None
+    fast_accum: bool = False
+    """8-bit tensor cores may keep their narrow sum to the end, without adding it to a float32 one (torch's ``use_fast_accum``)."""
 
     def __post_init__(self) -> None:
-        if self.op not in OPS:
-            raise InvalidProblemError(f"op: got {self.op!r}, expected one of {', '.join(OPS)}")
-        rank = 3 if self.op in ("bmm", "baddbmm") else 2
-        for name, layout in (("a", self.a), ("b", self.b), ("out", self.out)):
-            dtype_info(layout.dtype)
-            if len(layout.size) != rank:
-                raise InvalidProblemError(f"{self.op}: {name} must be a {rank}-D tensor, got shape {list(layout.size)}")
-        if self.a.dtype != self.b.dtype:
-            raise InvalidProblemError(
-                f"{self.op}: a and b must have the same dtype, got {self.a.dtype} and {self.b.dtype}; cast one of them"
-            )
-        if self.a.size[-1] != self.b.size[-2] or self.a.size[:-2] != self.b.size[:-2]:
-            raise InvalidProblemError(
-                f"{self.op}: shapes do not fit, got a {list(self.a.size)} and b {list(self.b.size)}; "
-                f"expected a [{'B, ' * (rank - 2)}M, K] and b [{'B, ' * (rank - 2)}K, N]"
-            )
-        expected = (*self.a.size[:-1], self.b.size[-1])
-        if self.out.size != expected:
-            raise InvalidProblemError(f"{self.op}: out must have shape {list(expected)}, got {list(self.out.size)}")
-        self._check_inp(expected)
-
-    def _check_inp(self, expected: tuple[int, ...]) -> None:
-        if (self.inp is not None) != (self.op in ("addmm", "baddbmm")):
-            raise InvalidProblemError(f"{self.op}: takes {'no' if self.inp is not None else 'an'} added operand")
-        if self.inp is not None and self.inp.dtype != self.a.dtype:
-            raise InvalidProblemError(f"{self.op}: inp must have the dtype of a, got {self.inp.dtype} and {self.a.dtype}")
-        named = [("inp", self.inp)] if self.inp is not None else []
-        named += [(f"epilogue_args[{i}]", x) for i, x in enumerate(self.epilogue.operands if self.epilogue else ())]
-        for name, layout in named:
-            try:
-                layout.expanded(expected)
-            except InvalidProblemError as error:
-                raise InvalidProblemError(f"{self.op}: {name}: {error}") from None
+        check(self)
 
     @property
     def batch(self) -> int:
@@ -137,7 +112,8 @@ class Problem:
     @property
     def bytes(self) -> int:
         """The least memory traffic: every operand read once, out written once, broadcast operands at their own size."""
-        layouts = [self.a, self.b, self.out, *([self.inp] if self.inp and self.beta != "zero" else [])]
+        read = [self.inp if self.beta != "zero" else None, self.scale_a, self.scale_b]
+        layouts = [self.a, self.b, self.out, *(layout for layout in read if layout)]
         layouts += self.epilogue.operands if self.epilogue else ()
         return sum(min(layout.numel, layout.span) * layout.dtype.itemsize for layout in layouts)
 
@@ -159,6 +135,8 @@ class Problem:
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, with nothing left out that the choice may depend on; M, N, K and batch stand in clear."""
         data: dict[str, Any] = plain(self)
+        if self.op != "scaled_mm":
+            data = {name: value for name, value in data.items() if name not in _SCALED_FIELDS}
         return data | {"batch": self.batch, "m": self.m, "n": self.n, "k": self.k}
 
     def __str__(self) -> str:
@@ -166,9 +144,21 @@ class Problem:
         text = f"{self.op} {shape} {self.dtype_label} {self.layout_letters}"
         if self.inp is not None:
             text += f" inp[{'x'.join(map(str, self.inp.size))}] alpha={self.alpha} beta={self.beta}"
+        if self.op == "scaled_mm":
+            mixed = f" b {dtype_name(self.b.dtype)}" if self.b.dtype != self.a.dtype else ""
+            text += f"{mixed} out {dtype_name(self.out.dtype)} scales={self._scales}" + " fast_accum" * self.fast_accum
         if self.epilogue is not None:
             text += f" epilogue={self.epilogue}"
         return text + " prepacked" * self.prepacked + f" on {self.device_type}"
+
+    @property
+    def _scales(self) -> str:
+        """``tensor``, ``row``, or the two shapes where those differ in kind."""
+        shapes = [layout.size if layout else () for layout in (self.scale_a, self.scale_b)]
+        for name in ("tensor", "row"):
+            if shapes == [layout.size for layout in scale_layouts(self.m, self.n, name)]:
+                return name
+        return ",".join("x".join(map(str, shape)) or "scalar" for shape in shapes)
 
     @classmethod
     def mm(
@@ -245,6 +235,33 @@ class Problem:
         return cls._dense("baddbmm", batch, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta)
 
     @classmethod
+    def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None) -> Problem:
+        """out[M, N] = a[M, K] @ b[K, N], int8 into int32."""
+        a, b, out = operand_layouts((), m, n, k, layout, torch.int8, torch.int8, torch.int32)
+        return cls(op="int_mm", a=a, b=b, out=out, device_type=device_type or _device_type())
+
+    @classmethod
+    def scaled_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.float8_e4m3fn,
+        dtype_b: torch.dtype | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+        scales: Scales = "tensor",
+        fast_accum: bool = False,
+        layout: str = "nt",
+        device_type: str | None = None,
+    ) -> Problem:
+        """out[M, N] = (scale_a · scale_b) · (a[M, K] @ b[K, N]), with scalars as scales, or for ``row`` [M, 1] and [1, N]."""
+        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b or dtype, out_dtype)
+        scale_a, scale_b = scale_layouts(m, n, scales)
+        kind = device_type or _device_type()
+        return cls(op="scaled_mm", a=a, b=b, out=out, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, device_type=kind)
+
+    @classmethod
     def _dense(
         cls,
         op: Op,
@@ -261,21 +278,15 @@ class Problem:
         beta: float = 0,
         prepacked: bool = False,
     ) -> Problem:
-        if len(layout) != 2 or set(layout) - {"n", "t"}:
-            raise InvalidProblemError(f"layout: got {layout!r}, expected one of nn, nt, tn, tt")
         lead = () if batch is None else (batch,)
-        inp = None
-        if bias is not None:
-            shapes = {"n": (n,), "mn": (*lead, m, n), "m1": (m, 1), "1n": (1, n), "scalar": ()}
-            if bias not in shapes:
-                raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
-            inp = Layout.contiguous(shapes[bias], dtype)
-        kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+        inp = inp_layout(lead, m, n, bias, dtype) if bias is not None else None
+        a, b, out = operand_layouts(lead, m, n, k, layout, dtype, dtype, dtype)
+        kind = device_type or _device_type()
         return cls(
             op=op,
-            a=_operand((*lead, m, k), dtype, transposed=layout[0] == "t"),
-            b=_operand((*lead, k, n), dtype, transposed=layout[1] == "t"),
-            out=Layout.contiguous((*lead, m, n), dtype),
+            a=a,
+            b=b,
+            out=out,
             inp=inp,
             alpha=scalar_class(alpha),
             beta=scalar_class(beta) if inp else "zero",
@@ -285,9 +296,5 @@ class Problem:
         )
 
 
-def _operand(size: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> Layout:
-    if any(n < 0 for n in size):
-        raise InvalidProblemError(f"sizes must be 0 or more, got {size}")
-    if not transposed:
-        return Layout.contiguous(size, dtype)
-    return Layout.contiguous((*size[:-2], size[-1], size[-2]), dtype).transposed
+def _device_type() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

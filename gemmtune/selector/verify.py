@@ -226,7 +226,7 @@ class Verifier:
                 cases.append(self._pick_case(probes.rows_of_b(random.b)))
             if probes.free_b:
                 cases.append(self._pick_case(probes.cols_of_a(random.a)))
-            if probes.free_a and problem.m < 2 and problem.n < 2 and problem.alpha != "zero":
+            if probes.has_nan and probes.free_a and problem.m < 2 and problem.n < 2 and problem.alpha != "zero":
                 cases.append(self._pick_case(probes.rows_of_b(random.b, nan=True)))
         if not (probes.free_a and probes.free_b):
             cases.append(self._bound_case("P1 integers", probes.integers(), integers=True))
@@ -245,7 +245,7 @@ class Verifier:
             operands=operands,
             problem=problem,
             references=tuple(references),
-            largest=functools.cache(lambda: float(operands.a.abs().max() + operands.b.abs().max()) if problem.k else 0.0),
+            largest=functools.cache(operands.largest),
             integers=integers,
         )
 

@@ -99,6 +99,12 @@ def pairwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     )
 
 
+def shuffled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """One by one in a random order."""
+    order = torch.randperm(a.shape[-1], generator=torch.Generator().manual_seed(5))
+    return one_by_one(a[..., order], b[..., order, :])
+
+
 def blocks(a: torch.Tensor, b: torch.Tensor, size: int = 16) -> list[torch.Tensor]:
     """The products of blocks along K."""
     return [a[..., k : k + size] @ b[..., k : k + size, :] for k in range(0, a.shape[-1], size)]
@@ -122,6 +128,26 @@ def split_k(dtype: torch.dtype, splits: int = 2) -> Product:
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         parts = blocks(a, b, -(-a.shape[-1] // splits))
         return torch.stack([part.to(dtype).to(a.dtype) for part in parts]).sum(dim=0)
+
+    return product
+
+
+def tensor_core(bits: int, *, promoted_every: int | None = None, width: int = 32) -> Product:
+    """A matrix unit as of an NVIDIA GPU: ``width`` products and the sum so far, each cut off to ``bits`` significand bits of the
+    largest of them, then added exactly. Every ``promoted_every`` elements of K the sum goes into a float32 one."""
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
+        acc = torch.zeros_like(total, dtype=torch.float64)
+        for k in range(0, a.shape[-1], width):
+            terms = a[..., k : k + width].double().unsqueeze(-1) * b[..., k : k + width, :].double().unsqueeze(-3)
+            terms = torch.cat([acc.unsqueeze(-2), terms], dim=-2)
+            largest = torch.frexp(terms.abs().amax(dim=-2, keepdim=True)).exponent
+            unit = torch.exp2((largest - bits).double())
+            acc = ((terms / unit).trunc() * unit).sum(dim=-2)
+            if promoted_every is not None and (k + width) % promoted_every == 0:
+                total, acc = total + acc.float(), torch.zeros_like(acc)
+        return total + acc.float()
 
     return product
 

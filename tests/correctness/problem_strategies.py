@@ -31,7 +31,7 @@ def layouts(draw: st.DrawFn, size: tuple[int, ...], dtype: torch.dtype, broadcas
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Every operation, dtype and kind of layout at small sizes."""
+    """Every dense operation, dtype and kind of layout at small sizes."""
     op = draw(st.sampled_from(["mm", "addmm", "bmm", "baddbmm"]))
     m, n, k, dtype = (
         draw(SIZES),
@@ -51,4 +51,27 @@ def problems(draw: st.DrawFn) -> Problem:
         alpha=draw(st.sampled_from(["one", "general", "zero"])) if with_inp else "one",
         beta=draw(st.sampled_from(["one", "general", "zero"])) if with_inp else "zero",
         device_type="cpu",
+    )
+
+
+@st.composite
+def narrow_problems(draw: st.DrawFn) -> Problem:
+    """int_mm and scaled_mm with every dtype, kind of scale and kind of layout at small sizes."""
+    op = draw(st.sampled_from(["int_mm", "scaled_mm"]))
+    m, n, k = draw(SIZES), draw(SIZES), draw(SIZES)
+    if op == "int_mm":
+        dtypes, scales = (torch.int8, torch.int8, torch.int32), {}
+    else:
+        eight = st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2])
+        dtypes = (draw(eight), draw(eight), draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32])))
+        shapes = {"scale_a": draw(st.sampled_from([(), (1,), (1, 1), (m, 1)])), "scale_b": draw(st.sampled_from([(), (1, n)]))}
+        scales = {name: Layout.contiguous(shape, torch.float32) for name, shape in shapes.items()}
+        scales["fast_accum"] = draw(st.booleans())
+    return Problem(
+        op=op,
+        a=draw(layouts((m, k), dtypes[0])),
+        b=draw(layouts((k, n), dtypes[1])),
+        out=draw(layouts((m, n), dtypes[2], broadcast=False)),
+        device_type="cpu",
+        **scales,
     )

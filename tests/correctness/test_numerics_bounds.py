@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from broken_kernels import CPU, backwards, claims_of, one_by_one, pairwise, rounding_blocks, split_k, tf32
+from bound_cases import orders, ratio
+from broken_kernels import claims_of, one_by_one, pairwise, rounding_blocks, split_k, tf32
 
 from gemmtune.choice import Claims
 from gemmtune.errors import GemmtuneError
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit
-from gemmtune.numerics.compare import Comparer, Finding
 from gemmtune.numerics.operands import Operands
-from gemmtune.numerics.reference import Region, extended_reference, reference
 from gemmtune.problem import Problem
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -54,22 +53,7 @@ def cancelling(shape: tuple[int, int], generator: torch.Generator) -> torch.Tens
 DATA: dict[str, Callable[[tuple[int, int], torch.Generator], torch.Tensor]] = {
     "normal": normal, "uniform": uniform, "wide range": wide_range, "subnormal": subnormal, "tiny": tiny, "cancelling": cancelling,
 }  # fmt: skip
-ORDERS = {"torch": torch.matmul, "one by one": one_by_one, "backwards": backwards, "pairwise": pairwise, "split": split_k(F32, 4)}
-
-
-def ratio(problem: Problem, claims: Claims, operands: Operands, out: torch.Tensor, *, extended: bool = False) -> float:
-    """Largest error over what is allowed; infinite if some element is rejected."""
-    known = extended_reference(operands, 1, M, N, K) if extended else reference(operands, Region())
-    bound = accumulation_bound(
-        problem,
-        claims,
-        alpha=operands.alpha,
-        largest=lambda: float(operands.a.abs().max() + operands.b.abs().max()),
-        extended=extended,
-    )
-    finding = Finding(CPU, 0)
-    Comparer(problem, claims, ()).reference(out, known, bound, finding)
-    return math.inf if finding.state[0] else float(finding.ratio)
+ORDERS = orders(F32)
 
 
 def made(data: str, dtype: torch.dtype, seed: int, alpha: float = 1, beta: float = 0) -> Operands:
@@ -188,6 +172,7 @@ def test_exact_limit_follows_the_narrowest_type() -> None:
     assert exact_limit(problem, claims_of(BF16)) == 2**23
     assert exact_limit(problem, claims_of(BF16, partials=BF16)) == 2**7
     assert exact_limit(problem, claims_of(BF16, accumulate=F16)) == 2**10
+    assert exact_limit(problem, claims_of(BF16, accumulator_bits=20)) == 2**19
 
 
 def test_unknown_input_mode_is_refused() -> None:

@@ -10,6 +10,7 @@ from gemmtune.numerics.operands import (
     ALPHA,
     BETA,
     POISONS,
+    Operands,
     allocate,
     distinct,
     fill_nan,
@@ -17,6 +18,7 @@ from gemmtune.numerics.operands import (
     overlapping,
     poison,
     random_operands,
+    scale_factor,
     storage_bits,
 )
 from gemmtune.problem import Layout, Problem
@@ -58,6 +60,29 @@ def test_poison_is_nan_everywhere_and_told_from_the_ordinary_one(dtype: torch.dt
     assert len({ordinary, *POISONS[dtype]}) == 3
 
 
+def test_integers_are_poisoned_with_values_that_no_product_gives() -> None:
+    tensor = allocate(Layout.contiguous((4, 4), torch.int32), CPU)
+    fill_nan(tensor)
+    ordinary = storage_bits(tensor)[0].item()
+    assert ordinary == -(2**31)
+    assert len({ordinary, *POISONS[torch.int32]}) == 3
+    for payload in POISONS[torch.int32]:
+        poison(tensor, payload)
+        assert (tensor == payload).all()
+        assert 2**16 * 2**14 < payload < 2**31
+        assert payload % 2 == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str)
+def test_8_bit_buffers_have_nan_or_the_least_integer_around(dtype: torch.dtype) -> None:
+    tensor = allocate(Layout(size=(3, 5), stride=(7, 1), dtype=dtype, offset=3), CPU)
+    fill_nan(tensor)
+    everything = storage_bits(tensor, dtype)
+    assert tensor.data_ptr() % 16 == 3
+    assert everything.numel() >= 512
+    assert (everything == -128).all() if dtype == torch.int8 else everything.float().isnan().all()
+
+
 def test_overlapping() -> None:
     assert overlapping(LAYOUTS["sliding"])
     assert not any(overlapping(layout) for name, layout in LAYOUTS.items() if name != "sliding")
@@ -85,6 +110,36 @@ def test_random_operands_have_the_problems_layouts_and_a_generator_of_their_own(
     assert (first.alpha, first.beta) == (ALPHA, BETA)
     assert abs(first.a.float().std().item() - 1) < 0.05
     assert random_operands(problem, CPU, seed=1, out=False).out.numel() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_random_8_bit_floats_are_normal_numbers_with_scales(dtype: torch.dtype) -> None:
+    problem = Problem.scaled_mm(40, 50, 60, dtype=dtype, scales="row", device_type="cpu")
+    operands = random_operands(problem, CPU, seed=1)
+    assert abs(operands.a.float().std().item() - 1) < 0.05
+    assert operands.out.dtype == torch.bfloat16
+    assert operands.scale_a is not None
+    assert operands.scale_b is not None
+    assert (Layout.of(operands.scale_a), Layout.of(operands.scale_b)) == (problem.scale_a, problem.scale_b)
+    for scale in (operands.scale_a, operands.scale_b):
+        assert 0.5 <= scale.min() < scale.max() <= 2
+    rows, cols = torch.tensor([3, 7]), torch.tensor([1])
+    factor = scale_factor(operands, rows, cols)
+    assert factor is not None
+    assert torch.equal(factor, operands.scale_a.double()[rows] * operands.scale_b.double()[:, cols])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_largest_is_that_of_both_inputs(dtype: torch.dtype) -> None:
+    a, b = torch.tensor([[1, -128.0]]).to(dtype), torch.tensor([[2.0], [-3]]).to(dtype)
+    assert Operands(a=a, b=b, out=b, inp=None, extra=(), alpha=1, beta=0).largest() == 131
+    assert Operands(a=a[:, :0], b=b, out=b, inp=None, extra=(), alpha=1, beta=0).largest() == 3
+
+
+def test_random_int8_has_the_whole_range_and_no_scales() -> None:
+    operands = random_operands(Problem.int_mm(40, 50, 60, device_type="cpu"), CPU, seed=1)
+    assert (operands.a.min(), operands.a.max()) == (-128, 127)
+    assert scale_factor(operands) is None
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS["expanded"], LAYOUTS["sliding"]], ids=["expanded", "sliding"])

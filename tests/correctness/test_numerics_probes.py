@@ -10,9 +10,10 @@ import torch
 from broken_kernels import CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problem_strategies import problems
+from problem_strategies import narrow_problems, problems
 
-from gemmtune.numerics.operands import ALPHA, BETA, Operands, storage_bits
+from gemmtune.errors import GemmtuneError
+from gemmtune.numerics.operands import ALPHA, BETA, Operands, scale_factor, storage_bits
 from gemmtune.numerics.pick import Pick
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Precision, Problem
@@ -25,13 +26,15 @@ def picks(problem: Problem, limit: int = 2**23) -> list[Pick]:
     random = probes.random()
     made = []
     if probes.free_a:
-        made += [probes.rows_of_b(random.b), probes.rows_of_b(random.b, nan=True)]
+        made += [probes.rows_of_b(random.b), *([probes.rows_of_b(random.b, nan=True)] if probes.has_nan else [])]
     if probes.free_b:
         made.append(probes.cols_of_a(random.a))
     if probes.can_pick_both:
         made.append(probes.both(random))
     if probes.free_a and probes.free_b:
         made.append(probes.cancel(limit))
+    if probes.can_measure_width:
+        made.append(probes.width(limit))
     return made
 
 
@@ -44,13 +47,15 @@ def product(problem: Problem, operands: Operands) -> torch.Tensor:
     """alpha · a @ b + beta · inp in float64, by plain multiplications and sums: NaN and infinities go where IEEE sends them."""
     a, b = operands.a.double().contiguous(), operands.b.double().contiguous()
     result = (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(dim=-2) * operands.alpha
+    scales = scale_factor(operands)
+    result = result if scales is None else result * scales
     if operands.inp is not None and problem.beta != "zero":
         result = result + operands.inp.double() * operands.beta
     return result
 
 
-@settings(max_examples=150, deadline=None, print_blob=True, derandomize=True)
-@given(problem=problems(), limit=st.sampled_from([2**23, 2**10, 2**7]))
+@settings(max_examples=250, deadline=None, print_blob=True, derandomize=True)
+@given(problem=st.one_of(problems(), narrow_problems()), limit=st.sampled_from([2**23, 2**13, 2**10, 2**7, 4]))
 def test_exact_is_exact(problem: Problem, limit: int) -> None:
     for pick in picks(problem, limit):
         expected, got = known(problem, pick), product(problem, pick.operands)
@@ -60,8 +65,8 @@ def test_exact_is_exact(problem: Problem, limit: int) -> None:
         assert Layout.of(pick.operands.b) == problem.b
 
 
-@settings(max_examples=60, deadline=None, print_blob=True, derandomize=True)
-@given(problem=problems())
+@settings(max_examples=100, deadline=None, print_blob=True, derandomize=True)
+@given(problem=st.one_of(problems(), narrow_problems()))
 def test_results_fit_the_output_type(problem: Problem) -> None:
     for pick in picks(problem):
         expected = known(problem, pick)
@@ -140,3 +145,80 @@ def test_special_rows_hold_nan_and_infinity_only_where_they_tell_something() -> 
     plain = nothing.rows_of_b(nothing.random().b).row_factor
     assert plain is not None
     assert plain.isfinite().all()
+
+
+def test_integers_have_no_nan() -> None:
+    probes = Probes(Problem.int_mm(5, 6, 7, device_type="cpu"), CPU)
+    assert not probes.has_nan
+    with pytest.raises(GemmtuneError, match=r"rows_of_b: nan=True needs a dtype that has one, got torch.int8; see Probes.has_nan"):
+        probes.rows_of_b(probes.random().b, nan=True)
+
+
+def test_int8_probes_have_both_signs_and_large_numbers() -> None:
+    probes = Probes(Problem.int_mm(200, 200, 200, device_type="cpu"), CPU)
+    random = probes.random()
+    assert (random.a.min(), random.a.max()) == (-128, 127)
+    factor = probes.rows_of_b(random.b).row_factor
+    assert factor is not None
+    assert (factor < -100).any()
+    assert (factor > 100).any()
+    assert (factor != 0).all()
+
+
+@pytest.mark.parametrize(("dtype", "infinities"), [(torch.float8_e4m3fn, 0), (torch.float8_e5m2, 1)], ids=str)
+def test_only_dtypes_with_infinity_get_one(dtype: torch.dtype, infinities: int) -> None:
+    probes = Probes(Problem.scaled_mm(9, 9, 9, dtype=dtype, device_type="cpu"), CPU)
+    pick = probes.rows_of_b(probes.random().b)
+    assert pick.row_factor is not None
+    assert pick.row_factor.isnan().sum() == 1
+    assert pick.row_factor.isinf().sum() == infinities
+    assert pick.operands.a.float().isnan().any(dim=1).tolist() == [True] + [False] * 8
+
+
+def test_scales_are_powers_of_two_in_exact_probes_and_any_numbers_else() -> None:
+    probes = Probes(Problem.scaled_mm(40, 50, 16, scales="row", device_type="cpu"), CPU)
+    random = probes.random()
+    for operands, exact in (
+        (random, False),
+        (probes.cancel(2**13).operands, True),
+        (probes.filled("ones", "ones", general=False), True),
+    ):
+        for scale, shape in ((operands.scale_a, (40, 1)), (operands.scale_b, (1, 50))):
+            assert scale is not None
+            assert scale.shape == shape
+            assert ((torch.frexp(scale).mantissa == 0.5).all() == exact).item()
+            assert scale.min() >= 0.5
+            assert scale.max() <= 2
+            assert len(scale.unique()) >= 3
+            assert storage_bits(scale, F32).isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("problem", "limit", "reached"),
+    [
+        (Problem.mm(70, 4, 1000, dtype=BF16, device_type="cpu"), 2**23, 2**22),
+        (Problem.mm(70, 4, 1000, dtype=F16, device_type="cpu"), 2**23, 2**22),
+        (Problem.mm(70, 4, 1000, dtype=F32, device_type="cpu"), 2**23, 2**22),
+        (Problem.mm(70, 4, 1000, dtype=F64, device_type="cpu"), 2**52, 2**51),
+        (Problem.scaled_mm(70, 4, 1000, device_type="cpu"), 2**13, 2**12),
+        (Problem.scaled_mm(70, 4, 1000, device_type="cpu"), 2**23, 2**22),
+        (Problem.scaled_mm(70, 4, 1000, dtype=torch.float8_e5m2, device_type="cpu"), 2**23, 2**22),
+        (Problem.int_mm(70, 4, 8000, device_type="cpu"), 2**30, 2**24),
+    ],
+    ids=lambda x: str(x),
+)
+def test_width_reaches_the_limit_and_no_sum_exceeds_it(problem: Problem, limit: int, reached: int) -> None:
+    pick = Probes(problem, CPU).width(limit)
+    a, b = pick.operands.a.double(), pick.operands.b.double()
+    unit = a[a != 0].abs().min() * b.abs().min()
+    of_one_sign = (a.abs() @ b.abs() + (a @ b).abs()) / 2
+    assert of_one_sign.max() <= limit * unit
+    assert of_one_sign[0].min() > reached * unit
+    assert (known(problem, pick) != 0).all()
+
+
+def test_width_needs_three_elements_of_k() -> None:
+    assert [Probes(Problem.mm(4, 4, k, device_type="cpu"), CPU).can_measure_width for k in (0, 1, 2, 3)] == [False] * 3 + [True]
+    expanded = Layout(size=(4, 8), stride=(1, 0), dtype=F32)
+    problem = Problem(op="mm", a=expanded, b=Layout.contiguous((8, 4), F32), out=Layout.contiguous((4, 4), F32), device_type="cpu")
+    assert not Probes(problem, CPU).can_measure_width

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from rational import rational
 
 from gemmtune.numerics import reference as module
 from gemmtune.numerics.grade import MOST, grade
@@ -19,11 +20,6 @@ UNIT = Fraction(1, 2**53)
 
 def operands(a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None = None, alpha: float = 1, beta: float = 0) -> Operands:
     return Operands(a=a, b=b, out=torch.empty(0), inp=inp, extra=(), alpha=alpha, beta=beta)
-
-
-def rational(a: torch.Tensor, b: torch.Tensor) -> list[list[Fraction]]:
-    left, right = ([[Fraction(x) for x in row] for row in matrix.tolist()] for matrix in (a, b.T))
-    return [[sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in right] for row in left]
 
 
 def hilbert(n: int, dtype: torch.dtype) -> torch.Tensor:

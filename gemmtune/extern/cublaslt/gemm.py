@@ -13,6 +13,7 @@ import torch
 from ...errors import InvalidProblemError
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from ...problem.rules import why_not_dense
 
 __all__ = ["Gemm", "Matrix", "gemm_of"]
 
@@ -58,6 +59,9 @@ def gemm_of(problem: Problem) -> Gemm:
     Raises:
         InvalidProblemError: cuBLASLt cannot do it; the message tells why.
     """
+    reason = why_not_dense(problem)
+    if reason is not None:
+        raise InvalidProblemError(reason)
     if problem.epilogue is not None:
         raise InvalidProblemError("an epilogue function: cuBLASLt stores the bare result")
     if problem.empty or problem.k == 0:

@@ -11,6 +11,7 @@ import torch
 
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
+from ...problem.rules import why_not_dense
 from ...settings import Search
 from .printer import COMPUTE_TYPES, STORAGE_TYPES
 
@@ -91,6 +92,9 @@ def oriented(problem: Problem, nr: int) -> Oriented:
 
 def unsupported(problem: Problem) -> str | None:
     """Why no configuration serves the problem; None if some may."""
+    reason = why_not_dense(problem)
+    if reason is not None:
+        return reason
     if problem.device_type != "cpu":
         return f"the problem is on {problem.device_type}, these kernels run on a CPU"
     if problem.prepacked and problem.batched:

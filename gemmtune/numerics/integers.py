@@ -1,0 +1,35 @@
+"""Which integers a probe may use: exact in the operands, with sums that are exact in the accumulator and results exact in out."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..problem import Problem
+from ..problem.dtypes import dtype_info
+
+__all__ = ["MOST_ADDED", "cancelling_range", "most_factor"]
+
+MOST_INTEGER = 31
+"""In a and b of the cancelling probe: exact in 16 bits; so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
+MOST_INTEGERS: dict[torch.dtype, int] = {torch.float64: 2**20, torch.int8: 126, torch.float8_e4m3fn: 15, torch.float8_e5m2: 7}
+"""The same for other dtypes: one more is exact too. float64 and int8 get large ones, of which sums in float32 are not exact."""
+MOST_ADDED = 9
+"""In inp."""
+SUM_BITS = 50
+
+
+def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, float]:
+    """(largest integer, share of nonzero products) for sums of ``half`` products below ``limit``."""
+    most = min(MOST_INTEGERS.get(layout.dtype, MOST_INTEGER) for layout in (problem.a, problem.b))
+    fitting = int(math.sqrt(min(limit, 2**SUM_BITS) / max(half, 1)))
+    if fitting >= 1:
+        return min(most, fitting), 1.0
+    return 1, limit / (4 * half)
+
+
+def most_factor(k: int, dtype: torch.dtype) -> int:
+    """The largest f for which K products of integers −f − 1 … f add up to no more than int32 holds; at most that of the dtype."""
+    largest = int(dtype_info(torch.int32).largest)
+    return min(int(dtype_info(dtype).largest), math.isqrt(largest // max(k, 1)) - 1)

@@ -1,0 +1,92 @@
+"""Rows of a and a column of b whose products show how wide the accumulator is.
+
+Along K, a row has a window: a large number first and its opposite last, at even places, and small equal ones at odd places between
+them. The large ones cancel, and what is left is how many small ones there are, unless some were lost beside a large one. Windows
+are of several lengths, so that sums over a part of K, in whatever order the parts are, hold a large number too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..problem.dtypes import dtype_info
+
+__all__ = ["LEAST_K", "WidthRows", "width_rows"]
+
+LEAST_K = 3
+MOST_ROWS = 64
+LEAST_WINDOW = 16
+MOST_SMALL = 100
+"""Small products in one row: their sum, twice that and 27 are exact even in bfloat16."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of it modulo 1 are spread evenly: where the windows begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WidthRows:
+    """``rows`` [R, K] of a and ``col`` [K] of b, on the CPU in float64, but exact in their dtypes.
+
+    The product of row i and ``col`` is ``factor[i] · col[index[i]]``: ``index`` is an odd place.
+    """
+
+    rows: torch.Tensor
+    col: torch.Tensor
+    factor: torch.Tensor
+    index: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbers:
+    """The numbers that large and small products are made of, for a and for b; ``times`` large products fit the accumulator."""
+
+    large: tuple[float, float]
+    small: tuple[float, float]
+    times: int
+
+
+def width_rows(rows: int, k: int, limit: int, a: torch.dtype, b: torch.dtype) -> WidthRows:
+    """Rows for K of at least LEAST_K, of whose products no sum is larger than ``limit`` small products."""
+    most_small = min(MOST_SMALL, limit // 4)
+    numbers = (_integers if dtype_info(a).is_integer else _floats)(limit - most_small, a, b)
+    count = min(rows, MOST_ROWS)
+    lengths = [k, *(k >> shift for shift in range(1, k.bit_length()) if k >> shift >= LEAST_WINDOW)]
+    matrix = torch.zeros(count, k, dtype=torch.float64)
+    factor, index = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
+    for i, row in enumerate(matrix):
+        length = lengths[i % len(lengths)]
+        begin = 2 * int(i * _GOLDEN % 1 * ((k - length) // 2 + 1))
+        small = _fill_window(row[begin : begin + length], numbers, most_small)
+        factor[i], index[i] = small * numbers.small[0], begin + 1
+    col = torch.full((k,), numbers.small[1], dtype=torch.float64)
+    col[::2] = numbers.large[1]
+    return WidthRows(rows=matrix, col=col, factor=factor, index=index)
+
+
+def _fill_window(window: torch.Tensor, numbers: _Numbers, most_small: int) -> int:
+    """Returns how many small numbers are in it."""
+    even, odd = window[::2], window[1::2]
+    times = min(numbers.times, len(even) // 2)
+    even[:times] = numbers.large[0]
+    even[-times:] = -numbers.large[0]
+    odd[:: math.ceil(len(odd) / most_small)] = numbers.small[0]
+    return int((odd != 0).sum())
+
+
+def _integers(room: int, a: torch.dtype, b: torch.dtype) -> _Numbers:
+    large = min(int(dtype_info(a).largest), int(dtype_info(b).largest), math.isqrt(room))
+    return _Numbers(large=(large, large), small=(1, 1), times=room // large**2)
+
+
+def _floats(room: int, a: torch.dtype, b: torch.dtype) -> _Numbers:
+    """Powers of two: one large product, of exponent ``total`` more than the small ones."""
+    total = room.bit_length() - 1
+    halves = ((total + 1) // 2, total // 2)
+    tops = [min(half, math.frexp(dtype_info(dtype).largest)[1] - 1) for half, dtype in zip(halves, (a, b), strict=True)]
+    return _Numbers(
+        large=(2.0 ** tops[0], 2.0 ** tops[1]),
+        small=(2.0 ** (tops[0] - halves[0]), 2.0 ** (tops[1] - halves[1])),
+        times=1,
+    )

@@ -1,0 +1,67 @@
+"""Problems out of their plain values, also for another installation of this package."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import InvalidProblemError
+
+__all__ = ["rebuilt"]
+
+DERIVED = ("batch", "m", "n", "k")
+"""Fields of ``Problem.to_json`` that stand there for readers alone."""
+
+
+def rebuilt(data: Mapping[str, Any], package: Any) -> Any:
+    """The Problem whose ``to_json`` gave ``data``, made of the classes of ``package``: this one's ``problem``, or that of another
+    version. What that one does not know is left out where it says nothing (None or False).
+
+    Raises:
+        InvalidProblemError: a field that says something is unknown there.
+        KeyError, TypeError, ValueError: the data is no problem's.
+    """
+    known = {field.name for field in dataclasses.fields(package.Problem)}
+    given = {name: value for name, value in data.items() if name not in DERIVED}
+    for name in given.keys() - known:
+        if given[name] not in (None, False):
+            raise InvalidProblemError(f"problem: the field {name} = {given[name]!r} is unknown to this version")
+    return package.Problem(**{name: _value(name, value, package) for name, value in given.items() if name in known})
+
+
+def _value(name: str, value: Any, package: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if name == "precision":
+        return package.Precision(**value)
+    if name == "epilogue":
+        return _epilogue(value, package)
+    return _layout(value, package)
+
+
+def _layout(data: Mapping[str, Any], package: Any) -> Any:
+    return package.Layout(
+        size=tuple(data["size"]), stride=tuple(data["stride"]), dtype=_dtype(data["dtype"]), offset=data["offset"]
+    )
+
+
+def _epilogue(data: Mapping[str, Any], package: Any) -> Any:
+    def argument(value: Any) -> Any:
+        is_reference = isinstance(value, str) and value.startswith("%")
+        return package.epilogue.Ref(int(value[1:])) if is_reference else value
+
+    nodes = [
+        package.epilogue.Node(op=node["op"], args=tuple(map(argument, node["args"])), dtype=_dtype(node["dtype"]))
+        for node in data["nodes"]
+    ]
+    return package.Epilogue(nodes=tuple(nodes), operands=tuple(_layout(layout, package) for layout in data["operands"]))
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype")
+    return dtype

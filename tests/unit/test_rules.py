@@ -1,0 +1,196 @@
+"""int_mm and scaled_mm as problems: their rules, keys and texts, and what backends that have neither say of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gemmtune import backends
+from gemmtune.device import preset
+from gemmtune.errors import InvalidProblemError
+from gemmtune.extern.cublaslt.gemm import gemm_of
+from gemmtune.problem import Layout, Problem
+from gemmtune.problem.dtypes import accumulator_dtype, dtype_info
+from gemmtune.problem.problem import DENSE_OPS, OPS
+from gemmtune.problem.trace import trace
+from gemmtune.settings import Settings
+
+F32, BF16, INT8, INT32 = torch.float32, torch.bfloat16, torch.int8, torch.int32
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+INT = Problem.int_mm(4, 5, 6, device_type="cpu")
+SCALED = Problem.scaled_mm(4, 5, 6, scales="row", device_type="cpu")
+FLOAT = Problem.mm(4, 5, 6, dtype=F32, device_type="cpu")
+
+
+def retyped(layout: Layout, dtype: torch.dtype) -> Layout:
+    return dataclasses.replace(layout, dtype=dtype)
+
+
+def changed(problem: Problem, **fields: Any) -> Callable[[], Problem]:
+    return lambda: dataclasses.replace(problem, **fields)
+
+
+def scale(*size: int, dtype: torch.dtype = F32) -> Layout:
+    return Layout.contiguous(size, dtype)
+
+
+SCALAR = scale()
+BAD: dict[str, tuple[Callable[[], Problem], str]] = {
+    "int_mm of floats": (changed(FLOAT, op="int_mm"), "int_mm: dtype of a: got torch.float32, expected int8"),
+    "int_mm of uint8": (changed(INT, b=retyped(INT.b, torch.uint8)), "int_mm: dtype of b: got torch.uint8, expected int8"),
+    "int_mm into int8": (changed(INT, out=retyped(INT.out, INT8)), "int_mm: dtype of out: got torch.int8, expected int32"),
+    "int_mm with inp": (changed(INT, inp=INT.out), "int_mm: takes no added operand"),
+    "batched int_mm": (
+        changed(INT, a=Layout.contiguous((2, 4, 6), INT8)),
+        "int_mm: a must be a 2-D tensor, got shape [2, 4, 6]",
+    ),
+    "int_mm shapes": (
+        changed(INT, b=Layout.contiguous((7, 5), INT8)),
+        "int_mm: shapes do not fit, got a [4, 6] and b [7, 5]; expected a [M, K] and b [K, N]",
+    ),
+    "int_mm with scales": (changed(INT, scale_a=SCALAR), "int_mm: takes no scale_a, scale_b or fast_accum; scaled_mm does"),
+    "mm with fast_accum": (changed(FLOAT, fast_accum=True), "mm: takes no scale_a, scale_b or fast_accum; scaled_mm does"),
+    "int_mm with alpha": (
+        changed(INT, alpha="general"),
+        "int_mm: takes no alpha, beta or epilogue, got int_mm 4x5x6 int8 nt on cpu",
+    ),
+    "scaled_mm with an epilogue": (
+        changed(SCALED, epilogue=trace(torch.relu, F32, [])),
+        "scaled_mm: takes no alpha, beta or epilogue, got scaled_mm 4x5x6 float8_e4m3fn nt out bfloat16 scales=row "
+        "epilogue=relu(acc) on cpu",
+    ),
+    "scaled_mm of bfloat16": (
+        changed(SCALED, a=retyped(SCALED.a, BF16)),
+        "scaled_mm: dtype of a: got torch.bfloat16, expected one of float8_e4m3fn, float8_e5m2",
+    ),
+    "scaled_mm into float64": (
+        changed(SCALED, out=retyped(SCALED.out, torch.float64)),
+        "scaled_mm: dtype of out: got torch.float64, expected one of float32, float16, bfloat16",
+    ),
+    "no scale": (changed(SCALED, scale_b=None), "scaled_mm: scale_b is missing, expected the layout of a float32 tensor"),
+    "scale dtype": (
+        changed(SCALED, scale_a=scale(4, 1, dtype=BF16)),
+        "scaled_mm: dtype of scale_a: got torch.bfloat16, expected float32",
+    ),
+    "scale shape": (changed(SCALED, scale_a=scale(4)), "scaled_mm: scale_a must have one element or shape [4, 1], got [4]"),
+    "scale of the other": (
+        changed(SCALED, scale_b=scale(5, 1)),
+        "scaled_mm: scale_b must have one element or shape [1, 5], got [5, 1]",
+    ),
+    "kind of scales": (
+        lambda: Problem.scaled_mm(4, 5, 6, scales="block"),  # type: ignore[arg-type]
+        "scales: got 'block', expected one of tensor, row",
+    ),
+    "mm of int8": (
+        lambda: Problem.mm(4, 5, 6, dtype=INT8),
+        "dtype: got torch.int8, expected one of float64, float32, float16, bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_validation_says_what_is_wrong(name: str) -> None:
+    make, message = BAD[name]
+    with pytest.raises(InvalidProblemError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_constructors() -> None:
+    assert (INT.a.dtype, INT.b.dtype, INT.out.dtype, INT.accumulator) == (INT8, INT8, INT32, INT32)
+    assert (INT.layout_letters, Problem.int_mm(4, 5, 6, layout="tn").layout_letters) == ("nt", "tn")
+    mixed = Problem.scaled_mm(4, 5, 6, dtype=E5M2, dtype_b=E4M3, out_dtype=torch.float16, fast_accum=True)
+    assert (mixed.a.dtype, mixed.b.dtype, mixed.out.dtype, mixed.accumulator) == (E5M2, E4M3, torch.float16, F32)
+    assert (mixed.scale_a, mixed.scale_b, mixed.fast_accum) == (SCALAR, SCALAR, True)
+    assert (SCALED.scale_a, SCALED.scale_b) == (scale(4, 1), scale(1, 5))
+    assert SCALED.bytes == 4 * 6 + 6 * 5 + 2 * 4 * 5 + 4 * (4 + 5)
+    for one in (SCALAR, scale(1), scale(1, 1)):
+        assert dataclasses.replace(SCALED, scale_a=one).scale_a == one
+
+
+def test_text() -> None:
+    assert str(INT) == "int_mm 4x5x6 int8 nt on cpu"
+    assert str(SCALED) == "scaled_mm 4x5x6 float8_e4m3fn nt out bfloat16 scales=row on cpu"
+    mixed = Problem.scaled_mm(4, 5, 6, dtype=E5M2, dtype_b=E4M3, fast_accum=True, device_type="cuda")
+    assert str(mixed) == "scaled_mm 4x5x6 float8_e5m2 nt b float8_e4m3fn out bfloat16 scales=tensor fast_accum on cuda"
+    assert "scales=scalar,1x5 on" in str(dataclasses.replace(SCALED, scale_a=SCALAR))
+
+
+def test_keys_tell_scales_and_fast_accum_apart() -> None:
+    variants = [
+        INT, SCALED, changed(SCALED, scale_a=SCALAR)(), changed(SCALED, fast_accum=True)(),
+        changed(SCALED, out=retyped(SCALED.out, F32))(), changed(SCALED, b=retyped(SCALED.b, E5M2))(),
+    ]  # fmt: skip
+    assert len({v.key for v in variants}) == len(set(variants)) == len(variants)
+    for problem in variants:
+        assert pickle.loads(pickle.dumps(problem)) == problem
+
+
+def test_keys_of_dense_operations_have_no_more_fields_than_ever() -> None:
+    golden = json.loads((Path(__file__).parent / "golden_keys.json").read_text())
+    made = {
+        "mm": Problem.mm(4, 5, 6, device_type="cpu"),
+        "addmm": Problem.addmm(4, 5, 6, dtype=F32, bias="m1", alpha=2, beta=0.5, layout="tn", device_type="cpu"),
+        "bmm": Problem.bmm(2, 4, 5, 6, dtype=torch.float16, layout="nn", device_type="cpu"),
+        "baddbmm": Problem.baddbmm(2, 4, 5, 6, dtype=torch.float64, device_type="cpu"),
+    }
+    assert set(golden) == set(made) == set(DENSE_OPS)
+    for op, problem in made.items():
+        assert problem.key == json.dumps(golden[op], sort_keys=True, separators=(",", ":"))
+    assert not {"scale_a", "scale_b", "fast_accum"} & set(INT.to_json())
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_facts_about_8_bit_floats_are_those_of_torch(dtype: torch.dtype) -> None:
+    info, finfo = dtype_info(dtype), torch.finfo(dtype)
+    assert (info.unit_roundoff, info.largest) == (finfo.eps / 2, finfo.max)
+    assert (info.smallest_normal, info.smallest_subnormal) == (finfo.smallest_normal, finfo.smallest_normal * finfo.eps)
+    values = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+    assert values.isinf().any() == info.has_infinity
+    assert values[values > 0].min() == info.smallest_subnormal
+    integers = torch.arange(info.exact_integer + 2, dtype=torch.float64)
+    assert (integers.to(dtype).double() == integers).tolist() == [True] * (info.exact_integer + 1) + [False]
+
+
+@pytest.mark.parametrize("dtype", [INT8, INT32], ids=str)
+def test_facts_about_integers(dtype: torch.dtype) -> None:
+    info = dtype_info(dtype)
+    assert info.exact_integer == info.largest == torch.iinfo(dtype).max
+    assert (info.unit_roundoff, info.smallest_normal, info.smallest_subnormal) == (0, 0, 0)
+    assert (info.is_integer, info.has_nan, info.has_infinity) == (True, False, False)
+    assert accumulator_dtype(INT8) == INT32
+
+
+def test_dtype_info_says_what_is_known() -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        dtype_info(torch.int16)
+    known = "float64, float32, float16, bfloat16, int8, int32, float8_e4m3fn, float8_e5m2"
+    assert str(caught.value) == f"dtype: got torch.int16, expected one of {known}"
+
+
+REASON = "{} is not an operation of this backend, which has mm, addmm, bmm, baddbmm"
+
+
+@pytest.mark.parametrize("name", [name for name in backends.BACKENDS if name != "cublaslt"])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in DENSE_OPS])
+def test_backends_refuse_what_they_do_not_have(name: str, op: str) -> None:
+    make = getattr(Problem, op)
+    for arch in ("sm90", "avx512"):
+        problem = make(64, 64, 64, device_type="cuda" if arch == "sm90" else "cpu")
+        offers = backends.load(name).enumerate(problem, preset(arch), Settings())
+        assert not offers.choices
+        assert [refusal.reason for refusal in offers.refusals] == [REASON.format(op)]
+
+
+@pytest.mark.parametrize("problem", [INT, SCALED], ids=str)
+def test_cublaslt_refuses_what_it_does_not_have(problem: Problem) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        gemm_of(problem)
+    assert str(caught.value) == REASON.format(problem.op)
