@@ -10,6 +10,8 @@
     ├── TraitsError (ValueError)                         a declaration of a GEMM under test that means nothing
     ├── CaseError (ValueError)                           the id of a case of the conformance suite that is none
     ├── SubjectError (RuntimeError)                      a GEMM under test that cannot be loaded or called at all
+    ├── ConformanceError (RuntimeError)                  a run of the conformance suite that cannot be made as asked
+    ├── GateError (RuntimeError)                         a performance gate that cannot be run as asked
     ├── ErrorFromChoice (RuntimeError)                   a choice that failed while it ran
     └── NoValidChoicesError (RuntimeError)               every choice for a problem was left out
 
@@ -23,8 +25,10 @@ from collections.abc import Sequence
 __all__ = [
     "CaseError",
     "CompileError",
+    "ConformanceError",
     "EpilogueError",
     "ErrorFromChoice",
+    "GateError",
     "GemmtuneError",
     "InvalidProblemError",
     "NoValidChoicesError",
@@ -72,6 +76,10 @@ class SubjectError(GemmtuneError, RuntimeError):
     """A GEMM under test cannot be loaded, or has none of the operations that were asked for."""
 
 
+class ConformanceError(GemmtuneError, RuntimeError):
+    """A run of the conformance suite cannot be made as asked: a wrong option, or a file of it that cannot be read or written."""
+
+
 class CompileError(GemmtuneError, RuntimeError):
     """A compiler refused a template instance. Carries the last lines of what the compiler printed."""
 
@@ -82,6 +90,10 @@ class CompileError(GemmtuneError, RuntimeError):
 
     def __reduce__(self) -> tuple[type[CompileError], tuple[str, str]]:
         return (type(self), (self.name, self.output))
+
+
+class GateError(GemmtuneError, RuntimeError):
+    """A performance gate cannot be run as asked: a wrong option, a baseline file or another installation that is none."""
 
 
 class ErrorFromChoice(GemmtuneError, RuntimeError):

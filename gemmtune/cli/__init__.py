@@ -1,4 +1,5 @@
-"""The command line: ``gemmtune tune | choices | show | export | import | merge | doctor``.
+"""The command line: ``gemmtune tune | choices | show | export | import | merge | doctor | conformance |
+perf-gate``.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -12,7 +13,7 @@ import click
 
 from .. import __version__
 from ..errors import GemmtuneError
-from . import choices, doctor, stores, tune
+from . import choices, conformance, doctor, perf_gate, stores, tune
 from .output import INTERRUPTED, note, warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
@@ -35,6 +36,8 @@ COMMANDS = (
     stores.import_store,
     stores.merge,
     doctor.doctor,
+    conformance.conformance,
+    perf_gate.perf_gate,
 )
 for command in COMMANDS:
     cli.add_command(command)

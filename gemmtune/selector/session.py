@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import filelock
 import torch
 
 from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
 from ..errors import CompileError
-from ..extern.flags import precision_scope
 from ..problem import Problem
 from ..settings import Settings
 from .apply import applied
+from .conditions import conditions, device_to_itself
 from .limits import measure_limits
 from .rounds import Effort, Ranked, play
 from .timing import Contender, Timer, collection_paused
@@ -40,8 +39,6 @@ FEW_SAMPLES = 3
 MORE_SAMPLES = 12
 STAGE_S = 0.04
 """A stage of samples ends after this time, however few they are."""
-LOCK_SHARE = 0.5
-"""The share of ``choice_timeout_s`` for which a measurement waits until another process has finished its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +95,7 @@ class Session:
                     error_over_bound = verdict.error_over_bound
                     if verdict.status is not Status.OK:
                         return Sample(status=verdict.status, error_over_bound=error_over_bound, reason=verdict.reason)
-                with self._device_to_itself(), collection_paused():
+                with device_to_itself(self._settings, self._device), collection_paused():
                     time_us = _short_measurement(self._time().contender(choice, kernel), best_us)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
             status, reason = self._failure(error)
@@ -110,7 +107,7 @@ class Session:
 
         A choice that fails here is left out of the answer, with a warning in the log.
         """
-        with self._in_force(), self._device_to_itself(), collection_paused():
+        with self._in_force(), device_to_itself(self._settings, self._device), collection_paused():
             contenders: dict[str, Contender] = {}
             for choice in choices:
                 try:
@@ -129,40 +126,14 @@ class Session:
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """The limits of the machine that concern the problem and are not among ``known`` (see limits.py)."""
-        with self._in_force(), self._device_to_itself():
+        with self._in_force(), device_to_itself(self._settings, self._device):
             return measure_limits(self._device, self._problem.dtype_label, known)
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
-        """The session's settings, the problem's precision, the device, and as many threads as the caller has."""
-        threads = torch.get_num_threads()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(applied(self._settings))
-            stack.enter_context(precision_scope(self._problem))
-            stack.enter_context(torch.no_grad())
-            if self._device.type != "cpu":
-                stack.enter_context(torch.cuda.device(self._device.torch_device))
-            elif self._device.threads and self._device.threads != threads:
-                torch.set_num_threads(self._device.threads)
-                stack.callback(torch.set_num_threads, threads)
+        """The session's settings, and the conditions of measuring."""
+        with applied(self._settings), conditions(self._problem, self._device):
             yield
-
-    @contextlib.contextmanager
-    def _device_to_itself(self) -> Iterator[None]:
-        """Keep other processes of gemmtune from measuring on this device at the same time, so far as a lock can be had."""
-        folder = self._settings.folder / "locks"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(folder / f"measure-{self._device.type}{self._device.index}.lock")
-            lock.acquire(timeout=LOCK_SHARE * self._settings.choice_timeout_s, poll_interval=0.01)
-        except (OSError, filelock.Timeout) as error:
-            log.debug("measuring without the lock: %s", error)
-            yield
-            return
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _verify(self) -> Verifier:
         if self._verifier is None:

@@ -13,6 +13,7 @@ from gemmtune.errors import (
     CompileError,
     EpilogueError,
     ErrorFromChoice,
+    GateError,
     GemmtuneError,
     InvalidProblemError,
     NoValidChoicesError,
@@ -30,6 +31,7 @@ EXAMPLES = [
     SettingsError("tune"),
     StoreError("locked"),
     UnavailableError("no nvcc"),
+    GateError("no baselines"),
 ]
 
 

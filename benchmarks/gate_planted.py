@@ -1,0 +1,57 @@
+"""A slow-down of known size: a choice that keeps the core busy after each call of another one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gemmtune.choice import Choice, Kernel
+
+__all__ = ["Slowed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowed(Choice):
+    """``inner``, and then work on one core for ``share`` of the time that the call took, whatever the clock. For CPUs."""
+
+    inner: Choice
+    share: float
+
+    @classmethod
+    def of(cls, inner: Choice, share: float) -> Slowed:
+        """The choice, slower by that share."""
+        return cls(
+            name=f"{inner.name}+busy", backend=inner.backend, problem=inner.problem, claims=inner.claims, inner=inner, share=share
+        )
+
+    @property
+    def content_hash(self) -> str:
+        """Of both."""
+        return f"{self.inner.content_hash}+{self.share}"
+
+    def build(self) -> Kernel:
+        """Build the inner one."""
+        run, factor = self.inner.build().run, 1 + self.share
+
+        def slowed(
+            out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, extra: Any
+        ) -> None:
+            begun = time.perf_counter_ns()
+            run(out, a, b, inp, alpha, beta, extra)
+            end = begun + factor * (time.perf_counter_ns() - begun)
+            while time.perf_counter_ns() < end:
+                pass
+
+        return Kernel(run=slowed)
+
+    @property
+    def packed_format(self) -> str | None:
+        """As the inner one."""
+        return self.inner.packed_format
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """As the inner one."""
+        return self.inner.pack(b)

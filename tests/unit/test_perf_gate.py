@@ -1,0 +1,225 @@
+"""The gate and its command: anchors, baselines, exit statuses; with processes that find what a test wants, and once for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from gemmtune import cli, settings
+from gemmtune.conformance.perf.baselines import Baselines
+from gemmtune.conformance.perf.gate import problems_without_names, run_gate
+from gemmtune.conformance.perf.options import GateOptions
+from gemmtune.conformance.perf.processes import Failed, FreshProcess
+from gemmtune.conformance.perf.sampling import Match, ProcessSample, Sampling
+from gemmtune.conformance.perf.statistics import Verdict
+from gemmtune.conformance.perf.subjects import TORCH, subject_for
+from gemmtune.device import detect
+from gemmtune.errors import GateError
+from gemmtune.problem import Problem
+
+CPU = detect("cpu")
+ONE, TWO = (Problem.mm(m, 32, 64, dtype=torch.float32, device_type="cpu") for m in (16, 48))
+Finds = Callable[..., None]
+
+
+@pytest.fixture
+def finds(monkeypatch, own_store, tmp_path):
+    """finds({M: log ratio or reason of a failure}): what all processes find. The working folder is a new one."""
+    monkeypatch.chdir(tmp_path)
+
+    def plan(found: dict[int, float | str]) -> None:
+        def process(matches: Sequence[Match], turn: int) -> list[ProcessSample | Failed]:
+            results: list[ProcessSample | Failed] = []
+            for match in matches:
+                value = found[match.problem.m]
+                if isinstance(value, str):
+                    results.append(Failed(value))
+                else:
+                    value += 0.001 * (turn % 3)
+                    results.append(ProcessSample(log_ratio=value, candidate_us=5.0, anchor_us=5.0, blocks=30))
+            return results
+
+        monkeypatch.setattr("gemmtune.conformance.perf.gate.FreshProcess", lambda **_: process)
+
+    with settings.patch(backends=("aten",)):
+        yield plan
+
+
+def test_verdicts_of_a_suite(finds):
+    finds({16: 0.0, 48: 0.1})
+    result = run_gate([ONE, TWO, ONE], GateOptions(device="cpu"))
+    assert [entry.judgement.verdict for entry in result.entries] == [Verdict.PASS, Verdict.REGRESSED]
+    assert [entry.candidate for entry in result.entries] == ["aten:mm", "aten:mm"]
+    assert (result.verdict, result.exit_status) == (Verdict.REGRESSED, 1)
+    assert result.entries[1].ratio == pytest.approx(1.106, abs=1e-3)
+
+
+def test_a_problem_that_cannot_be_measured(finds):
+    finds({16: "ValueError: no", 48: 0.0})
+    result = run_gate([ONE, TWO], GateOptions(device="cpu"))
+    assert [entry.series.failure for entry in result.entries] == ["ValueError: no", ""]
+    assert (result.verdict, result.exit_status) == (Verdict.INCONCLUSIVE, 2)
+
+
+def test_a_baseline_is_written_and_held_to(finds):
+    finds({16: -0.4, 48: -0.1})
+    options = GateOptions(device="cpu", update_baseline=True)
+    result = run_gate([ONE, TWO], options)
+    assert [len(entry.series.batches) for entry in result.entries] == [2, 2]
+    held = dataclasses.replace(options, update_baseline=False, require_baseline=True, anchor="baseline")
+    assert problems_without_names(held) == [ONE, TWO]
+    assert run_gate([ONE, TWO], held).exit_status == 0
+    finds({16: -0.3, 48: -0.1})
+    result = run_gate([ONE, TWO], held)
+    assert [entry.judgement.verdict for entry in result.entries] == [Verdict.REGRESSED, Verdict.PASS]
+    assert result.entries[0].change == pytest.approx(1.105, abs=1e-3)
+    assert result.exit_status == 1
+
+
+def test_updating_one_problem_keeps_the_others(finds):
+    finds({16: -0.4, 48: -0.1})
+    options = GateOptions(device="cpu", update_baseline=True)
+    run_gate([ONE, TWO], options)
+    finds({16: -0.2})
+    run_gate([ONE], options)
+    baselines = Baselines.of(options.baselines, CPU)
+    assert [round(b.log_ratio, 1) for b in baselines.entries.values()] == [-0.2, -0.1]
+
+
+def test_a_noisy_measurement_becomes_no_baseline(finds, monkeypatch):
+    finds({})
+    noisy = [ProcessSample(log_ratio=x, candidate_us=1.0, anchor_us=1.0, blocks=30) for x in (0.3, -0.3, 0.1)]
+    monkeypatch.setattr("gemmtune.conformance.perf.gate.FreshProcess", lambda **_: lambda _, turn: [noisy[turn % 3]])
+    result = run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
+    assert result.entries[0].notes == ["too noisy for a baseline, so none was written: measure on an idle machine"]
+    assert Baselines.of("benchmarks/baselines", CPU).entries == {}
+
+
+def test_another_pick_and_other_versions_are_told(finds):
+    finds({16: -0.4})
+    run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
+    baselines = Baselines.of("benchmarks/baselines", CPU)
+    [old] = baselines.entries.values()
+    baselines.put(dataclasses.replace(old, pick="cpp:x", versions=dict(old.versions) | {"torch": "1.0"}))
+    baselines.write()
+    [entry] = run_gate([ONE], GateOptions(device="cpu", anchor="baseline")).entries
+    assert entry.notes == [
+        "another pick than the baseline's, which was cpp:x",
+        f"since the baseline, torch: was 1.0, is {torch.__version__}",
+    ]
+
+
+def test_a_missing_baseline_is_inconclusive_and_not_measured(finds):
+    finds({})
+    result = run_gate([ONE], GateOptions(device="cpu", anchor="baseline"))
+    [entry] = result.entries
+    assert entry.judgement.verdict is Verdict.INCONCLUSIVE
+    assert entry.judgement.reason.startswith("no baseline in benchmarks/baselines/cpu-")
+    assert result.exit_status == 0
+    required = GateOptions(device="cpu", anchor="baseline", require_baseline=True)
+    assert run_gate([ONE], required).exit_status == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"anchor": "cublas"}, "anchor: got 'cublas', expected one of torch, baseline"),
+        ({"processes": 2}, "processes: got 2, expected at least 3"),
+        ({"against": ".", "update_baseline": True}, "against: is an anchor of its own"),
+        ({"against": ".", "candidate": "torch"}, "against: got the candidate 'torch', expected none"),
+        ({"candidate": "torch", "anchor": "baseline"}, "baselines: got the candidate 'torch', expected none"),
+        ({"require_baseline": True}, "require_baseline: got anchor 'torch', expected 'baseline'"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(GateError, match=message):
+        GateOptions(**options)
+
+
+def test_problems_that_no_gate_takes():
+    with pytest.raises(GateError, match="problems: got none"):
+        run_gate([], GateOptions(device="cpu"))
+    with pytest.raises(GateError, match="on cuda, expected problems for cpu"):
+        run_gate([dataclasses.replace(ONE, device_type="cuda")], GateOptions(device="cpu"))
+
+
+def test_problems_without_names_are_a_small_set_where_there_is_no_baseline(finds):
+    for options in (GateOptions(device="cpu"), GateOptions(device="cpu", anchor="baseline")):
+        problems = problems_without_names(options)
+        assert len(set(problems)) == len(problems) > 3
+        assert {p.device_type for p in problems} == {"cpu"}
+
+
+class TestCommand:
+    SHAPES = ("perf-gate", "16x32x64", "48x32x64", "--dtype", "float32", "--device", "cpu")
+
+    def test_passing(self, capsys, finds):
+        finds({16: 0.0, 48: -0.1})
+        assert cli.run([*self.SHAPES, "--quiet"]) == 0
+        out, err = capsys.readouterr()
+        assert "IMPROVED: 2 problems, 1 IMPROVED, 1 PASS; the limit is 2% slower than torch, with 7 processes in a batch" in out
+        assert err == ""
+
+    def test_a_regression(self, capsys, finds, tmp_path):
+        finds({16: 0.0, 48: 0.1})
+        assert cli.run([*self.SHAPES, "--json", str(tmp_path / "gate.json")]) == 1
+        out, err = capsys.readouterr()
+        assert "REGRESSED: 2 problems" in out
+        assert "batch 2, process 7 of 7: 1 problem" in err
+        data = json.loads((tmp_path / "gate.json").read_text())
+        assert [p["verdict"] for p in data["problems"]] == ["PASS", "REGRESSED"]
+        assert [len(batch) for batch in data["problems"][1]["log_ratios"]] == [7, 7]
+        assert data["problems"][1]["judged"]["lower"] > 1.02
+
+    def test_inconclusive_is_said_loudly(self, capsys, finds):
+        finds({})
+        assert cli.run([*self.SHAPES, "--anchor", "baseline"]) == 0
+        assert "warning: INCONCLUSIVE: 2 of 2 problems were NOT judged; the reasons are above" in capsys.readouterr().err
+
+    def test_required_baselines(self, capsys, finds):
+        finds({16: -0.4, 48: -0.1})
+        assert cli.run([*self.SHAPES, "--gemm-require-baseline"]) == 1
+        assert "warning: 2 required baselines are missing from benchmarks/baselines/cpu-" in capsys.readouterr().err
+        assert cli.run([*self.SHAPES, "--update-baseline"]) == 0
+        assert cli.run(["perf-gate", "--device", "cpu", "--require-baseline"]) == 0
+        out = capsys.readouterr().out
+        assert "mm 48x32x64 float32 nt on cpu" in out
+        assert "baseline" in out
+
+    def test_what_cannot_be_measured(self, capsys, finds):
+        finds({16: "WorkerCrashed: died by SIGSEGV", 48: 0.0})
+        assert cli.run(list(self.SHAPES)) == 2
+        assert "WorkerCrashed: died by SIGSEGV" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["16x32", "--device", "cpu"], "shape: got '16x32', expected MxNxK"),
+            (["--dtype", "float32", "--device", "cpu"], "--dtype: got no shapes that it could be for"),
+            (["16x32x64", "--device", "cpu", "--against", "nowhere"], "against: got 'nowhere', which has no gemmtune/__init__.py"),
+            (["16x32x64", "--device", "cpu", "--anchor", "torch", "--require-baseline"], "require_baseline: got anchor 'torch'"),
+            (["16x32x64", "--device", "cuda:77"], "device: got"),
+        ],
+    )
+    def test_what_cannot_be_run(self, capsys, finds, words, message):
+        finds({})
+        assert cli.run(["perf-gate", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_fresh_processes_measure_and_outlive_a_crash(own_store):
+    """Three matches in one process: the middle one fails, the others are timed."""
+    names = (TORCH, "perf_functions:crash", "perf_functions:matmul")
+    chosen = settings.current()
+    candidates = [subject_for(name, ONE, CPU, chosen) for name in names]
+    anchor = subject_for(TORCH, ONE, CPU, chosen)
+    process = FreshProcess(device=dataclasses.replace(CPU, threads=1), settings=chosen, sampling=Sampling(warm_up_s=0))
+    first, second, third = process([Match(problem=ONE, candidate=c, anchor=anchor) for c in candidates], 0)
+    assert isinstance(first, ProcessSample)
+    assert isinstance(third, ProcessSample)
+    assert min(first.blocks, third.blocks) >= Sampling().least_blocks
+    assert second == Failed("ValueError: got (16, 64), expected something else")
