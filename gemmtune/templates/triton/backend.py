@@ -33,7 +33,7 @@ class TritonBackend:
     name = "triton"
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Triton must be installed; for a CPU its interpreter must be on."""
+        """Triton must be installed; for a CPU its interpreter must be on, for a GPU off."""
         if importlib.util.find_spec("triton") is None:
             return Availability(ok=False, detail="triton is not installed: pip install 'gemmtune[triton]'")
         import triton  # noqa: PLC0415 - heavy, and asked for only where it is there
@@ -44,6 +44,8 @@ class TritonBackend:
                 detail=f"triton {triton.__version__} runs on a CPU only in its interpreter: set TRITON_INTERPRET=1 before the "
                 "program starts, and name the backend in settings.backends",
             )
+        if device.type != "cpu" and triton.knobs.runtime.interpret:
+            return Availability(ok=False, detail=f"triton {triton.__version__} interprets: unset TRITON_INTERPRET to use a GPU")
         return Availability(ok=True, detail=f"triton {triton.__version__}" + (", interpreter" if device.type == "cpu" else ""))
 
     def serves_by_default(self, device: DeviceInfo) -> bool:

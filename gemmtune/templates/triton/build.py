@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from ...choice import Choice, Claims, Kernel
+from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
+from ..compiled import Artifact, CompiledChoice
+from .artifact import mm_artifact
 from .configs import Config
 from .geometry import geometry
-from .kernels import Target, compile_kernel, kernel_key, load_function, marker
+from .kernels import Target, compile_kernel, kernel_key, load_function, marker, use_ptx
 from .launch import bind_compiled, bind_interpreted
+from .legality import Predicate
 from .source import Source, render_source
 from .spec import specialise
 
@@ -24,11 +28,15 @@ __all__ = ["TritonChoice", "choice_for", "target_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonChoice(Choice):
-    """The mm template with one config, compiled for ``target`` or, where that is None, run by Triton's interpreter on the CPU."""
+class TritonChoice(CompiledChoice):
+    """The mm template with one config, compiled for ``target`` or, where that is None, run by Triton's interpreter on the CPU.
+
+    With ``from_ptx``, ``build`` loads the kernel's PTX on a GPU newer than ``target``.
+    """
 
     config: Config = field(repr=False)
     target: Target | None = field(repr=False)
+    from_ptx: bool = field(default=False, repr=False)
 
     @functools.cached_property
     def source(self) -> Source:
@@ -58,6 +66,21 @@ class TritonChoice(Choice):
         """Was this kernel compiled here before, by the installed version of Triton?"""
         return self.target is None or marker(self._kernel_key, self.target).exists()
 
+    @property
+    def arch(self) -> str:
+        """The target's name."""
+        if self.target is None:
+            raise UnavailableError(f"{self.name} runs in the interpreter: it is compiled for no GPU")
+        return self.target.name
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The mm kernel."""
+        return (mm_artifact(self.kernel(), Predicate(self.problem, device), self.config),)
+
+    def forward(self) -> Self:
+        """With ``from_ptx``."""
+        return dataclasses.replace(self, from_ptx=True)
+
     def kernel(self) -> Any:
         """Triton's compiled kernel, for its code and metadata: compiled if it is not yet, and not loaded on any device.
 
@@ -85,20 +108,24 @@ class TritonChoice(Choice):
 
         Raises:
             CompileError: it was not compiled yet, and the compiler refused it.
+            UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
         """
         where = geometry(self.problem, self.config)
         arguments = self.source.arguments
         if self.target is None:
             return Kernel(run=bind_interpreted(load_function(self.source), arguments, self.problem, where, self.config))
-        key = (self._kernel_key, self.target, torch.cuda.current_device())
+        key = (self._kernel_key, self.target, self.from_ptx, torch.cuda.current_device())
         compiled = _loaded.get(key)
         if compiled is None:
-            compiled = _loaded[key] = self._compile(self.target)
+            compiled = self._compile(self.target)
+            if self.from_ptx:
+                use_ptx(compiled)
+            _loaded[key] = compiled
         return Kernel(run=bind_compiled(compiled, arguments, self.problem, where, self.config))
 
 
-_loaded: dict[tuple[str, Target, int], Any] = {}
-"""Kernels of this process by key, target and device index: problems of one class share them."""
+_loaded: dict[tuple[str, Target, bool, int], Any] = {}
+"""Kernels of this process by key, target, whether they come from PTX, and device index: problems of one class share them."""
 
 
 def target_of(device: DeviceInfo) -> Target | None:

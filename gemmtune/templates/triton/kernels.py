@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -17,10 +18,21 @@ from types import ModuleType
 from typing import Any
 
 from ... import settings
-from ...errors import CompileError
+from ...errors import CompileError, UnavailableError
 from .source import Source
 
-__all__ = ["Target", "compile_kernel", "initialise", "interpreting", "kernel_key", "load_function", "marker", "toolchain"]
+__all__ = [
+    "Target",
+    "assembly",
+    "compile_kernel",
+    "initialise",
+    "interpreting",
+    "kernel_key",
+    "load_function",
+    "marker",
+    "toolchain",
+    "use_ptx",
+]
 
 _cache_lock = threading.RLock()
 
@@ -32,6 +44,11 @@ class Target:
     backend: str
     arch: int | str
     warp_size: int
+
+    @property
+    def name(self) -> str:
+        """``sm80``, ``gfx942``: as ``DeviceInfo.arch`` has it."""
+        return f"sm{self.arch}" if self.backend == "cuda" else str(self.arch)
 
     def for_triton(self) -> Any:
         """The same as Triton's own value."""
@@ -127,3 +144,41 @@ def initialise(compiled: Any) -> None:
     """Load the binary on the current device, with Triton's launcher compiled into our cache folder where its version has one."""
     with _own_cache():
         compiled._init_handles()
+
+
+def assembly(compiled: Any) -> str:
+    """The PTX of a compiled kernel, or its amdgcn for HIP.
+
+    Raises:
+        UnavailableError: Triton did not keep it.
+    """
+    kind = "ptx" if compiled.metadata.target.backend == "cuda" else "amdgcn"
+    if kind not in compiled.asm:
+        raise UnavailableError(
+            f"{compiled.metadata.name}: Triton kept only {', '.join(compiled.asm)}, expected {kind} too; unset "
+            "TRITON_STORE_BINARY_ONLY and remove the cached artifacts"
+        )
+    return str(compiled.asm[kind])
+
+
+def use_ptx(compiled: Any) -> None:
+    """Have ``initialise`` load the PTX of a kernel that is not loaded yet: the driver translates it for the GPU at hand.
+
+    Registers, and so the possible spills, are then those of the translation; warps and shared memory stay those of the compilation.
+
+    Raises:
+        UnavailableError: only the architecture itself runs this PTX (``sm_90a``), or there is none.
+    """
+    text = assembly(compiled)
+    target = re.search(r"^\.target\s+(sm_\d+\w*)", text, re.MULTILINE)
+    if target is None or not target[1].removeprefix("sm_").isdigit():
+        raise UnavailableError(
+            f"{compiled.metadata.name}: got PTX for {target[1] if target else 'no target'}, expected one without a suffix: "
+            "code that uses an architecture's own instructions runs on that architecture alone"
+        )
+    if compiled.module is not None or compiled.kernel is not compiled.asm["cubin"]:
+        raise UnavailableError(
+            f"{compiled.metadata.name}: expected a kernel that loads its cubin and is not loaded yet; triton "
+            f"{toolchain().__version__} does otherwise, and its PTX cannot be loaded in its place"
+        )
+    compiled.kernel = text.encode() + b"\0"

@@ -11,6 +11,8 @@ import torch
 
 from ...device import DeviceInfo
 from ...problem import Problem
+from ...problem.layout import ALIGNED_BYTES
+from ...problem.rules import why_not_dense
 from .arch import arch_of
 from .configs import Config
 from .spec import KernelSpec, OperandClass, divisor, specialise
@@ -38,6 +40,9 @@ class Resources:
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no config at all can serve the problem on this device, or None."""
+    reason = why_not_dense(problem)
+    if reason is not None:
+        return reason
     if problem.empty:
         return "the result has no elements: nothing is launched"
     if problem.prepacked and problem.device_type != "cpu":
@@ -150,11 +155,17 @@ class Predicate:
             return total
         if how == "mma":
             total += _fragment_registers(config, itemsize, self.device.warp_size)
+        elif itemsize == 4 and self.problem.a.stride[-1] != 1:
+            # From shared memory wgmma takes 32-bit operands along K alone (PTX ISA): this a goes through registers.
+            total += config.block_m * config.block_k // threads
         for staged, block in zip(staging, (config.block_m, config.block_n), strict=True):
+            block_bytes = block * config.block_k // threads * itemsize
             if not staged.asynchronous or config.stages == 1:
                 # The block passes through registers; each separate access holds an address and a result that is packed later.
-                block_bytes = block * config.block_k // threads * itemsize
                 total += block_bytes // 4 + 7 * block_bytes // staged.width // 4
+            elif how == "warp_group" and staged.width < ALIGNED_BYTES:
+                # Each of the many narrow copies holds its offset, and a part of the masks.
+                total += 5 * block_bytes // staged.width // 4
         return total
 
 

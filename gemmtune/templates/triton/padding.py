@@ -11,19 +11,21 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ...choice import Choice, Kernel, Run
+from ...choice import Kernel, Run
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from ..compiled import Artifact, CompiledChoice
 from ..render import environment, load_template
+from .artifact import copy_artifact
 from .build import TritonChoice, choice_for
 from .configs import Config
-from .kernels import compile_kernel, initialise, kernel_key, marker
+from .kernels import compile_kernel, initialise, kernel_key, marker, use_ptx
 from .launch import Launcher, launcher_of
 from .source import PACKAGE, SIGNATURE_DTYPES, Argument, Source
 
@@ -98,7 +100,7 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddedChoice(Choice):
+class PaddedChoice(CompiledChoice):
     """A TritonChoice for the padded problem, behind a kernel that makes the copies."""
 
     inner: TritonChoice = field(repr=False)
@@ -129,6 +131,19 @@ class PaddedChoice(Choice):
         assert self.inner.target is not None
         return self.inner.compiled and marker(self._copy_key, self.inner.target).exists()
 
+    @property
+    def arch(self) -> str:
+        """That of both kernels."""
+        return self.inner.arch
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The copying kernel, then those of the mm."""
+        return (copy_artifact(self._compile_copy()), *self.inner.artifacts(device))
+
+    def forward(self) -> Self:
+        """Both kernels from their PTX."""
+        return dataclasses.replace(self, inner=self.inner.forward())
+
     def compile(self) -> None:
         """Compile both kernels. Raises CompileError."""
         self.inner.compile()
@@ -141,6 +156,8 @@ class PaddedChoice(Choice):
     def build(self) -> Kernel:
         """Bind both kernels to the current device. The copies live in memory that each call takes from torch's allocator."""
         compiled = self._compile_copy()
+        if self.inner.from_ptx:
+            use_ptx(compiled)
         initialise(compiled)
         grid = (sum(copy.programs for copy in self.copies), self.copies[0].batch, 1)
         return Kernel(run=bind(launcher_of(compiled, grid), self.copies, self.inner.build().run, torch.cuda.current_device()))

@@ -1,0 +1,26 @@
+"""The architecture matrix: every compiled choice for an architecture, on any machine; run too where a GPU can.
+
+``problems`` is what is asked, ``inspection`` compiles and looks at resources and instructions, ``running`` runs a choice on a GPU
+of that architecture or a newer one, ``matrix`` does it all, ``report`` tells it.
+"""
+
+from .inspection import Inspection, compile_and_inspect, inspect_choices
+from .matrix import ARCHITECTURES, MatrixReport, Ran, matrix_choices, run_matrix
+from .problems import matrix_problems
+from .running import Runner, Way, how_to_run, run_choice
+
+__all__ = [
+    "ARCHITECTURES",
+    "Inspection",
+    "MatrixReport",
+    "Ran",
+    "Runner",
+    "Way",
+    "compile_and_inspect",
+    "how_to_run",
+    "inspect_choices",
+    "matrix_choices",
+    "matrix_problems",
+    "run_choice",
+    "run_matrix",
+]

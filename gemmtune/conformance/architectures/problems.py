@@ -1,0 +1,86 @@
+"""What the architecture matrix asks for: every operation with every dtype and layout, and the corners of the kernels."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+
+from ...problem import Layout, Precision, Problem
+from ...problem.problem import BiasShape, Op
+from ...problem.trace import trace
+
+__all__ = ["matrix_problems"]
+
+OPS: tuple[Op, ...] = ("mm", "addmm", "bmm", "baddbmm")
+DTYPES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "tf32": torch.float32, "f64": torch.float64,
+}  # fmt: skip
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SHAPES = ((512, 6144, 4096), (16, 6144, 4096), (1000, 1001, 999), (128, 128, 65536), (500, 504, 1000))
+"""M, N, K: large, few rows, nothing aligned, a long sum, sizes that no tile divides."""
+BIASES: tuple[BiasShape, ...] = ("n", "mn", "m1", "1n", "scalar")
+SCALARS = ((2.0, 0.5), (1.0, 1.0), (2.0, 1.0), (1.0, 0.0))
+"""alpha and beta."""
+BATCH = 3
+
+
+@functools.cache
+def matrix_problems() -> MappingProxyType[str, Problem]:
+    """The problems of the matrix by name: ``mm-bf16-nt``, ``mm-bf16-nt-offset``. Shapes, biases and scalars take turns."""
+    return MappingProxyType({**dict(_crossed()), **dict(_corners())})
+
+
+def _crossed() -> Iterator[tuple[str, Problem]]:
+    for (i, op), (j, dtype), (k, layout) in itertools.product(enumerate(OPS), enumerate(DTYPES), enumerate(LAYOUTS)):
+        yield f"{op}-{dtype}-{layout}", _problem(op, dtype, layout, i + j + k)
+
+
+def _problem(op: Op, dtype: str, layout: str, turn: int) -> Problem:
+    m, n, k = SHAPES[turn % len(SHAPES)]
+    bias = BIASES[turn // 2 % len(BIASES)]
+    alpha, beta = SCALARS[turn // 3 % len(SCALARS)]
+    precision = Precision(input_mode="tf32" if dtype == "tf32" else "ieee")
+    kind = DTYPES[dtype]
+    match op:
+        case "mm":
+            return Problem.mm(m, n, k, dtype=kind, layout=layout, device_type="cuda", precision=precision)
+        case "bmm":
+            return Problem.bmm(BATCH, m, n, k, dtype=kind, layout=layout, device_type="cuda", precision=precision)
+        case "addmm":
+            return Problem.addmm(
+                m, n, k, dtype=kind, layout=layout, bias=bias, alpha=alpha, beta=beta, device_type="cuda", precision=precision
+            )
+        case _:
+            return Problem.baddbmm(
+                BATCH, m, n, k, dtype=kind, layout=layout, bias=bias, alpha=alpha, beta=beta, device_type="cuda",
+                precision=precision,
+            )  # fmt: skip
+
+
+def _corners() -> Iterator[tuple[str, Problem]]:
+    """Memory layouts, sizes and epilogues that make kernels of their own."""
+    base = Problem.mm(384, 640, 768, device_type="cuda")
+    a, b, out = (replace(layout, offset=offset) for layout, offset in ((base.a, 1), (base.b, 2), (base.out, 4)))
+    yield "mm-bf16-nt-offset", replace(base, a=a, b=b, out=out)
+    yield "mm-bf16-nt-out-t", replace(base, out=replace(base.out, stride=(1, base.m)))
+    rows = Problem.mm(384, 640, 768, dtype=torch.float16, layout="nn", device_type="cuda")
+    yield "mm-f16-nn-padded", replace(rows, a=_padded(rows.a, 8), b=_padded(rows.b, 4), out=_padded(rows.out, 1))
+    shared = Problem.bmm(BATCH, 256, 256, 512, dtype=torch.float16, device_type="cuda")
+    yield "bmm-f16-nt-broadcast", replace(shared, a=replace(shared.a, stride=(0, *shared.a.stride[1:])))
+    yield "mm-bf16-nt-1x1x1", Problem.mm(1, 1, 1, device_type="cuda")
+    yield "mm-f32-nt-1x4096x4096", Problem.mm(1, 4096, 4096, dtype=torch.float32, device_type="cuda")
+    gelu = trace(torch.nn.functional.gelu, base.accumulator, ())
+    yield "mm-bf16-nt-gelu", replace(base, epilogue=gelu)
+    gate = torch.empty(base.m, base.n, dtype=base.dtype, device="meta")
+    gated = trace(lambda acc, x: torch.nn.functional.silu(acc) * x, base.accumulator, (gate,))
+    yield "mm-bf16-nt-silu-mul", replace(base, epilogue=gated)
+
+
+def _padded(layout: Layout, columns: int) -> Layout:
+    """A row-major matrix with ``columns`` elements of padding after each row."""
+    return replace(layout, stride=(layout.size[1] + columns, 1))
