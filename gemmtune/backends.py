@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .choice import Backend
 
-__all__ = ["BACKENDS", "load"]
+__all__ = ["BACKENDS", "TEMPLATES", "load"]
 
 BACKENDS: dict[str, str] = {
     "aten": "gemmtune.extern.aten",
@@ -17,6 +17,9 @@ BACKENDS: dict[str, str] = {
     "cpp": "gemmtune.templates.cpp",
 }
 """Backend name to the module that holds its ``BACKEND``. The order is the one in which ties are broken: library kernels first."""
+
+TEMPLATES = frozenset(name for name, module in BACKENDS.items() if ".templates." in module)
+"""The backends whose kernels are made from our own templates."""
 
 
 def load(name: str) -> Backend:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import re
 import stat
 import tempfile
 import typing
@@ -28,7 +29,17 @@ import platformdirs
 from .backends import BACKENDS
 from .errors import SettingsError
 
-__all__ = ["Settings", "cache_dir", "current", "from_environment", "patch", "token", "use"]
+__all__ = [
+    "Settings",
+    "cache_dir",
+    "current",
+    "environment",
+    "from_environment",
+    "in_continuous_integration",
+    "patch",
+    "token",
+    "use",
+]
 
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
@@ -64,6 +75,14 @@ class Settings:
     """``graph`` ranks by kernel time alone (a CUDA graph on a GPU); ``eager`` includes the host's cost of each call."""
     cublaslt_top_k: int = 8
     """How many algorithms of cuBLASLt's heuristic query are offered."""
+    choice_allowlist_regex: str | None = None
+    """Only choices in whose name this regular expression is found (`re.search`) are tried and run; None or empty: all of them."""
+    choice_denylist_regex: str | None = None
+    """Choices in whose name it is found are neither tried nor run, even if allowed, torch's own too; None or empty: none."""
+    template_min_gemm_size: int = 0
+    """Templates offer nothing for a product whose M·N·K is below this."""
+    max_profiling_configs: int | None = None
+    """Most configs of each template to try for a problem, spread over different tiles and schedules; None: all of the search."""
     verify: bool = True
     """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
     log_file: str | None = None
@@ -86,12 +105,17 @@ class Settings:
                 raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(legal)}")
         for field, least in _LEAST.items():
             value = getattr(self, field)
-            whole = isinstance(least, int)
+            whole, optional = isinstance(least, int), field in _OPTIONAL
+            if optional and value is None:
+                continue
             if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not value >= least:
-                raise SettingsError(f"{field}: got {value!r}, expected a {'whole ' * whole}number of at least {least}")
+                expected = f"a {'whole ' * whole}number of at least {least}{', or None' * optional}"
+                raise SettingsError(f"{field}: got {value!r}, expected {expected}")
         for field in _SWITCHES:
             if not isinstance(getattr(self, field), bool):
                 raise SettingsError(f"{field}: got {getattr(self, field)!r}, expected True or False")
+        for field in _REGEXES:
+            _check_regex(field, getattr(self, field))
 
     @functools.cached_property
     def token(self) -> int:
@@ -119,11 +143,34 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "search": typing.get_args(Search),
     "timing": typing.get_args(Timing),
 }
-_LEAST: dict[str, float] = {"compile_threads": 0, "compile_timeout_s": 0.1, "choice_timeout_s": 0.1, "cublaslt_top_k": 0}
+_LEAST: dict[str, float] = {
+    "compile_threads": 0,
+    "compile_timeout_s": 0.1,
+    "choice_timeout_s": 0.1,
+    "cublaslt_top_k": 0,
+    "template_min_gemm_size": 0,
+    "max_profiling_configs": 1,
+}
+_OPTIONAL = ("max_profiling_configs",)
+_REGEXES = ("choice_allowlist_regex", "choice_denylist_regex")
 _SWITCHES = ("fallback_to_aten", "tune_in_subprocess", "verify")
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 _patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
+
+
+def _check_regex(field: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise SettingsError(f"{field}: got {value!r}, expected a regular expression as text, or None")
+    try:
+        re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise SettingsError(
+            f"{field}: got {value!r}, expected a regular expression of Python's re module ({error}); "
+            "put a backslash before a character that stands for itself"
+        ) from error
 
 
 def current() -> Settings:
@@ -188,6 +235,8 @@ def from_environment() -> Settings:
 
 def _parse(variable: str, text: str, hint: object) -> object:
     kinds = typing.get_args(hint) or (hint,)
+    if not text and type(None) in kinds:
+        return None
     if bool in kinds:
         if text.lower() not in ("0", "1", "false", "true"):
             raise SettingsError(f"{variable}: got {text!r}, expected 0 or 1")
@@ -200,7 +249,7 @@ def _parse(variable: str, text: str, hint: object) -> object:
                 raise SettingsError(f"{variable}: got {text!r}, expected a number") from None
     if any(typing.get_origin(kind) is tuple for kind in kinds):
         return tuple(word.strip() for word in text.split(",") if word.strip()) or None
-    return text or None
+    return text
 
 
 def cache_dir(*parts: str) -> Path:
@@ -236,3 +285,27 @@ def _writable(folder: Path) -> Path:
         stacklevel=3,
     )
     return instead
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Change variables of this process, and of those that it starts, for a ``with`` block; None removes one."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def in_continuous_integration() -> bool:
+    """Whether the variable ``CI`` says so, as it does on every common service."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")

@@ -13,8 +13,8 @@ from .. import settings
 from ..choice import Choice, Offers
 from ..device import PRESETS, detect, preset
 from ..selector.offers import enabled_backends, offers_for
-from ..selector.table import new_table
-from .options import problem_options, search_options, settings_changes, spec_of
+from ..selector.table import new_table, refusal_lines
+from .options import filter_options, problem_options, search_options, settings_changes, spec_of
 from .output import STDOUT, json_option, show, write_json
 from .shapes import problem_of_word
 
@@ -26,16 +26,33 @@ __all__ = ["choices"]
 @click.option("--arch", metavar="ARCH", help=f"One of {', '.join(PRESETS)}; this machine's device when not given.")
 @problem_options
 @search_options
+@filter_options
 @json_option
-def choices(shape: str, arch: str | None, backends: str | None, search: str | None, json_file: str | None, **problem: Any) -> None:
+def choices(
+    shape: str,
+    arch: str | None,
+    backends: str | None,
+    search: str | None,
+    choice_allowlist_regex: str | None,
+    choice_denylist_regex: str | None,
+    json_file: str | None,
+    **problem: Any,
+) -> None:
     """List what would be tried for SHAPE, and what is refused beforehand and why.
 
     \b
     gemmtune choices 512x512x512 --arch sm80 --backends triton
+    gemmtune choices 512x512x512 --arch sm90 --allow 'triton:mm_128x'
     """
     device = preset(arch) if arch else detect()
     wanted = problem_of_word(shape, spec_of(device.torch_device.type, problem))
-    with settings.patch(**settings_changes(backends=backends, search=search)) as chosen:
+    changes = settings_changes(
+        backends=backends,
+        search=search,
+        choice_allowlist_regex=choice_allowlist_regex,
+        choice_denylist_regex=choice_denylist_regex,
+    )
+    with settings.patch(**changes) as chosen:
         offers = offers_for(wanted, device, chosen, on_this_machine=arch is None)
         names = enabled_backends(device, chosen)
     if json_file != STDOUT:
@@ -67,8 +84,7 @@ def _parts(heading: str, offers: Offers) -> Iterator[RenderableType]:
     yield table if offers.choices else "no choices"
     if offers.refusals:
         yield Text(f"refused: {len(offers.refusals)}", style="bold")
-    for refusal in offers.refusals:
-        yield Text(f"  {refusal.name}: {refusal.reason}")
+        yield from map(Text, refusal_lines(offers.refusals))
 
 
 def _config(info: Mapping[str, Any]) -> str:

@@ -11,11 +11,11 @@ import click
 
 from ..backends import BACKENDS
 from ..device import DeviceInfo, detect
-from ..problem.problem import OPS
+from ..problem.problem import DENSE_OPS
 from ..settings import Search
 from .shapes import BIASES, DTYPES, LAYOUTS, Spec
 
-__all__ = ["device_of", "problem_options", "search_options", "settings_changes", "spec_of"]
+__all__ = ["device_of", "filter_options", "problem_options", "search_options", "settings_changes", "spec_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def problem_options(function: F) -> F:
     """What every shape of the command line shares."""
     return _all(
-        click.option("--op", type=click.Choice(OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
+        click.option("--op", type=click.Choice(DENSE_OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
         click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Of a, b and out."),
         click.option(
             "--layout", type=click.Choice(LAYOUTS), default="nt", show_default=True,
@@ -44,6 +44,16 @@ def search_options(function: F) -> F:
             help=f"Comma-separated, out of {', '.join(BACKENDS)}; all that serve the device when not given.",
         ),
         click.option("--search", type=click.Choice(typing.get_args(Search)), help="How many configs each template offers."),
+    )(function)  # fmt: skip
+
+
+def filter_options(function: F) -> F:
+    """Which choices may be tried at all."""
+    return _all(
+        click.option("--allow", "choice_allowlist_regex", metavar="REGEX", help="Only choices in whose name REGEX is found."),
+        click.option(
+            "--deny", "choice_denylist_regex", metavar="REGEX", help="No choice in whose name REGEX is found; wins over --allow."
+        ),
     )(function)  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ..selector.progress import Silent, progress_for
 from ..selector.table import DEFAULT_ROWS, pick_line, renderables
 from ..selector.tuning_result import TuningResult
 from ..settings import Timing
-from .options import device_of, problem_options, search_options, settings_changes, spec_of
+from .options import device_of, filter_options, problem_options, search_options, settings_changes, spec_of
 from .output import INTERRUPTED, STDOUT, json_option, note, show, write_json
 from .shapes import Spec, problem_of_word, problems_of_file
 
@@ -29,6 +29,7 @@ __all__ = ["tune"]
 @problem_options
 @click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; cuda when there is one and nothing is given.")
 @search_options
+@filter_options
 @click.option("--timing", type=click.Choice(typing.get_args(Timing)), help="graph: kernel time alone; eager: with the host's cost.")
 @click.option("--force", is_flag=True, help="Measure again what the store knows.")
 @click.option("--rows", type=click.IntRange(min=0), default=DEFAULT_ROWS, show_default=True, help="Choices shown; 0 shows all.")
@@ -40,6 +41,8 @@ def tune(
     device: str | None,
     backends: str | None,
     search: str | None,
+    choice_allowlist_regex: str | None,
+    choice_denylist_regex: str | None,
     timing: str | None,
     force: bool,
     rows: int,
@@ -55,11 +58,20 @@ def tune(
     gemmtune tune 16x4096x4096 --dtype bfloat16
     gemmtune tune 2048x6144x4096 --bias n --layout nt
     gemmtune tune --shapes models.json --json result.json
+    gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k
     """
     info = device_of(device)
     problems = _problems(shapes, shapes_file, spec_of(info.torch_device.type, problem))
     mode = "force" if force else "on_miss"
-    with settings.patch(**settings_changes(backends=backends, search=search, timing=timing, tune=mode)) as chosen:
+    changes = settings_changes(
+        backends=backends,
+        search=search,
+        choice_allowlist_regex=choice_allowlist_regex,
+        choice_denylist_regex=choice_denylist_regex,
+        timing=timing,
+        tune=mode,
+    )
+    with settings.patch(**changes) as chosen:
         progress = Silent() if quiet else progress_for()
         try:
             result = run_tuning(problems, settings=chosen, progress=progress, device=str(info.torch_device))

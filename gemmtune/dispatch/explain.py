@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import torch
 
 from .. import settings as settings_module
-from ..choice import Status
+from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.dtypes import accumulator_dtype
-from ..problem.problem import OPS, Op
-from ..selector.candidates import known_candidates
+from ..problem.problem import DENSE_OPS, Op
+from ..selector.candidates import Candidates, known_candidates
 from ..selector.key import difference, fingerprint
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..selector.store import Store, open_store
+from ..selector.table import refusal_lines
 from ..settings import Settings
 from .call import Call, problem_of
 from .checks import check_operands, why_not_ours
@@ -34,8 +35,8 @@ class Explanation:
     """What a call would run, and why. Prints as text.
 
     ``pick`` is the name of the choice, None where torch runs or the first call has to tune; ``origin`` says which in words.
-    ``outcomes`` is what the store knows, fastest first; ``missing`` how many offered choices it does not know; ``elsewhere`` what
-    keeps measurements of this very problem from being used, such as another driver.
+    ``outcomes`` is what the store knows, fastest first; ``missing`` how many offered choices it does not know; ``refusals`` what is
+    not offered and why; ``elsewhere`` what keeps measurements of this very problem from being used, such as another driver.
     """
 
     problem: Problem | None
@@ -43,6 +44,7 @@ class Explanation:
     origin: str
     outcomes: tuple[Outcome, ...] = ()
     missing: int = 0
+    refusals: tuple[Refusal, ...] = ()
     elsewhere: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -50,6 +52,8 @@ class Explanation:
         lines += [self._line(o) for o in self.outcomes]
         if self.missing:
             lines.append(f"   {self.missing} offered choices are not measured yet")
+        if self.refusals:
+            lines += [f"   refused: {len(self.refusals)}", *(f"   {line}" for line in refusal_lines(self.refusals))]
         lines += [f"   measured before, but not usable now: {text}" for text in self.elsewhere]
         return "\n".join(lines)
 
@@ -80,8 +84,8 @@ def explain(
         InvalidProblemError: an unknown operation, or operands that do not fit together.
     """
     name = getattr(op, "__name__", op)
-    if name not in OPS:
-        raise InvalidProblemError(f"explain: got op {name!r}, expected one of {', '.join(OPS)}")
+    if name not in DENSE_OPS:
+        raise InvalidProblemError(f"explain: got op {name!r}, expected one of {', '.join(DENSE_OPS)}")
     call = _call(name, tensors, alpha, beta, out, epilogue, tuple(epilogue_args))
     check_operands(name, call.inputs)
     reason = why_not_ours([x for _, x in call.inputs])
@@ -119,17 +123,31 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     candidates = known_candidates(problem, device, settings, store)
     known = list(candidates.known.values())
     outcomes = (*right(known), *(o for o in known if o.status is not Status.OK))
-    chosen = pick(known)
     missing = sum(c.content_hash not in candidates.known for c in candidates.offers.choices)
     here = fingerprint(device, settings.timing)
     others = [json.loads(text) for text in store.fingerprints(problem.key)]
     elsewhere = tuple("; ".join(difference(other, here)) for other in others if other != here)
-    if len(candidates.offers.choices) == 1:
-        pick_name, origin = candidates.offers.choices[0].name, "the only choice"
-    elif chosen is not None and (candidates.complete() or settings.tune == "never"):
-        pick_name, origin = chosen.name, "from the store"
-    elif settings.tune == "never":
-        pick_name, origin = None, "the store knows no choice, and tune is 'never'"
-    else:
-        pick_name, origin = None, "not tuned yet: the first call tunes it"
-    return Explanation(problem=problem, pick=pick_name, origin=origin, outcomes=outcomes, missing=missing, elsewhere=elsewhere)
+    pick_name, origin = _pick(candidates, settings)
+    return Explanation(
+        problem=problem,
+        pick=pick_name,
+        origin=origin,
+        outcomes=outcomes,
+        missing=missing,
+        refusals=tuple(candidates.offers.refusals),
+        elsewhere=elsewhere,
+    )
+
+
+def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:
+    """The name of what a call would run, None for torch or before the first tuning, and where it comes from."""
+    offered, chosen = candidates.offers.choices, pick(list(candidates.known.values()))
+    if len(offered) == 1:
+        return offered[0].name, "the only choice"
+    if chosen is not None and (candidates.complete() or settings.tune == "never"):
+        return chosen.name, "from the store"
+    if settings.tune == "never":
+        return None, "the store knows no choice, and tune is 'never'"
+    if not offered:
+        return None, "no choice is left" if settings.fallback_to_aten else "no choice is left: the call raises NoValidChoicesError"
+    return None, "not tuned yet: the first call tunes it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,7 +46,9 @@ class Candidates:
 def known_candidates(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Candidates:
     """The choices for a problem with their stored outcomes. Nothing is measured.
 
-    ``search`` says how much is tried, not what may be picked: a choice that an earlier, wider search measured stays a candidate.
+    ``search`` and ``max_profiling_configs`` say how much is tried, not what may be picked: a choice that an earlier, wider search
+    measured stays a candidate. Every choice has the name that it has now, whatever it was called when it was measured: that is the
+    one that the regexes of the settings see.
     """
     offers = offers_for(problem, device, settings)
     rows = {} if settings.tune == "force" else store.rows(problem.key, fingerprint_text(device, settings.timing))
@@ -53,7 +56,9 @@ def known_candidates(problem: Problem, device: DeviceInfo, settings: Settings, s
     if set(rows) - set(choices):
         wider = widest_offers_for(problem, device, settings)
         choices |= {c.content_hash: c for c in wider.choices if c.content_hash in rows and c.content_hash not in choices}
-    known = {digest: outcome_of(row) for digest, row in rows.items() if digest in choices}
+    known = {
+        digest: dataclasses.replace(outcome_of(row), name=choices[digest].name) for digest, row in rows.items() if digest in choices
+    }
     return Candidates(offers=offers, choices=choices, known=known)
 
 

@@ -87,7 +87,8 @@ def rank(session: AnySession, settings: Settings, candidates: Candidates, outcom
     running = [o for o in outcomes.values() if o.finalist or not o.settled]
     finalists = shortlist(running, settings.search)
     fresh = [o for o in finalists if not o.finalist]
-    incumbents = [o for o in finalists if o.finalist][:2]
+    # Choices that leave all earlier finalists far behind still run against the best of them: only ranked times decide the pick.
+    incumbents = [o for o in finalists if o.finalist][:2] or right(o for o in running if o.finalist)[:1]
     if fresh and len(fresh) + len(incumbents) > 1:
         play_final_rounds(session, fresh, incumbents, candidates, outcomes, progress)
     for digest, o in outcomes.items():

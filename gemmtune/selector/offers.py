@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 from ..backends import BACKENDS, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
+from .filters import filtered, nothing_left
 
-__all__ = ["enabled_backends", "offers_for", "widest_offers_for"]
+__all__ = ["enabled_backends", "legal_offers", "offers_for", "widest_offers_for"]
 
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
@@ -21,11 +23,28 @@ def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
 
 
 def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
-    """Every choice of every enabled backend, and what was refused with the reason.
+    """Every choice of every enabled backend that passes the filters, and what was refused with the reason.
 
-    With ``on_this_machine`` false nothing is asked of the machine: what would be tried where the device, the compilers and the
-    libraries are present.
+    Warns when a regex of the settings leaves nothing. With ``on_this_machine`` false nothing is asked of the machine: what would be
+    tried where the device, the compilers and the libraries are present.
     """
+    legal = legal_offers(problem, device, settings, on_this_machine=on_this_machine)
+    for text in nothing_left(legal, settings):
+        warnings.warn(text, RuntimeWarning, stacklevel=1)  # of this line, whoever asks: shown once for all problems
+    return filtered(legal, settings)
+
+
+def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+    """The offers of the exhaustive search, without a cap: everything that may be picked when the store already knows it.
+
+    Search and cap say how much is tried; size threshold and regexes say what may run, and hold here too.
+    """
+    widest = dataclasses.replace(settings, search="exhaustive", max_profiling_configs=None)
+    return filtered(legal_offers(problem, device, widest), widest)
+
+
+def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
+    """``offers_for`` before the filters."""
     choices: list[Choice] = []
     refusals: list[Refusal] = []
     for name in enabled_backends(device, settings):
@@ -37,8 +56,3 @@ def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_t
         choices += offers.choices
         refusals += offers.refusals
     return Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
-
-
-def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-    """The offers of the exhaustive search: everything that may be picked when the store already knows it."""
-    return offers_for(problem, device, dataclasses.replace(settings, search="exhaustive"))

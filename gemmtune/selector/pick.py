@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..backends import BACKENDS
+from ..backends import BACKENDS, TEMPLATES
 from ..choice import Status
 from .result import Outcome
 
@@ -20,7 +20,6 @@ shifts two kernels against each other by as much, and nobody should be worse off
 LAUNCH_BOUND_US = 10.0
 """Kernels shorter than this wait for the host, whose work for a library call is about twice that for a kernel of our own templates:
 there, among equals, ours come first."""
-TEMPLATES = frozenset(name for name, module in BACKENDS.items() if ".templates." in module)
 
 NEAR = 1.25
 """Choices whose first, short measurement is within 25% of the best go to the final rounds: short windows misjudge by less."""

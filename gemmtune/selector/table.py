@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..choice import Status
+from ..choice import Refusal, Status
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .result import Outcome, ProblemResult
 
-__all__ = ["DEFAULT_ROWS", "new_table", "pick_line", "plain_text", "render", "renderables"]
+__all__ = ["DEFAULT_ROWS", "new_table", "pick_line", "plain_text", "refusal_lines", "render", "renderables"]
 
 DEFAULT_ROWS = 12
 """Timed choices shown for a problem; the torch baseline is always shown."""
@@ -122,20 +122,27 @@ def left_out_lines(result: ProblemResult) -> list[str]:
     """What is not in the table, grouped: choices of one backend that went for the same reason (numbers aside) share a line."""
     if result.problem.empty:
         return []
+    left_out = list(_left_out(result))
+    return [f"left out: {_count(len(left_out), 'choice')}", *_grouped(left_out)] if left_out else []
+
+
+def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
+    """Refusals alone, grouped in the same way."""
+    return _grouped(("", refusal.name, refusal.reason) for refusal in refusals)
+
+
+def _grouped(left_out: Iterable[tuple[str, str, str]]) -> list[str]:
     groups: dict[tuple[str, str, str], _Group] = {}
-    for status, name, reason in _left_out(result):
+    for status, name, reason in left_out:
         text = _short(reason)
         key = (status, name.split(":")[0], re.sub(r"\d+", "#", text.replace(name, "")))
         groups.setdefault(key, _Group(status=status, reason=text, names=[])).names.append(name)
-    if not groups:
-        return []
-    total = sum(len(g.names) for g in groups.values())
-    return [f"left out: {_count(total, 'choice')}", *(f"  {g}" for g in groups.values())]
+    return [f"  {group}" for group in groups.values()]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Group:
-    """Left-out choices with one status and one kind of reason; ``reason`` is that of the first."""
+    """Left-out choices with one status (empty where all are refused) and one kind of reason; ``reason`` is that of the first."""
 
     status: str
     reason: str
@@ -143,9 +150,10 @@ class _Group:
 
     def __str__(self) -> str:
         first = self.names[0]
+        head = f"{self.status}: " if self.status else ""
         if len(self.names) == 1:
-            return f"{self.status}: {first}: {self.reason}"
-        return f"{self.status}: {len(self.names)} × {first.split(':')[0]}, for instance {first}: {self.reason}"
+            return f"{head}{first}: {self.reason}"
+        return f"{head}{len(self.names)} × {first.split(':')[0]}, for instance {first}: {self.reason}"
 
 
 def _left_out(result: ProblemResult) -> Iterator[tuple[str, str, str]]:

@@ -38,6 +38,14 @@ def layout(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype = 
         ((64, 8), (8, 1), torch.float16, 1, 1),
         ((64, 8), (0, 1), torch.float16, 0, 8),
         ((), (), torch.float16, 0, 1),
+        ((64, 64), (64, 1), torch.int8, 0, 16),
+        ((64, 64), (64, 1), torch.float8_e4m3fn, 8, 8),
+        ((64, 64), (1, 64), torch.float8_e5m2, 4, 4),
+        ((64, 34), (48, 1), torch.int8, 0, 2),
+        ((64, 64), (65, 1), torch.int8, 0, 1),
+        ((64, 64), (64, 1), torch.float32, 2, 2),
+        ((64, 64), (66, 1), torch.float32, 0, 2),
+        ((4, 64, 64), (4097, 64, 1), torch.bfloat16, 0, 1),
     ],
 )
 def test_worked_cases(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, offset: int, expected: int) -> None:
@@ -50,7 +58,7 @@ def test_of_several_contiguous_dimensions_the_better_counts() -> None:
 
 
 small = st.integers(0, 40) | st.sampled_from([8, 16, 24, 32, 64, 128])
-dtypes = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
+dtypes = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 
 
 @st.composite
@@ -64,7 +72,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @given(layouts())
 @quick
 def test_alignment_is_the_rule_by_brute_force(given_layout: Layout) -> None:
-    widths = [w for w in (8, 4, 2, 1) if w * given_layout.dtype.itemsize <= ALIGNED_BYTES]
+    widths = {1: (16, 8, 4, 2, 1), 2: (8, 4, 2, 1), 4: (4, 2, 1), 8: (2, 1)}[given_layout.dtype.itemsize]
     legal = [
         width
         for width, dim in itertools.product(widths, range(len(given_layout.size)))

@@ -30,6 +30,23 @@ ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
     "bool": ({"cublaslt_top_k": True}, "cublaslt_top_k: got True, expected a whole number of at least 0"),
     "fraction": ({"compile_threads": 1.5}, "compile_threads: got 1.5, expected a whole number of at least 0"),
     "switch": ({"verify": "0"}, "verify: got '0', expected True or False"),
+    "regex": (
+        {"choice_allowlist_regex": "mm_("},
+        "choice_allowlist_regex: got 'mm_(', expected a regular expression of Python's re module (missing ), unterminated "
+        "subpattern at position 3); put a backslash before a character that stands for itself",
+    ),
+    "huge regex": (
+        {"choice_denylist_regex": "a{99999999999}"},
+        "choice_denylist_regex: got 'a{99999999999}', expected a regular expression of Python's re module (the repetition number "
+        "is too large); put a backslash before a character that stands for itself",
+    ),
+    "no regex": (
+        {"choice_denylist_regex": ["aten"]},
+        "choice_denylist_regex: got ['aten'], expected a regular expression as text, or None",
+    ),
+    "size": ({"template_min_gemm_size": -1}, "template_min_gemm_size: got -1, expected a whole number of at least 0"),
+    "no size": ({"template_min_gemm_size": None}, "template_min_gemm_size: got None, expected a whole number of at least 0"),
+    "cap": ({"max_profiling_configs": 0}, "max_profiling_configs: got 0, expected a whole number of at least 1, or None"),
     "nan": ({"compile_timeout_s": float("nan")}, "compile_timeout_s: got nan, expected a number of at least 0.1"),
 }
 
@@ -153,6 +170,8 @@ def test_a_process_reads_its_environment() -> None:
         compile_threads=3,
         choice_timeout_s=1.5,
         log_file="/tmp/log.jsonl",
+        choice_allowlist_regex="^cpp|[,x]",
+        template_min_gemm_size=4096,
     )
     assert str(expected) == in_environment(
         GEMMTUNE_BACKENDS="aten, triton",
@@ -162,6 +181,10 @@ def test_a_process_reads_its_environment() -> None:
         GEMMTUNE_CHOICE_TIMEOUT_S="1.5",
         GEMMTUNE_LOG_FILE="/tmp/log.jsonl",
         GEMMTUNE_STORE_PATH="",
+        GEMMTUNE_CHOICE_ALLOWLIST_REGEX="^cpp|[,x]",
+        GEMMTUNE_CHOICE_DENYLIST_REGEX="",
+        GEMMTUNE_TEMPLATE_MIN_GEMM_SIZE="4096",
+        GEMMTUNE_MAX_PROFILING_CONFIGS="",
     )
 
 
@@ -173,6 +196,9 @@ BAD_VARIABLES = {
     ),
     "bool": ("GEMMTUNE_VERIFY", "maybe", "GEMMTUNE_VERIFY: got 'maybe', expected 0 or 1"),
     "number": ("GEMMTUNE_COMPILE_THREADS", "many", "GEMMTUNE_COMPILE_THREADS: got 'many', expected a number"),
+    "empty number": ("GEMMTUNE_COMPILE_THREADS", "", "GEMMTUNE_COMPILE_THREADS: got '', expected a number"),
+    "cap": ("GEMMTUNE_MAX_PROFILING_CONFIGS", "few", "GEMMTUNE_MAX_PROFILING_CONFIGS: got 'few', expected a number"),
+    "regex": ("GEMMTUNE_CHOICE_DENYLIST_REGEX", "*", "choice_denylist_regex: got '*', expected a regular expression"),
     "choice": ("GEMMTUNE_TUNE", "always", "tune: got 'always', expected one of on_miss, never, force"),
     "backend": ("GEMMTUNE_BACKENDS", "aten,x", "backends: got 'x', expected names out of"),
 }

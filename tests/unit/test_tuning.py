@@ -90,6 +90,16 @@ def test_one_new_choice_costs_one_measurement(backend: FixedBackend, examined: l
     assert tuned().source == "store"
 
 
+def test_a_new_choice_that_leaves_all_ranked_ones_far_behind_is_the_pick(backend: FixedBackend):
+    backend.kinds = ["slow", "slow-too"]
+    assert tuned().pick == "fake:slow"
+    backend.kinds.append("multiply")
+    result = tuned()
+    assert result.pick == "fake:multiply"
+    assert result.picked is not None
+    assert result.picked.finalist
+
+
 def test_force_measures_again(backend: FixedBackend, examined: list[str]):
     tuned()
     examined.clear()

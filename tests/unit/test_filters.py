@@ -1,0 +1,214 @@
+"""Filters of choices: sizes, regexes and the cap, over choices made for the purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+from fake_choices import Fake, fake
+from fixed_backend import FixedBackend, install
+
+from gemmtune.choice import Choice, Offers, Refusal
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.selector.filters import (
+    FILTERS,
+    FilterSettings,
+    by_cap,
+    by_regex,
+    by_size,
+    filtered,
+    nothing_left,
+    spread,
+)
+from gemmtune.selector.offers import offers_for, widest_offers_for
+from gemmtune.settings import Settings
+
+NAMES = ("choice_allowlist_regex", "choice_denylist_regex")
+SMALL = Problem.mm(4, 5, 6, device_type="cpu")
+
+
+def choice(name: str, backend: str = "triton", problem: Problem = SMALL, **info: Any) -> Fake:
+    return dataclasses.replace(fake(name, problem, info=info), name=name, backend=backend)
+
+
+def names(offers: Offers) -> list[str]:
+    return [c.name for c in offers.choices]
+
+
+OFFERS = Offers(
+    choices=(choice("aten:mm", "aten"), choice("triton:a"), choice("triton:b"), choice("cpp:a", "cpp")),
+    refusals=(Refusal(name="cublaslt", reason="no GPU"),),
+)
+
+
+def test_templates_below_the_size_go_and_library_calls_stay() -> None:
+    kept = by_size(OFFERS, 121, setting="template_min_gemm_size", backends=("triton", "cpp"))
+    assert names(kept) == ["aten:mm"]
+    assert kept.refusals[0] == OFFERS.refusals[0]
+    assert {r.reason for r in kept.refusals[1:]} == {"M·N·K = 120 is below template_min_gemm_size = 121"}
+    assert by_size(OFFERS, 120, setting="template_min_gemm_size", backends=("triton", "cpp")) == OFFERS
+
+
+def test_the_size_of_a_batch_is_that_of_one_matrix() -> None:
+    batch = Offers(choices=(choice("triton:a", problem=Problem.bmm(10, 4, 5, 6, device_type="cpu")),))
+    assert not by_size(batch, 121, setting="s", backends=("triton",)).choices
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "expected"),
+    [
+        (None, None, ["aten:mm", "triton:a", "triton:b", "cpp:a"]),
+        ("", "", ["aten:mm", "triton:a", "triton:b", "cpp:a"]),
+        ("a$", None, ["triton:a", "cpp:a"]),
+        ("on:a|mm", "", ["aten:mm", "triton:a"]),
+        (None, "triton", ["aten:mm", "cpp:a"]),
+        ("triton", "triton:a", ["triton:b"]),
+        ("triton", "triton", []),
+        ("^a", None, ["aten:mm"]),
+        ("Triton", None, []),
+    ],
+)
+def test_regexes(allow: str | None, deny: str | None, expected: list[str]) -> None:
+    kept = by_regex(OFFERS, allow, deny, names=NAMES)
+    assert names(kept) == expected
+    assert len(kept.choices) + len(kept.refusals) == len(OFFERS.choices) + len(OFFERS.refusals)
+
+
+def test_a_refusal_names_the_setting_and_the_regex() -> None:
+    kept = by_regex(OFFERS, "triton", "b$", names=NAMES)
+    assert {r.name: r.reason for r in kept.refusals} == {
+        "cublaslt": "no GPU",
+        "aten:mm": "choice_allowlist_regex 'triton' is not found in the name",
+        "cpp:a": "choice_allowlist_regex 'triton' is not found in the name",
+        "triton:b": "choice_denylist_regex 'b$' is found in the name",
+    }
+
+
+GRID = [
+    choice(f"triton:{tile}_{rank}", tile=[tile, tile], padded=["a"] if padded else None)
+    for rank, (tile, padded) in enumerate([(128, 0), (128, 0), (64, 0), (128, 1), (64, 1), (32, 0), (64, 0)])
+]
+
+
+@pytest.mark.parametrize(
+    ("cap", "expected"),
+    [
+        (1, [0]),
+        (2, [0, 4]),
+        (3, [0, 4, 5]),
+        (4, [0, 3, 4, 5]),
+        (5, [0, 2, 3, 4, 5]),
+        (6, [0, 1, 2, 3, 4, 5]),
+        (7, [0, 1, 2, 3, 4, 5, 6]),
+        (9, [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_spread_takes_what_is_new_first_and_the_best_of_it(cap: int, expected: list[int]) -> None:
+    assert [GRID.index(c) for c in spread(GRID, cap)] == expected
+
+
+def test_without_tiles_and_schedules_the_best_ranked_are_taken() -> None:
+    plain: list[Choice] = [choice(f"triton:{i}") for i in range(5)]
+    assert list(spread(plain, 3)) == plain[:3]
+
+
+def test_the_cap_holds_for_one_backend() -> None:
+    kept = by_cap(OFFERS, 1, setting="max_profiling_configs", backend="triton")
+    assert names(kept) == ["aten:mm", "triton:a", "cpp:a"]
+    assert kept.refusals[-1] == Refusal(name="triton:b", reason="not among the 1 of 2 that max_profiling_configs leaves")
+    assert by_cap(OFFERS, 2, setting="max_profiling_configs", backend="triton") is OFFERS
+    assert by_cap(OFFERS, None, setting="max_profiling_configs", backend="triton") is OFFERS
+
+
+def test_all_filters_in_their_order() -> None:
+    settings = Settings(choice_allowlist_regex="a", choice_denylist_regex="aten", max_profiling_configs=1)
+    assert names(filtered(OFFERS, settings)) == ["triton:a", "cpp:a"]
+    # What the regexes take away uses up nothing of the cap.
+    assert names(filtered(OFFERS, Settings(choice_denylist_regex="a$", max_profiling_configs=1))) == ["aten:mm", "triton:b"]
+    assert filtered(OFFERS, Settings()) is OFFERS
+    below = filtered(OFFERS, Settings(template_min_gemm_size=10**6, choice_denylist_regex="triton"))
+    assert {r.name: r.reason[:5] for r in below.refusals}["triton:a"] == "M·N·K"
+
+
+def test_a_row_of_its_own_filters_one_backend_on_top_of_the_common_one() -> None:
+    common = dataclasses.replace(FILTERS[0], allow="log_file", deny="store_path", cap="compile_threads", min_size="cublaslt_top_k")
+    own = FilterSettings(
+        backends=("triton",),
+        min_size="template_min_gemm_size",
+        allow="choice_allowlist_regex",
+        deny="choice_denylist_regex",
+        cap="max_profiling_configs",
+    )
+    settings = Settings(choice_denylist_regex="a", log_file="^[^c]", compile_threads=5)
+    kept = filtered(OFFERS, settings, (common, own))
+    assert names(kept) == ["aten:mm", "triton:b"]
+    assert {r.name: r.reason.split()[0] for r in kept.refusals} == {
+        "cublaslt": "no",
+        "cpp:a": "log_file",
+        "triton:a": "choice_denylist_regex",
+    }
+    assert [text.split(":")[0] for text in nothing_left(OFFERS, Settings(choice_denylist_regex="triton"), (own,))] == [
+        "choice_denylist_regex"
+    ]
+    assert names(filtered(OFFERS, Settings(template_min_gemm_size=1000), (own,))) == ["aten:mm", "cpp:a"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"choice_allowlist_regex": "triton"}, []),
+        ({"choice_allowlist_regex": "x"}, ["choice_allowlist_regex: got 'x', which is found in no choice's name, such as aten:mm; "
+                                           "change or unset it (GEMMTUNE_CHOICE_ALLOWLIST_REGEX)"]),
+        ({"choice_denylist_regex": "[ac]"}, []),
+        ({"choice_denylist_regex": "[act]"}, ["choice_denylist_regex: got '[act]', which is found in the name of every choice, "
+                                              "such as aten:mm; change or unset it (GEMMTUNE_CHOICE_DENYLIST_REGEX)"]),
+        ({"choice_allowlist_regex": "triton", "choice_denylist_regex": "t"},
+         ["choice_denylist_regex: got 't', which is found in the name of every choice that choice_allowlist_regex 'triton' leaves, "
+          "such as triton:a; change or unset it (GEMMTUNE_CHOICE_DENYLIST_REGEX)"]),
+        ({"choice_allowlist_regex": "triton", "template_min_gemm_size": 1000},
+         ["choice_allowlist_regex: got 'triton', which is found in no choice's name, such as aten:mm; "
+          "change or unset it (GEMMTUNE_CHOICE_ALLOWLIST_REGEX)"]),
+    ],
+    ids=["no-filter", "some-left", "allow", "deny-leaves-some", "deny", "both", "after-the-size"],
+)  # fmt: skip
+def test_what_is_said_when_a_regex_leaves_nothing(changes: dict[str, Any], expected: list[str]) -> None:
+    assert nothing_left(OFFERS, Settings(**changes)) == expected
+
+
+def test_nothing_is_said_where_there_was_nothing_to_leave() -> None:
+    assert nothing_left(Offers(refusals=OFFERS.refusals), Settings(choice_allowlist_regex="x")) == []
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> FixedBackend:
+    made = FixedBackend(["multiply", "slow", "wrong"], [Refusal(name="triton:huge", reason="too large")])
+    install(monkeypatch, made)
+    return made
+
+
+CPU = preset("avx512")
+
+
+def test_offers_are_filtered_and_warn_when_a_regex_leaves_nothing(backend: FixedBackend) -> None:
+    offers = offers_for(SMALL, CPU, Settings(choice_denylist_regex="slow"))
+    assert names(offers) == ["fake:multiply", "fake:wrong"]
+    assert [r.name for r in offers.refusals] == ["triton:huge", "fake:slow"]
+    with pytest.warns(
+        RuntimeWarning, match=r"choice_allowlist_regex: got 'pingpong', which is found in no choice's name"
+    ) as caught:
+        assert not offers_for(SMALL, CPU, Settings(choice_allowlist_regex="pingpong")).choices
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not widest_offers_for(SMALL, CPU, Settings(choice_allowlist_regex="pingpong")).choices
+
+
+def test_the_widest_offers_have_the_regexes_and_no_cap(backend: FixedBackend) -> None:
+    settings = Settings(max_profiling_configs=1, choice_denylist_regex="slow")
+    assert names(offers_for(SMALL, CPU, settings)) == ["fake:multiply"]
+    assert names(widest_offers_for(SMALL, CPU, settings)) == ["fake:multiply", "fake:wrong"]
+    assert not widest_offers_for(SMALL, CPU, Settings(template_min_gemm_size=121)).choices
