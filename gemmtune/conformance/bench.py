@@ -7,34 +7,30 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import ErrorFromChoice
+from ..choice import Claims
 from ..numerics.bounds import Bound, accumulation_bound, exact_limit, underflow
 from ..numerics.compare import Comparer, Finding
 from ..numerics.guards import Checksum, Guards
-from ..numerics.operands import GUARD_BYTES, POISONS, Operands, allocate, poison, storage_bits
+from ..numerics.operands import POISONS, Operands, storage_bits
 from ..numerics.pick import Pick
 from ..numerics.probes import Probes
 from ..numerics.reference import Reference, extended_reference, reference, regions
+from ..problem import Problem
 from ..problem.dtypes import dtype_info, dtype_name
 from .case import Case
 from .diagnose import Evidence, diagnose
 from .heat import heat_map
 from .outcome import Failure
+from .poisoned import guarded_out, poison_free_memory
+from .refusals import REFUSALS, Refused, is_fatal
 from .subject import Call, Subject
 
-__all__ = ["REFUSALS", "Bench", "Expected", "Refused", "is_fatal"]
+__all__ = ["Bench", "Expected"]
 
-REFUSALS = (NotImplementedError, TypeError, ValueError, RuntimeError, AssertionError)
-"""What a GEMM raises for what it does not do. Anything else is a fault of its own."""
-GUARD_ROWS = 256
-"""Rows of out that fit into the guard band on each side: the tallest tile that is in use."""
-MOST_GUARD_BYTES = 2**24
 MOST_REMEMBERED = 2**20
 """Elements of a result that is kept, to be recognised if a later call returns it again."""
-
-
-class Refused(Exception):
-    """The GEMM raised an error instead of computing."""
+MOST_EXPLAINED = 2**28
+"""Elements of a result that is wrong: of a larger one only the first bad element is told."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +41,8 @@ class Expected:
     operands: Operands
     value: torch.Tensor
     tolerance: torch.Tensor
+    known: bool = True
+    """Not known, ``value`` may be wrong itself: then no bug can be named that would explain the result."""
 
 
 class Bench:
@@ -54,8 +52,7 @@ class Bench:
         self.subject = subject
         self.case = case
         self.device = device
-        self.problem = case.problem(device.type)
-        self.claims = subject.claims(self.problem)
+        self.problem, self.claims = _asked(subject, case.problem(device.type))
         self.probes = Probes(self.problem, device, seed=case.seed)
         self.failures: list[Failure] = []
         self.error_over_bound: float | None = None
@@ -65,25 +62,34 @@ class Bench:
         self._calls = 0
         self._results: list[torch.Tensor] = []
 
+    def sibling(self, **changes: object) -> Bench:
+        """The bench of this case with some fields changed. Its failures are this one's."""
+        other = Bench(self.subject, self.case.changed(**changes), self.device)
+        other.failures = self.failures
+        return other
+
     # Calling
 
-    def call(self, operands: Operands, *, out: torch.Tensor | None = None, watch: bool = True) -> torch.Tensor:
+    def call(self, operands: Operands, *, out: torch.Tensor | None = None, watch: bool = True, wait: bool = True) -> torch.Tensor:
         """The result of one call, which is judged as memory: shape, dtype, place, writes elsewhere, inputs left alone.
 
         ``out`` is given where the case says so, poisoned and between guard bands; a given one is used as it is.
+        Without ``watch`` the inputs may change; without ``wait`` the device is not waited for.
 
         Raises:
             Refused: the GEMM raised an error.
         """
         payload = self.next_payload()
         guards: Guards | None = None
-        if out is None and self.case.out:
-            out, guards = self.guarded_out(payload)
-        elif out is None:
-            self._poison_free_memory(payload)
         sums = self._checksums(operands) if watch else {}
-        result = self.launch(Call(problem=self.problem, operands=operands, out=out))
-        tensor = self._received(result, out)
+        kept: torch.Tensor | None = None
+        if out is None and self.case.out:
+            out, guards = guarded_out(self.problem.out, self.device, payload)
+        elif out is None:
+            kept = poison_free_memory(self.problem.out, self.device, payload)
+        result = self.launch(Call(problem=self.problem, operands=operands, out=out), wait=wait)
+        del kept
+        tensor = self.received(result, out)
         for name, checksum in sums.items():
             if bool(checksum.changed()):
                 self.fail(f"the call changed its input {name}", property_name="inputs-unchanged")
@@ -94,11 +100,11 @@ class Bench:
         self._remember(tensor)
         return tensor
 
-    def launch(self, call: Call) -> object:
-        """The bare call. Raises Refused where the GEMM raises an error that leaves the device usable."""
+    def launch(self, call: Call, *, wait: bool = True) -> object:
+        """The bare call, on the current stream. Raises Refused where the GEMM raises an error that leaves the device usable."""
         try:
             result = self.subject(call)
-            if self.device.type == "cuda":
+            if wait and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except REFUSALS as error:
             if is_fatal(error):
@@ -113,27 +119,12 @@ class Bench:
         self._calls += 1
         return POISONS[self.problem.out.dtype][self._calls % 2]
 
-    def guarded_out(self, payload: int) -> tuple[torch.Tensor, Guards]:
-        """A poisoned ``out`` of the case's strides, and what watches everything around and between its elements."""
-        layout = self.problem.out
-        row = max((*layout.stride[-2:], self.problem.n))
-        room = min(GUARD_ROWS * row * layout.dtype.itemsize, MOST_GUARD_BYTES)
-        out = allocate(layout, self.device, guard_bytes=max(room, GUARD_BYTES))
-        poison(out, payload)
-        return out, Guards(out)
-
-    def _poison_free_memory(self, payload: int) -> None:
-        """Leave poison in the memory that an allocation of the result's size is likely to get: what stays unwritten then shows."""
-        for _ in range(2):
-            poison(allocate(dataclasses.replace(self.problem.out, offset=0), self.device, guard_bytes=0), payload)
-            poison(torch.empty(self.problem.out.size, dtype=self.problem.out.dtype, device=self.device), payload)
-
     def _checksums(self, operands: Operands) -> dict[str, Checksum]:
         names = ("a", "b", "inp", "scale_a", "scale_b")
         tensors = {name: getattr(operands, name, None) for name in names}
         return {name: Checksum(tensor) for name, tensor in tensors.items() if tensor is not None and tensor.numel()}
 
-    def _received(self, result: object, out: torch.Tensor | None) -> torch.Tensor:
+    def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
         """The result as a tensor; a placeholder of NaN or zero where it cannot be one, so that the check goes on."""
         layout = self.problem.out
         if out is not None:
@@ -173,13 +164,16 @@ class Bench:
         self.error_over_bound = max(ratio, self.error_over_bound or 0.0)
         return self._conclude(finding, result, name, lambda: self._within(operands, references[0], exact=exact))
 
-    def expect_equal(self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str) -> bool:
-        """The same bits as ``expected`` (any NaN equals any NaN)."""
+    def expect_equal(
+        self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str, known: bool = True
+    ) -> bool:
+        """The same numbers as ``expected`` (any NaN equals any NaN), which is right if ``known``, else just another result."""
         same = (result == expected) | (result.isnan() & expected.isnan())
         if bool(same.all()):
             return True
         value = expected.double().reshape(self._matrix_shape)
-        self.explain(result, Expected(name=name, operands=operands, value=value, tolerance=torch.zeros_like(value)))
+        tolerance = torch.zeros_like(value)
+        self.explain(result, Expected(name=name, operands=operands, value=value, tolerance=tolerance, known=known))
         return False
 
     def fail(self, message: str, *, property_name: str = "", **facts: object) -> None:
@@ -220,6 +214,9 @@ class Bench:
         return False
 
     def _exactly(self, pick: Pick) -> Expected | None:
+        """None where several float64 copies of the result would take too much memory."""
+        if self.problem.out.numel > MOST_EXPLAINED:
+            return None
         rows = slice(0, self.problem.m)
         value = pick.exact(slice(0, self.problem.batch), rows, torch.float64).expand(self._matrix_shape)
         return Expected(name=pick.name, operands=pick.operands, value=value, tolerance=torch.zeros_like(value))
@@ -251,10 +248,11 @@ class Bench:
         what = "was not written" if bool(unwritten[batch, row, col]) else f"= {value:.9g}, expected {right:.9g}{within}"
         self.fail(
             f"{expected.name}: out[{', '.join(map(str, index))}] {what}; {count} of {bad.numel()} elements are wrong",
-            diagnosis=self._diagnosis(got, expected, bad, unwritten),
+            diagnosis=self._diagnosis(got, expected, bad, unwritten) if expected.known or bool((bad & unwritten).any()) else "",
             index=index, got=value, expected=right, tolerance=tolerance, bad_elements=count, elements=bad.numel(),
             heat=heat_map(got, expected.value, expected.tolerance, batch),
         )  # fmt: skip
+        self._forget(got)
 
     def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> str:
         return diagnose(
@@ -286,20 +284,14 @@ class Bench:
         if result.numel() <= MOST_REMEMBERED:
             self._results = [*self._results[-2:], result.to(torch.float64, copy=True).reshape(self._matrix_shape)]
 
+    def _forget(self, wrong: torch.Tensor) -> None:
+        """A result that was wrong when it came is no sign of a stale one when it comes again."""
+        self._results = [x for x in self._results if not bool(((x == wrong) | (x.isnan() & wrong.isnan())).all())]
 
-def is_fatal(error: BaseException) -> bool:
-    """Whether a CUDA error has made the device unusable for this process, so that nothing after it can be believed."""
-    if isinstance(error, ErrorFromChoice):
-        return False
-    text = str(error)
-    sticky = (
-        "illegal memory access",
-        "unspecified launch failure",
-        "device-side assert",
-        "misaligned address",
-        "illegal instruction",
-    )
-    accelerator = getattr(torch, "AcceleratorError", ())
-    return any(words in text for words in sticky) or (
-        bool(accelerator) and isinstance(error, accelerator) and "out of memory" not in text
-    )
+
+def _asked(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:
+    """The problem and what is claimed for it. Where float32 is declared to be read as tf32, it is a tf32 problem to the probes."""
+    claims = subject.claims(problem)
+    if claims.input_mode == "tf32" and problem.dtype == torch.float32:
+        problem = dataclasses.replace(problem, precision=dataclasses.replace(problem.precision, input_mode="tf32"))
+    return problem, claims

@@ -9,10 +9,10 @@ import torch
 
 from ..errors import GemmtuneError, SubjectError, TraitsError
 from ..selector.worker import Worker, WorkerCrashed, WorkerTimedOut
-from .bench import is_fatal
 from .case import Case
 from .judge import judge
 from .outcome import Failure, Outcome, Verdict
+from .refusals import is_fatal
 from .subject import Subject, SubjectSpec, load
 from .traits import Traits
 

@@ -6,10 +6,11 @@ import time
 
 import torch
 
-from .bench import Bench, Refused
+from .bench import Bench
 from .case import Case
 from .outcome import Failure, Outcome, Verdict
 from .properties import property_named
+from .refusals import Impossible, Refused
 from .scope import Scope
 from .subject import Subject
 
@@ -27,10 +28,13 @@ def judge(subject: Subject, case: Case, device: torch.device) -> Outcome:
     bench = Bench(subject, case, device)
     verdict, reason = Verdict.PASSED, ""
     try:
-        property_named(case.property_name).check(bench)
+        with subject.conditions(bench.problem):
+            property_named(case.property_name).check(bench)
     except Refused as refusal:
         verdict = Verdict.REFUSED if scope.may_refuse(case) else Verdict.RAISED
         reason = str(refusal)
+    except Impossible as obstacle:
+        verdict, reason = Verdict.REFUSED, f"not possible on this machine: {obstacle}"
     failures = tuple(bench.failures)
     if verdict is Verdict.RAISED:
         failures += (Failure(property_name=case.property_name, message=f"raised for what it declares: {reason}"),)

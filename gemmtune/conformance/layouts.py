@@ -71,8 +71,8 @@ class OperandLayout:
         return frozenset(names | {"0": {"batch0"}, "1": {"batchgap"}}.get(self.batch, set()))
 
     def layout(self, size: tuple[int, ...], dtype: torch.dtype) -> Layout:
-        """The layout of a tensor of that size, 1-D (a bias), 2-D, or 3-D with a batch dimension first."""
-        rows, cols = (1, *size)[-2:]
+        """The layout of a tensor of that size, 0-D or 1-D (a bias), 2-D, or 3-D with a batch dimension first."""
+        rows, cols = (1, 1, *size)[-2:]
         stride: tuple[int, int] = {
             "row": (cols + self.pad, 1),
             "col": (1, rows + self.pad),

@@ -6,6 +6,7 @@ through many configs. The public operations, with tuning, are tested as ``gemmtu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import zlib
@@ -15,6 +16,7 @@ import torch
 from .. import settings
 from ..choice import Choice, Claims, Kernel
 from ..device import detect
+from ..extern.flags import precision_scope
 from ..problem import Problem
 from ..selector.offers import offers_for
 from .subject import Call, Subject
@@ -63,6 +65,10 @@ class BackendSubject(Subject):
         """The name of the problem's choice."""
         return self._bound(call.problem)[0].name
 
+    def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
+        """All of torch's precision flags are those of the problem, as when it is tuned."""
+        return precision_scope(problem)
+
     def claims(self, problem: Problem) -> Claims:
         """What the problem's choice claims."""
         try:
@@ -93,4 +99,6 @@ class BackendSubject(Subject):
 aten = BackendSubject("aten", DENSE)
 cublaslt = BackendSubject("cublaslt", dataclasses.replace(DENSE, devices=("cuda",)))
 triton = BackendSubject("triton", dataclasses.replace(DENSE, deterministic=True))
-cpp = BackendSubject("cpp", dataclasses.replace(DENSE, devices=("cpu",), streams=False, capturable=False, deterministic=True))
+cpp = BackendSubject(
+    "cpp", dataclasses.replace(DENSE, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
+)

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from ..errors import CaseError
-from .checks import values
+from .checks import batch, cuda, edges, extremes, large, layouts, memory, metamorphic, repeat, scalars, special, values
 from .property import Property
 
 __all__ = ["PROPERTIES", "property_named"]
 
-PROPERTIES: tuple[Property, ...] = (*values.PROPERTIES,)
+PROPERTIES: tuple[Property, ...] = (
+    *values.PROPERTIES,
+    *edges.PROPERTIES,
+    *scalars.PROPERTIES,
+    *special.PROPERTIES,
+    *extremes.PROPERTIES,
+    *layouts.PROPERTIES,
+    *batch.PROPERTIES,
+    *memory.PROPERTIES,
+    *metamorphic.PROPERTIES,
+    *repeat.PROPERTIES,
+    *cuda.PROPERTIES,
+    *large.PROPERTIES,
+)
 """In the order of reports."""
 
 

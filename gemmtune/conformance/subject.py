@@ -7,6 +7,7 @@ object) has a function for each operation, called as torch's: ``mm(a, b)``, ``ad
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -21,6 +22,7 @@ import torch
 
 from ..choice import Claims
 from ..errors import SubjectError
+from ..extern.flags import precision_scope
 from ..numerics.operands import Operands
 from ..problem import Problem
 from .labels import OPS
@@ -56,6 +58,10 @@ class Subject(ABC):
     @abstractmethod
     def __call__(self, call: Call) -> object:
         """Run once on the current stream; what the GEMM returns."""
+
+    def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
+        """What is in force during the calls of a case: torch's float32 precision is the problem's, all else the caller's."""
+        return precision_scope(problem) if problem.dtype == torch.float32 else contextlib.nullcontext()
 
     def claims(self, problem: Problem) -> Claims:
         """The arithmetic to which the result of ``problem`` is held."""

@@ -5,8 +5,10 @@ One test for each backend and property; the cases of a property run one after th
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,11 @@ from gemmtune.conformance.subject import SubjectSpec
 
 ON_CPU = ("aten", "cpp")
 ON_GPU = ("aten", "cublaslt", "triton")
+OF_OPERATIONS = ("empty", "k-zero")
+"""What the operations do themselves: no backend is asked for an empty product."""
+NAMES = [p.name for p in PROPERTIES if p.name not in OF_OPERATIONS]
+KNOWN = {("aten", "cpu"): ("*:baddbmm-bf16-*alpha.zero*",)}
+"""Cases that torch itself gets wrong, see docs/conformance.md; verification leaves such a choice out of every pick."""
 EVERY = 3
 """On a CPU each third case, another third for each property: `gemmtune conformance gemmtune.conformance.own:cpp` runs all."""
 
@@ -35,7 +42,8 @@ def cases_of(name: str, backend: str, device: str) -> list[Case]:
     reason = wanted.needs(scope)
     if reason is not None:
         pytest.skip(f"{backend} on {device}: {reason}")
-    return list(wanted.cases(scope))
+    known = KNOWN.get((backend, device), ())
+    return [case for case in wanted.cases(scope) if not any(fnmatch.fnmatch(case.id, pattern) for pattern in known)]
 
 
 def check(backend: str, name: str, device: str, every: int = 1) -> None:
@@ -55,17 +63,26 @@ def assert_conforming(outcomes: list[Outcome]) -> None:
     assert counts[Verdict.PASSED] > 0, f"nothing was executed: {dict(counts)}; {outcomes[0].reason}"
 
 
-@pytest.mark.parametrize("name", [p.name for p in PROPERTIES])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ON_CPU)
 def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
     check(backend, name, "cpu", EVERY)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [p.name for p in PROPERTIES])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_backend_conforms_on_a_gpu(backend: str, name: str) -> None:
     if backend == "cublaslt":
         pytest.importorskip("nvmath", reason="the cublaslt backend needs gemmtune[cublaslt]")
     check(backend, name, "cuda")
     torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("name", OF_OPERATIONS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_operations_conform_where_nothing_is_multiplied(own_store: Path, device: str, name: str) -> None:
+    declared = {"empty": True, "alpha": True, "beta": True, "ops": ["mm", "addmm", "bmm", "baddbmm"]}
+    gemm = InProcessRunner(SubjectSpec(target="gemmtune", declared=declared), device)
+    scope = Scope(traits=gemm.describe().traits, device_type=device, level=Level.SMOKE)
+    assert_conforming([gemm.run(case) for case in property_named(name).cases(scope)])

@@ -1,0 +1,84 @@
+"""Naming a bug by reproducing it: a wrong result is compared with what each known bug would give from the same operands.
+
+``BUGS`` is the table of those. What fits first is named; a bug that explains the wrong elements but would spoil others too is named
+with the place to which it is confined. Where nothing fits, the map of errors is described, or nothing is said.
+"""
+
+from __future__ import annotations
+
+from . import addressing, epilogue, inputs, k_ranges, rounding
+from .evidence import Evidence, View
+from .match import Bug, fit
+from .places import place
+from .signs import errors_in, first_sign, last_sign
+
+__all__ = ["BUGS", "Evidence", "diagnose"]
+
+BUGS: tuple[Bug, ...] = (
+    epilogue.missing,
+    epilogue.scalars,
+    epilogue.wrong_axis,
+    epilogue.per_split,
+    epilogue.scales,
+    addressing.transposed,
+    addressing.batches,
+    addressing.misread,
+    addressing.miswritten,
+    k_ranges.k_ranges,
+    addressing.clamped,
+    addressing.unmasked,
+    inputs.unsigned,
+    inputs.narrowed,
+    inputs.flushed,
+    rounding.steps,
+    rounding.partials,
+    rounding.accumulators,
+)
+"""From what is certain and cheap to try to what is expensive."""
+
+
+def diagnose(evidence: Evidence) -> str:
+    """What the wrong result looks like, such as ``last K block of 16 dropped``; empty if like nothing known."""
+    certain = first_sign(evidence)
+    if certain:
+        return certain
+    if not evidence.problem.empty:
+        view = View(evidence)
+        for text in (_stale(evidence), _reproduced(view, evidence)):
+            if text:
+                return text
+        return rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
+    return ""
+
+
+def _stale(evidence: Evidence) -> str:
+    """The result of an earlier call."""
+    wrong = evidence.bad
+    for earlier in evidence.earlier:
+        same = (evidence.got == earlier) | (evidence.got.isnan() & earlier.isnan())
+        if bool(same.all()) and int(wrong.sum()) > 1:
+            return "the result of an earlier call"
+    return ""
+
+
+def _reproduced(view: View, evidence: Evidence) -> str:
+    """The first bug that gives this result everywhere, else the first one that gives it where it is wrong."""
+    confined = ""
+    where = place(evidence.bad)
+    for bug in BUGS:
+        for suspect in bug(view):
+            found = fit(view, suspect)
+            if found is not None and found.everywhere:
+                return suspect.text + (_as_well(view) if bug is epilogue.missing else "")
+            if found is not None and where and not confined:
+                confined = f"{suspect.text} in {where}"
+    return confined
+
+
+def _as_well(view: View) -> str:
+    """Beside large numbers a narrow accumulator loses every small one: nothing is left either."""
+    for suspect in rounding.accumulators(view):
+        found = fit(view, suspect)
+        if found is not None and found.everywhere:
+            return f", which {suspect.text} gives as well"
+    return ""

@@ -1,0 +1,153 @@
+"""Bugs of addresses: strides, offsets and batches ignored, operands transposed, the end of a dimension not masked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from .epilogue import added_name
+from .evidence import Matrix, View
+from .match import Suspect
+
+__all__ = ["batches", "clamped", "misread", "miswritten", "transposed", "unmasked"]
+
+TILES = (8, 16, 32, 64, 128)
+
+
+def transposed(view: View) -> Iterator[Suspect]:
+    """a, b, both, or the result with rows and columns exchanged, where they are square.
+
+    For an operand that is not row-major, that is to ignore its strides, see ``misread``.
+    """
+    problem = view.problem
+    turned_a = _turned(view, "a") if problem.m == problem.k and problem.a.row_major else None
+    turned_b = _turned(view, "b") if problem.k == problem.n and problem.b.row_major else None
+    if turned_a is not None:
+        yield Suspect("a transposed", view.of(a=turned_a))
+    if turned_b is not None:
+        yield Suspect("b transposed", view.of(b=turned_b))
+    if turned_a is not None and turned_b is not None:
+        yield Suspect("a and b transposed", view.of(turned_a, turned_b))
+        other = view.read("b", rows=view.rows, cols=view.inner) @ view.read("a", rows=view.inner, cols=view.cols)
+        yield Suspect("b @ a in place of a @ b", view.result(other * view.scales))
+    if problem.m == problem.n:
+        rows = view.read("a", rows=view.cols), view.read("b", cols=view.rows)
+        yield Suspect("result transposed", view.result((rows[0] @ rows[1]).mT * view.scales))
+
+
+def _turned(view: View, which: Matrix) -> torch.Tensor:
+    batch, row, col = view.strides(which)
+    return view.read(which, stride=(batch, col, row))
+
+
+def misread(view: View) -> Iterator[Suspect]:
+    """An operand read with other strides or another offset than it has; then a and b both."""
+    readings: dict[Matrix, dict[str, torch.Tensor]] = {}
+    for which in _read_operands(view):
+        readings[which] = {text: view.read(which, stride=stride, offset=offset) for text, stride, offset in _ways(view, which)}
+        name = added_name(view) if which == "inp" else which
+        for text, values in readings[which].items():
+            yield Suspect(text.format(name), _replaced(view, which, values))
+    for text, values in readings["a"].items():
+        if text in readings["b"]:
+            yield Suspect(text.format("a and b"), view.of(values, readings["b"][text]))
+
+
+def _read_operands(view: View) -> tuple[Matrix, ...]:
+    return ("a", "b", "inp") if view.inp is not None else ("a", "b")
+
+
+def _replaced(view: View, which: Matrix, values: torch.Tensor) -> torch.Tensor:
+    if which == "inp":
+        return view.result(inp=values)
+    return view.of(a=values) if which == "a" else view.of(b=values)
+
+
+def _ways(view: View, which: Matrix) -> Iterator[tuple[str, tuple[int, int, int], int]]:
+    """(text for an operand, stride, storage offset) of the ways to read it wrongly."""
+    matrix = view.matrix(which)
+    batch, rows, cols = matrix.shape
+    (by_batch, by_row, by_col), start = view.strides(which), int(matrix.storage_offset())
+    layout = {"a": view.problem.a, "b": view.problem.b, "inp": view.problem.inp}[which]
+    offset = layout.offset if layout is not None else 0
+    inner = by_batch if batch == 1 else rows * cols
+    ways = [
+        ("{} read as contiguous, strides ignored", (inner, cols, 1), start),
+        ("{} read as column-major without gaps", (inner, 1, rows), start),
+        ("{} read with neighbouring elements in each row", (by_batch, by_row, 1), start),
+        ("{} read without the gap between its rows", (by_batch, cols * by_col, by_col), start),
+        ("{} read without the gap between its columns", (by_batch, by_row, rows * by_row), start),
+        ("storage offset of {} ignored", (by_batch, by_row, by_col), start - offset),
+        ("storage offset of {} ignored, read from the start of its buffer", (by_batch, by_row, by_col), 0),
+        ("batch stride of {} ignored, matrices read as neighbours", (rows * cols, by_row, by_col), start),
+    ]
+    right = _effective((by_batch, by_row, by_col), matrix.shape)
+    for text, stride, begin in ways:
+        if _effective(stride, matrix.shape) != right or begin != start:
+            yield text, stride, begin
+
+
+def _effective(stride: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(s if n > 1 else 0 for s, n in zip(stride, size, strict=True))
+
+
+def miswritten(view: View) -> Iterator[Suspect]:
+    """The result written as if out were contiguous: what is read there through out's strides."""
+    out = view.problem.out
+    steps = out.stride if len(out.stride) == 3 else (0, *out.stride)
+    (batch, m, n), right = view.evidence.expected.shape, view.evidence.expected.flatten()
+    place = view.batches[:, None, None] * steps[0] + view.rows[:, None] * steps[1] + view.cols * steps[2]
+    written = right.cpu()[place.clamp(0, batch * m * n - 1)]
+    yield Suspect("out written as contiguous, strides ignored", torch.where(place < batch * m * n, written, math.nan))
+
+
+def batches(view: View) -> Iterator[Suspect]:
+    """The first matrix of a batch used for all."""
+    if view.problem.batch == 1:
+        return
+    firsts: dict[Matrix, torch.Tensor] = {
+        which: view.read(which, stride=(0, *view.strides(which)[1:])) for which in _read_operands(view)
+    }
+    for which, values in firsts.items():
+        name = added_name(view) if which == "inp" else which
+        yield Suspect(f"first matrix of {name} used for every batch", _replaced(view, which, values))
+    product = firsts["a"] @ firsts["b"] * view.scales
+    yield Suspect("first batch computed for every batch", view.result(product))
+    if "inp" in firsts:
+        yield Suspect("first batch computed for every batch", view.result(product, inp=firsts["inp"]))
+
+
+def clamped(view: View) -> Iterator[Suspect]:
+    """The last row, column or element of K replaced by the one before, as by a bound that is off by one."""
+    problem = view.problem
+    rows, cols, inner = (x.clamp_max(max(size - 2, 0)) for x, size in _dimensions(view))
+    by_row = view.read("a", rows=rows) @ view.b * view.scales
+    by_col = view.a @ view.read("b", cols=cols) * view.scales
+    if view.inp is not None:
+        yield Suspect("last row repeats the one before it", view.result(by_row, inp=view.read("inp", rows=rows)))
+        yield Suspect("last column repeats the one before it", view.result(by_col, inp=view.read("inp", cols=cols)))
+    before = "last {0} of a @ b repeats the one before it" if view.inp is not None else "last {0} repeats the one before it"
+    yield Suspect(before.format("row"), view.result(by_row))
+    yield Suspect(before.format("column"), view.result(by_col))
+    if problem.k > 1:
+        last = view.read("a", cols=inner) @ view.read("b", rows=inner) * view.scales
+        yield Suspect("last element of K replaced by the one before it", view.result(last))
+        yield Suspect("last column of a replaced by the one before it", view.of(a=view.read("a", cols=inner)))
+        yield Suspect("last row of b replaced by the one before it", view.of(b=view.read("b", rows=inner)))
+
+
+def _dimensions(view: View) -> tuple[tuple[torch.Tensor, int], ...]:
+    return (view.rows, view.problem.m), (view.cols, view.problem.n), (view.inner, view.problem.k)
+
+
+def unmasked(view: View) -> Iterator[Suspect]:
+    """K not masked: what lies past its end in memory takes part, up to the next multiple of a tile."""
+    k = view.problem.k
+    for tile in TILES:
+        padded = -(-k // tile) * tile
+        if padded > k:
+            inner = torch.arange(padded)
+            product = view.read("a", cols=inner) @ view.read("b", rows=inner) * view.scales
+            yield Suspect(f"what lies past the end of K is read, to the next multiple of {tile}", view.result(product), len(TILES))

@@ -1,0 +1,128 @@
+"""Bugs of what comes after the product: alpha, beta, the added operand, scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from .evidence import View
+from .match import Suspect
+
+__all__ = ["added_name", "missing", "per_split", "scalars", "scales", "wrong_axis"]
+
+MOST_SPLITS = 16
+
+
+def added_name(view: View) -> str:
+    """What the added operand is called: C is as large as the result."""
+    inp = view.evidence.operands.inp
+    return "C" if inp is not None and inp.numel() > max(view.problem.m, view.problem.n) else "the bias"
+
+
+def missing(view: View) -> Iterator[Suspect]:
+    """Nothing computed, or only one of the two terms."""
+    zeros = torch.zeros_like(view.expected)
+    yield Suspect("zeros", zeros)
+    if view.inp is not None:
+        yield Suspect(f"product missing, only {added_name(view)} is there", view.result(zeros))
+        yield Suspect(f"{added_name(view)} dropped", view.alpha * view.product)
+
+
+def scalars(view: View) -> Iterator[Suspect]:
+    """alpha or beta dropped, repeated, exchanged, applied to what they do not belong to."""
+    product, alpha, beta = view.product, view.alpha, view.beta
+    yield Suspect("alpha dropped", view.result(alpha=1.0))
+    yield Suspect("alpha applied twice", view.result(alpha=alpha**2))
+    yield Suspect("alpha rounded to an integer", view.result(alpha=float(math.trunc(alpha))))
+    dtype = view.problem.dtype
+    if dtype.is_floating_point and dtype.itemsize == 2:
+        yield Suspect(f"alpha rounded to {_name(dtype)}", view.result(alpha=_through(alpha, dtype)))
+    if view.inp is None:
+        return
+    inp, name = view.inp, added_name(view)
+    yield Suspect("beta dropped", alpha * product + inp)
+    yield Suspect("alpha and beta dropped", product + inp)
+    yield Suspect("beta applied twice", alpha * product + beta**2 * inp)
+    repeated = f", or {name} added {alpha:g} times" if alpha >= 2 and alpha % 1 == 0 else ""
+    yield Suspect(f"alpha applied to {name}{repeated}", alpha * (product + beta * inp))
+    yield Suspect("beta rounded to an integer", alpha * product + math.trunc(beta) * inp)
+    yield Suspect("beta applied to the product", beta * (alpha * product + inp))
+    yield Suspect("alpha and beta exchanged", beta * product + alpha * inp)
+    yield Suspect(f"alpha in place of beta for {name}", alpha * (product + inp))
+    yield Suspect(f"{name} subtracted", alpha * product - beta * inp)
+    if dtype.is_floating_point and dtype.itemsize == 2:
+        yield Suspect(f"beta rounded to {_name(dtype)}", alpha * product + _through(beta, dtype) * inp)
+
+
+def per_split(view: View) -> Iterator[Suspect]:
+    """The added operand in every K split's partial sum."""
+    if view.inp is None:
+        return
+    name = added_name(view)
+    for splits in range(2, MOST_SPLITS + 1):
+        text = f"{name} added {splits} times, as if once for each of {splits} K splits"
+        yield Suspect(text, view.result() + (splits - 1) * view.beta * view.inp, MOST_SPLITS)
+
+
+def wrong_axis(view: View) -> Iterator[Suspect]:
+    """The added operand along the other dimension, its first element or its first row everywhere, its neighbour's."""
+    if view.inp is None:
+        return
+    inp, name, (m, n) = view.matrix("inp"), added_name(view), (view.problem.m, view.problem.n)
+    batch_step, row_step, col_step = inp.stride()
+    rows, cols = view.rows, view.cols
+    if row_step == 0 or col_step == 0:
+        length = n if row_step == 0 else m
+        turned = (batch_step, col_step, row_step)
+        yield Suspect(f"{name} on the wrong axis", _with(view, stride=turned, rows=rows % length, cols=cols % length))
+    elif m == n:
+        yield Suspect(f"{name} transposed", _with(view, stride=(batch_step, col_step, row_step)))
+    yield Suspect(f"first element of {name} used for all", _with(view, stride=(batch_step, 0, 0)))
+    yield Suspect(f"first row of {name} used for all", _with(view, stride=(batch_step, 0, col_step)))
+    yield Suspect(f"first column of {name} used for all", _with(view, stride=(batch_step, row_step, 0)))
+    for shift, text in ((1, "one element too far"), (-1, "one element too early")):
+        if col_step:
+            yield Suspect(f"{name} read {text}", _with(view, cols=(cols + shift).clamp(0, n - 1)))
+        elif row_step:
+            yield Suspect(f"{name} read {text}", _with(view, rows=(rows + shift).clamp(0, m - 1)))
+
+
+def scales(view: View) -> Iterator[Suspect]:
+    """Scales of scaled_mm dropped, or along the other dimension."""
+    operands = view.evidence.operands
+    if operands.scale_a is None or operands.scale_b is None:
+        return
+    plain = view.a @ view.b
+    first, second = (x.double().flatten().cpu() for x in (operands.scale_a, operands.scale_b))
+    by_row = first[view.rows] if len(first) > 1 else first
+    by_col = second[view.cols] if len(second) > 1 else second
+    alike = bool((by_row.unsqueeze(-1) == by_col).all())
+    yield Suspect("scale_a or scale_b dropped" if alike else "scale_a dropped", plain * by_col)
+    yield Suspect("scale_b dropped", plain * by_row.unsqueeze(-1))
+    yield Suspect("both scales dropped", plain)
+    yield Suspect("scales applied twice", view.product * view.scales)
+    yield Suspect("first scale used for all", plain * first[:1] * second[:1])
+    if len(first) > 1 and len(second) > 1:
+        swapped = first[view.cols % len(first)] * second[view.rows % len(second)].unsqueeze(-1)
+        yield Suspect("scale_a and scale_b on each other's axis", plain * swapped)
+
+
+def _with(
+    view: View,
+    *,
+    stride: tuple[int, int, int] | None = None,
+    rows: torch.Tensor | None = None,
+    cols: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The result with the added operand read in another way."""
+    return view.result(inp=view.read("inp", stride=stride, rows=rows, cols=cols))
+
+
+def _through(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=torch.float64).to(dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

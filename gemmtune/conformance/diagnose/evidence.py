@@ -1,0 +1,198 @@
+"""What a diagnosis has to go by: a wrong result, what it should be, and what it was made from."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ...numerics.operands import Operands, scale_factor, storage_bits
+from ...numerics.reference import as_batches
+from ...problem import Problem
+from ...problem.dtypes import dtype_info
+
+__all__ = ["Evidence", "Matrix", "View"]
+
+Matrix = Literal["a", "b", "inp"]
+MOST_LINES = 48
+"""Rows, and columns, of a view."""
+LEAST_LINES = 8
+MOST_BATCHES = 3
+CANCELLED = 4
+"""How much larger than any sum on the way the sum of all magnitudes is in the probes, where terms of both signs alternate."""
+MOST_MACS = 2**22
+"""Multiplications of a view's product: a few milliseconds, for each of a hundred suspects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A wrong result of one call.
+
+    ``got``, ``expected`` and ``tolerance`` are float64 [B, M, N], ``bad`` and ``unwritten`` masks of that shape; ``earlier`` has
+    results of earlier calls.
+    """
+
+    problem: Problem
+    operands: Operands
+    got: torch.Tensor
+    expected: torch.Tensor
+    tolerance: torch.Tensor
+    bad: torch.Tensor
+    unwritten: torch.Tensor
+    earlier: tuple[torch.Tensor, ...] = ()
+
+
+class View:
+    """Some rows and columns of some batches of the evidence, float64 on the CPU: small enough to try a hundred bugs on.
+
+    Wrong ones, right ones, the first and the last ones are among them.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.problem = evidence.problem
+        bad = evidence.bad.cpu()
+        batch, m, n = bad.shape
+        self.batches = _lines(bad.any(-1).any(-1), min(batch, MOST_BATCHES))
+        room = math.isqrt(MOST_MACS // (len(self.batches) * max(self.problem.k, 1)))
+        most = min(MOST_LINES, max(LEAST_LINES, room))
+        self.rows = _lines(bad[self.batches].any(-1).any(0), min(m, most))
+        self.cols = _lines(bad[self.batches].any(-2).any(0), min(n, most))
+        self.got, self.expected, self.tolerance = (self.part(x) for x in (evidence.got, evidence.expected, evidence.tolerance))
+        self.bad = self.part(evidence.bad)
+        self.alpha, self.beta = evidence.operands.alpha, evidence.operands.beta
+
+    def part(self, full: torch.Tensor) -> torch.Tensor:
+        """The view's part of a [B, M, N] tensor."""
+        index = (self.batches[:, None, None], self.rows[:, None], self.cols)
+        return full[tuple(x.to(full.device) for x in index)].cpu()
+
+    @property
+    def inner(self) -> torch.Tensor:
+        """0 … K − 1."""
+        return torch.arange(self.problem.k)
+
+    def matrix(self, which: Matrix) -> torch.Tensor:
+        """An operand with a batch dimension; ``inp`` broadcast to [B, M, N]."""
+        operands = self.evidence.operands
+        if which == "inp":
+            assert operands.inp is not None
+            return as_batches(operands.inp.expand(self.problem.out.size))
+        return as_batches(getattr(operands, which))
+
+    def strides(self, which: Matrix) -> tuple[int, int, int]:
+        """Those of an operand, along batch, rows and columns."""
+        batch, row, col = self.matrix(which).stride()
+        return batch, row, col
+
+    def lines(self, which: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which rows and columns of an operand the view needs."""
+        return {"a": (self.rows, self.inner), "b": (self.inner, self.cols), "inp": (self.rows, self.cols)}[which]
+
+    def read(
+        self,
+        which: Matrix,
+        *,
+        stride: tuple[int, int, int] | None = None,
+        offset: int | None = None,
+        rows: torch.Tensor | None = None,
+        cols: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """An operand's part of the view, as a kernel reads it that has other strides, another offset or other indices in mind.
+
+        NaN where that is outside of the operand's buffer.
+        """
+        matrix = self.matrix(which)
+        steps = stride or self.strides(which)
+        first, second = (x if x is not None else y for x, y in zip((rows, cols), self.lines(which), strict=True))
+        start = int(matrix.storage_offset()) if offset is None else offset
+        index = start + self.batches[:, None, None] * steps[0] + first[:, None] * steps[1] + second * steps[2]
+        bits = storage_bits(matrix)
+        inside = (index >= 0) & (index < len(bits))
+        values = bits[index.clamp(0, len(bits) - 1).to(bits.device)].view(matrix.dtype).double().cpu()
+        return torch.where(inside, values, math.nan)
+
+    @functools.cached_property
+    def a(self) -> torch.Tensor:
+        """[b, r, K]"""
+        return self.read("a")
+
+    @functools.cached_property
+    def b(self) -> torch.Tensor:
+        """[b, K, c]"""
+        return self.read("b")
+
+    @functools.cached_property
+    def inp(self) -> torch.Tensor | None:
+        """[b, r, c]; None where it is not read."""
+        return None if self.evidence.operands.inp is None or self.beta == 0 else self.read("inp")
+
+    @functools.cached_property
+    def scales(self) -> torch.Tensor:
+        """scale_a · scale_b, [r or 1, c or 1]; 1 where there are none."""
+        operands = self.evidence.operands
+        device = operands.a.device
+        scales = scale_factor(operands, self.rows.to(device), self.cols.to(device))
+        return torch.ones(1, 1, dtype=torch.float64) if scales is None else scales.cpu()
+
+    @functools.cached_property
+    def product(self) -> torch.Tensor:
+        """(scale_a · scale_b) · a @ b, [b, r, c]."""
+        return self.a @ self.b * self.scales
+
+    def result(
+        self, product: torch.Tensor | None = None, *, inp: torch.Tensor | None = None, alpha: float | None = None
+    ) -> torch.Tensor:
+        """alpha · product + beta · inp, the view's own where nothing else is given. Scales are part of the product."""
+        value = (self.product if product is None else product) * (self.alpha if alpha is None else alpha)
+        added = self.inp if inp is None else inp
+        return value if added is None else value + added * self.beta
+
+    def of(self, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> torch.Tensor:
+        """The result with other values in the place of a or b."""
+        product = (self.a if a is None else a) @ (self.b if b is None else b)
+        return self.result(product * self.scales)
+
+    @functools.cached_property
+    def allowance(self) -> torch.Tensor:
+        """What rounding errors of sums in the accumulator's dtype typically amount to, [b, r, c]; 0 where sums are exact."""
+        a, b = (x.nan_to_num(0, 0, 0).abs() for x in (self.a, self.b))
+        magnitude = abs(self.alpha) * (a @ b * self.scales.abs())
+        unit = _unit(a) * _unit(b) * abs(self.alpha) * _unit(self.scales)
+        if self.inp is not None:
+            added = (self.beta * self.inp.nan_to_num(0, 0, 0)).abs()
+            magnitude, unit = magnitude + added, min(unit, _unit(added))
+        info = dtype_info(self.problem.accumulator)
+        if magnitude.numel() and float(magnitude.max()) <= CANCELLED * info.exact_integer * unit:
+            return torch.zeros_like(magnitude)
+        return 8 * math.sqrt(self.problem.k + 1) * info.unit_roundoff * magnitude
+
+    @functools.cached_property
+    def integral(self) -> bool:
+        """Every finite number of the result and of the expectation is an integer."""
+        return all(bool((x.nan_to_num(0, 0, 0) % 1 == 0).all()) for x in (self.got, self.expected))
+
+
+def _unit(values: torch.Tensor) -> float:
+    """The largest power of two of which all these float64 numbers are multiples; infinite if all are 0."""
+    fraction, exponent = torch.frexp(values[values != 0])
+    if not len(fraction):
+        return math.inf
+    digits = (fraction * 2.0**53).to(torch.int64)
+    lowest = (digits & -digits).double()
+    return math.ldexp(1.0, int((torch.log2(lowest) + exponent - 53).min()))
+
+
+def _lines(bad: torch.Tensor, most: int) -> torch.Tensor:
+    """``most`` indices of a dimension in order: the first and the last ones, half of the rest wrong lines, evenly spread."""
+    size = len(bad)
+    if size <= most:
+        return torch.arange(size)
+    chosen = {0, size - 1, size - 2} if most >= LEAST_LINES else {0, size - 1}
+    for pool, count in ((bad.nonzero().flatten(), (most + len(chosen)) // 2), ((~bad).nonzero().flatten(), most)):
+        step = max(1, -(-len(pool) // max(count - len(chosen), 1)))
+        chosen |= set(pool[::step].tolist()[: max(count - len(chosen), 0)])
+    return torch.tensor(sorted(chosen))

@@ -1,0 +1,170 @@
+"""Bugs along K: a range dropped, counted twice, or added after alpha and the scales.
+
+The part of an element that comes from a range of K is a difference of two prefix sums. Ranges are searched on a sample of elements,
+all at once, and one of those that fit is tried on the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...problem.dtypes import dtype_info
+from .evidence import View
+from .match import Suspect
+
+__all__ = ["k_ranges"]
+
+MOST_SAMPLED = 128
+"""Elements, half of them wrong."""
+MOST_TERMS = 2**22
+"""Products of a sample: elements times K."""
+MOST_SPLITS = 16
+LARGEST_BLOCK = 128
+SMALLEST_TILE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """Ranges [low, high) of K, all of one sort: last, first, split, block."""
+
+    sort: str
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Some elements: prefix sums of their terms alpha · scale · a · b [S, K + 1], alpha · scale, expected − got, its margin."""
+
+    prefix: torch.Tensor
+    factor: torch.Tensor
+    missing: torch.Tensor
+    margin: torch.Tensor
+    bad: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """What is done to a range: ``share`` of its part is missing; ``result`` is what the view is then, given the range."""
+
+    verb: str
+    share: Callable[[_Sample], torch.Tensor]
+    result: Callable[[View, int, int], torch.Tensor]
+
+
+def _dropped(view: View, low: int, high: int) -> torch.Tensor:
+    kept = torch.cat([torch.arange(low), torch.arange(high, view.problem.k)])
+    return view.of(view.a[..., kept], view.b[:, kept])
+
+
+def _twice(view: View, low: int, high: int) -> torch.Tensor:
+    taken = torch.cat([torch.arange(view.problem.k), torch.arange(low, high)])
+    return view.of(view.a[..., taken], view.b[:, taken])
+
+
+def _late(view: View, low: int, high: int) -> torch.Tensor:
+    return _dropped(view, low, high) + view.a[..., low:high] @ view.b[:, low:high]
+
+
+def _late_share(sample: _Sample) -> torch.Tensor:
+    return 1 - 1 / torch.where(sample.factor == 0, 1.0, sample.factor)
+
+
+_FAULTS = (
+    _Fault("dropped", lambda sample: torch.ones_like(sample.factor), _dropped),
+    _Fault("counted twice", lambda sample: -torch.ones_like(sample.factor), _twice),
+    _Fault("added after alpha and scales were applied", _late_share, _late),
+)
+
+
+def k_ranges(view: View) -> Iterator[Suspect]:
+    """The end or the beginning of K, one of several equal parts, an aligned block."""
+    sample = _sample(view)
+    if view.problem.k < 2 or not bool(sample.bad.any()):
+        return
+    searched = _searched(view.problem.k)
+    tried = sum(len(ranges.low) for ranges in searched)
+    for fault in _FAULTS:
+        share = fault.share(sample)
+        if bool((share == 0).all()):
+            continue
+        found = [(ranges, fits) for ranges in searched if len(fits := _fitting(sample, ranges, share))]
+        sorts = [ranges.sort for ranges, _ in found]
+        for ranges, fits in found:
+            sizes = (ranges.high - ranges.low)[fits]
+            somewhere = "last" in sorts and "first" in sorts
+            for pick in dict.fromkeys((fits[sizes.argmin()], fits[sizes.argmax()])):
+                low, high = int(ranges.low[pick]), int(ranges.high[pick])
+                name = f"a K block of {high - low}" if somewhere else _words(ranges.sort, low, high, sizes, view.problem.k)
+                yield Suspect(f"{name} {fault.verb}", fault.result(view, low, high), tried)
+
+
+def _sample(view: View) -> _Sample:
+    """Wrong and right elements in equal parts, as far as they are finite."""
+    usable = view.got.isfinite() & view.expected.isfinite()
+    count = max(1, min(MOST_SAMPLED, MOST_TERMS // max(view.problem.k, 1)) // 2)
+    places = [(usable & mask).nonzero() for mask in (view.bad, ~view.bad)]
+    where = torch.cat([place[:: max(1, -(-len(place) // count))] for place in places])
+    i, r, c = where.unbind(1)
+    factor = view.alpha * view.scales.expand(view.got.shape[1:])[r, c]
+    terms = view.a[i, r] * view.b[i, :, c] * factor[:, None]
+    info = dtype_info(view.problem.out.dtype)
+    rounding = 2 * (1.01 * info.unit_roundoff * view.got[i, r, c].abs() + info.smallest_subnormal)
+    return _Sample(
+        prefix=torch.cat([torch.zeros(len(where), 1, dtype=torch.float64), terms.cumsum(1)], dim=1),
+        factor=factor,
+        missing=(view.expected - view.got)[i, r, c],
+        margin=view.tolerance[i, r, c].nan_to_num(0, 0) + rounding + view.allowance[i, r, c],
+        bad=view.bad[i, r, c],
+    )
+
+
+def _fitting(sample: _Sample, ranges: _Ranges, share: torch.Tensor) -> torch.Tensor:
+    """The numbers of the ranges that explain the sample; where none does, those that explain its wrong elements."""
+    parts = (sample.prefix[:, ranges.high] - sample.prefix[:, ranges.low]) * share[:, None]
+    same = (parts - sample.missing[:, None]).abs() <= sample.margin[:, None]
+    everywhere = same.all(0).nonzero().flatten()
+    return everywhere if len(everywhere) else same[sample.bad].all(0).nonzero().flatten()
+
+
+def _searched(k: int) -> list[_Ranges]:
+    every = torch.arange(1, k)
+    found = [_Ranges("last", every, torch.full_like(every, k)), _Ranges("first", torch.zeros_like(every), every)]
+    for splits in range(3, MOST_SPLITS + 1):
+        found.append(_inner(f"split of {splits}", -(-k // splits), k))
+    size = LARGEST_BLOCK
+    while size >= 1:
+        found.append(_inner("block", size, k))
+        size //= 2
+    return [ranges for ranges in found if len(ranges.low)]
+
+
+def _inner(sort: str, size: int, k: int) -> _Ranges:
+    """Blocks of ``size`` other than the first and the last."""
+    low = torch.tensor(range(size, k - size, size), dtype=torch.int64)
+    return _Ranges(sort, low, low + size)
+
+
+def _words(sort: str, low: int, high: int, sizes: torch.Tensor, k: int) -> str:
+    """What a range is called, and which others would do as well: with sparse operands there may be several."""
+    if sort in ("last", "first"):
+        least, most = int(sizes.min()), int(sizes.max())
+        if most > 2 * least + 2:
+            return f"{sort} K block"
+        if least != most:
+            return f"{sort} K block ({least} to {most} of {k})"
+        return f"{sort} K block of {least}{_remainder(least, k) if sort == 'last' else ''}"
+    if sort.startswith("split"):
+        return f"K {sort} ({low}–{high - 1})"
+    return f"K block {low}–{high - 1}" if high - low > 1 else f"element {low} of K"
+
+
+def _remainder(size: int, k: int) -> str:
+    """The tile past whose last multiple the end of K lies."""
+    tile = LARGEST_BLOCK
+    while tile > size and (k % tile != size or k < tile):
+        tile //= 2
+    return f" (K = {k} is {size} past a multiple of {tile})" if tile > max(size, SMALLEST_TILE - 1) else ""

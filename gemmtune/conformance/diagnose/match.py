@@ -1,0 +1,97 @@
+"""Whether a bug that somebody suspects gives the wrong result that was got."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from ...problem.dtypes import dtype_info
+from .evidence import View
+
+__all__ = ["Bug", "Fit", "Suspect", "fit"]
+
+LEAST_BITS = 24.0
+"""Of evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in 10^5."""
+CONFINED_BITS = 36.0
+"""The same for a bug that is in some places only."""
+MOST_ELEMENT_BITS = 16.0
+MOST_LEFT = 0.5
+"""Of the errors, the part that an explanation may leave."""
+
+
+class Suspect(NamedTuple):
+    """The result (float64, of a view, not rounded to the output dtype) that a bug would give.
+
+    ``tried``: of how many variants this is one. ``share``: how many of the wrong elements it has to explain.
+    """
+
+    text: str
+    result: torch.Tensor
+    tried: int = 1
+    share: float = 1.0
+
+
+Bug: TypeAlias = Callable[[View], Iterator[Suspect]]
+"""The suspects of one kind of bug, the likeliest first. Those that would change nothing are harmless: they explain nothing."""
+
+
+class Fit(NamedTuple):
+    """A suspect explains every wrong element; ``everywhere``: and the right ones too."""
+
+    suspect: Suspect
+    everywhere: bool
+
+
+def fit(view: View, suspect: Suspect) -> Fit | None:
+    """None if the suspect does not explain what was got, or if that says too little to tell."""
+    margin = _margin(view, suspect.result)
+    same = _same(view, suspect.result, margin)
+    if not _nearer(view, suspect.result) or float(same[view.bad].double().mean()) < suspect.share:
+        return None
+    bits = _evidence(view, suspect.result, margin) - math.log2(suspect.tried)
+    if bool(same[~view.bad].all()):
+        return Fit(suspect, everywhere=True) if bits >= LEAST_BITS else None
+    return Fit(suspect, everywhere=False) if bits >= CONFINED_BITS else None
+
+
+def _margin(view: View, result: torch.Tensor) -> torch.Tensor:
+    """How far from ``result`` a kernel with the bug may be: the tolerance, rounding to the output dtype, rounding on the way."""
+    info = dtype_info(view.problem.out.dtype)
+    return view.tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
+
+
+def _same(view: View, result: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
+    return ((view.got - result).abs() <= margin) | (view.got.isnan() & result.isnan()) | (view.got == _stored(view, result))
+
+
+def _stored(view: View, result: torch.Tensor) -> torch.Tensor:
+    """``result`` rounded to the output dtype; integers as they are."""
+    dtype = view.problem.out.dtype
+    return result if dtype_info(dtype).is_integer else result.to(dtype).double()
+
+
+def _nearer(view: View, result: torch.Tensor) -> bool:
+    """Whether ``result`` is much nearer to what was got than the expectation is, where that is wrong."""
+    before, after = ((view.got - x).abs()[view.bad] for x in (view.expected, result))
+    counted = before.isfinite() & after.isfinite()
+    return bool(after[counted].sum() <= MOST_LEFT * before[counted].sum())
+
+
+def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor) -> float:
+    """Bits by which the wrong elements tell this explanation from another: by how many margins they are off.
+
+    Where the explanation is right to the last bit, the margin is half a unit in the last place, of integers half of 1. Equal
+    numbers count once, since one cause gives them all; NaN and infinities do not count, since many things make them.
+    """
+    bad = view.bad & view.expected.isfinite()
+    got, expected = view.got[bad], view.expected[bad]
+    to_the_bit = dtype_info(view.problem.out.dtype).unit_roundoff * got.abs()
+    unit = torch.where(got == _stored(view, result)[bad], to_the_bit, margin[bad])
+    unit = unit.clamp_min(0.5 if view.integral else 1e-300)
+    bits = torch.log2(((got - expected).abs() / unit).clamp_min(1)).clamp_max(MOST_ELEMENT_BITS)
+    different, which = torch.unique(torch.stack([got, expected]).abs().nan_to_num(0, 0, 0), dim=1, return_inverse=True)
+    most = torch.zeros(different.shape[1], dtype=torch.float64).scatter_reduce(0, which, bits.nan_to_num(0, 0, 0), "amax")
+    return float(most.sum())

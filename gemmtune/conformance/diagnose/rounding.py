@@ -1,0 +1,147 @@
+"""Bugs of precision: an accumulator, partial sums or a step after them in a narrower dtype than claimed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+
+from ...problem.dtypes import dtype_info, dtype_name
+from .evidence import View
+from .match import Suspect
+
+__all__ = ["accumulators", "overflow", "partials", "round_off", "steps"]
+
+BLOCKS = (16, 32, 64, 128, 8, 4, 1)
+"""Elements of K that are summed before the accumulator is rounded."""
+MOST_STEPS = 512
+"""Roundings of an accumulator that is simulated."""
+SPLITS = (2, 3, 4, 5, 6, 8, 16)
+SPLIT_UNITS = (1, 16, 32, 64, 128)
+"""A part of K is a multiple of one of these."""
+SHARE = 0.9
+"""Of the wrong elements, those that a simulation has to give: another order within a block now and then rounds the other way."""
+TYPICAL = 1.6
+"""The ratio of two root mean squares up to which round-off looks alike."""
+LEAST_ELEMENTS = 64
+LEAST_TOUCHED = 0.25
+"""The share of elements that round-off changes."""
+MOST_RELATIVE, LEAST_RARE, MOST_ALIKE = 0.1, 0.2, 0.5
+"""Of round-off: its size beside that of the result, the share of the rarer sign, the correlation with the result."""
+
+
+def _narrower(view: View) -> tuple[torch.dtype, ...]:
+    """Dtypes that a sum may be held in by mistake. Nobody sums float16 in bfloat16, or the other way round."""
+    problem = view.problem
+    dtypes = (problem.dtype,) if problem.dtype.itemsize == 2 else (torch.float32, torch.float16, torch.bfloat16)
+    roundoff = dtype_info(problem.accumulator).unit_roundoff
+    return tuple(dtype for dtype in dtypes if dtype_info(dtype).unit_roundoff > roundoff > 0)
+
+
+def steps(view: View) -> Iterator[Suspect]:
+    """The product or the result rounded once more than it should be."""
+    out = view.problem.out.dtype
+    for dtype in _narrower(view):
+        name = dtype_name(dtype)
+        if dtype_info(dtype).unit_roundoff > dtype_info(out).unit_roundoff or (dtype != out and dtype.itemsize == out.itemsize):
+            yield Suspect(f"result rounded to {name}", _through(view.result(), dtype))
+        if view.inp is not None or view.alpha != 1:
+            yield Suspect(f"product rounded to {name} before alpha and beta", view.result(_through(view.product, dtype)))
+
+
+def partials(view: View) -> Iterator[Suspect]:
+    """K in several parts, whose sums are stored in a narrower dtype."""
+    k = view.problem.k
+    sizes = sorted({-(-k // splits // unit) * unit for splits in SPLITS for unit in SPLIT_UNITS} - {0}, reverse=True)
+    sizes = [size for size in sizes if size < k]
+    for dtype in _narrower(view):
+        for size in sizes:
+            parts = torch.stack([_through(x * view.scales, dtype) for x in _blocks(view, size)])
+            text = f"{dtype_name(dtype)} partial sums of {len(parts)} K splits"
+            yield Suspect(text, view.result(parts.sum(0)), len(sizes), SHARE)
+            yield Suspect(text, view.result(_summed(parts, dtype)), len(sizes), SHARE)
+
+
+def accumulators(view: View) -> Iterator[Suspect]:
+    """A running sum that is rounded to a narrower dtype after each block of K."""
+    for dtype in _narrower(view):
+        for block in BLOCKS:
+            if block <= view.problem.k <= block * MOST_STEPS:
+                text = f"accumulation in {dtype_name(dtype)}"
+                yield Suspect(text, view.result(_accumulated(view, dtype, block)), len(BLOCKS), SHARE)
+
+
+def overflow(view: View) -> str:
+    """Sums on the way that are too large for float16, where the result is infinite or NaN and should be neither."""
+    special = ~view.got.isfinite() & view.expected.isfinite()
+    if view.problem.dtype != torch.float16 or not bool(special.any()) or not bool((special == view.bad).all()):
+        return ""
+    for suspect in itertools.chain(accumulators(view), partials(view)):
+        if bool(((view.got == suspect.result) | (view.got.isnan() & suspect.result.isnan()))[special].all()):
+            return f"overflow, as of {suspect.text}"
+    return ""
+
+
+def round_off(view: View) -> str:
+    """What the size of the errors looks like, where no order of summation that was tried gives just these errors.
+
+    Round-off is everywhere, has both signs, is small, has little to do with the result, and is as large as that of a simulated
+    accumulator.
+    """
+    error = view.got - view.expected
+    if not _noisy(view, error):
+        return ""
+    best: tuple[float, str] = (math.log(TYPICAL), "")
+    for dtype in _narrower(view):
+        for block in (1, 16, 64):
+            if block <= view.problem.k <= block * MOST_STEPS:
+                simulated = view.result(_accumulated(view, dtype, block)) - view.expected
+                if not bool(simulated.isfinite().all()) or not bool(simulated.any()):
+                    continue
+                apart = abs(math.log(_rms(error) / _rms(simulated)))
+                best = min(best, (apart, f"round-off as of accumulation in {dtype_name(dtype)}"))
+    return best[1]
+
+
+def _noisy(view: View, error: torch.Tensor) -> bool:
+    """Whether the errors look like round-off of whatever size. Exact probes have too few different errors to tell."""
+    if not bool((view.tolerance > 0).all()) or error.numel() < LEAST_ELEMENTS or not bool(error.isfinite().all()):
+        return False
+    touched = error[error != 0]
+    if len(touched) < LEAST_TOUCHED * error.numel() or _rms(error) > MOST_RELATIVE * _rms(view.expected):
+        return False
+    positive = float((touched > 0).double().mean())
+    alike = torch.corrcoef(torch.stack([error.flatten(), view.expected.flatten()]))[0, 1]
+    return LEAST_RARE <= positive <= 1 - LEAST_RARE and not float(alike.abs()) > MOST_ALIKE
+
+
+def _accumulated(view: View, dtype: torch.dtype, block: int) -> torch.Tensor:
+    acc = torch.zeros_like(view.got)
+    for part in _blocks(view, block):
+        acc = _through(acc + part, dtype)
+    return acc * view.scales
+
+
+def _blocks(view: View, size: int) -> Iterator[torch.Tensor]:
+    """a @ b over consecutive parts of K."""
+    for k in range(0, view.problem.k, size):
+        yield view.a[..., k : k + size] @ view.b[:, k : k + size]
+
+
+def _summed(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = _through(total + part, dtype)
+    return total
+
+
+def _through(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype).double()
+
+
+def _rms(x: torch.Tensor) -> float:
+    """Root mean square, of numbers that are not all 0."""
+    largest = x.abs().max()
+    return float(largest * (x / largest).square().mean().sqrt())

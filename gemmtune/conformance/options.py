@@ -1,0 +1,219 @@
+"""The options of a run of the suite: one table, from which the command and the pytest plugin have theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ConformanceError
+from .labels import DTYPES, OPS, SHORT_DTYPES
+from .layouts import KINDS
+from .scope import Level
+from .subject import SubjectSpec
+from .traits import Traits
+
+__all__ = ["ARCHITECTURES", "OPTIONS", "STDOUT", "Option", "RunOptions", "declared_by"]
+
+STDOUT = "-"
+LEVELS = tuple(level.name.lower() for level in Level)
+ARCHITECTURES = ("75", "80", "90", "100")
+_LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
+_LEAST = {"max_examples": 1, "seed": 0, "min_executed": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run is asked to do. ``OPTIONS`` has the meanings.
+
+    Raises:
+        ConformanceError: an unknown word, a number out of range, options that do not go together, a file that is not there.
+        TraitsError: a declaration that means nothing.
+    """
+
+    backend: str = ""
+    device: str | None = None
+    level: str = "smoke"
+    op: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()
+    trait: tuple[str, ...] = ()
+    traits: str | None = None
+    max_examples: int | None = None
+    derandomize: bool = False
+    random: bool = False
+    seed: int | None = None
+    skips_file: str | None = None
+    xfails_file: str | None = None
+    strict_lists: bool = False
+    save_failing: str | None = None
+    repro: tuple[str, ...] = ()
+    sm: tuple[str, ...] = ()
+    sm_compile_only: bool = False
+    sanitize: bool = False
+    min_executed: int | None = None
+    in_process: bool = False
+    timeout: float = 120.0
+    json: str | None = None
+    html: str | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RunOptions:
+        """Options as the command or pytest parsed them: lists of words, which may be several joined by commas, and None for what
+        was not given."""
+        given = {name: value for name, value in values.items() if value is not None}
+        for option in OPTIONS:
+            if option.kind == "many" and option.name in given:
+                words = [word for text in given[option.name] for word in (text.split(",") if option.choices else [text])]
+                given[option.name] = tuple(_LONG_DTYPES.get(word, word) if option.name == "dtype" else word for word in words)
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        for option in OPTIONS:
+            value = getattr(self, option.name)
+            words = value if option.kind == "many" else (value,)
+            for word in words:
+                if option.choices and word is not None and word not in option.choices:
+                    raise ConformanceError(f"{option.name}: got {word!r}, expected one of {', '.join(option.choices)}")
+        for name, least in _LEAST.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise ConformanceError(f"{name}: got {number}, expected at least {least}")
+        if self.timeout <= 0:
+            raise ConformanceError(f"timeout: got {self.timeout:g}, expected a number of seconds above 0")
+        drawing = [name for name in ("derandomize", "random", "seed") if getattr(self, name) not in (None, False)]
+        if len(drawing) > 1:
+            raise ConformanceError(f"got {' and '.join(drawing)}, expected one of them: each says how cases are drawn")
+        if self.sm and self.backend:
+            raise ConformanceError(
+                f"sm: got {self.backend!r} beside it, expected no GEMM: it compiles the kernels of gemmtune for an architecture"
+            )
+        if self.sm and self.html:
+            raise ConformanceError("html: got sm beside it, expected json: a matrix has no page")
+        self._check_files()
+        declared_by(self.trait)
+
+    def _check_files(self) -> None:
+        for name in ("skips_file", "xfails_file", "traits"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ConformanceError(f"{name}: got {path!r}, expected a file that exists")
+        for name in ("json", "html"):
+            path = getattr(self, name)
+            if path is None or path == STDOUT:
+                continue
+            if Path(path).is_dir() or not Path(path).parent.is_dir():
+                raise ConformanceError(f"{name}: got {path!r}, expected a file to write, in a folder that exists")
+
+    @property
+    def active(self) -> bool:
+        """Anything is to be tested at all."""
+        return bool(self.backend or self.sm)
+
+    @property
+    def spec(self) -> SubjectSpec:
+        """How to find the GEMM, with what is declared of it here."""
+        file = str(Path(self.traits).absolute()) if self.traits else ""
+        return SubjectSpec(target=self.backend, declared=declared_by(self.trait), traits_file=file)
+
+    @property
+    def narrowed(self) -> bool:
+        """Only a part of what the level has is asked for."""
+        return bool(self.op or self.dtype or self.layout or self.repro)
+
+    def given(self) -> dict[str, Any]:
+        """The options that do not have their defaults."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+
+
+def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
+    """The declarations of words such as ``out``, ``min_alignment=16``, ``dtypes=float16,bfloat16``, ``accumulate=float16:float16``.
+
+    Raises:
+        TraitsError: an unknown name, or a value outside the legal ones.
+    """
+    defaults, declared = Traits().as_json(), dict[str, Any]()
+    for word in words:
+        name, equals, text = word.partition("=")
+        declared[name] = _value(text, defaults.get(name)) if equals else True
+    Traits().changed(declared)
+    return declared
+
+
+def _value(text: str, default: Any) -> Any:
+    """A value of the same kind as ``default``: a table, a list, or one value as TOML has it, or else the text."""
+    if isinstance(default, dict):
+        return dict(part.partition(":")[::2] for part in text.split(","))
+    if isinstance(default, list) or default is None:
+        return [_plain(part) for part in text.strip("[]").split(",") if part]
+    return _plain(text)
+
+
+def _plain(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: ``--name`` of the command, ``--gemm-name`` of pytest; ``--name`` in both if it is ``shared``."""
+
+    name: str
+    help: str
+    metavar: str | None = None
+    kind: Literal["text", "integer", "seconds", "flag", "many"] = "text"
+    choices: tuple[str, ...] = ()
+    shared: bool = False
+
+    @property
+    def spelling(self) -> str:
+        """As the command has it."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def pytest_spelling(self) -> str:
+        """As pytest has it."""
+        return self.spelling if self.shared else "--gemm-" + self.name.replace("_", "-")
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(name="device", metavar="DEVICE", help="cpu, cuda or cuda:N; cuda when there is one and nothing is given."),
+    Option(name="level", choices=LEVELS, help="How much is tested: about 1, 5 and 30 minutes on a GPU; smoke when not given."),
+    Option(name="op", kind="many", choices=OPS, metavar="OP", help=f"Only these operations: {', '.join(OPS)}."),
+    Option(
+        name="dtype", kind="many", choices=tuple(DTYPES), metavar="DTYPE",
+        help="Only these input dtypes, such as bfloat16 or bf16.",
+    ),
+    Option(name="layout", kind="many", choices=tuple(KINDS), metavar="KIND", help=f"Only these strides: {', '.join(KINDS)}."),
+    Option(
+        name="trait", kind="many", metavar="NAME=VALUE",
+        help="What the GEMM declares: out, alpha, beta, empty, dtypes=float16,bfloat16, min_alignment=16, multiples=1,8,8, …",
+    ),
+    Option(name="traits", metavar="FILE", help="The same as a TOML file."),
+    Option(name="max_examples", kind="integer", metavar="N", shared=True, help="Cases drawn for each property."),
+    Option(name="derandomize", kind="flag", shared=True, help="Draw the same cases in every run. This is the default."),
+    Option(name="random", kind="flag", help="Draw other cases in every run."),
+    Option(name="seed", kind="integer", metavar="N", help="Draw the cases of this seed."),
+    Option(name="skips_file", metavar="FILE", shared=True, help="Cases not to run: on each line an id or pattern, # and why."),
+    Option(name="xfails_file", metavar="FILE", shared=True, help="Cases known to fail, alike; it is an error if one passes."),
+    Option(name="strict_lists", kind="flag", help="It is an error if a line of these files fits no case, as it is in CI."),
+    Option(name="save_failing", metavar="DIR", help="Write each failing case as a JSON file, for --repro DIR."),
+    Option(name="repro", kind="many", metavar="ID", help="Only this case, or those of @FILE or of a folder of --save-failing."),
+    Option(
+        name="sm", kind="many", choices=ARCHITECTURES, metavar="SM",
+        help=f"No GEMM: compile gemmtune's kernels for {', '.join(ARCHITECTURES)}, check them, and run them where a GPU can.",
+    ),
+    Option(name="sm_compile_only", kind="flag", help="With sm: do not run them."),
+    Option(name="sanitize", kind="flag", help="Run a few cases under compute-sanitizer as well (CUDA)."),
+    Option(name="min_executed", kind="integer", metavar="N", help="It is a failure if fewer cases than this are executed."),
+    Option(name="in_process", kind="flag", help="No worker process: for debuggers. A crash then ends the run."),
+    Option(name="timeout", kind="seconds", metavar="S", help="Seconds for one case, imports and compilation included; 120."),
+    Option(name="json", metavar="FILE", help="Write the report as JSON; - is standard output."),
+    Option(name="html", metavar="FILE", help="Write the report as one HTML page, with maps of where results are wrong."),
+)  # fmt: skip
+"""All but the GEMM itself, which is the command's argument and ``--gemm-backend`` of pytest."""

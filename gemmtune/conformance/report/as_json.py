@@ -1,0 +1,85 @@
+"""A run as JSON, schema 1::
+
+    schema        1
+    gemm          as it was named                     device    name, type, sm (compute capability times ten, 0 off CUDA)
+    level         smoke, full or exhaustive           versions  name to version
+    options       those that were given               declared  every trait with its value
+    verdict       CONFORMS, FAILS or NOT TESTED       exit_status  0, 1 or 2
+    executed, failed, refused   cases                 seconds, interrupted
+    properties    a list: name, meaning, verdict, reason, executed, failed, known, refused, skipped, error_over_bound
+    failures      a list, one for each failed case and property that it violates: case (an id), property, verdict, diagnosis,
+                  looks_like, message, choice, index, got, expected, tolerance, bad_elements, elements, tiles, heat, drawn, repeat
+                  (a command)
+    refusals      a list: case, reason                known     a list: case, reason
+    not_run       a list: case, reason                complaints, warnings, notes  texts
+
+Numbers that JSON does not have are the texts ``nan``, ``inf`` and ``-inf``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..files import json_text
+from ..reproduction import command
+from .summary import FailureGroup, Summary, tile_places, versions
+
+__all__ = ["SCHEMA", "as_json", "as_json_text"]
+
+SCHEMA = 1
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """The summary as plain values, but for infinities and NaN."""
+    run, description = summary.run, summary.run.ground.description
+    return {
+        "schema": SCHEMA,
+        "gemm": description.name,
+        "device": {"name": description.device_name, "type": run.ground.device_type, "sm": description.sm},
+        "level": run.options.level,
+        "versions": versions(),
+        "options": run.options.given(),
+        "declared": description.traits.as_json(),
+        "verdict": str(summary.standing),
+        "exit_status": summary.exit_status,
+        "executed": summary.executed,
+        "failed": summary.failed,
+        "refused": summary.refused,
+        "seconds": round(summary.seconds, 3),
+        "interrupted": summary.interrupted,
+        "properties": [_property(dataclasses.asdict(p)) for p in summary.properties],
+        "failures": [failure for group in summary.groups for failure in _failures(summary, group)],
+        "refusals": [{"case": r.case.id, "reason": r.outcome.reason} for r in summary.records if r.refused and r.outcome],
+        "known": [{"case": r.case.id, "reason": r.known} for r in summary.records if r.known_failure],
+        "not_run": [{"case": r.case.id, "reason": r.reason} for r in summary.records if r.outcome is None],
+        "complaints": list(summary.complaints),
+        "warnings": list(summary.warnings),
+        "notes": list(summary.notes),
+    }
+
+
+def _property(data: dict[str, Any]) -> dict[str, Any]:
+    return {"verdict" if name == "standing" else name: value for name, value in data.items()}
+
+
+def _failures(summary: Summary, group: FailureGroup) -> list[dict[str, Any]]:
+    return [
+        dataclasses.asdict(failure)
+        | {
+            "case": record.case.id,
+            "property": failure.property_name,
+            "looks_like": group.looks_like,
+            "verdict": record.outcome.verdict if record.outcome else None,
+            "choice": record.outcome.choice if record.outcome else "",
+            "tiles": {str(tile): places for tile, places in tile_places(failure.index).items()} if failure.index else None,
+            "drawn": record.drawn,
+            "repeat": command(summary.run.options, [record.case.id], sanitize=record.sanitized),
+        }
+        for record, failure in group.found
+    ]
+
+
+def as_json_text(summary: Summary) -> str:
+    """The report."""
+    return json_text(as_json(summary))

@@ -1,0 +1,251 @@
+"""The findings of a run as data: a verdict for each property, failures grouped by what they look like, an exit status."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+import torch
+
+from ...version import __version__
+from ..case import Case
+from ..outcome import Failure, Verdict
+from ..properties import PROPERTIES
+from ..record import Record
+from ..run import Run
+
+__all__ = ["NOT_ASKED", "TILES", "FailureGroup", "PropertySummary", "Standing", "Summary", "summarise", "tile_places", "versions"]
+
+TILES = (16, 32, 64, 128)
+"""Sizes of tiles in which the place of a wrong element is given."""
+_SORTS = {Verdict.CRASHED: "the process died", Verdict.TIMED_OUT: "no answer in time", Verdict.RAISED: "an error is raised"}
+UNKNOWN = "wrong values like no known bug"
+NOT_ASKED = "not asked for"
+
+
+class Standing(StrEnum):
+    """The verdict on a property, or on all of them."""
+
+    CONFORMS = "CONFORMS"
+    FAILS = "FAILS"
+    NOT_TESTED = "NOT TESTED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropertySummary:
+    """One property: how many of its cases were executed, refused by the GEMM, and not run; ``failed`` are those that violate it,
+    among them cases of other properties that came upon it."""
+
+    name: str
+    meaning: str
+    standing: Standing
+    reason: str = ""
+    """Why it was not tested."""
+    executed: int = 0
+    failed: int = 0
+    known: int = 0
+    """Failures that are listed as known."""
+    refused: int = 0
+    skipped: int = 0
+    """Not run: listed as such, or after too many crashes."""
+    error_over_bound: float | None = None
+    """The largest of all its cases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureGroup:
+    """Failures that look alike, whatever the property, the smallest case first."""
+
+    looks_like: str
+    found: tuple[tuple[Record, Failure], ...]
+
+    @property
+    def cases(self) -> int:
+        """How many cases fail in this way."""
+        return len({record.case for record, _ in self.found})
+
+    @property
+    def by_property(self) -> dict[str, int]:
+        """How many of them violate each property."""
+        return dict(Counter(failure.property_name for _, failure in self.found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All that a run found. ``complaints`` count against the run, ``warnings`` do not."""
+
+    run: Run
+    properties: tuple[PropertySummary, ...]
+    groups: tuple[FailureGroup, ...]
+    records: tuple[Record, ...]
+    complaints: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def executed(self) -> int:
+        """Cases in which the GEMM was called and did not refuse."""
+        return sum(map(attrgetter("executed"), self.records))
+
+    @property
+    def refused(self) -> int:
+        """Cases that the GEMM refused."""
+        return sum(map(attrgetter("refused"), self.records))
+
+    @property
+    def failed(self) -> int:
+        """Cases that failed and are not known to."""
+        return sum(map(attrgetter("failed"), self.records))
+
+    @property
+    def standing(self) -> Standing:
+        """The verdict."""
+        if not self.executed:
+            return Standing.NOT_TESTED
+        return Standing.FAILS if self.failed or self.complaints else Standing.CONFORMS
+
+    @property
+    def exit_status(self) -> int:
+        """0 conforming, 1 not, 2 not tested."""
+        return {Standing.CONFORMS: 0, Standing.FAILS: 1, Standing.NOT_TESTED: 2}[self.standing]
+
+    @property
+    def untested(self) -> tuple[PropertySummary, ...]:
+        """The properties that were not tested."""
+        return tuple(p for p in self.properties if p.standing is Standing.NOT_TESTED)
+
+
+def summarise(
+    run: Run,
+    records: Sequence[Record],
+    *,
+    narrowed: bool,
+    seconds: float,
+    complaints: Iterable[str] = (),
+    notes: Iterable[str] = (),
+    interrupted: bool = False,
+) -> Summary:
+    """Sum up what became of the cases of a run. ``narrowed``: something other than its options took only a part of the cases."""
+    records = tuple(sorted(records, key=_place))
+    stale = run.stale_lines({record.case.id for record in records}) if not interrupted else []
+    surprises = [f"{r.case.id} is listed as known to fail ({r.known}), but passes: remove the line" for r in records if r.surprise]
+    executed = sum(record.executed for record in records)
+    least = run.least_executed(narrowed=narrowed or interrupted)
+    few = [f"only {executed} cases were executed, expected at least {least} (min_executed)"] if 0 < executed < least else []
+    properties = tuple(_property_summaries(run, records, narrowed=narrowed or interrupted))
+    return Summary(
+        run=run,
+        properties=properties,
+        groups=tuple(_groups(records)),
+        records=records,
+        complaints=(*complaints, *surprises, *few, *(stale if run.lists_are_strict else [])),
+        warnings=() if run.lists_are_strict else tuple(stale),
+        notes=tuple(notes),
+        seconds=seconds,
+        interrupted=interrupted,
+    )
+
+
+def tile_places(index: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
+    """For each size of ``TILES`` the (row, column) of the tile that has an element, and the element's place in it."""
+    row, col = index[-2:]
+    return {tile: ((row // tile, col // tile), (row % tile, col % tile)) for tile in TILES}
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What the result depends on besides the GEMM and the device."""
+    found = {"gemmtune": __version__, "torch": torch.__version__, "Python": platform.python_version()}
+    return found | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
+
+
+def _order() -> dict[str, int]:
+    return {p.name: i for i, p in enumerate(PROPERTIES)}
+
+
+def _place(record: Record) -> tuple[int, bool, int]:
+    case = record.case
+    return _order().get(case.property_name, len(PROPERTIES)), record.drawn, _size(case)
+
+
+def _size(case: Case) -> int:
+    return max(case.batch, 1) * case.m * case.n * case.k
+
+
+def _violations(record: Record) -> dict[str, Failure]:
+    """The first failure of each property that a failed case violates."""
+    found: dict[str, Failure] = {}
+    for failure in record.outcome.failures if record.outcome is not None and record.bad else ():
+        found.setdefault(failure.property_name, failure)
+    return found
+
+
+def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) -> Iterator[PropertySummary]:
+    violated: dict[str, list[Record]] = {}
+    for record in records:
+        for name in _violations(record):
+            violated.setdefault(name, []).append(record)
+    meanings = {p.name: p.meaning for p in PROPERTIES} | {name: "" for name in violated if name not in _order()}
+    for name, meaning in meanings.items():
+        own = [record for record in records if record.case.property_name == name]
+        against = violated.get(name, [])
+        executed, failed = sum(r.executed for r in own), sum(r.failed for r in against)
+        errors = [r.outcome.error_over_bound for r in own if r.outcome and r.outcome.error_over_bound is not None]
+        standing = Standing.FAILS if failed else Standing.CONFORMS if executed else Standing.NOT_TESTED
+        yield PropertySummary(
+            name=name,
+            meaning=meaning,
+            standing=standing,
+            reason=_why_not(run, name, own, narrowed=narrowed) if standing is Standing.NOT_TESTED else "",
+            executed=executed,
+            failed=failed,
+            known=sum(r.known_failure for r in against),
+            refused=sum(r.refused for r in own),
+            skipped=sum(r.outcome is None for r in own),
+            error_over_bound=max(errors, default=None),
+        )
+
+
+def _why_not(run: Run, name: str, own: Sequence[Record], *, narrowed: bool) -> str:
+    refusals = [record.outcome for record in own if record.refused and record.outcome]
+    if refusals:
+        return f"nothing but refusals: {refusals[0].reason}"
+    if own:
+        return own[0].reason
+    if narrowed or run.options.repro:
+        return NOT_ASKED
+    [wanted] = [p for p in PROPERTIES if p.name == name]
+    return wanted.needs(run.scope) or "no case of this level fits what is declared and asked for"
+
+
+def _groups(records: Sequence[Record]) -> list[FailureGroup]:
+    """Numbers in diagnoses, such as those of the last block, differ from case to case: they do not make another group."""
+    found: dict[str, list[tuple[Record, Failure]]] = {}
+    for record in records:
+        if record.failed and record.outcome is not None:
+            for failure in _violations(record).values():
+                text = re.sub(r"\d+", "#", re.sub(r" \(.*?\)", "", _looks_like(record.outcome.verdict, failure)))
+                key = f"{failure.property_name}: {text}" if text == UNKNOWN else text
+                found.setdefault(key, []).append((record, failure))
+    groups = []
+    for pairs in found.values():
+        pairs.sort(key=lambda pair: _size(pair[0].case))
+        record, failure = pairs[0]
+        verdict = record.outcome.verdict if record.outcome is not None else Verdict.FAILED
+        groups.append(FailureGroup(looks_like=_looks_like(verdict, failure), found=tuple(pairs)))
+    return sorted(groups, key=lambda group: -group.cases)
+
+
+def _looks_like(verdict: Verdict, failure: Failure) -> str:
+    """In a few words: the diagnosis, what became of the process, or what else is known."""
+    if failure.diagnosis or verdict in _SORTS:
+        return failure.diagnosis or _SORTS[verdict]
+    return UNKNOWN if failure.index is not None else failure.message.splitlines()[0]

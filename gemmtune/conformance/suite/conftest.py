@@ -1,0 +1,90 @@
+"""One test for each case of the run, one for each property whose further cases are drawn, one for each architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..case import Case
+from ..properties import PROPERTIES
+from ..property import Property
+from ..record import Record
+from ..run import Run
+from ..sanitize import few_cases
+from .settle import settle
+from .stash import FOUND, OPTIONS, RUN, Found
+
+FOLDER = Path(__file__).parent
+PLUGIN = "gemmtune.conformance.plugin"
+MISSING_PLUGIN = (
+    f"the conformance suite: its plugin is not loaded; expected pytest -p {PLUGIN} --pyargs gemmtune.conformance "
+    "--gemm-backend=mypkg.ops:matmul, or gemmtune conformance mypkg.ops:matmul"
+)
+MISSING_GEMM = "the conformance suite: got no GEMM, expected --gemm-backend=package.module:function, for instance mypkg.ops:matmul"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make the tests of the run."""
+    run, options = metafunc.config.stash.get(RUN, None), metafunc.config.stash.get(OPTIONS, None)
+    if "gemm_case" in metafunc.fixturenames:
+        cases = run.cases() if run is not None and not (run.options.repro and run.options.sanitize) else []
+        metafunc.parametrize("gemm_case", cases, ids=[case.id for case in cases])
+    if "gemm_drawn" in metafunc.fixturenames:
+        properties = run.drawn_properties() if run is not None else ()
+        metafunc.parametrize("gemm_drawn", properties, ids=[p.name for p in properties])
+    if "gemm_sanitized" in metafunc.fixturenames:
+        chosen = [_sanitized(run)] if run is not None and run.options.sanitize else []
+        metafunc.parametrize("gemm_sanitized", chosen, ids=["sanitizer" for _ in chosen])
+    if "gemm_sm" in metafunc.fixturenames:
+        asked = options.sm if options is not None else ()
+        marks = [pytest.mark.gpu] if metafunc.config.getoption("markexpr") == "gpu" else []
+        metafunc.parametrize("gemm_sm", [pytest.param(sm, id=f"sm{sm}", marks=marks) for sm in asked])
+
+
+def _sanitized(run: Run) -> tuple[Any, ...]:
+    return tuple(run.cases() if run.options.repro else few_cases(run.scope))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Bring the tests of a property together. End the run, with the reason, where there is nothing to test."""
+    if not config.pluginmanager.has_plugin(PLUGIN):
+        pytest.exit(MISSING_PLUGIN, returncode=2)
+    if OPTIONS not in config.stash:
+        pytest.exit(MISSING_GEMM, returncode=2)
+    # A test without parameters is what pytest makes of an empty list of them.
+    items[:] = [item for item in items if item.path.parent != FOLDER or _property_of(item) is not None]
+    order = {p.name: i for i, p in enumerate(PROPERTIES)}
+    items.sort(key=lambda item: order.get(_property_of(item) or "", len(order)))
+
+
+def _property_of(item: pytest.Item) -> str | None:
+    """The property that a test is about, empty where it is about something else, None where it is about nothing."""
+    parameters: Mapping[str, Any] = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    for value in parameters.values():
+        if isinstance(value, Case):
+            return value.property_name
+        if isinstance(value, Property):
+            return value.name
+        if isinstance(value, (str, tuple)):
+            return ""
+    return None
+
+
+@pytest.fixture
+def gemm_run(request: pytest.FixtureRequest) -> Run:
+    """The run that this test is a part of."""
+    return request.config.stash[RUN]
+
+
+@pytest.fixture
+def gemm_settle(request: pytest.FixtureRequest) -> Callable[[list[Record]], None]:
+    """Takes what a test found, and ends the test as that says."""
+
+    def take(records: list[Record]) -> None:
+        request.node.stash[FOUND] = Found(records=records)
+        settle(request.config.stash[OPTIONS], records)
+
+    return take

@@ -1,0 +1,59 @@
+"""A pytest session that is asked for architecture matrices instead of a GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from ...errors import ConformanceError
+from ..architectures import MatrixReport
+from ..files import json_text, write
+from ..matrices import exit_status
+from ..options import STDOUT, RunOptions
+from .stash import FOUND, Found, decoded, encoded
+
+__all__ = ["MatrixSession"]
+
+
+class MatrixSession:
+    """The plugin object of such a session: gathers the reports, here or in the workers of pytest-xdist, and prints them."""
+
+    def __init__(self, config: pytest.Config, options: RunOptions) -> None:
+        self._options = options
+        self._is_worker = hasattr(config, "workerinput")
+        self._reports: list[MatrixReport] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Put the matrix into the report of its test."""
+        report = yield
+        if call.when == "call":
+            report.gemm_found = encoded(item.stash.get(FOUND, Found()))  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the matrix."""
+        found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
+        if found.matrix is not None:
+            self._reports.append(found.matrix)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The reports."""
+        terminalreporter.section("architectures")
+        for report in self._reports:
+            terminalreporter.write_line(report.text())
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the JSON file, and decide on the exit status."""
+        if self._is_worker or session.config.option.collectonly:
+            return
+        try:
+            if self._options.json not in (None, STDOUT):
+                write("json", str(self._options.json), json_text([report.as_json() for report in self._reports]))
+        except ConformanceError as error:
+            pytest.exit(str(error), returncode=2)
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or not any(r.executed for r in self._reports):
+            session.exitstatus = exit_status(self._reports)

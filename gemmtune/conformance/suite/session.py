@@ -1,0 +1,159 @@
+"""A run as a pytest session: opens it, gathers what its tests found, here or in the workers of pytest-xdist, and sums up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from ...errors import ConformanceError, GemmtuneError
+from ..files import write
+from ..options import STDOUT, RunOptions
+from ..record import Record
+from ..report.as_json import as_json_text
+from ..report.html import as_html
+from ..report.summary import Summary, summarise
+from ..reproduction import save_failing
+from ..run import Run
+from .settle import CaseFailed
+from .stash import FOUND, RUN, Found, decoded, encoded
+
+__all__ = ["ConformanceSession"]
+
+INTERRUPTED = 130
+UNTESTED = 2
+
+
+class ConformanceSession:
+    """The plugin object of a session that tests a GEMM."""
+
+    def __init__(self, config: pytest.Config, options: RunOptions) -> None:
+        self._config = config
+        self._options = options
+        self._workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+        self._records: list[Record] = []
+        self._notes: list[str] = []
+        self._complaints: list[str] = []
+        self._interrupted = False
+        self._done = self._total = 0
+        self._started_s = time.monotonic()
+
+    @property
+    def run(self) -> Run | None:
+        """The run, once the GEMM has been found."""
+        return self._config.stash.get(RUN, None)
+
+    # Beginning
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Find the GEMM, before pytest-xdist starts its workers; those are told what was found."""
+        try:
+            if self._workerinput is not None:
+                run = Run(self._options, decoded(self._workerinput["gemm_ground"]))
+            else:
+                run = self._config.hook.pytest_gemm_open(options=self._options) or Run.open(self._options)
+        except GemmtuneError as error:
+            pytest.exit(f"the GEMM could not be tested: {error}", returncode=UNTESTED)
+        self._config.stash[RUN] = run
+        if self._workerinput is None:
+            self._config.hook.pytest_gemm_begin(run=run)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of pytest-xdist what was found."""
+        if self.run is not None:
+            node.workerinput["gemm_ground"] = encoded(self.run.ground)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Know how many tests there are."""
+        self._total = len(session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """The same, from a worker of pytest-xdist."""
+        self._total = len(ids)
+
+    # Gathering
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Put what a test found into its report, in the place of a stack that says nothing."""
+        report = yield
+        if call.excinfo is not None and isinstance(call.excinfo.value, CaseFailed):
+            report.longrepr = str(call.excinfo.value)
+        if call.when == "call":
+            report.gemm_found = encoded(item.stash.get(FOUND, Found()))  # type: ignore[attr-defined]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take what a test found."""
+        if self._workerinput is not None:
+            return
+        found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
+        if report.failed and not found.records:
+            self._complaints.append(f"{report.nodeid.partition('::')[2]}: {report.longreprtext.strip().splitlines()[-1]}")
+        self._records += found.records
+        self._notes += found.notes
+        if self._options.save_failing is not None:
+            for record in found.records:
+                if record.failed:
+                    save_failing(self._options.save_failing, self._options, record)
+        if report.when == "call":
+            self._done += 1
+            self._config.hook.pytest_gemm_progress(records=found.records, done=self._done, total=self._total)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A part of the suite that cannot be collected is an error of the run."""
+        if report.failed and self._workerinput is None:
+            self._complaints.append(f"{report.nodeid or 'the suite'} cannot be collected: {report.longreprtext.strip()}")
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Ctrl-C: what was found until then is reported."""
+        self._interrupted = isinstance(excinfo.value, KeyboardInterrupt)
+
+    # Summing up
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Sum up, write the reports, and decide on the exit status."""
+        run = self.run
+        if run is None:
+            return
+        run.close()
+        if self._workerinput is not None or session.config.option.collectonly:
+            return
+        if not self._records and not any("gemmtune" in arg for arg in session.config.args):
+            self._complaints.append("the suite was not collected: add --pyargs gemmtune.conformance to the arguments of pytest")
+        summary = self._summary(run, session)
+        try:
+            if self._options.json not in (None, STDOUT):
+                write("json", str(self._options.json), as_json_text(summary))
+            if self._options.html is not None:
+                write("html", self._options.html, as_html(summary))
+        except ConformanceError as error:
+            pytest.exit(str(error), returncode=UNTESTED)
+        finally:
+            self._config.hook.pytest_gemm_end(summary=summary)
+        if self._interrupted:
+            session.exitstatus = INTERRUPTED
+        elif exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            others_failed = exitstatus == pytest.ExitCode.TESTS_FAILED and not summary.failed and not summary.complaints
+            session.exitstatus = 1 if others_failed else summary.exit_status
+
+    def _summary(self, run: Run, session: pytest.Session) -> Summary:
+        option = session.config.option
+        narrowed = bool(option.keyword or option.deselect or any("::" in arg for arg in session.config.args))
+        return summarise(
+            run,
+            self._records,
+            narrowed=narrowed,
+            seconds=time.monotonic() - self._started_s,
+            complaints=self._complaints,
+            notes=self._notes,
+            interrupted=self._interrupted or bool(session.shouldstop or session.shouldfail),
+        )

@@ -1,0 +1,14 @@
+"""Each case of each property."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..case import Case
+from ..record import Record
+from ..run import Run
+
+
+def test_property(gemm_case: Case, gemm_run: Run, gemm_settle: Callable[[list[Record]], None]) -> None:
+    """The GEMM has the property in this case."""
+    gemm_settle([gemm_run.judge(gemm_case)])
