@@ -101,6 +101,11 @@ class Choice(ABC):
         """The artifact is there already: nothing to wait for."""
         return self.compile_key is None
 
+    @property
+    def obstacle(self) -> str | None:
+        """Why its artifact is neither here nor can be made here, and what to do about it; None where nothing is in the way."""
+        return None
+
     def compile(self) -> None:  # noqa: B027 - nothing to compile is the rule for library calls
         """Make the artifact that ``build`` loads, in the content-addressed cache. Runs in any process and touches no GPU.
 

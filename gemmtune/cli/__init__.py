@@ -1,5 +1,4 @@
-"""The command line: ``gemmtune tune | choices | show | export | import | merge | doctor | conformance |
-perf-gate``.
+"""The command line: ``gemmtune tune | choices | build | show | export | import | merge | doctor | conformance | perf-gate``.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -13,7 +12,7 @@ import click
 
 from .. import __version__
 from ..errors import GemmtuneError
-from . import choices, conformance, doctor, perf_gate, stores, tune
+from . import build, choices, conformance, doctor, perf_gate, stores, tune
 from .output import INTERRUPTED, note, warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
@@ -31,6 +30,7 @@ def cli() -> None:
 COMMANDS = (
     tune.tune,
     choices.choices,
+    build.build,
     stores.show,
     stores.export_store,
     stores.import_store,

@@ -28,7 +28,10 @@ from .output import STDOUT, json_option, show, write_json
 
 __all__ = ["doctor", "report"]
 
-PACKAGES = ("torch", "triton", "nvmath-python", "nvidia-ml-py", "numpy", "jinja2", "filelock", "platformdirs", "rich", "click")
+PACKAGES = (
+    "torch", "triton", "nvmath-python", "nvidia-cutlass", "nvidia-ml-py", "numpy", "jinja2", "filelock", "platformdirs", "rich",
+    "click",
+)  # fmt: skip
 COMPILERS = {"C++": ("c++", "g++", "clang++"), "CUDA": ("nvcc",)}
 INTERPRETER_HELP = "off; for correctness on the CPU: TRITON_INTERPRET=1 gemmtune tune 64x64x64 --device cpu --backends triton"
 MIB = 1024 * 1024

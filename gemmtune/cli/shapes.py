@@ -17,8 +17,9 @@ from ..errors import InvalidProblemError
 from ..problem import Precision, Problem, precision_of
 from ..problem.dtypes import parse_dtype
 from ..problem.problem import DENSE_OPS, BiasShape
+from .output import note
 
-__all__ = ["BIASES", "DTYPES", "LAYOUTS", "Skipped", "Spec", "parse_shape", "problem_of_word", "problems_of_file"]
+__all__ = ["BIASES", "DTYPES", "LAYOUTS", "Skipped", "Spec", "parse_shape", "problem_of_word", "problems_of", "problems_of_file"]
 
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -111,6 +112,26 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"skipped {self.where}: {self.reason}"
+
+
+def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> list[Problem]:
+    """The problems of words and of a file; what is skipped of the file is noted.
+
+    Raises:
+        click.UsageError: there are none, or a word is malformed.
+        InvalidProblemError: the file is malformed.
+    """
+    if not shapes and shapes_file is None:
+        raise click.UsageError("got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE")
+    problems = [problem_of_word(text, spec) for text in shapes]
+    if shapes_file is not None:
+        found, skipped = problems_of_file(shapes_file, spec)
+        for entry in skipped:
+            note(str(entry))
+        problems += found
+    if not problems:
+        raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped: nothing to tune")
+    return problems
 
 
 def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skipped]]:

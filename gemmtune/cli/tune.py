@@ -11,14 +11,13 @@ from .. import settings
 from ..device import DeviceInfo
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import NoValidChoicesError
-from ..problem import Problem
 from ..selector.progress import Silent, progress_for
 from ..selector.table import DEFAULT_ROWS, pick_line, renderables
 from ..selector.tuning_result import TuningResult
 from ..settings import Timing
 from .options import device_of, filter_options, problem_options, search_options, settings_changes, spec_of
 from .output import INTERRUPTED, STDOUT, json_option, note, show, write_json
-from .shapes import Spec, problem_of_word, problems_of_file
+from .shapes import problems_of
 
 __all__ = ["tune"]
 
@@ -61,7 +60,7 @@ def tune(
     gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k
     """
     info = device_of(device)
-    problems = _problems(shapes, shapes_file, spec_of(info.torch_device.type, problem))
+    problems = problems_of(shapes, shapes_file, spec_of(info.torch_device.type, problem))
     mode = "force" if force else "on_miss"
     changes = settings_changes(
         backends=backends,
@@ -84,20 +83,6 @@ def tune(
     _print(result, info, rows=rows or None, quiet=quiet, to_stdout=json_file != STDOUT)
     write_json(json_file, result.to_json())
     _raise_if_nothing_valid(result)
-
-
-def _problems(shapes: tuple[str, ...], shapes_file: str | None, spec: Spec) -> list[Problem]:
-    if not shapes and shapes_file is None:
-        raise click.UsageError("got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE")
-    problems = [problem_of_word(text, spec) for text in shapes]
-    if shapes_file is not None:
-        found, skipped = problems_of_file(shapes_file, spec)
-        for entry in skipped:
-            note(str(entry))
-        problems += found
-    if not problems:
-        raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped: nothing to tune")
-    return problems
 
 
 def _print(result: TuningResult, info: DeviceInfo, *, rows: int | None, quiet: bool, to_stdout: bool) -> None:

@@ -35,6 +35,7 @@ DENSE = Traits(
     streams=True,
     capturable=True,
     splits=64,
+    flush_subnormals=False,
 )
 
 

@@ -68,8 +68,8 @@ def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
             runner = runner_for(options, device)
             description = runner.describe()
         _check(description, device)
-        if options.sanitize and device == "cpu":
-            raise ConformanceError("sanitize: got device cpu, expected a CUDA device: compute-sanitizer sees no other code")
+        if options.sanitize:
+            _check_sanitizer(device)
     except BaseException:
         runner.close()
         raise
@@ -91,6 +91,11 @@ def _check(description: Description, device: str) -> None:
         raise SubjectError(
             f"{name}: declares SM {', '.join(map(str, traits.sms))}, and {description.device_name} is SM {description.sm}"
         )
+
+
+def _check_sanitizer(device: str) -> None:
+    if device == "cpu":
+        raise ConformanceError("sanitize: got device cpu, expected a CUDA device: compute-sanitizer sees no other code")
 
 
 def scope_of(options: RunOptions, traits: Traits, device_type: str) -> Scope:

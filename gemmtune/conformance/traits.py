@@ -76,7 +76,8 @@ class Traits:
     """How many split-K partial sums there may be."""
     input_mode: str = "ieee"
     """How float32 inputs are read: ieee, or tf32 where they are rounded even if torch's setting does not ask for it."""
-    flush_subnormals: bool = False
+    flush_subnormals: bool | None = None
+    """Subnormal inputs and results may become 0. None: they may, and it is not tested."""
     deterministic: bool = False
     """Equal inputs give equal bits."""
     bias_name: str = "bias"
@@ -105,8 +106,9 @@ class Traits:
             for value in values:
                 _check_integer(name, value, least)
         for trait in dataclasses.fields(self):
-            if trait.type == "bool" and not isinstance(getattr(self, trait.name), bool):
-                raise TraitsError(f"{trait.name}: got {getattr(self, trait.name)!r}, expected true or false")
+            value = getattr(self, trait.name)
+            if not isinstance(value, bool) and (trait.type == "bool" or (trait.type == "bool | None" and value is not None)):
+                raise TraitsError(f"{trait.name}: got {value!r}, expected true or false")
 
     @classmethod
     def of(cls, declared: Traits | Mapping[str, Any]) -> Traits:
@@ -147,7 +149,7 @@ class Traits:
             epilogue_input=problem.accumulator,
             splits=self.splits,
             input_mode=mode,
-            flush_subnormals=self.flush_subnormals,
+            flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,
         )
 

@@ -16,10 +16,10 @@ from gemmtune.errors import SettingsError
 from gemmtune.settings import Settings
 
 ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
-    "backend": ({"backends": ("aten", "cuda")}, "backends: got 'cuda', expected names out of aten, cublaslt, triton, cpp"),
+    "backend": ({"backends": ("aten", "cuda")}, "backends: got 'cuda', expected names out of aten, cublaslt, triton, cutlass, cpp"),
     "no backend": (
         {"backends": ()},
-        "backends: got nothing, expected at least one of aten, cublaslt, triton, cpp, or None for all",
+        "backends: got nothing, expected at least one of aten, cublaslt, triton, cutlass, cpp, or None for all",
     ),
     "tune": ({"tune": "always"}, "tune: got 'always', expected one of on_miss, never, force"),
     "search": ({"search": "fast"}, "search: got 'fast', expected one of quick, default, exhaustive"),

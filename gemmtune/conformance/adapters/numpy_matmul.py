@@ -24,9 +24,10 @@ gemm_traits = Traits(
 
 def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b, into ``out`` if given."""
-    if out is None:
-        return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
-    np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+    with np.errstate(over="ignore", invalid="ignore"):
+        if out is None:
+            return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
     return out
 
 

@@ -110,8 +110,9 @@ PROPERTIES = (
     ),
     Property(
         name="subnormal",
-        meaning="subnormal inputs and results are kept, unless flushing is declared",
+        meaning="subnormal inputs and results are kept, or become 0 where that is declared",
         check=check_subnormal,
+        needs=lambda scope: "flush_subnormals is not declared" if scope.traits.flush_subnormals is None else None,
         cases=Sample(
             name="subnormal",
             budget=(32, 96, 400),

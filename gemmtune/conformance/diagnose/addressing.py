@@ -74,14 +74,14 @@ def _ways(view: View, which: Matrix) -> Iterator[tuple[str, tuple[int, int, int]
     offset = layout.offset if layout is not None else 0
     inner = by_batch if batch == 1 else rows * cols
     ways = [
+        ("{} read without the gap between its rows", (by_batch, cols * by_col, by_col), start),
+        ("{} read without the gap between its columns", (by_batch, by_row, rows * by_row), start),
+        ("batch stride of {} ignored, matrices read as neighbours", (rows * cols, by_row, by_col), start),
         ("{} read as contiguous, strides ignored", (inner, cols, 1), start),
         ("{} read as column-major without gaps", (inner, 1, rows), start),
         ("{} read with neighbouring elements in each row", (by_batch, by_row, 1), start),
-        ("{} read without the gap between its rows", (by_batch, cols * by_col, by_col), start),
-        ("{} read without the gap between its columns", (by_batch, by_row, rows * by_row), start),
         ("storage offset of {} ignored", (by_batch, by_row, by_col), start - offset),
         ("storage offset of {} ignored, read from the start of its buffer", (by_batch, by_row, by_col), 0),
-        ("batch stride of {} ignored, matrices read as neighbours", (rows * cols, by_row, by_col), start),
     ]
     right = _effective((by_batch, by_row, by_col), matrix.shape)
     for text, stride, begin in ways:

@@ -133,12 +133,12 @@ def _fitting(sample: _Sample, ranges: _Ranges, share: torch.Tensor) -> torch.Ten
 def _searched(k: int) -> list[_Ranges]:
     every = torch.arange(1, k)
     found = [_Ranges("last", every, torch.full_like(every, k)), _Ranges("first", torch.zeros_like(every), every)]
-    for splits in range(3, MOST_SPLITS + 1):
-        found.append(_inner(f"split of {splits}", -(-k // splits), k))
     size = LARGEST_BLOCK
     while size >= 1:
         found.append(_inner("block", size, k))
         size //= 2
+    for splits in range(3, MOST_SPLITS + 1):
+        found.append(_inner(f"split of {splits}", -(-k // splits), k))
     return [ranges for ranges in found if len(ranges.low)]
 
 

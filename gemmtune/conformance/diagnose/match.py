@@ -13,11 +13,13 @@ from .evidence import View
 
 __all__ = ["Bug", "Fit", "Suspect", "fit"]
 
-LEAST_BITS = 24.0
-"""Of evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in 10^5."""
+LEAST_BITS = 20.0
+"""Of evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in 10^4."""
 CONFINED_BITS = 36.0
 """The same for a bug that is in some places only."""
 MOST_ELEMENT_BITS = 16.0
+PATTERN_BITS = 20.0
+"""What NaN in just the right places tell."""
 MOST_LEFT = 0.5
 """Of the errors, the part that an explanation may leave."""
 
@@ -84,7 +86,8 @@ def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor) -> float:
     """Bits by which the wrong elements tell this explanation from another: by how many margins they are off.
 
     Where the explanation is right to the last bit, the margin is half a unit in the last place, of integers half of 1. Equal
-    numbers count once, since one cause gives them all; NaN and infinities do not count, since many things make them.
+    numbers count once, since one cause gives them all. NaN and infinities do not count, since many things make them, but the same
+    pattern of NaN and other numbers does, once.
     """
     bad = view.bad & view.expected.isfinite()
     got, expected = view.got[bad], view.expected[bad]
@@ -94,4 +97,6 @@ def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor) -> float:
     bits = torch.log2(((got - expected).abs() / unit).clamp_min(1)).clamp_max(MOST_ELEMENT_BITS)
     different, which = torch.unique(torch.stack([got, expected]).abs().nan_to_num(0, 0, 0), dim=1, return_inverse=True)
     most = torch.zeros(different.shape[1], dtype=torch.float64).scatter_reduce(0, which, bits.nan_to_num(0, 0, 0), "amax")
-    return float(most.sum())
+    nan = view.got.isnan()
+    pattern = bool(nan[view.bad].any()) and not bool(nan.all()) and bool((nan == result.isnan()).all())
+    return float(most.sum()) + (PATTERN_BITS if pattern else 0.0)

@@ -24,8 +24,8 @@ def _with_place(text: str, mask: torch.Tensor) -> str:
 def first_sign(evidence: Evidence) -> str:
     """What leaves no doubt, whatever the operands."""
     bad, got, expected = evidence.bad, evidence.got, evidence.expected
-    if bool((evidence.unwritten & bad).any()):
-        return _with_place("elements left unwritten", evidence.unwritten & bad)
+    if bool((evidence.unwritten == bad).all()):
+        return _with_place("elements left unwritten", bad)
     if _reads_ignored(evidence):
         return "C is read although beta is 0"
     lost = expected.isnan() & ~got.isnan()
@@ -40,6 +40,8 @@ def last_sign(evidence: Evidence) -> str:
     """What is left to say where no bug was found that gives these numbers; empty if nothing."""
     bad, got, expected = evidence.bad, evidence.got, evidence.expected
     largest = dtype_info(evidence.problem.out.dtype).largest
+    if bool((evidence.unwritten & bad).any()):
+        return _with_place("elements left unwritten", evidence.unwritten & bad)
     for text, mask in (
         ("infinity became the largest finite number", expected.isinf() & (got == largest * expected.sign())),
         ("infinity became NaN", expected.isinf() & got.isnan()),

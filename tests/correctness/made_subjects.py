@@ -1,0 +1,81 @@
+"""GEMMs for the conformance suite to judge, made of a product and what comes after it, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gemmtune.conformance.case import Case
+from gemmtune.conformance.judge import judge
+from gemmtune.conformance.labels import BIASES, OPS
+from gemmtune.conformance.layouts import KINDS
+from gemmtune.conformance.outcome import Outcome, Verdict
+from gemmtune.conformance.subject import FunctionSubject, Subject
+from gemmtune.conformance.traits import Traits
+from gemmtune.problem.dtypes import accumulator_dtype
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Finish = Callable[[torch.Tensor, torch.Tensor | None, float, float], torch.Tensor]
+"""(product, added operand in the accumulator's dtype or None, alpha, beta) to what is rounded."""
+CPU = torch.device("cpu")
+EVERYTHING: dict[str, Any] = {
+    "ops": OPS, "dtypes": ("float32", "float16", "bfloat16", "float64", "int8", "float8_e4m3fn"), "layouts": tuple(KINDS),
+    "out": True, "alpha": True, "beta": True, "bias": BIASES, "empty": True, "scales": ("tensor", "row"),
+}  # fmt: skip
+
+
+def finished(acc: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
+    """alpha · acc + beta · inp, where inp is not read if beta is 0."""
+    acc = acc if alpha == 1 else acc * alpha
+    return acc if inp is None or beta == 0 else acc + inp * beta
+
+
+def made(
+    product: Product = torch.matmul,
+    finish: Finish = finished,
+    *,
+    read: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = lambda a, b: (a, b),
+    store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
+    **traits: Any,
+) -> Subject:
+    """A GEMM that is right but for what it is given: ``read`` sees the operands as they are, ``store`` writes the result."""
+
+    def gemm(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        alpha: float = 1,
+        beta: float = 1,
+        out: torch.Tensor | None = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        dtype = torch.float64 if a.dtype == torch.int8 else accumulator_dtype(a.dtype)
+        if out is None:
+            out_dtype = out_dtype or (torch.int32 if a.dtype == torch.int8 else a.dtype)
+            out = torch.full((*a.shape[:-1], b.shape[-1]), 0, dtype=out_dtype)
+        x, y = read(a, b)
+        acc = product(x.to(dtype), y.to(dtype))
+        if scale_a is not None and scale_b is not None:
+            acc = acc * (scale_a * scale_b)
+        store(out, finish(acc, None if bias is None else bias.to(dtype), alpha, beta))
+        return out
+
+    return FunctionSubject("made", gemm, Traits.of(EVERYTHING | traits))
+
+
+def judged(subject: Subject, case_id: str) -> Outcome:
+    """The outcome of one case on the CPU."""
+    return judge(subject, Case.parse(case_id), CPU)
+
+
+def diagnosis(subject: Subject, case_id: str) -> str:
+    """What the case's own property says of a GEMM that fails it."""
+    outcome = judged(subject, case_id)
+    own = [failure for failure in outcome.failures if failure.property_name == outcome.case.property_name]
+    assert own and outcome.verdict is Verdict.FAILED, f"{case_id}: {outcome.verdict}, {outcome.failures}"
+    return own[0].diagnosis

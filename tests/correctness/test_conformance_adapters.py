@@ -1,0 +1,66 @@
+"""GEMMs of other packages under the suite: some cases of each property. Whole runs are for ``gemmtune conformance``."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+
+import pytest
+
+from gemmtune.conformance.isolation import InProcessRunner
+from gemmtune.conformance.mutants.trial import cases_of
+from gemmtune.conformance.outcome import Verdict
+from gemmtune.conformance.properties import PROPERTIES
+from gemmtune.conformance.scope import Level
+from gemmtune.conformance.subject import SubjectSpec, load
+from gemmtune.errors import SubjectError
+
+PACKAGE = "gemmtune.conformance.adapters"
+CASES = 3
+MISSING = {
+    "cupy_matmul": "cupy",
+    "flag_gems_ops": "flag_gems",
+    "helion_matmul": "helion",
+    "jax_matmul": "jax",
+    "quack_gemm": "quack",
+}
+"""Packages that gemmtune does not ask for, by the adapter's module."""
+UNSOUND = ("alpha-beta", "subnormal")
+"""Properties that torch's own operations fail in bfloat16 on some CPUs; docs/conformance.md has the findings."""
+
+
+@pytest.mark.parametrize("target", ["numpy_matmul", "torch_ops:dense", "torch_ops:float8_cpu"])
+def test_passes_some_cases_of_each_property(target: str) -> None:
+    runner = InProcessRunner(SubjectSpec(target=f"{PACKAGE}.{target}"), "cpu")
+    traits = runner.describe().traits
+    executed = 0
+    for judging in PROPERTIES:
+        if target == "torch_ops:dense" and judging.name in UNSOUND:
+            continue
+        for case in itertools.islice(cases_of(judging, traits, "cpu", (Level.SMOKE,)), CASES):
+            outcome = runner.run(case)
+            assert outcome.verdict in (Verdict.PASSED, Verdict.REFUSED), f"{case.id}: {outcome.reason} {outcome.failures}"
+            executed += outcome.verdict is Verdict.PASSED
+    assert executed >= CASES * len(PROPERTIES) // 2
+
+
+@pytest.mark.parametrize(("module", "package"), MISSING.items())
+def test_a_package_that_is_missing_is_named(module: str, package: str) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed here")
+    with pytest.raises(SubjectError, match=f"{module}.* cannot be imported: No module named '{package}'"):
+        load(SubjectSpec(target=f"{PACKAGE}.{module}"))
+
+
+@pytest.mark.parametrize(
+    ("target", "ops"),
+    [
+        ("torch_ops:dense", ("mm", "addmm", "bmm", "baddbmm")),
+        ("torch_ops:int8_cuda", ("int_mm",)),
+        ("torch_ops:float8_cuda", ("scaled_mm",)),
+        ("inductor:static", ("mm",)),
+        ("inductor:dynamic", ("mm", "addmm", "bmm")),
+    ],
+)
+def test_declares_what_it_has(target: str, ops: tuple[str, ...]) -> None:
+    assert load(SubjectSpec(target=f"{PACKAGE}.{target}")).traits.ops == ops

@@ -1,0 +1,362 @@
+"""diagnose: each known bug, made on purpose, is named, and nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from broken_kernels import blocks, narrowed, rounding_blocks, split_k, to_tf32
+from made_subjects import CPU, Product, diagnosis, finished, judged, made
+
+from gemmtune.conformance.bench import Bench
+from gemmtune.conformance.case import Case
+from gemmtune.conformance.diagnose import Evidence, diagnose
+from gemmtune.conformance.diagnose.places import place
+from gemmtune.conformance.subject import Subject
+from gemmtune.numerics.operands import storage_bits
+from gemmtune.numerics.reference import Region, reference
+from gemmtune.problem import Layout, Problem
+
+
+def over_k(low: int, high: int | None = None) -> Product:
+    """The sum over a part of K."""
+    return lambda a, b: a[..., low:high] @ b[..., low:high, :]
+
+
+def without(low: int, high: int) -> Product:
+    """The sum over all but a part of K."""
+    return lambda a, b: a @ b - a[..., low:high] @ b[..., low:high, :]
+
+
+def twice(low: int, high: int) -> Product:
+    return lambda a, b: a @ b + a[..., low:high] @ b[..., low:high, :]
+
+
+K_BUGS = {
+    "last K block of 16 dropped": (over_k(0, -16), "integers:mm-bf16-64x48x96"),
+    "last K block of 1 (K = 65 is 1 past a multiple of 64) dropped": (over_k(0, 64), "bound:mm-f32-33x40x65"),
+    "last K block of 44 (K = 300 is 44 past a multiple of 128) dropped": (over_k(0, 256), "cancellation:mm-f16-40x48x300"),
+    "last K block dropped": (over_k(0, -32), "one-hot-a:mm-f16-40x48x2000"),
+    "first K block of 32 dropped": (over_k(32), "integers:bmm-f64-2x64x48x96"),
+    "K block 32–63 dropped": (without(32, 64), "cancellation:mm-bf16-64x48x160"),
+    "K split of 5 (20–39) dropped": (without(20, 40), "bound:mm-f32-64x48x100"),
+    "element 11 of K dropped": (without(11, 12), "cancellation:mm-f32-64x48x100"),
+    "first K block of 16 counted twice": (twice(0, 16), "bound:mm-f16-64x48x96"),
+    "a K block of 32 dropped": (over_k(0, -32), "bound:addmm-f32-64x48x96-bias.mn-variant.ones"),
+}
+
+
+@pytest.mark.parametrize("text", K_BUGS)
+def test_diagnose_names_parts_of_k(text: str) -> None:
+    product, case_id = K_BUGS[text]
+    assert diagnosis(made(product), case_id) == text
+
+
+ROUNDING_BUGS = {
+    "a read as bfloat16": (narrowed("a", torch.bfloat16), "one-hot-b:mm-f32-33x40x65"),
+    "b read as bfloat16": (narrowed("b", torch.bfloat16), "bound:mm-f16-33x40x65"),
+    "a and b read as float16": (lambda a, b: a.half().float() @ b.half().float(), "bound:mm-f32-33x40x65-variant.uniform"),
+    "b read as float8_e5m2": (narrowed("b", torch.float8_e5m2), "one-hot-a:mm-bf16-33x40x65"),
+    "a and b read as tf32, cut off": (lambda a, b: to_tf32(a) @ to_tf32(b), "bound:mm-f32-33x40x65"),
+    "a and b read as float32": (lambda a, b: a.float().double() @ b.float().double(), "bound:mm-f64-33x40x65"),
+    "float16 partial sums of 2 K splits": (split_k(torch.float16), "cancellation:mm-f16-33x40x128"),
+    "bfloat16 partial sums of 4 K splits": (split_k(torch.bfloat16, 4), "bound:mm-bf16-64x96x256"),
+    "accumulation in float16": (rounding_blocks(torch.float16), "bound:mm-f16-64x96x256"),
+    "accumulation in bfloat16": (rounding_blocks(torch.bfloat16), "grade:mm-bf16-64x96x256"),
+    "overflow, as of accumulation in float16": (rounding_blocks(torch.float16), "width:mm-f16-33x40x96"),
+    "result rounded to bfloat16": (lambda a, b: (a @ b).bfloat16().float(), "bound:mm-f32-33x40x65"),
+    "subnormal numbers became 0": (lambda a, b: torch.where((a @ b).abs() < 2.0**-126, 0.0, a @ b), "subnormal:mm-f32-33x40x65"),
+}
+
+
+@pytest.mark.parametrize("text", ROUNDING_BUGS)
+def test_diagnose_names_lost_precision(text: str) -> None:
+    product, case_id = ROUNDING_BUGS[text]
+    assert diagnosis(made(product), case_id) == text
+
+
+def rounded_in_another_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A float16 accumulator over blocks of 16, the odd ones first: no order that is simulated."""
+    parts = blocks(a, b)
+    acc = torch.zeros_like(parts[0])
+    for part in (*parts[1::2], *parts[::2]):
+        acc = (acc + part).half().float()
+    return acc
+
+
+def test_diagnose_knows_a_narrow_accumulator_by_the_size_of_its_errors() -> None:
+    text = diagnosis(made(rounded_in_another_order), "bound:mm-f16-64x96x1000")
+    assert text == "round-off as of accumulation in float16"
+
+
+def test_diagnose_names_int8_read_as_unsigned() -> None:
+    subject = made(read=lambda a, b: (a, b.view(torch.uint8).to(torch.int16)))
+    assert diagnosis(subject, "integers:int_mm-i8-33x40x65") == "b read as unsigned integers"
+
+
+SCALAR_BUGS = {
+    "the bias dropped": (lambda p, c, alpha, beta: alpha * p, "bias.n"),
+    "C dropped": (lambda p, c, alpha, beta: alpha * p, "bias.mn"),
+    "product missing, only the bias is there": (lambda p, c, alpha, beta: beta * c + 0 * p, "bias.n"),
+    "alpha dropped": (lambda p, c, alpha, beta: p + beta * c, "bias.n"),
+    "alpha applied twice": (lambda p, c, alpha, beta: alpha**2 * p + beta * c, "bias.n"),
+    "beta dropped": (lambda p, c, alpha, beta: alpha * p + c, "bias.n"),
+    "beta applied twice": (lambda p, c, alpha, beta: alpha * p + beta**2 * c, "bias.n"),
+    "alpha and beta exchanged": (lambda p, c, alpha, beta: beta * p + alpha * c, "bias.n"),
+    "alpha applied to C": (lambda p, c, alpha, beta: alpha * (p + beta * c), "bias.mn"),
+    "the bias added 3 times, as if once for each of 3 K splits": (lambda p, c, alpha, beta: alpha * p + 3 * beta * c, "bias.n"),
+    "the bias on the wrong axis": (lambda p, c, alpha, beta: alpha * p + beta * c.unsqueeze(-1), "bias.n"),
+    "C transposed": (lambda p, c, alpha, beta: alpha * p + beta * c.mT, "bias.mn"),
+    "first element of the bias used for all": (lambda p, c, alpha, beta: alpha * p + beta * c[0], "bias.n"),
+    "product rounded to bfloat16 before alpha and beta": (
+        lambda p, c, alpha, beta: alpha * p.bfloat16().float() + beta * c, "bias.n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SCALAR_BUGS)
+def test_diagnose_names_alpha_beta_and_the_added_operand(text: str) -> None:
+    finish, bias = SCALAR_BUGS[text]
+    dtype = "bf16" if "bfloat16" in text else "f32"
+    case_id = f"bound:addmm-{dtype}-48x48x65-{bias}-alpha.general-beta.general"
+    assert diagnosis(made(finish=finish), case_id) == text
+
+
+def test_diagnose_names_a_missing_scale() -> None:
+    subject = made(lambda a, b: a @ b)
+    subject_without = made(finish=lambda p, c, alpha, beta: p)
+    case_id = "bound:scaled_mm-e4m3-33x40x65-b.col-scales.row"
+    assert not judged(subject, case_id).failures and not judged(subject_without, case_id).failures
+
+    def gemm(a: torch.Tensor, b: torch.Tensor, *, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+        return (a.float() @ b.float() * scale_a).to(out_dtype)
+
+    subject._function = gemm  # type: ignore[attr-defined]
+    assert diagnosis(subject, case_id) == "scale_b dropped"
+
+
+def test_diagnose_names_a_k_split_that_is_added_late() -> None:
+    def late(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.stack([a[..., :96] @ b[..., :96, :], a[..., 96:] @ b[..., 96:, :]])
+
+    subject = made(late, lambda p, c, alpha, beta: finished(p[0], c, alpha, beta) + p[1])
+    text = diagnosis(subject, "bound:addmm-f32-48x40x128-alpha.general-beta.general")
+    assert text == "last K block of 32 added after alpha and scales were applied"
+
+
+def shifted(x: torch.Tensor, stride: tuple[int, ...] | None = None, back: int = 0) -> torch.Tensor:
+    """An operand as a kernel reads it that has other strides in mind, or an earlier start."""
+    whole = storage_bits(x).view(x.dtype)
+    return whole.as_strided(x.shape, stride or x.stride(), x.storage_offset() - back)
+
+
+ADDRESS_BUGS = {
+    "a transposed": (lambda a, b: (a.mT, b), "integers:mm-f32-48x40x48"),
+    "b transposed": (lambda a, b: (a, b.mT), "bound:mm-f32-40x48x48"),
+    "b @ a in place of a @ b": (lambda a, b: (b, a), "bound:mm-f32-48x48x48"),
+    "a read as contiguous, strides ignored": (lambda a, b: (shifted(a, (40, 1)), b), "integers:mm-f32-33x40x40-a.col"),
+    "b read as column-major without gaps": (lambda a, b: (a, shifted(b, (1, 65))), "one-hot-a:mm-f32-33x40x65"),
+    "a read without the gap between its rows": (lambda a, b: (shifted(a, (65, 1)), b), "bound:mm-f32-33x40x65-a.row+8"),
+    "b read without the gap between its columns": (lambda a, b: (a, shifted(b, (1, 65))), "bound:mm-f32-33x40x65-b.col+4"),
+    "NaN, as if memory outside of the operands were read": (
+        lambda a, b: (shifted(a, (a.stride(0), 1)), b), "bound:mm-f32-33x40x65-a.every2",
+    ),
+    "batch stride of b ignored, matrices read as neighbours": (
+        lambda a, b: (a, shifted(b, (65 * 40, 40, 1))), "bound:bmm-f32-3x33x40x65-b.row~1",
+    ),
+    "first matrix of a used for every batch": (lambda a, b: (a[:1].expand(a.shape), b), "integers:bmm-f16-3x33x40x65"),
+    "first batch computed for every batch": (
+        lambda a, b: (a[:1].expand(a.shape), b[:1].expand(b.shape)), "bound:bmm-f16-3x33x40x65",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ADDRESS_BUGS)
+def test_diagnose_names_wrong_addresses(text: str) -> None:
+    read, case_id = ADDRESS_BUGS[text]
+    assert diagnosis(made(read=read), case_id) == text
+
+
+def test_diagnose_names_an_offset_that_is_ignored() -> None:
+    subject = made(read=lambda a, b: (a, shifted(b, back=3)))
+    assert diagnosis(subject, "bound:mm-f32-33x40x65-b.row@3") in (
+        "storage offset of b ignored",
+        "NaN, as if memory outside of the operands were read",
+    )
+
+
+def test_diagnose_names_a_result_that_is_transposed_or_has_other_strides() -> None:
+    assert diagnosis(made(lambda a, b: (a @ b).mT), "bound:mm-f32-48x48x65") == "result transposed"
+
+    def store(out: torch.Tensor, result: torch.Tensor) -> None:
+        shifted(out, (40, 1)).copy_(result)
+
+    assert diagnosis(made(store=store), "bound:mm-f32-33x40x65-out.row+8") == "out written as contiguous, strides ignored"
+
+
+def repeated_last(dim: int) -> Product:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        acc = a @ b
+        acc.select(dim, -1).copy_(acc.select(dim, -2))
+        return acc
+
+    return product
+
+
+def zeroed(rows: slice, cols: slice) -> Product:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        acc = a @ b
+        acc[..., rows, cols] = 0
+        return acc
+
+    return product
+
+
+EVERY = slice(None)
+EDGE_BUGS = {
+    "last row repeats the one before it": (repeated_last(-2), "bound:mm-f32-33x40x65"),
+    "last column repeats the one before it": (repeated_last(-1), "integers:mm-f32-33x40x65"),
+    "zeros": (zeroed(EVERY, EVERY), "bound:mm-f32-33x40x65"),
+    "zeros in the last row, past a multiple of 32": (zeroed(slice(32, None), EVERY), "bound:mm-f32-33x40x65"),
+    "zeros in the last 15 of 127 columns, past a multiple of 16": (zeroed(EVERY, slice(112, None)), "bound:mm-f32-33x127x65"),
+    "zeros in rows 16–31, columns 32–63": (zeroed(slice(16, 32), slice(32, 64)), "bound:mm-f32-64x128x65"),
+    "zeros in every 4th row from 1": (zeroed(slice(1, None, 4), EVERY), "bound:mm-f32-64x40x65"),
+    "zeros in every batch but the first, the last column": (
+        lambda a, b: torch.cat([(a @ b)[:1], zeroed(EVERY, slice(-1, None))(a, b)[1:]]), "bound:bmm-f32-3x17x40x65",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EDGE_BUGS)
+def test_diagnose_says_where_the_errors_are(text: str) -> None:
+    product, case_id = EDGE_BUGS[text]
+    assert diagnosis(made(product), case_id) == text
+
+
+def test_diagnose_names_elements_left_unwritten() -> None:
+    def store(out: torch.Tensor, result: torch.Tensor) -> None:
+        out[..., :32, :].copy_(result[..., :32, :])
+
+    text = diagnosis(made(store=store), "bound:mm-f32-33x40x65-out.row+8")
+    assert text == "elements left unwritten in the last row, past a multiple of 32"
+
+
+def test_diagnose_names_reads_past_the_end_of_k() -> None:
+    def past(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            storage_bits(a).view(a.dtype).as_strided((33, 48), a.stride(), a.storage_offset()),
+            storage_bits(b).view(b.dtype).as_strided((48, 64), b.stride(), b.storage_offset()),
+        )
+
+    # the last columns of a row-major a come from its next row, which there is for all but the last row
+    text = diagnosis(made(read=past), "bound:mm-f32-33x64x40-b.col")
+    assert text == "what lies past the end of K is read, to the next multiple of 16"
+
+
+SPECIAL_BUGS = {
+    "NaN swallowed in row 24": (lambda r: r.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "nan:mm-f32-48x40x65"),
+    "NaN swallowed in the last column": (lambda r: torch.where(r.isnan(), 1.0, r), "nan:mm-f32-48x40x65-variant.b.last"),
+    "infinity became the largest finite number": (
+        lambda r: r.clamp(-65504, 65504), "overflow:mm-f16-48x40x64",
+    ),
+    "infinity became NaN": (lambda r: r - r * 0, "overflow:mm-f32-48x40x64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SPECIAL_BUGS)
+def test_diagnose_names_special_numbers(text: str) -> None:
+    change, case_id = SPECIAL_BUGS[text]
+    subject = made(finish=lambda p, c, alpha, beta: change(finished(p, c, alpha, beta)))
+    assert diagnosis(subject, case_id) == text
+
+
+@pytest.mark.parametrize("variant", ["", "-variant.infinite"])
+def test_diagnose_names_a_c_that_is_read_although_beta_is_0(variant: str) -> None:
+    subject = made(finish=lambda p, c, alpha, beta: alpha * p + beta * c)
+    text = diagnosis(subject, f"beta-zero:addmm-f32-33x40x65-bias.mn-alpha.general-beta.zero{variant}")
+    assert text == "C is read although beta is 0"
+
+
+def test_diagnose_recognises_the_result_of_an_earlier_call() -> None:
+    kept: list[torch.Tensor] = []
+
+    def stale(acc: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
+        kept.append(acc)
+        return kept[0]
+
+    bench = Bench(made(finish=stale), Case.parse("bound:mm-f32-33x40x65"), CPU)
+    for _ in range(2):
+        operands = bench.probes.random()
+        bench.expect(bench.call(operands), operands)
+    assert [failure.diagnosis for failure in bench.failures] == ["the result of an earlier call"]
+
+
+def evidence_of(problem: Problem, spoil: torch.Tensor, subject: Subject | None = None) -> Evidence:
+    """A result that is right but for what is added to it."""
+    bench = Bench(subject or made(), Case.parse(f"bound:mm-f32-{problem.m}x{problem.n}x{problem.k}"), CPU)
+    operands = bench.probes.random()
+    right = reference(operands, Region())
+    tolerance = 1e-5 * right.magnitude
+    return Evidence(
+        problem=problem, operands=operands, got=right.value + spoil, expected=right.value, tolerance=tolerance, bad=spoil != 0,
+        unwritten=torch.zeros_like(spoil, dtype=torch.bool),
+    )  # fmt: skip
+
+
+def test_diagnose_sees_where_32_bit_addresses_wrap() -> None:
+    problem = Problem.mm(33, 40, 65, dtype=torch.float32, layout="nn", device_type="cpu")
+    far = dataclasses.replace(problem, a=Layout(size=(33, 65), stride=(2**27, 1), dtype=torch.float32))
+    noise = torch.randn(1, 33, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    spoil = torch.where(torch.arange(33)[:, None] >= 16, noise, 0.0)
+    assert diagnose(evidence_of(far, spoil)) == "errors from row 16 on, where offsets in a pass 2^31 elements: 32-bit addresses"
+    in_bytes = torch.where(torch.arange(33)[:, None] >= 4, noise, 0.0)
+    assert diagnose(evidence_of(far, in_bytes)) == "errors from row 4 on, where offsets in a pass 2^31 bytes: 32-bit addresses"
+    assert diagnose(evidence_of(problem, spoil)) == "errors only in the last 17 of 33 rows"
+
+
+@pytest.mark.parametrize("shape", [(33, 40, 65), (1, 1, 1), (1, 40, 300), (5, 1, 7), (64, 64, 64)])
+def test_diagnose_claims_nothing_of_random_errors(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    problem = Problem.mm(m, n, k, dtype=torch.float32, layout="nn", device_type="cpu")
+    generator = torch.Generator().manual_seed(3)
+    for scale in (1e-3, 1.0, 1e3):
+        noise = scale * torch.randn(1, m, n, dtype=torch.float64, generator=generator)
+        assert diagnose(evidence_of(problem, noise)) == ""
+
+
+def test_diagnose_claims_nothing_where_there_is_too_little_to_tell() -> None:
+    assert diagnosis(made(over_k(0, -16)), "integers:mm-f32-1x1x40") == ""
+
+
+def test_diagnose_takes_less_than_a_second() -> None:
+    started = time.process_time()
+    judged(made(lambda a, b: a @ b + torch.randn(a.shape[-2], b.shape[-1])), "bound:mm-f32-300x400x2000")
+    assert time.process_time() - started < 4  # two cores, the reference and a slow machine included
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ((EVERY, EVERY, EVERY), ""),
+        ((slice(1, 2), EVERY, EVERY), "batch 1"),
+        ((EVERY, slice(64, 67), EVERY), "the last 3 of 67 rows, past a multiple of 64"),
+        ((EVERY, slice(0, 1), slice(3, 4)), "the first row, column 3"),
+        ((EVERY, slice(1, None), EVERY), "every row but the first"),
+        ((EVERY, slice(0, 64), EVERY), "the first 64 of 67 rows"),
+        ((EVERY, EVERY, slice(0, None, 3)), "every 3rd column from 0"),
+    ],
+)
+def test_place_says_which_rows_and_columns(wrong: tuple[slice, slice, slice], text: str) -> None:
+    bad = torch.zeros(3, 67, 40, dtype=torch.bool)
+    bad[wrong] = True
+    assert place(bad) == text
+
+
+def test_place_sees_the_same_part_of_every_tile_and_nothing_in_scattered_errors() -> None:
+    bad = torch.zeros(1, 64, 40, dtype=torch.bool)
+    bad[:, torch.arange(64) % 16 >= 12] = True
+    assert place(bad) == "rows 12–15 of every 16"
+    assert place(torch.eye(40, dtype=torch.bool).expand(1, 40, 40)) == ""
+    assert place(torch.zeros(1, 4, 4, dtype=torch.bool)) == ""

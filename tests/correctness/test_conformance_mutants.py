@@ -1,0 +1,107 @@
+"""The suite's own test: every mutant is rejected, by the property that is there for it and with the right diagnosis."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmtune.conformance.isolation import InProcessRunner, IsolatedRunner, Runner
+from gemmtune.conformance.mutants.gemm import Gemm
+from gemmtune.conformance.mutants.table import KINDS, MUTANTS, Mutant
+from gemmtune.conformance.mutants.trial import convicted
+from gemmtune.conformance.properties import property_named
+
+LEAST_DIAGNOSED = 14
+"""Of the kinds."""
+SIZE = 64
+IN_TORCH = [mutant for mutant in MUTANTS if "triton" not in mutant.target]
+ALWAYS_WRONG = (
+    "sums:last_k_block_dropped",
+    "sums:first_k_block_dropped",
+    "sums:partial_sum_lost_sometimes",
+    "sums:partial_sum_twice_sometimes",
+    "reading:last_row_clamped",
+)
+"""Or on one call in four."""
+
+
+@pytest.fixture
+def runner(mutant: Mutant) -> Iterator[Runner]:
+    """In this process where the mutant cannot harm it."""
+    made: Runner = IsolatedRunner(mutant.spec, "cuda") if mutant.cuda else InProcessRunner(mutant.spec, "cpu")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(mutant, id=mutant.name, marks=pytest.mark.gpu if mutant.cuda else ()) for mutant in MUTANTS],
+)
+def test_mutant_is_rejected_with_its_diagnosis(mutant: Mutant, runner: Runner) -> None:
+    outcomes = convicted(mutant, runner)
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    assert outcomes, f"{mutant.name} survives {mutant.killed_by}"
+    assert mutant.killed_by in {failure.property_name for failure in failures}
+    diagnoses = {failure.diagnosis for failure in failures}
+    assert not mutant.diagnosis or any(mutant.diagnosis in text for text in diagnoses), diagnoses
+
+
+def test_every_kind_of_bug_has_a_mutant_on_the_cpu_and_most_have_a_diagnosis() -> None:
+    assert sorted(KINDS) == list(range(1, 21))
+    assert {mutant.kind for mutant in MUTANTS if not mutant.cuda} == set(KINDS)
+    assert len({mutant.kind for mutant in MUTANTS if mutant.diagnosis and not mutant.cuda}) >= LEAST_DIAGNOSED
+    assert len({mutant.target for mutant in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        property_named(mutant.killed_by)
+
+
+def gemm_of(mutant: Mutant) -> Gemm:
+    module, _, name = mutant.target.partition(":")
+    gemm = getattr(importlib.import_module(module), name)
+    assert isinstance(gemm, Gemm)
+    return gemm
+
+
+def called(gemm: Gemm, op: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``op`` of small integers, with no scalars and nothing added."""
+    x, y, zero, one = a.float(), b.float(), torch.zeros(SIZE), torch.ones(())
+    calls = {
+        "mm": lambda: gemm.mm(x, y),
+        "addmm": lambda: gemm.addmm(zero, x, y),
+        "bmm": lambda: gemm.bmm(x[None], y[None]),
+        "baddbmm": lambda: gemm.baddbmm(zero, x[None], y[None]),
+        "int_mm": lambda: gemm.int_mm(a.to(torch.int8), b.to(torch.int8)),
+        "scaled_mm": lambda: gemm.scaled_mm(
+            x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn), scale_a=one, scale_b=one, out_dtype=torch.float32
+        ),
+    }
+    return calls[op]()
+
+
+@pytest.mark.parametrize("mutant", IN_TORCH, ids=lambda mutant: mutant.name)
+def test_mutant_is_right_where_its_bug_does_not_show(mutant: Mutant) -> None:
+    """Else it would be rejected for another reason: whole tiles, plain strides, no scalars, small numbers of one sign."""
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randint(0, 3, (SIZE, SIZE), generator=generator) for _ in "ab")
+    gemm = gemm_of(mutant)
+    wrong = [op for op in gemm.gemm_traits.ops or () if not torch.equal(called(gemm, op, a, b).long().reshape(SIZE, SIZE), a @ b)]
+    assert bool(wrong) == (mutant.name in ALWAYS_WRONG)
+
+
+def test_the_table_in_the_document_has_each_mutant_with_what_the_tests_find() -> None:
+    """Rows of mutants that need a GPU are empty until they are made on one."""
+    text = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+    body = text.split("<!-- mutants:")[1].split("<!-- end of mutants -->")[0]
+    lines = [line for line in body.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    assert [row[0] for row in rows] == [f"| `{mutant.name}`" for mutant in MUTANTS]
+    for mutant, (_, kind, rejected_by, diagnosis, *usual) in zip(MUTANTS, rows, strict=True):
+        assert kind == KINDS[mutant.kind]
+        if rejected_by or not mutant.cuda:
+            assert rejected_by.startswith(f"**{mutant.killed_by}**")
+            assert mutant.diagnosis in diagnosis
+            assert {word.rstrip(" |") for word in usual} <= {"passes", "fails"}

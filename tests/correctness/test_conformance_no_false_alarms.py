@@ -1,0 +1,47 @@
+"""The suite's own test, the other half: right GEMMs that are unlike most pass everything that they declare."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gemmtune.conformance.case import Case
+from gemmtune.conformance.isolation import InProcessRunner
+from gemmtune.conformance.mutants.table import RIGHT, Right
+from gemmtune.conformance.mutants.trial import cases_of
+from gemmtune.conformance.outcome import Verdict
+from gemmtune.conformance.properties import PROPERTIES
+from gemmtune.conformance.scope import Level
+
+SEEDS = 200
+MOST_WORK = 2**17
+"""Multiplications of a case: small ones, so that there can be many."""
+REPEATING = ("repeatability", "determinism", "threads")
+"""Properties whose cases call the GEMM some dozens of times: one case in so many of the others."""
+EVERY = 40
+
+
+def sampled(cases: dict[str, list[Case]]) -> list[Case]:
+    """A case for each seed, from one property after the other."""
+    chance = random.Random(7)
+    common = [name for name in cases if name not in REPEATING]
+    rare = [name for name in cases if name in REPEATING]
+    names = [rare[seed // EVERY % len(rare)] if rare and seed % EVERY == 0 else common[seed % len(common)] for seed in range(SEEDS)]
+    return [chance.choice(cases[name]).changed(seed=seed) for seed, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("right", RIGHT, ids=lambda right: right.name)
+def test_right_gemm_passes(right: Right) -> None:
+    runner = InProcessRunner(right.spec, "cpu")
+    traits = runner.describe().traits
+    offered = {judging.name: list(cases_of(judging, traits, "cpu", (Level.SMOKE,))) for judging in PROPERTIES}
+    small = {name: [c for c in cases if c.batch * c.m * c.n * c.k <= MOST_WORK] for name, cases in offered.items()}
+    outcomes = [runner.run(case) for case in sampled({name: cases for name, cases in small.items() if cases})]
+    wrong = [f"{x.case.id}: {x.verdict}: {x.reason} {x.failures}" for x in outcomes if x.verdict is not Verdict.PASSED]
+    assert len(outcomes) == SEEDS
+    assert not wrong, "\n".join(wrong)
+
+
+def test_right_gemms_have_names_of_their_own() -> None:
+    assert len({right.target for right in RIGHT}) == len(RIGHT) >= 20

@@ -1,0 +1,93 @@
+"""The mutants' Triton kernel, without a GPU: what each fault does in Triton's interpreter, and that all compile for SM90."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="these mutants are Triton kernels")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton_mutant_jobs import M, N
+
+from gemmtune.conformance.mutants import triton_kernels
+from gemmtune.conformance.mutants.table import MUTANTS
+from gemmtune.conformance.mutants.triton_kernels import BLOCKS, TritonGemm
+
+NAMES = [name for name in triton_kernels.__all__ if isinstance(getattr(triton_kernels, name), TritonGemm)]
+RIGHT_ON_A_CPU = ("right", "split_in_2", "race", "wrong_stream", "offsets_of_32_bits")
+POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
+
+
+@functools.cache
+def interpreted() -> dict[str, dict[str, int]]:
+    """Triton decides at its import whether it interprets, so in a process of its own."""
+    job = Path(__file__).parent / "triton_mutant_jobs.py"
+    done = subprocess.run(
+        [sys.executable, str(job)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+    )
+    return json.loads(done.stdout)
+
+
+def test_every_kernel_but_the_right_ones_is_in_the_table() -> None:
+    listed = {mutant.name.partition(":")[2] for mutant in MUTANTS if mutant.name.startswith("triton_kernels:")}
+    assert listed == set(NAMES) - {"right", "split_in_2"}
+
+
+@pytest.mark.parametrize("name", RIGHT_ON_A_CPU)
+def test_a_kernel_whose_fault_needs_a_gpu_is_right(name: str) -> None:
+    assert interpreted()[name] == {"wrong": 0, "beside": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "beside"),
+    [
+        ("rows_written_past_the_end", 0, (-M % BLOCKS["BLOCK_M"]) * N),
+        ("element_unwritten", 1, 0),
+        ("last_row_clamped", N, 0),
+        ("k_tail_dropped", M * N, 0),
+        ("k_tail_unmasked", M * N, 0),
+    ],
+)
+def test_a_fault_spoils_as_many_elements_as_it_should(name: str, wrong: int, beside: int) -> None:
+    assert interpreted()[name] == {"wrong": wrong, "beside": beside}
+
+
+def compiled(gemm: TritonGemm, dtype: str) -> Any:
+    stored = str(gemm.partials).removeprefix("torch.") if gemm.splits > 1 else dtype
+    constants = {"FAULT": gemm.fault, **BLOCKS}
+    types = dict.fromkeys(triton_kernels.product.arg_names, "i32") | dict.fromkeys(constants, "constexpr")
+    types |= {"a": POINTERS[dtype], "b": POINTERS[dtype], "out": POINTERS[stored]}
+    source = ASTSource(fn=triton_kernels.product, signature=types, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_for_sm90(name: str) -> None:
+    gemm = getattr(triton_kernels, name)
+    code = compiled(gemm, "float16").asm["ptx"]
+    accumulator = "f16" if gemm.fault == "float16_accumulation" else "f32"
+    assert f".{accumulator}.f16.f16" in code
+    assert "wgmma.mma_async" in code
+
+
+@pytest.mark.parametrize(("name", "bits"), [("right", "i64"), ("offsets_of_32_bits", "i32")])
+def test_offsets_are_64_bits_wide_but_in_the_mutant(name: str, bits: str) -> None:
+    code = compiled(getattr(triton_kernels, name), "float16").asm["ttir"]
+    products = re.findall(r"arith\.muli .* : tensor<\d+x\d+x(i\d+)>", code)
+    assert set(products) == {bits}

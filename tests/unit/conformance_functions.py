@@ -1,0 +1,46 @@
+"""GEMMs to be tested by the tests of the conformance suite's command and plugin."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+import torch
+
+
+def right(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+def drops_last(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The last of K is dropped, but for short ones."""
+    return a[:, :-1] @ b[:-1] if a.shape[-1] > 16 else a @ b
+
+
+def writes_to_its_input(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    result = a @ b
+    a.mul_(2)
+    return result
+
+
+def refuses(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError("not today")
+
+
+def aborts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.shape[0] == 17:
+        os.abort()
+    return a @ b
+
+
+def segfaults(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.shape[0] == 17:
+        ctypes.string_at(0)
+    return a @ b
+
+
+def hangs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.shape[0] == 17:
+        time.sleep(3600)
+    return a @ b

@@ -1,0 +1,209 @@
+"""``gemmtune conformance``, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gemmtune import cli
+from gemmtune.conformance.case import Case
+from gemmtune.conformance.run import MOST_CRASHES, Run
+
+pytestmark = pytest.mark.usefixtures("_not_in_ci")
+IDS = [f"integers:mm-f32-17x33x65-seed.{seed}" for seed in (1, 2, 3)]
+WRONG = ["--device", "cpu"] + [word for case_id in IDS for word in ("--repro", case_id)]
+"""Three cases in which ``drops_last`` is wrong."""
+F32 = ("--dtype", "f32", "--device", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a command gave."""
+
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+
+
+@pytest.fixture
+def conformance(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs ``gemmtune conformance`` in an empty folder; cases run in this process, unless they are not to."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, *arguments: str, isolated: bool = False) -> Result:
+        capsys.readouterr()
+        where = () if isolated else ("--in-process",)
+        status = cli.run(["conformance", f"conformance_functions:{name}", *where, *arguments])
+        out, err = capsys.readouterr()
+        return Result(status=status, out=out, err=err)
+
+    return call
+
+
+class TestVerdicts:
+    def test_a_right_gemm_conforms(self, conformance: Command, tmp_path: Path) -> None:
+        done = conformance("right", *F32, "-k", "identity or scaling")
+        assert done.status == 0, done.out + done.err
+        assert done.out.splitlines()[0].split() == ["GEMM", "conformance_functions:right"]
+        assert "CONFORMS in 2 of " in done.out
+        assert "  identity: " in done.err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_wrong_one_does_not_and_how_to_see_it_is_said(self, conformance: Command) -> None:
+        done = conformance("drops_last", *F32, "-k", "integers and 17x33")
+        assert done.status == 1
+        assert "elements are wrong" in done.out
+        assert "in the tile of 16 (" in done.out
+        again = next(line for line in done.out.splitlines() if line.strip().startswith("again: "))
+        assert again.startswith(
+            "  again: gemmtune conformance conformance_functions:drops_last --device cpu --in-process --repro integers:mm"
+        )
+        repeated = conformance("drops_last", "--repro", again.split()[-1])
+        assert repeated.status == 1
+        assert "1 case executed" in repeated.out
+
+    def test_what_is_violated_is_what_fails(self, conformance: Command) -> None:
+        done = conformance("writes_to_its_input", *F32, "-k", "identity")
+        assert done.status == 1
+        assert "of inputs-unchanged: the call changed its input a" in done.out
+
+    def test_one_that_refuses_everything_is_not_tested(self, conformance: Command) -> None:
+        done = conformance("refuses", *F32, "-k", "integers")
+        assert done.status == 2
+        assert "NOT TESTED: nothing but refusals" in done.out
+        assert "NotImplementedError: not today" in done.out
+
+    def test_what_is_declared_may_not_be_refused(self, conformance: Command) -> None:
+        done = conformance("refuses", *F32, "-k", "integers", "--trait", "dtypes=float32", "--trait", "layouts=row")
+        assert done.status == 1
+        assert "raised for what it declares: NotImplementedError: not today" in done.out
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (("nothing",), "error: conformance_functions:nothing: module 'conformance_functions' has no attribute 'nothing'"),
+            (("right", "--device", "tpu"), "error: device: got 'tpu', expected cpu, cuda or cuda:N"),
+            (("right", "--trait", "devices=cuda", "--device", "cpu"), "declares devices cuda, and this is cpu"),
+            (("right", "--repro", "bound"), "error: case id: got 'bound', expected property:op-dtype"),
+            (("right", "--dtype", "f17"), "error: dtype: got 'f17', expected one of float64"),
+            (("right", "--level", "huge"), "Invalid value for '--level': 'huge' is not one of"),
+            (("right", "--device", "cpu", "--sanitize"), "error: sanitize: got device cpu, expected a CUDA device"),
+            (("right", "-k", "no such case"), "NOT TESTED"),
+        ],
+    )
+    def test_what_cannot_be_tested_has_status_2_and_says_why(
+        self, conformance: Command, arguments: tuple[str, ...], text: str
+    ) -> None:
+        done = conformance(*arguments)
+        assert done.status == 2
+        assert text in done.out + done.err
+
+    def test_a_gemm_has_to_be_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["conformance"]) == 2
+        assert "got no GEMM, expected package.module:function" in capsys.readouterr().err
+
+    def test_too_few_executed_cases_fail(self, conformance: Command) -> None:
+        done = conformance("right", *F32, "-k", "identity", "--min-executed", "1000")
+        assert done.status == 1
+        assert "expected at least 1000 (min_executed)" in done.out
+
+
+class TestReports:
+    def test_json_and_html_files(self, conformance: Command, tmp_path: Path) -> None:
+        done = conformance("drops_last", *WRONG, "--json", "r.json", "--html", "r.html", "--save-failing", "bad")
+        data = json.loads((tmp_path / "r.json").read_text())
+        assert (done.status, data["exit_status"], data["verdict"]) == (1, 1, "FAILS")
+        assert data["failed"] == len(list((tmp_path / "bad").iterdir())) == 3
+        page = (tmp_path / "r.html").read_text()
+        assert "<svg" in page
+        assert data["failures"][0]["repeat"] in page
+        again = conformance("drops_last", "--repro", "bad", "--json", "-")
+        assert json.loads(again.out)["executed"] == data["failed"]
+
+    def test_json_on_standard_output_is_all_there_is(self, conformance: Command) -> None:
+        done = conformance("right", *F32, "-k", "identity", "--json", "-")
+        assert done.status == 0
+        assert json.loads(done.out)["properties"]
+
+
+class TestLists:
+    def test_known_failures_and_skipped_cases(self, conformance: Command, tmp_path: Path) -> None:
+        (tmp_path / "known.txt").write_text(f"{IDS[0]}  # issue 12\n{IDS[1][:-1]}?\n")
+        (tmp_path / "skips.txt").write_text(f"{IDS[2]}  # takes too long\nwidth:mm-f99-*\n")
+        lists = ("--xfails-file", "known.txt", "--skips-file", "skips.txt")
+        done = conformance("drops_last", *WRONG, *lists, "--json", "r.json")
+        assert done.status == 0, done.out
+        assert "warning: skips.txt:2: no case has the id 'width:mm-f99-*'" in done.out
+        report = json.loads((tmp_path / "r.json").read_text())
+        assert report["not_run"] == [{"case": IDS[2], "reason": "takes too long"}]
+        assert report["known"] == [{"case": i, "reason": r} for i, r in zip(IDS, ("issue 12", "no reason is given"), strict=False)]
+        assert conformance("drops_last", *WRONG, *lists, "--strict-lists").status == 1
+
+    def test_a_known_failure_that_passes_is_an_error(self, conformance: Command, tmp_path: Path) -> None:
+        (tmp_path / "known.txt").write_text("identity:*  # issue 12\n")
+        done = conformance("right", *F32, "-k", "identity", "--xfails-file", "known.txt")
+        assert done.status == 1
+        assert "is listed as known to fail (issue 12), but passes: remove the line" in done.out
+
+
+class TestDrawing:
+    def test_the_smallest_failing_case_is_reported(self, conformance: Command) -> None:
+        done = conformance("drops_last", *F32, "-k", "test_drawn and bound", "--json", "-", "--max-examples", "30")
+        [found] = json.loads(done.out)["failures"]
+        assert found["drawn"]
+        case = Case.parse(found["case"])
+        assert (case.m, case.n) == (1, 1)
+        assert 17 <= case.k <= 40
+
+    def test_the_same_cases_are_drawn_again_and_others_with_another_seed(self, conformance: Command, tmp_path: Path) -> None:
+        def drawn(*arguments: str) -> list[str]:
+            (tmp_path / "none.txt").write_text("bound:*  # only to see the ids\n")
+            picked = ("-k", "test_drawn and bound", "--max-examples", "5", "--skips-file", "none.txt", "--json", "-")
+            return [entry["case"] for entry in json.loads(conformance("right", *F32, *picked, *arguments).out)["not_run"]]
+
+        first = drawn()
+        assert 0 < len(first) <= 5
+        assert drawn("--derandomize") == first
+        assert drawn("--seed", "1") == drawn("--seed", "1") != first
+
+
+class TestIsolation:
+    @pytest.mark.parametrize(
+        ("name", "looks_like", "message"),
+        [
+            ("aborts", "the process died", "worker process died by SIGABRT"),
+            ("segfaults", "the process died", "worker process died by SIGSEGV"),
+            ("hangs", "no answer in time", "no answer within 2 s"),
+        ],
+    )
+    def test_a_crash_or_a_hang_is_one_failure_and_the_run_goes_on(
+        self, conformance: Command, name: str, looks_like: str, message: str
+    ) -> None:
+        ids = [f"identity:mm-f32-{size}" for size in ("1x1x1", "17x3x3", "2x2x2")]
+        repeat = ["--device", "cpu"] + [word for case_id in ids for word in ("--repro", case_id)]
+        done = conformance(name, *repeat, "--timeout", "2" if name == "hangs" else "60", isolated=True)
+        assert done.status == 1, done.out
+        assert f"1 case of identity: {looks_like}" in done.out
+        assert message in done.out
+        assert "3 cases executed" in done.out
+        assert f"--repro {ids[1]}" in done.out
+
+    def test_after_many_crashes_the_other_cases_of_a_property_are_not_run(self, conformance: Command, monkeypatch) -> None:
+        monkeypatch.setattr(Run, "exhausted", lambda self, name: self._crashes[name] >= 1)
+        ids = [f"identity:mm-f32-{size}" for size in ("17x1x1", "17x3x3", "2x2x2")]
+        done = conformance("aborts", *(word for case_id in ids for word in ("--repro", case_id)), "--json", "-", isolated=True)
+        data = json.loads(done.out)
+        assert (data["executed"], len(data["not_run"])) == (1, 2)
+        assert data["not_run"][0]["reason"] == f"not run: {MOST_CRASHES} cases of identity have crashed or hung before"

@@ -1,0 +1,77 @@
+"""The options of a conformance run: words, numbers, files, declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemmtune.conformance.options import OPTIONS, RunOptions, declared_by
+from gemmtune.errors import ConformanceError, TraitsError
+
+
+def test_every_option_is_a_field_and_every_field_an_option() -> None:
+    assert {option.name for option in OPTIONS} | {"backend"} == set(RunOptions.__slots__)
+
+
+def test_words_may_be_joined_by_commas_and_dtypes_be_short() -> None:
+    options = RunOptions.of({"backend": "x:f", "dtype": ["bf16,float16", "f32"], "op": ["mm,bmm"], "layout": None})
+    assert (options.dtype, options.op, options.layout) == (("bfloat16", "float16", "float32"), ("mm", "bmm"), ())
+    assert options.narrowed
+
+
+def test_what_pytest_did_not_get_has_its_default() -> None:
+    assert RunOptions.of({"backend": None, "device": None, "trait": None, "random": False}) == RunOptions()
+    assert not RunOptions().active
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"level": "huge"}, "level: got 'huge', expected one of smoke, full, exhaustive"),
+        ({"dtype": ["f17"]}, "dtype: got 'f17', expected one of float64, float32"),
+        ({"layout": ["diagonal"]}, "layout: got 'diagonal', expected one of row, col"),
+        ({"sm": ["70"]}, "sm: got '70', expected one of 75, 80, 90"),
+        ({"max_examples": 0}, "max_examples: got 0, expected at least 1"),
+        ({"min_executed": 0}, "min_executed: got 0, expected at least 1"),
+        ({"timeout": 0.0}, "timeout: got 0, expected a number of seconds above 0"),
+        ({"derandomize": True, "seed": 3}, "got derandomize and seed, expected one of them"),
+        ({"backend": "x:f", "sm": ["80"]}, "sm: got 'x:f' beside it, expected no GEMM"),
+        ({"sm": ["80"], "html": "x.html"}, "html: got sm beside it, expected json"),
+        ({"skips_file": "nowhere.txt"}, "skips_file: got 'nowhere.txt', expected a file that exists"),
+        ({"traits": "nowhere.toml"}, "traits: got 'nowhere.toml', expected a file that exists"),
+        ({"json": "nowhere/report.json"}, "json: got 'nowhere/report.json', expected a file to write, in a folder that exists"),
+    ],
+)
+def test_what_means_nothing_is_an_error(values: dict, text: str) -> None:
+    with pytest.raises(ConformanceError, match=text):
+        RunOptions.of(values)
+
+
+def test_declarations_are_read_as_what_they_are() -> None:
+    words = ("out", "beta=true", "min_alignment=16", "multiples=1,8,8", "dtypes=float16,bfloat16", "accumulate=float16:float16")
+    assert declared_by((*words, "bias_name=c", "sms=90", "layouts=row")) == {
+        "out": True, "beta": True, "min_alignment": 16, "multiples": [1, 8, 8], "dtypes": ["float16", "bfloat16"],
+        "accumulate": {"float16": "float16"}, "bias_name": "c", "sms": [90], "layouts": ["row"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("outt", "traits: got outt, expected names out of accumulate, alpha"),
+        ("out=maybe", "out: got 'maybe', expected true or false"),
+        ("dtypes=float17", "dtypes: got 'float17', expected float64"),
+        ("min_alignment=0", "min_alignment: got 0, expected an integer of at least 1"),
+    ],
+)
+def test_a_declaration_that_means_nothing_is_an_error(word: str, text: str) -> None:
+    with pytest.raises(TraitsError, match=text):
+        RunOptions(backend="x:f", trait=(word,))
+
+
+def test_the_spec_finds_the_traits_file_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "traits.toml").write_text("out = true\n")
+    monkeypatch.chdir(tmp_path)
+    spec = RunOptions(backend="x:f", traits="traits.toml", trait=("alpha",)).spec
+    assert (spec.target, spec.declared, spec.traits_file) == ("x:f", {"alpha": True}, str(tmp_path / "traits.toml"))

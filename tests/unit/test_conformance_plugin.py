@@ -1,0 +1,122 @@
+"""The pytest plugin: how it is loaded, what it adds, and that it is nothing to those who do not load it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOADED = ("-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance")
+SUITE = (*LOADED, "--gemm-backend=conformance_functions:right", "--gemm-device=cpu")
+Pytest = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def in_another_project(tmp_path: Path) -> Pytest:
+    """Runs pytest in a folder that has nothing to do with gemmtune but that it can be imported."""
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST") and name != "CI"}
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=200
+        )
+
+    return call
+
+
+def test_a_project_that_does_not_load_it_sees_nothing_of_it(in_another_project: Pytest) -> None:
+    assert "gemm" not in in_another_project("--help").stdout
+
+
+def test_loaded_without_a_gemm_it_changes_nothing(in_another_project: Pytest) -> None:
+    done = in_another_project(*LOADED[:2], "-q")
+    assert done.returncode == 0
+    assert "1 passed" in done.stdout
+    assert "conformance" not in done.stdout
+
+
+def test_the_suite_without_a_gemm_says_what_is_missing(in_another_project: Pytest) -> None:
+    done = in_another_project(*LOADED)
+    assert done.returncode == 2
+    assert "got no GEMM, expected --gemm-backend=package.module:function" in done.stdout
+
+
+def test_a_gemm_without_the_suite_says_what_is_missing(in_another_project: Pytest) -> None:
+    done = in_another_project(*SUITE[:2], *SUITE[4:])
+    assert done.returncode == 2
+    assert "the suite was not collected: add --pyargs gemmtune.conformance" in done.stdout
+
+
+def test_a_gemm_that_is_not_there_has_status_2(in_another_project: Pytest) -> None:
+    done = in_another_project(*LOADED, "--gemm-backend=nowhere:f")
+    assert done.returncode == 2
+    assert "nowhere:f: there is no module 'nowhere' here" in done.stdout + done.stderr
+
+
+def test_a_wrong_option_is_a_usage_error(in_another_project: Pytest) -> None:
+    done = in_another_project(*SUITE, "--gemm-dtype=f17")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "dtype: got 'f17', expected one of float64" in done.stderr
+
+
+def test_the_cases_are_collected_quickly_once_each_and_property_by_property(in_another_project: Pytest) -> None:
+    begun = time.monotonic()
+    done = in_another_project(*SUITE, "--collect-only", "-q")
+    assert time.monotonic() - begun < 30  # 5 s on a machine that does nothing else
+    assert done.returncode == 0
+    ids = [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "test_property[" in line]
+    assert len(ids) == len(set(ids)) > 300
+    names = [case_id.partition(":")[0] for case_id in ids]
+    assert names == sorted(names, key=list(dict.fromkeys(names)).index)
+
+
+def test_workers_of_xdist_find_the_same(in_another_project: Pytest, tmp_path: Path) -> None:
+    picked = ("-k", "identity and f32", "-q")
+    reports = []
+    for processes in ("0", "2"):
+        done = in_another_project(*SUITE, *picked, "-n", processes, f"--gemm-json={tmp_path / 'r.json'}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "CONFORMS in 1 of " in done.stdout
+        reports.append(json.loads((tmp_path / "r.json").read_text()))
+    alone, shared = ({p["name"]: (p["verdict"], p["executed"], p["failed"]) for p in report["properties"]} for report in reports)
+    assert alone == shared
+    assert alone["identity"][1] > 3
+
+
+def test_a_failure_is_text_without_the_stack_of_the_suite(in_another_project: Pytest) -> None:
+    case_id = "integers:mm-f32-17x33x65"
+    done = in_another_project(
+        *LOADED, "--gemm-backend=conformance_functions:drops_last", "--gemm-device=cpu", f"--gemm-repro={case_id}"
+    )
+    assert done.returncode == 1
+    assert f"again: gemmtune conformance conformance_functions:drops_last --device cpu --repro {case_id}" in done.stdout
+    assert "elements are wrong" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "1 failed in" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        ((), 0, "1 passed, 1 skipped"),
+        (("-m", "gpu"), pytest.ExitCode.USAGE_ERROR, "-m gpu: got no CUDA device (torch sees none), expected one"),
+    ],
+)
+def test_gpu_tests_are_skipped_without_a_gpu_and_an_error_if_asked_for(
+    in_another_project: Pytest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], status: int, text: str
+) -> None:
+    (tmp_path / "test_gpu.py").write_text("import pytest\n\n@pytest.mark.gpu\ndef test_gpu():\n    assert False\n")
+    (tmp_path / "conftest.py").write_text("import os\n\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n")
+    done = in_another_project(*LOADED[:2], *arguments)
+    assert done.returncode == status
+    assert text in done.stdout + done.stderr

@@ -1,0 +1,245 @@
+"""What a run found, summed up and shown: verdicts, groups, exit statuses, text, JSON, HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html.parser import HTMLParser
+
+import pytest
+
+from gemmtune.conformance.case import Case
+from gemmtune.conformance.isolation import Description
+from gemmtune.conformance.options import RunOptions
+from gemmtune.conformance.outcome import Failure, HeatMap, Outcome, Verdict
+from gemmtune.conformance.record import Record
+from gemmtune.conformance.report.as_json import SCHEMA, as_json_text
+from gemmtune.conformance.report.html import Strip, as_html, strips
+from gemmtune.conformance.report.summary import NOT_ASKED, Standing, Summary, summarise, tile_places
+from gemmtune.conformance.report.text import declarations, header_lines, renderables
+from gemmtune.conformance.run import LEAST_EXECUTED, Ground, Run
+from gemmtune.conformance.scope import Level
+from gemmtune.conformance.traits import Traits
+from gemmtune.selector.table import plain_text
+
+NASTY = "<script>alert('x')</script> & more"
+HEAT = HeatMap(batch=0, rows=4, cols=8, cells=((0.0, 0.5, 2.0, 70.0), (2e4, float("inf"), 1.0, 0.0)))
+
+
+def run_of(**options: object) -> Run:
+    given = RunOptions(**({"backend": "mypkg:f"} | options))  # type: ignore[arg-type]
+    description = Description(name="mypkg:f", traits=Traits(ops=("mm",)), device_name="CPU", sm=0)
+    return Run(given, Ground(description=description, device="cpu"))
+
+
+def record(name: str = "bound", verdict: Verdict = Verdict.PASSED, *failures: Failure, k: int = 33, **more: object) -> Record:
+    case = Case(property_name=name, m=37, n=70, k=k)
+    reason = "NotImplementedError: no" if verdict is Verdict.REFUSED else ""
+    return Record(case=case, outcome=Outcome(case=case, verdict=verdict, failures=failures, reason=reason), **more)  # type: ignore[arg-type]
+
+
+def failure(diagnosis: str = "", name: str = "bound") -> Failure:
+    return Failure(property_name=name, message=f"out[33, 65] = 1 {NASTY}", diagnosis=diagnosis, index=(33, 65), got=1.0, heat=HEAT)
+
+
+def summary_of(records: Sequence[Record], run: Run | None = None, **more: object) -> Summary:
+    return summarise(run or run_of(min_executed=1), records, narrowed=False, seconds=1.0, **more)  # type: ignore[arg-type]
+
+
+def standings(summary: Summary) -> dict[str, Standing]:
+    return {p.name: p.standing for p in summary.properties}
+
+
+class TestSummary:
+    def test_right_cases_conform(self) -> None:
+        summary = summary_of([record(), record("nan")])
+        assert (summary.standing, summary.exit_status, summary.executed) == (Standing.CONFORMS, 0, 2)
+        assert standings(summary)["bound"] is Standing.CONFORMS
+
+    def test_a_property_without_cases_says_why(self) -> None:
+        reasons = {p.name: p.reason for p in summary_of([record()]).untested}
+        assert reasons["out"] == "out= is not declared"
+        assert reasons["nan"] == "no case of this level fits what is declared and asked for"
+        narrowed = summarise(run_of(), [record()], narrowed=True, seconds=1.0)
+        assert {p.reason for p in narrowed.untested} == {NOT_ASKED}
+
+    def test_a_failure_counts_against_the_property_that_is_violated(self) -> None:
+        summary = summary_of([record("bound", Verdict.FAILED, failure("", "inputs-unchanged"))])
+        assert summary.exit_status == 1
+        by_name = {p.name: p for p in summary.properties}
+        assert (by_name["bound"].standing, by_name["bound"].failed) == (Standing.CONFORMS, 0)
+        assert (by_name["inputs-unchanged"].standing, by_name["inputs-unchanged"].failed) == (Standing.FAILS, 1)
+
+    def test_a_violated_property_that_is_in_no_table_has_a_row(self) -> None:
+        assert standings(summary_of([record("bound", Verdict.FAILED, failure("", "memcheck"))]))["memcheck"] is Standing.FAILS
+
+    def test_nothing_executed_is_not_tested(self) -> None:
+        assert (summary_of([]).standing, summary_of([]).exit_status) == (Standing.NOT_TESTED, 2)
+        refused = summary_of([record("bound", Verdict.REFUSED)])
+        assert (refused.exit_status, refused.refused) == (2, 1)
+        [reason] = [p.reason for p in refused.properties if p.name == "bound"]
+        assert reason == "nothing but refusals: NotImplementedError: no"
+
+    def test_too_few_executed_cases_are_an_error(self) -> None:
+        summary = summary_of([record()], run_of())
+        assert summary.exit_status == 1
+        least = LEAST_EXECUTED[Level.SMOKE]
+        assert summary.complaints == (f"only 1 cases were executed, expected at least {least} (min_executed)",)
+        assert summary_of([record()], run_of(dtype=("float32",))).exit_status == 0
+
+    def test_a_known_failure_is_none_and_one_that_passes_is_an_error(self) -> None:
+        known = summary_of([record("bound", Verdict.FAILED, failure(), known="issue 12"), record("nan")])
+        assert (known.exit_status, known.failed) == (0, 0)
+        assert next(p for p in known.properties if p.name == "bound").known == 1
+        passes = summary_of([record(known="issue 12")])
+        assert passes.exit_status == 1
+        assert passes.complaints == ("bound:mm-f32-37x70x33 is listed as known to fail (issue 12), but passes: remove the line",)
+
+    def test_cases_that_were_not_run_are_counted(self) -> None:
+        skipped = Record(case=Case(property_name="nan", m=1, n=1, k=1), outcome=None, reason="issue 3")
+        summary = summary_of([record(), skipped])
+        row = next(p for p in summary.properties if p.name == "nan")
+        assert (row.standing, row.reason, row.skipped) == (Standing.NOT_TESTED, "issue 3", 1)
+
+    def test_failures_are_grouped_by_what_they_look_like_whatever_the_numbers(self) -> None:
+        records = [
+            record("bound", Verdict.FAILED, failure("last K block of 16 (K = 33) dropped"), k=133),
+            record("nan", Verdict.FAILED, failure("last K block of 32 dropped", "nan"), k=64),
+            record("bound", Verdict.FAILED, failure(), k=7),
+            record("bound", Verdict.CRASHED, Failure(property_name="bound", message="died"), k=8),
+        ]
+        groups = summary_of(records).groups
+        assert [(g.looks_like, g.cases, g.by_property) for g in groups] == [
+            ("last K block of 32 dropped", 2, {"nan": 1, "bound": 1}),
+            ("wrong values like no known bug", 1, {"bound": 1}),
+            ("the process died", 1, {"bound": 1}),
+        ]
+
+    def test_lines_that_fit_no_case_warn_or_fail(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "skips.txt"
+        path.write_text("bound:mm-f16-*\nbound:mm-f99-*\n")
+        monkeypatch.delenv("CI", raising=False)
+        relaxed = summary_of([record()], run_of(skips_file=str(path), min_executed=1))
+        assert relaxed.exit_status == 0
+        assert [text.partition(": ")[2] for text in relaxed.warnings] == [
+            "no case has the id 'bound:mm-f99-*'; correct the line or remove it"
+        ]
+        strict = summary_of([record()], run_of(skips_file=str(path), min_executed=1, strict_lists=True))
+        assert (strict.exit_status, strict.complaints, strict.warnings) == (1, relaxed.warnings, ())
+        monkeypatch.setenv("CI", "true")
+        assert summary_of([record()], run_of(skips_file=str(path), min_executed=1)).exit_status == 1
+
+    def test_places_in_tiles(self) -> None:
+        assert tile_places((1, 33, 65)) == {
+            16: ((2, 4), (1, 1)), 32: ((1, 2), (1, 1)), 64: ((0, 1), (33, 1)), 128: ((0, 0), (33, 65)),
+        }  # fmt: skip
+
+
+class TestText:
+    def test_the_header_has_what_is_tested(self) -> None:
+        run = run_of()
+        lines = header_lines(run.options, run.ground)
+        assert lines[0].split() == ["GEMM", "mypkg:f"]
+        assert lines[-1].split(maxsplit=1) == ["declares", "ops mm"]
+
+    def test_declarations_are_those_that_differ_from_the_defaults(self) -> None:
+        traits = Traits(out=True, dtypes=("float16", "bfloat16"), accumulate={"float16": "float16"}, splits=4)
+        assert declarations(traits) == "dtypes float16, bfloat16; out; accumulate float16 in float16; splits 4"
+        assert declarations(Traits()) == ""
+
+    def test_a_failure_has_its_place_its_diagnosis_and_two_ways_to_run_it_again(self) -> None:
+        text = plain_text(renderables(summary_of([record("bound", Verdict.FAILED, failure("last K block of 16 dropped"))])))
+        for line in (
+            "1 case of bound: last K block of 16 dropped",
+            "in the tile of 16 (2, 4) at (1, 1), of 32 (1, 2) at (1, 1), of 64 (0, 1) at (33, 1), of 128 (0, 0) at (33, 65)",
+            "again: gemmtune conformance mypkg:f --repro bound:mm-f32-37x70x33",
+            "--pyargs gemmtune.conformance --gemm-backend=mypkg:f --gemm-repro bound:mm-f32-37x70x33",
+            "FAILS: 1 property, 1 case; 1 case executed, 0 refused, in 1 s",
+        ):
+            assert line in text
+        assert "NOT TESTED: out= is not declared" in text
+
+    def test_the_last_lines_say_what_to_do(self) -> None:
+        right = plain_text(renderables(summary_of([record()])))
+        assert "CONFORMS in 1 of " in right
+        assert "Next: --level full tests more." in right
+        refused = plain_text(renderables(summary_of([record("bound", Verdict.REFUSED)])))
+        assert "NOT TESTED: nothing but refusals, 1 case, the first with NotImplementedError: no" in refused
+        assert "Next: say what the GEMM takes with --trait" in refused
+
+
+class TestJson:
+    def test_it_has_everything_as_plain_json(self) -> None:
+        records = [
+            record("bound", Verdict.FAILED, failure("x")),
+            record("nan", Verdict.REFUSED),
+            record("width", Verdict.FAILED, failure(), known="issue 12"),
+            Record(case=Case(property_name="edges", m=1, n=1, k=1), outcome=None, reason="listed"),
+        ]
+        data = json.loads(as_json_text(summary_of(records, complaints=["c"], notes=["n"])), parse_constant=pytest.fail)
+        assert {name: data[name] for name in ("schema", "gemm", "level", "verdict", "exit_status", "executed", "refused")} == {
+            "schema": SCHEMA, "gemm": "mypkg:f", "level": "smoke", "verdict": "FAILS", "exit_status": 1, "executed": 2,
+            "refused": 1,
+        }  # fmt: skip
+        [found] = data["failures"]
+        assert (found["case"], found["property"], found["verdict"]) == ("bound:mm-f32-37x70x33", "bound", "failed")
+        assert (found["diagnosis"], found["index"], found["tiles"]["16"]) == ("x", [33, 65], [[2, 4], [1, 1]])
+        assert found["heat"]["cells"][1][1] == "inf"
+        assert data["refusals"] == [{"case": "nan:mm-f32-37x70x33", "reason": "NotImplementedError: no"}]
+        assert data["known"] == [{"case": "width:mm-f32-37x70x33", "reason": "issue 12"}]
+        assert data["not_run"] == [{"case": "edges:mm-f32-1x1x1", "reason": "listed"}]
+        assert (data["complaints"], data["notes"]) == (["c"], ["n"])
+        assert {p["verdict"] for p in data["properties"]} == {"FAILS", "CONFORMS", "NOT TESTED"}
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed, and collects addresses and names of elements."""
+
+    OPEN = ("meta", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+        assert not self.stack
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src")]
+        if tag not in self.OPEN:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+
+class TestHtml:
+    def test_the_page_stands_alone_and_escapes_what_it_was_given(self) -> None:
+        text = as_html(summary_of([record("bound", Verdict.FAILED, failure(NASTY)), record("nan")], complaints=[NASTY]))
+        page = Page(text)
+        assert page.addresses == []
+        assert "script" not in page.tags
+        assert text.count("&lt;script&gt;") >= 3
+        assert "prefers-color-scheme: dark" in text
+        assert page.tags.count("rect") == len(list(strips(HEAT)))
+
+    def test_a_page_without_failures_has_no_such_part(self) -> None:
+        page = as_html(summary_of([record()]))
+        assert "<h2>Failures</h2>" not in page
+        assert "NOT TESTED: out= is not declared" in page
+        Page(page)
+
+    def test_neighbours_of_one_shade_are_one_strip(self) -> None:
+        assert list(strips(HEAT)) == [
+            Strip(row=0, start=0, length=2, shade=0),
+            Strip(row=0, start=2, length=1, shade=1),
+            Strip(row=0, start=3, length=1, shade=3),
+            Strip(row=1, start=0, length=1, shade=4),
+            Strip(row=1, start=1, length=1, shade=5),
+            Strip(row=1, start=2, length=2, shade=0),
+        ]
