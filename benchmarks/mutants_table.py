@@ -80,7 +80,7 @@ def _rejecting(runner: Runner, device: str) -> Iterator[str]:
 
 
 def _diagnosis(mutant: Mutant, outcomes: tuple[Outcome, ...]) -> str:
-    texts = [failure.diagnosis or failure.message for outcome in outcomes for failure in outcome.failures]
+    texts = [failure.diagnosis or failure.message.splitlines()[0] for outcome in outcomes for failure in outcome.failures]
     wanted = collections.Counter(text for text in texts if mutant.diagnosis in text)
     return wanted.most_common(1)[0][0].replace("|", "\\|") if wanted else ""
 

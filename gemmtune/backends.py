@@ -14,6 +14,7 @@ BACKENDS: dict[str, str] = {
     "aten": "gemmtune.extern.aten",
     "cublaslt": "gemmtune.extern.cublaslt",
     "triton": "gemmtune.templates.triton",
+    "cutlass": "gemmtune.templates.cutlass",
     "cpp": "gemmtune.templates.cpp",
 }
 """Backend name to the module that holds its ``BACKEND``. The order is the one in which ties are broken: library kernels first."""

@@ -83,6 +83,16 @@ class Settings:
     """Templates offer nothing for a product whose M·N·K is below this."""
     max_profiling_configs: int | None = None
     """Most configs of each template to try for a problem, spread over different tiles and schedules; None: all of the search."""
+    cutlass_dir: str | None = None
+    """A checkout of CUTLASS to use in the place of the nvidia-cutlass package."""
+    cutlass_min_gemm_size: int = 0
+    """CUTLASS offers nothing for a product whose M·N·K is below this."""
+    cutlass_op_allowlist_regex: str | None = None
+    """As `choice_allowlist_regex`, for CUTLASS's choices alone, such as `stream_k`."""
+    cutlass_op_denylist_regex: str | None = None
+    """As `choice_denylist_regex`, for CUTLASS's choices alone, such as `pingpong`."""
+    cutlass_max_profiling_configs: int | None = None
+    """Most choices of CUTLASS to try for a problem, spread over different tiles and schedules; None: all of the search."""
     verify: bool = True
     """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
     log_file: str | None = None
@@ -150,9 +160,11 @@ _LEAST: dict[str, float] = {
     "cublaslt_top_k": 0,
     "template_min_gemm_size": 0,
     "max_profiling_configs": 1,
+    "cutlass_min_gemm_size": 0,
+    "cutlass_max_profiling_configs": 1,
 }
-_OPTIONAL = ("max_profiling_configs",)
-_REGEXES = ("choice_allowlist_regex", "choice_denylist_regex")
+_OPTIONAL = ("max_profiling_configs", "cutlass_max_profiling_configs")
+_REGEXES = ("choice_allowlist_regex", "choice_denylist_regex", "cutlass_op_allowlist_regex", "cutlass_op_denylist_regex")
 _SWITCHES = ("fallback_to_aten", "tune_in_subprocess", "verify")
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()

@@ -164,7 +164,7 @@ def _parts(heading: str, built: Built, chosen: Settings) -> Iterator[RenderableT
     yield Text(heading, style="bold")
     done = f"{_count(built.compiled, 'kernel')} compiled in {built.seconds:.1f} s, {built.present} were there"
     yield Text(f"{done}; in {chosen.folder}")
-    if not built.compiled and not built.present and built.refusals:
+    if built.refusals and not (built.compiled or built.present or built.failures):
         yield Text("refused:", style="bold")
         yield from map(Text, refusal_lines(built.refusals))
     if built.failures:

@@ -130,7 +130,7 @@ def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> l
             note(str(entry))
         problems += found
     if not problems:
-        raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped: nothing to tune")
+        raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped: nothing is left to do")
     return problems
 
 

@@ -22,7 +22,7 @@ from ..selector.offers import offers_for
 from .subject import Call, Subject
 from .traits import Traits
 
-__all__ = ["BackendSubject", "aten", "cpp", "cublaslt", "triton"]
+__all__ = ["BackendSubject", "aten", "cpp", "cublaslt", "cutlass", "triton"]
 
 MOST_KERNELS = 256
 """Kernels that are kept bound, for the cases that repeat a problem."""
@@ -100,6 +100,7 @@ class BackendSubject(Subject):
 aten = BackendSubject("aten", DENSE)
 cublaslt = BackendSubject("cublaslt", dataclasses.replace(DENSE, devices=("cuda",)))
 triton = BackendSubject("triton", dataclasses.replace(DENSE, deterministic=True))
+cutlass = BackendSubject("cutlass", dataclasses.replace(DENSE, devices=("cuda",), deterministic=True))
 cpp = BackendSubject(
     "cpp", dataclasses.replace(DENSE, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
 )

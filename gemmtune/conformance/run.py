@@ -25,10 +25,14 @@ from .reproduction import cases_to_repeat
 from .scope import Level, Scope
 from .traits import Traits
 
-__all__ = ["MOST_CRASHES", "Ground", "Run", "find_ground", "scope_of"]
+__all__ = ["Ground", "Run", "find_ground", "scope_of"]
 
-MOST_CRASHES = 20
-"""Each costs a worker process. After so many of one property its other cases are not run."""
+COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
+"""A crash costs a worker process, a hang the whole time that a case may take as well."""
+MOST_COSTS = 20
+"""What one property may cost; then its other cases are not run."""
+MOST_COSTS_OF_ALL = 100
+"""What a run may cost; then no other case is run."""
 DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
 LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
 """Where the options take in all of a level. What has fewer cases than this was not enumerated as it should be."""
@@ -121,7 +125,7 @@ class Run:
         self.xfails = CaseList.read(options.xfails_file)
         self._repeated = cases_to_repeat(options.repro)
         self._runner = runner
-        self._crashes: Counter[str] = Counter()
+        self._costs: Counter[str] = Counter()
 
     @classmethod
     def open(cls, options: RunOptions) -> Run:
@@ -195,19 +199,18 @@ class Run:
         """Run a case, unless it is listed as not to be run or its property has crashed too often."""
         reason = self.skips.reason(case.id)
         if reason is None and self.exhausted(case.property_name):
-            reason = f"not run: {MOST_CRASHES} cases of {case.property_name} have crashed or hung before"
+            reason = "not run: too many cases have crashed or hung before"
         if reason is not None:
             return Record(case=case, outcome=None, reason=reason, drawn=drawn)
         if self._runner is None:
             self._runner = runner_for(self.options, self.ground.device)
         outcome = self._runner.run(case)
-        if outcome.verdict in (Verdict.CRASHED, Verdict.TIMED_OUT):
-            self._crashes[case.property_name] += 1
+        self._costs[case.property_name] += COSTS.get(outcome.verdict, 0)
         return Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
 
     def exhausted(self, property_name: str) -> bool:
         """So many cases of a property have crashed that no more are run."""
-        return self._crashes[property_name] >= MOST_CRASHES
+        return self._costs[property_name] >= MOST_COSTS or self._costs.total() >= MOST_COSTS_OF_ALL
 
     def close(self) -> None:
         """End the worker process."""

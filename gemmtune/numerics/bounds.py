@@ -85,8 +85,9 @@ def accumulation_bound(
 ) -> Bound:
     """E for alpha · a @ b + beta · inp, with the rounding to ``epilogue_input`` but not the one to the output type.
 
-    ``largest`` gives max|a| + max|b|, asked only where subnormal inputs may be read as 0. ``extended`` says that R is better than a
-    float64 product, whose error would otherwise count too. With scales, ``alpha`` is 1: those of ``random_scale`` are allowed for.
+    ``largest`` gives max|a| + max|b|, each only if the other one has subnormal numbers; asked only where those may be read as 0.
+    ``extended`` says that R is better than a float64 product, whose error would otherwise count too. With scales,
+    ``alpha`` is 1: those of ``random_scale`` are allowed for.
 
     Raises:
         GemmtuneError: an input mode of which nothing is known.

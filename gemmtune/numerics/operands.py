@@ -82,8 +82,22 @@ class Operands:
 
     def largest(self) -> float:
         """max|a| + max|b|, which waits for the device; 0 for what has no elements."""
-        wide = (x.float() if x.element_size() == 1 else x for x in (self.a, self.b))  # torch has no maximum of 8-bit floats
-        return sum(float(x.abs().max()) for x in wide if x.numel())
+        return sum(float(_wide(x).abs().max()) for x in (self.a, self.b) if x.numel())
+
+    def beside_subnormal(self) -> float:
+        """``largest``, counting an input only where the other one has subnormal numbers, which may be read as 0."""
+        pairs = ((self.a, self.b), (self.b, self.a))
+        return sum(float(_wide(x).abs().max()) for x, other in pairs if x.numel() and _has_subnormal(other))
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Of 8-bit floats torch has no maximum."""
+    return x.float() if x.element_size() == 1 else x
+
+
+def _has_subnormal(x: torch.Tensor) -> bool:
+    magnitude = _wide(x).abs()
+    return bool(((magnitude > 0) & (magnitude < dtype_info(x.dtype).smallest_normal)).any())
 
 
 def allocate(layout: Layout, device: torch.device, *, guard_bytes: int = GUARD_BYTES) -> torch.Tensor:

@@ -264,7 +264,7 @@ class Probes:
         return index
 
     def _factors(self, size: tuple[int, ...], dtype: torch.dtype, *, special: bool = True) -> torch.Tensor:
-        """Ones; if ``special``, with a NaN where there are at least two, and infinities where there are at least four and no epilogue.
+        """Ones; if ``special``, a NaN where there are at least two, and infinities where there are at least four and no epilogue.
 
         Integers have neither, and any value but 0 in every place.
         """

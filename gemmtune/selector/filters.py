@@ -5,18 +5,15 @@ Pure: every filter takes offers and returns offers, with a refusal for each choi
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
 
+from ..allowed import FILTERS, FilterSettings, why_not_allowed
 from ..backends import BACKENDS, TEMPLATES
 from ..choice import Choice, Offers, Refusal
 from ..settings import ENVIRONMENT_PREFIX, Settings
 
 __all__ = [
-    "FILTERS",
-    "FilterSettings",
     "by_cap",
     "by_regex",
     "by_size",
@@ -25,35 +22,13 @@ __all__ = [
     "schedule_of",
     "spread",
     "tile_of",
+    "without",
 ]
 
 TILE_KEYS = ("tile", "mr", "nr", "kc")
-SCHEDULE_KEYS = ("schedule", "cluster", "mode", "direct", "padded")
+SCHEDULE_KEYS = ("schedule", "scheduler", "cluster", "mode", "direct", "padded")
 """The entries of a choice's ``info`` that make its tile and its schedule, of whichever the backend has. To split K at all is a
 schedule of its own too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterSettings:
-    """The names of the settings that filter the choices of some backends; ``min_size`` and ``cap`` hold for templates alone."""
-
-    backends: Collection[str]
-    min_size: str
-    allow: str
-    deny: str
-    cap: str
-
-
-FILTERS: tuple[FilterSettings, ...] = (
-    FilterSettings(
-        backends=tuple(BACKENDS),
-        min_size="template_min_gemm_size",
-        allow="choice_allowlist_regex",
-        deny="choice_denylist_regex",
-        cap="max_profiling_configs",
-    ),
-)
-"""A choice has to pass every row of its backend. A backend with filters of its own has a row of its own."""
 
 
 def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Offers:
@@ -76,7 +51,7 @@ def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[st
         size = problem.m * problem.n * problem.k
         return f"M·N·K = {size} is below {setting} = {least}" if choice.backend in backends and size < least else None
 
-    return _without(offers, reason)
+    return without(offers, reason)
 
 
 def by_regex(
@@ -88,15 +63,9 @@ def by_regex(
     """
 
     def reason(choice: Choice) -> str | None:
-        if choice.backend not in backends:
-            return None
-        if allow and not re.search(allow, choice.name):
-            return f"{names[0]} {allow!r} is not found in the name"
-        if deny and re.search(deny, choice.name):
-            return f"{names[1]} {deny!r} is found in the name"
-        return None
+        return why_not_allowed(choice.name, allow, deny, names) if choice.backend in backends else None
 
-    return _without(offers, reason)
+    return without(offers, reason)
 
 
 def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Offers:
@@ -110,7 +79,7 @@ def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Of
         out = choice.backend == backend and choice.name not in taken
         return f"not among the {cap} of {len(own)} that {setting} leaves" if out else None
 
-    return _without(offers, reason)
+    return without(offers, reason)
 
 
 def spread(choices: Sequence[Choice], cap: int) -> tuple[Choice, ...]:
@@ -179,7 +148,7 @@ def _templates(row: FilterSettings) -> list[str]:
     return [backend for backend in row.backends if backend in TEMPLATES]
 
 
-def _without(offers: Offers, reason: Callable[[Choice], str | None]) -> Offers:
+def without(offers: Offers, reason: Callable[[Choice], str | None]) -> Offers:
     """The offers without the choices for which there is a reason; those become refusals."""
     kept: list[Choice] = []
     refused: list[Refusal] = []

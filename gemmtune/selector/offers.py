@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from typing import Any
 
+from ..allowed import FILTERS
 from ..backends import BACKENDS, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
 from ..problem import Problem
-from ..settings import Settings
-from .filters import filtered, nothing_left
+from ..settings import Settings, use
+from .filters import filtered, nothing_left, without
 
 __all__ = ["enabled_backends", "legal_offers", "offers_for", "widest_offers_for"]
 
@@ -39,7 +41,8 @@ def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) 
 
     Search and cap say how much is tried; size threshold and regexes say what may run, and hold here too.
     """
-    widest = dataclasses.replace(settings, search="exhaustive", max_profiling_configs=None)
+    uncapped: dict[str, Any] = dict.fromkeys(row.cap for row in FILTERS)
+    widest = dataclasses.replace(settings, search="exhaustive", **uncapped)
     return filtered(legal_offers(problem, device, widest), widest)
 
 
@@ -47,12 +50,14 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
     """``offers_for`` before the filters."""
     choices: list[Choice] = []
     refusals: list[Refusal] = []
-    for name in enabled_backends(device, settings):
-        backend = load(name)
-        if on_this_machine and not (available := backend.available(device)).ok:
-            refusals.append(Refusal(name=name, reason=available.detail))
-            continue
-        offers = backend.enumerate(problem, device, settings)
-        choices += offers.choices
-        refusals += offers.refusals
-    return Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
+    with use(settings):
+        for name in enabled_backends(device, settings):
+            backend = load(name)
+            if on_this_machine and not (available := backend.available(device)).ok:
+                refusals.append(Refusal(name=name, reason=available.detail))
+                continue
+            offers = backend.enumerate(problem, device, settings)
+            choices += offers.choices
+            refusals += offers.refusals
+        legal = Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
+        return without(legal, lambda choice: choice.obstacle) if on_this_machine else legal

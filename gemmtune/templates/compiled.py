@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
 import subprocess
 import tempfile
 from abc import abstractmethod
@@ -13,7 +15,7 @@ from ..choice import Choice
 from ..device import DeviceInfo
 from .loops import AMDGCN, SASS, spilled_share
 
-__all__ = ["Artifact", "CompiledChoice", "Usage", "amdgcn_usage", "cubin_usage"]
+__all__ = ["Artifact", "CompiledChoice", "Usage", "amdgcn_usage", "binary_usage", "cubin_usage", "find_cuobjdump"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +66,26 @@ class CompiledChoice(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Registers of a thread, its local memory, and ``Artifact.spilled_share``."""
+    """Registers of a thread, its local memory, ``Artifact.spilled_share``; and the assembly text, where it was asked for."""
 
     registers: int
     stack_bytes: int
     spilled_share: float
+    code: str = field(default="", repr=False)
+
+
+def find_cuobjdump() -> Path | None:
+    """cuobjdump on PATH, else that of Triton's package."""
+    found = shutil.which("cuobjdump")
+    if found:
+        return Path(found)
+    spec = importlib.util.find_spec("triton")
+    tool = Path(spec.origin).parent / "backends/nvidia/bin/cuobjdump" if spec and spec.origin else None
+    return tool if tool and tool.exists() else None
 
 
 def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
-    """What the only kernel of a cubin uses.
+    """What the only kernel of a cubin uses, without its code.
 
     Raises:
         RuntimeError: cuobjdump failed, or printed something else than expected.
@@ -80,13 +93,27 @@ def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = _printed(cuobjdump, "-res-usage", file.name)
-        found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-        if found is None:
-            raise RuntimeError(f"{cuobjdump} -res-usage: expected REG:… STACK:…, got\n{text}")
-        stack_bytes = int(found[2])
-        share = spilled_share(_printed(cuobjdump, "-sass", file.name), SASS) if stack_bytes else 0.0
-    return Usage(registers=int(found[1]), stack_bytes=stack_bytes, spilled_share=share)
+        return _usage(Path(file.name), cuobjdump, code=False)
+
+
+def binary_usage(path: Path, cuobjdump: Path) -> Usage:
+    """What the only kernel of a cubin, or of a shared object of nvcc, uses, with its code as SASS. Raises as ``cubin_usage``."""
+    return _usage(path, cuobjdump, code=True)
+
+
+def _usage(path: Path, cuobjdump: Path, *, code: bool) -> Usage:
+    text = _printed(cuobjdump, "-res-usage", path)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"{cuobjdump} -res-usage: expected REG:… STACK:…, got\n{text}")
+    stack_bytes = int(found[2])
+    sass = _printed(cuobjdump, "-sass", path) if stack_bytes or code else ""
+    return Usage(
+        registers=int(found[1]),
+        stack_bytes=stack_bytes,
+        spilled_share=spilled_share(sass, SASS) if stack_bytes else 0.0,
+        code=sass if code else "",
+    )
 
 
 def amdgcn_usage(text: str) -> Usage:

@@ -34,7 +34,8 @@ def choices_of(name: str, search: Search = "default") -> tuple[Choice, ...]:
     """Everything that is legal for one of PROBLEMS, before any filter."""
     (problem, arch), settings = PROBLEMS[name], Settings(search=search)
     device = preset(arch)
-    choices = [c for b in enabled_backends(device, settings) for c in load(b).enumerate(problem, device, settings).choices]
+    names = (*enabled_backends(device, settings), "cutlass")  # which serves where it is named
+    choices = [c for name in names for c in load(name).enumerate(problem, device, settings).choices]
     return (*choices, *(cublaslt_choices(problem) if problem.device_type == "cuda" else ()))
 
 

@@ -6,23 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from conformance_gemms import CPU, subject_of
 
 from gemmtune.conformance.case import Case
 from gemmtune.conformance.judge import judge
 from gemmtune.conformance.labels import BIASES, OPS
 from gemmtune.conformance.layouts import KINDS
 from gemmtune.conformance.outcome import Outcome, Verdict
-from gemmtune.conformance.subject import FunctionSubject, Subject
-from gemmtune.conformance.traits import Traits
+from gemmtune.conformance.subject import Subject
 from gemmtune.problem.dtypes import accumulator_dtype
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Finish = Callable[[torch.Tensor, torch.Tensor | None, float, float], torch.Tensor]
 """(product, added operand in the accumulator's dtype or None, alpha, beta) to what is rounded."""
-CPU = torch.device("cpu")
 EVERYTHING: dict[str, Any] = {
     "ops": OPS, "dtypes": ("float32", "float16", "bfloat16", "float64", "int8", "float8_e4m3fn"), "layouts": tuple(KINDS),
-    "out": True, "alpha": True, "beta": True, "bias": BIASES, "empty": True, "scales": ("tensor", "row"),
+    "out": True, "alpha": True, "beta": True, "bias": BIASES, "empty": True, "scales": ("tensor", "row"), "flush_subnormals": False,
 }  # fmt: skip
 
 
@@ -38,9 +37,13 @@ def made(
     *,
     read: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = lambda a, b: (a, b),
     store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
+    ignores: str = "",
     **traits: Any,
 ) -> Subject:
-    """A GEMM that is right but for what it is given: ``read`` sees the operands as they are, ``store`` writes the result."""
+    """A GEMM that is right but for what it is given: ``read`` sees the operands as they are, ``store`` writes the result.
+
+    ``ignores``: a scale that is taken for 1.
+    """
 
     def gemm(
         a: torch.Tensor,
@@ -61,11 +64,11 @@ def made(
         x, y = read(a, b)
         acc = product(x.to(dtype), y.to(dtype))
         if scale_a is not None and scale_b is not None:
-            acc = acc * (scale_a * scale_b)
+            acc = acc * (1 if ignores == "scale_a" else scale_a) * (1 if ignores == "scale_b" else scale_b)
         store(out, finish(acc, None if bias is None else bias.to(dtype), alpha, beta))
         return out
 
-    return FunctionSubject("made", gemm, Traits.of(EVERYTHING | traits))
+    return subject_of(gemm, **(EVERYTHING | traits))
 
 
 def judged(subject: Subject, case_id: str) -> Outcome:
@@ -77,5 +80,6 @@ def diagnosis(subject: Subject, case_id: str) -> str:
     """What the case's own property says of a GEMM that fails it."""
     outcome = judged(subject, case_id)
     own = [failure for failure in outcome.failures if failure.property_name == outcome.case.property_name]
-    assert own and outcome.verdict is Verdict.FAILED, f"{case_id}: {outcome.verdict}, {outcome.failures}"
+    assert outcome.verdict is Verdict.FAILED, f"{case_id}: {outcome.verdict}, {outcome.failures}"
+    assert own, f"{case_id}: {outcome.failures}"
     return own[0].diagnosis

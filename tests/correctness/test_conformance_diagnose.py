@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 from broken_kernels import blocks, narrowed, rounding_blocks, split_k, to_tf32
-from made_subjects import CPU, Product, diagnosis, finished, judged, made
+from conformance_gemms import CPU
+from made_subjects import Product, diagnosis, finished, judged, made
 
 from gemmtune.conformance.bench import Bench
 from gemmtune.conformance.case import Case
@@ -77,6 +78,10 @@ def test_diagnose_names_lost_precision(text: str) -> None:
     assert diagnosis(made(product), case_id) == text
 
 
+def test_diagnose_does_not_take_large_numbers_that_no_longer_cancel_for_a_narrow_accumulator() -> None:
+    assert diagnosis(made(over_k(0, 64)), "width:mm-f16-17x33x65") == "overflow to infinity in every 3rd row from 0"
+
+
 def rounded_in_another_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A float16 accumulator over blocks of 16, the odd ones first: no order that is simulated."""
     parts = blocks(a, b)
@@ -124,17 +129,11 @@ def test_diagnose_names_alpha_beta_and_the_added_operand(text: str) -> None:
     assert diagnosis(made(finish=finish), case_id) == text
 
 
-def test_diagnose_names_a_missing_scale() -> None:
-    subject = made(lambda a, b: a @ b)
-    subject_without = made(finish=lambda p, c, alpha, beta: p)
+@pytest.mark.parametrize("missing", ["scale_a", "scale_b"])
+def test_diagnose_names_a_missing_scale(missing: str) -> None:
     case_id = "bound:scaled_mm-e4m3-33x40x65-b.col-scales.row"
-    assert not judged(subject, case_id).failures and not judged(subject_without, case_id).failures
-
-    def gemm(a: torch.Tensor, b: torch.Tensor, *, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-        return (a.float() @ b.float() * scale_a).to(out_dtype)
-
-    subject._function = gemm  # type: ignore[attr-defined]
-    assert diagnosis(subject, case_id) == "scale_b dropped"
+    assert not judged(made(), case_id).failures
+    assert diagnosis(made(ignores=missing), case_id) == f"{missing} dropped"
 
 
 def test_diagnose_names_a_k_split_that_is_added_late() -> None:
@@ -328,6 +327,13 @@ def test_diagnose_claims_nothing_of_random_errors(shape: tuple[int, int, int]) -
 
 def test_diagnose_claims_nothing_where_there_is_too_little_to_tell() -> None:
     assert diagnosis(made(over_k(0, -16)), "integers:mm-f32-1x1x40") == ""
+
+
+def test_nothing_is_named_where_the_call_changed_what_the_expectation_is_made_from() -> None:
+    outcome = judged(made(read=lambda a, b: (a.mul_(2), b)), "bound:mm-f32-33x40x65")
+    assert [(f.property_name, f.diagnosis) for f in outcome.failures] == [("inputs-unchanged", "")]
+    outcome = judged(made(lambda a, b: 2 * (a @ b), read=lambda a, b: (a.mul_(2), b)), "bound:mm-f32-33x40x65")
+    assert [(f.property_name, f.diagnosis) for f in outcome.failures] == [("inputs-unchanged", ""), ("bound", "")]
 
 
 def test_diagnose_takes_less_than_a_second() -> None:

@@ -22,7 +22,7 @@ from gemmtune.numerics.operands import (
     storage_bits,
 )
 from gemmtune.problem import Layout, Problem
-from gemmtune.problem.dtypes import DTYPES
+from gemmtune.problem.dtypes import DTYPES, dtype_info
 
 CPU = torch.device("cpu")
 LAYOUTS = {
@@ -134,6 +134,17 @@ def test_largest_is_that_of_both_inputs(dtype: torch.dtype) -> None:
     a, b = torch.tensor([[1, -128.0]]).to(dtype), torch.tensor([[2.0], [-3]]).to(dtype)
     assert Operands(a=a, b=b, out=b, inp=None, extra=(), alpha=1, beta=0).largest() == 131
     assert Operands(a=a[:, :0], b=b, out=b, inp=None, extra=(), alpha=1, beta=0).largest() == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_beside_subnormal_counts_only_what_is_multiplied_with_subnormal_numbers(dtype: torch.dtype) -> None:
+    least = dtype_info(dtype).smallest_normal
+    a, b = torch.tensor([[1, -128.0]]).to(dtype), torch.tensor([[2.0], [-3]]).to(dtype)
+    small = torch.tensor([[least / 2], [-3]], dtype=torch.float64).to(dtype)
+    assert Operands(a=a, b=b, out=b, inp=None, extra=(), alpha=1, beta=0).beside_subnormal() == 0
+    assert Operands(a=a, b=small, out=b, inp=None, extra=(), alpha=1, beta=0).beside_subnormal() == 128
+    assert Operands(a=small.mT, b=small, out=b, inp=None, extra=(), alpha=1, beta=0).beside_subnormal() == 6
+    assert Operands(a=a[:, :0], b=small[:0], out=b, inp=None, extra=(), alpha=1, beta=0).beside_subnormal() == 0
 
 
 def test_random_int8_has_the_whole_range_and_no_scales() -> None:

@@ -56,8 +56,14 @@ def test_wrong_usage_exits_with_2_and_says_what_was_expected(capsys, arguments, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tune", "1x2x3", "--backends", "tirton"], "backends: got 'tirton', expected names out of aten, cublaslt, triton, cutlass, cpp"),
-        (["tune", "1x2x3", "--backends", ","], "backends: got nothing, expected at least one of aten, cublaslt, triton, cutlass, cpp"),
+        (
+            ["tune", "1x2x3", "--backends", "tirton"],
+            "backends: got 'tirton', expected names out of aten, cublaslt, triton, cutlass, cpp",
+        ),
+        (
+            ["tune", "1x2x3", "--backends", ","],
+            "backends: got nothing, expected at least one of aten, cublaslt, triton, cutlass, cpp",
+        ),
         (
             ["choices", "1x2x3", "--arch", "sm1"],
             "arch: got 'sm1', expected one of sm75, sm80, sm86, sm89, sm90, sm100, sm120, gfx942",

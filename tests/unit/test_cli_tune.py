@@ -126,4 +126,4 @@ def test_a_file_with_nothing_to_tune_is_wrong_usage(capsys, tuner, own_store, tm
     path = tmp_path / "shapes.json"
     path.write_text(json.dumps([{"op": "int_mm", "m": 2, "n": 3, "k": 4}]))
     assert cli.run(["tune", "--shapes", str(path), "--device", "cpu"]) == 2
-    assert f"error: --shapes: every entry of {path} was skipped: nothing to tune" in capsys.readouterr().err
+    assert f"error: --shapes: every entry of {path} was skipped: nothing is left to do" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gemmtune import cli
+from gemmtune.conformance import run
 from gemmtune.conformance.case import Case
-from gemmtune.conformance.run import MOST_CRASHES, Run
 
 pytestmark = pytest.mark.usefixtures("_not_in_ci")
 IDS = [f"integers:mm-f32-17x33x65-seed.{seed}" for seed in (1, 2, 3)]
@@ -200,10 +200,11 @@ class TestIsolation:
         assert "3 cases executed" in done.out
         assert f"--repro {ids[1]}" in done.out
 
-    def test_after_many_crashes_the_other_cases_of_a_property_are_not_run(self, conformance: Command, monkeypatch) -> None:
-        monkeypatch.setattr(Run, "exhausted", lambda self, name: self._crashes[name] >= 1)
+    @pytest.mark.parametrize("most", ["MOST_COSTS", "MOST_COSTS_OF_ALL"])
+    def test_after_many_crashes_other_cases_are_not_run(self, conformance: Command, monkeypatch, most: str) -> None:
+        monkeypatch.setattr(run, most, 1)
         ids = [f"identity:mm-f32-{size}" for size in ("17x1x1", "17x3x3", "2x2x2")]
         done = conformance("aborts", *(word for case_id in ids for word in ("--repro", case_id)), "--json", "-", isolated=True)
         data = json.loads(done.out)
         assert (data["executed"], len(data["not_run"])) == (1, 2)
-        assert data["not_run"][0]["reason"] == f"not run: {MOST_CRASHES} cases of identity have crashed or hung before"
+        assert data["not_run"][0]["reason"] == "not run: too many cases have crashed or hung before"

@@ -84,7 +84,7 @@ def test_workers_of_xdist_find_the_same(in_another_project: Pytest, tmp_path: Pa
     picked = ("-k", "identity and f32", "-q")
     reports = []
     for processes in ("0", "2"):
-        done = in_another_project(*SUITE, *picked, "-n", processes, f"--gemm-json={tmp_path / 'r.json'}")
+        done = in_another_project(*SUITE, "--gemm-in-process", *picked, "-n", processes, f"--gemm-json={tmp_path / 'r.json'}")
         assert done.returncode == 0, done.stdout + done.stderr
         assert "CONFORMS in 1 of " in done.stdout
         reports.append(json.loads((tmp_path / "r.json").read_text()))

@@ -129,6 +129,14 @@ class TestSummary:
         monkeypatch.setenv("CI", "true")
         assert summary_of([record()], run_of(skips_file=str(path), min_executed=1)).exit_status == 1
 
+    def test_a_run_that_was_interrupted_conforms_to_nothing(self) -> None:
+        early = summary_of([record()], interrupted=True)
+        assert (early.exit_status, early.complaints) == (2, ())
+        assert "NOT TESTED: interrupted, without a failure until then; 1 case executed" in plain_text(renderables(early))
+        failed = summary_of([record("bound", Verdict.FAILED, failure())], interrupted=True)
+        assert failed.exit_status == 1
+        assert "interrupted; FAILS: 1 property, 1 case" in plain_text(renderables(failed))
+
     def test_places_in_tiles(self) -> None:
         assert tile_places((1, 33, 65)) == {
             16: ((2, 4), (1, 1)), 32: ((1, 2), (1, 1)), 64: ((0, 1), (33, 1)), 128: ((0, 0), (33, 65)),

@@ -10,7 +10,9 @@ import pytest
 
 from gemmtune import errors
 from gemmtune.errors import (
+    CaseError,
     CompileError,
+    ConformanceError,
     EpilogueError,
     ErrorFromChoice,
     GateError,
@@ -19,6 +21,8 @@ from gemmtune.errors import (
     NoValidChoicesError,
     SettingsError,
     StoreError,
+    SubjectError,
+    TraitsError,
     UnavailableError,
 )
 
@@ -32,6 +36,10 @@ EXAMPLES = [
     StoreError("locked"),
     UnavailableError("no nvcc"),
     GateError("no baselines"),
+    CaseError("case id"),
+    ConformanceError("level"),
+    SubjectError("mypkg:f"),
+    TraitsError("outt"),
 ]
 
 

@@ -10,12 +10,11 @@ import pytest
 from fake_choices import Fake, fake
 from fixed_backend import FixedBackend, install
 
+from gemmtune.allowed import FILTERS, FilterSettings
 from gemmtune.choice import Choice, Offers, Refusal
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.selector.filters import (
-    FILTERS,
-    FilterSettings,
     by_cap,
     by_regex,
     by_size,

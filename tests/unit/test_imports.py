@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("backends",),
     ("settings",),
+    ("allowed",),
     ("problem",),
     ("device",),
     ("numerics",),

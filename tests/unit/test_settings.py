@@ -227,3 +227,17 @@ def test_booleans_of_the_environment(text: str, value: bool, monkeypatch: pytest
     finally:
         monkeypatch.undo()
         settings.from_environment.cache_clear()
+
+
+def test_environment_is_changed_for_a_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMM_A", "before")
+    monkeypatch.delenv("GEMM_B", raising=False)
+    with settings.environment({"GEMM_A": None, "GEMM_B": "new"}):
+        assert ("GEMM_A" in os.environ, os.environ["GEMM_B"]) == (False, "new")
+    assert (os.environ["GEMM_A"], "GEMM_B" in os.environ) == ("before", False)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("1", True), ("", False), ("0", False), ("False", False)])
+def test_in_continuous_integration(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> None:
+    monkeypatch.setenv("CI", value)
+    assert settings.in_continuous_integration() is expected

@@ -27,9 +27,9 @@ LOOSE = 1.5
 LARGE_BYTES = 49152
 ALLOCATED_TOGETHER = 8
 """Registers of a thread are given out in multiples of this (CUDA occupancy calculator; CDNA 3 ISA)."""
-MATRIX = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma_)[\w.:]*")
-"""Matrix instructions, as PTX and amdgcn write them."""
-SCALAR = re.compile(r"\b(?:fma\.rn[\w.:]*|v_(?:pk_)?fmac?_\w+)")
+MATRIX = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma_|[DHIQ]G?MMA\b)[\w.:]*")
+"""Matrix instructions, as PTX, amdgcn and SASS write them."""
+SCALAR = re.compile(r"\b(?:fma\.rn[\w.:]*|v_(?:pk_)?fmac?_\w+|[DF]FMA2?\b[\w.]*)")
 """Instructions that multiply and add single numbers."""
 
 

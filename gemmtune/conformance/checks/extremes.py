@@ -32,7 +32,7 @@ def check_overflow(bench: Bench) -> None:
     a, b = operands.a, operands.b
     if bench.case.variant == "largest":
         one_hot = torch.zeros(a.shape, device=bench.device)
-        one_hot[..., torch.arange(a.shape[-2]), _draw(bench, (a.shape[-2],), 0, a.shape[-1] - 1)] = 1
+        one_hot[..., torch.arange(a.shape[-2], device=bench.device), _draw(bench, (a.shape[-2],), 0, a.shape[-1] - 1)] = 1
         a.copy_(one_hot)
         b.copy_(largest * _signs(bench, tuple(b.shape)))
     else:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from ...numerics.operands import Operands, storage_bits
 from ...numerics.reference import Region, as_batches, reference
 from ...problem.dtypes import dtype_info
@@ -38,7 +40,7 @@ def check_nan(bench: Bench) -> None:
     if tensor is None:  # a drawn case of an operation that adds nothing
         tensor = operands.a
     places = {"first": [0] * tensor.dim(), "last": [size - 1 for size in tensor.shape]}
-    tensor[tuple(places.get(where[2:], [size // 2 for size in tensor.shape]))] = math.nan
+    _put(tensor, tuple(places.get(where[2:], [size // 2 for size in tensor.shape])), math.nan)
     expect_exactly(bench, operands, name=f"NaN in {where[0]}")
 
 
@@ -48,11 +50,16 @@ def check_infinity(bench: Bench) -> None:
     operands = bench.probes.integers()
     lines = as_batches(operands.a) if which == "a" else as_batches(operands.b).mT
     count, k = lines.shape[-2:]
-    lines[-1, count // 2, 0] = math.inf
-    lines[-1, count // 2, k - 1] = -math.inf
-    lines[-1, 0, k // 2] = math.inf
-    lines[-1, count - 1, k - 1] = -math.inf
+    _put(lines, (-1, count // 2, 0), math.inf)
+    _put(lines, (-1, count // 2, k - 1), -math.inf)
+    _put(lines, (-1, 0, k // 2), math.inf)
+    _put(lines, (-1, count - 1, k - 1), -math.inf)
     expect_exactly(bench, operands, name=f"infinities in {which}")
+
+
+def _put(tensor: torch.Tensor, index: tuple[int, ...], value: float) -> None:
+    """One element; by a copy, since not every torch fills 8-bit floats."""
+    tensor[index].copy_(torch.tensor(value))
 
 
 def check_beta_zero(bench: Bench) -> None:

@@ -131,7 +131,7 @@ def _free_b(case: Case) -> bool:
 
 
 def _probe(name: str, meaning: str, check: Check, smoke: int, admits: Callable[[Case], bool] = lambda _: True) -> Property:
-    sample = Sample(name=name, budget=(smoke, 320, 3000), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits)
+    sample = Sample(name=name, budget=(smoke, 320, 1900), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits)
     return Property(name=name, meaning=meaning, check=check, cases=sample, drawn=True)
 
 
@@ -151,7 +151,7 @@ PROPERTIES = (
         name="bound",
         meaning="random data of several kinds within the error bound of the claimed arithmetic",
         check=check_bound,
-        cases=Sample(name="bound", budget=(96, 640, 6000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True),
+        cases=Sample(name="bound", budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True),
         drawn=True,
     ),
     Property(

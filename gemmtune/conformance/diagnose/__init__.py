@@ -6,6 +6,11 @@ with the place to which it is confined. Where nothing fits, the map of errors is
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
 from . import addressing, epilogue, inputs, k_ranges, rounding
 from .evidence import Evidence, View
 from .match import Bug, fit
@@ -39,16 +44,30 @@ BUGS: tuple[Bug, ...] = (
 
 def diagnose(evidence: Evidence) -> str:
     """What the wrong result looks like, such as ``last K block of 16 dropped``; empty if like nothing known."""
+    if evidence.problem.empty:
+        return ""
     certain = first_sign(evidence)
     if certain:
         return certain
-    if not evidence.problem.empty:
+    with _one_thread():
         view = View(evidence)
-        for text in (_stale(evidence), _reproduced(view, evidence)):
-            if text:
-                return text
-        return rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
-    return ""
+        return _stale(evidence) or _reproduced(view, evidence) or _described(view, evidence)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Thousands of small operations: on a busy machine several threads wait for each other, 20 times as long as one works."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _described(view: View, evidence: Evidence) -> str:
+    """What can be said of a result that no bug gives."""
+    return rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
 
 
 def _stale(evidence: Evidence) -> str:

@@ -53,7 +53,7 @@ def fit(view: View, suspect: Suspect) -> Fit | None:
     same = _same(view, suspect.result, margin)
     if not _nearer(view, suspect.result) or float(same[view.bad].double().mean()) < suspect.share:
         return None
-    bits = _evidence(view, suspect.result, margin) - math.log2(suspect.tried)
+    bits = _evidence(view, suspect.result, margin, same) - math.log2(suspect.tried)
     if bool(same[~view.bad].all()):
         return Fit(suspect, everywhere=True) if bits >= LEAST_BITS else None
     return Fit(suspect, everywhere=False) if bits >= CONFINED_BITS else None
@@ -82,14 +82,14 @@ def _nearer(view: View, result: torch.Tensor) -> bool:
     return bool(after[counted].sum() <= MOST_LEFT * before[counted].sum())
 
 
-def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor) -> float:
-    """Bits by which the wrong elements tell this explanation from another: by how many margins they are off.
+def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor, same: torch.Tensor) -> float:
+    """Bits by which the wrong elements that are explained tell this explanation from another: by how many margins they are off.
 
     Where the explanation is right to the last bit, the margin is half a unit in the last place, of integers half of 1. Equal
     numbers count once, since one cause gives them all. NaN and infinities do not count, since many things make them, but the same
     pattern of NaN and other numbers does, once.
     """
-    bad = view.bad & view.expected.isfinite()
+    bad = view.bad & view.expected.isfinite() & same
     got, expected = view.got[bad], view.expected[bad]
     to_the_bit = dtype_info(view.problem.out.dtype).unit_roundoff * got.abs()
     unit = torch.where(got == _stored(view, result)[bad], to_the_bit, margin[bad])

@@ -16,6 +16,8 @@ __all__ = ["accumulators", "overflow", "partials", "round_off", "steps"]
 
 BLOCKS = (16, 32, 64, 128, 8, 4, 1)
 """Elements of K that are summed before the accumulator is rounded."""
+SMALL_BLOCKS = (16, 8, 4, 1)
+"""No longer than a window of the width probe: with longer ones only a few rows overflow, as they do for other reasons too."""
 MOST_STEPS = 512
 """Roundings of an accumulator that is simulated."""
 SPLITS = (2, 3, 4, 5, 6, 8, 16)
@@ -64,22 +66,26 @@ def partials(view: View) -> Iterator[Suspect]:
             yield Suspect(text, view.result(_summed(parts, dtype)), len(sizes), SHARE)
 
 
-def accumulators(view: View) -> Iterator[Suspect]:
+def accumulators(view: View, blocks: tuple[int, ...] = BLOCKS) -> Iterator[Suspect]:
     """A running sum that is rounded to a narrower dtype after each block of K."""
     for dtype in _narrower(view):
-        for block in BLOCKS:
+        for block in blocks:
             if block <= view.problem.k <= block * MOST_STEPS:
                 text = f"accumulation in {dtype_name(dtype)}"
                 yield Suspect(text, view.result(_accumulated(view, dtype, block)), len(BLOCKS), SHARE)
 
 
 def overflow(view: View) -> str:
-    """Sums on the way that are too large for float16, where the result is infinite or NaN and should be neither."""
+    """The narrow sums on whose way there are too large ones, so that they end as just these infinities and NaN.
+
+    Those tell too little for a match like any other; here the right elements have to be right as well.
+    """
     special = ~view.got.isfinite() & view.expected.isfinite()
     if view.problem.dtype != torch.float16 or not bool(special.any()) or not bool((special == view.bad).all()):
         return ""
-    for suspect in itertools.chain(accumulators(view), partials(view)):
-        if bool(((view.got == suspect.result) | (view.got.isnan() & suspect.result.isnan()))[special].all()):
+    for suspect in itertools.chain(accumulators(view, SMALL_BLOCKS), partials(view)):
+        stored = _through(suspect.result, view.problem.out.dtype)
+        if bool(((view.got == stored) | (view.got.isnan() & stored.isnan())).all()):
             return f"overflow, as of {suspect.text}"
     return ""
 

@@ -107,8 +107,8 @@ class Summary:
 
     @property
     def standing(self) -> Standing:
-        """The verdict."""
-        if not self.executed:
+        """The verdict. A run that was interrupted before anything failed has none."""
+        if not self.executed or (self.interrupted and not self.failed):
             return Standing.NOT_TESTED
         return Standing.FAILS if self.failed or self.complaints else Standing.CONFORMS
 

@@ -87,6 +87,13 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style)
 
 
+def _unfolded(text: str, style: str) -> Text:
+    """For commands, which are copied: as long as it is, whatever the width of the terminal."""
+    line = _line(text, style)
+    line.no_wrap, line.overflow = True, "ignore"
+    return line
+
+
 def _table(properties: tuple[PropertySummary, ...]) -> Table:
     known, skipped = any(p.known for p in properties), any(p.skipped for p in properties)
     more = [title for title, there in (("known", known), ("not run", skipped)) if there]
@@ -119,21 +126,23 @@ def _group_parts(summary: Summary, group: FailureGroup) -> Iterator[Text]:
     if failure.index is not None:
         places = (f"of {tile} {at} at {place}" for tile, (at, place) in tile_places(failure.index).items())
         yield _line(f"    in the tile {', '.join(places)}", "dim")
-    yield _line(f"  again: {command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "cyan")
-    yield _line(f"     or: {pytest_command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "dim")
+    yield _unfolded(f"  again: {command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "cyan")
+    yield _unfolded(f"     or: {pytest_command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "dim")
 
 
 def _verdict(summary: Summary) -> str:
     took = f"{_count(summary.executed, 'case')} executed, {summary.refused} refused, in {summary.seconds:.0f} s"
-    tested = len(summary.properties) - len(summary.untested)
-    start = "interrupted; " if summary.interrupted else ""
     if summary.standing is Standing.NOT_TESTED:
-        return f"{start}NOT TESTED: {_why_untested(summary)}"
+        so_far = f"interrupted, without a failure until then; {took}"
+        return f"NOT TESTED: {so_far if summary.interrupted else _why_untested(summary)}"
     if summary.standing is Standing.CONFORMS:
-        return f"{start}CONFORMS in {tested} of {_count(len(summary.properties), 'property', 'properties')}: {took}"
-    failing = sum(p.standing is Standing.FAILS for p in summary.properties)
-    what = f"{_count(failing, 'property', 'properties')}, {_count(summary.failed, 'case')}"
-    return f"{start}FAILS: {what if summary.failed else _count(len(summary.complaints), 'error')}; {took}"
+        tested = len(summary.properties) - len(summary.untested)
+        return f"CONFORMS in {tested} of {_count(len(summary.properties), 'property', 'properties')}: {took}"
+    what = _count(len(summary.complaints), "error")
+    if summary.failed:
+        failing = sum(p.standing is Standing.FAILS for p in summary.properties)
+        what = f"{_count(failing, 'property', 'properties')}, {_count(summary.failed, 'case')}"
+    return f"{'interrupted; ' if summary.interrupted else ''}FAILS: {what}; {took}"
 
 
 def _why_untested(summary: Summary) -> str:

@@ -16,6 +16,7 @@ import torch
 from ...choice import Choice, Kernel, Run
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
+from ..made_once import loaded
 from .compiler import artifact_path, compile_source, find_compiler
 from .configs import Config
 from .plan import Plan, make_plan, packed_shape
@@ -72,12 +73,7 @@ class CppChoice(Choice):
 
     def build(self) -> Kernel:
         """The compiled function with its plan. Calls let go of the GIL and use up to ``torch.get_num_threads()`` threads."""
-        path = compile_source(self.source, self.name)
-        try:
-            library = load(path)
-        except OSError:  # the file was damaged: make it anew
-            path.unlink(missing_ok=True)
-            library = load(compile_source(self.source, self.name))
+        library = loaded(lambda: compile_source(self.source, self.name), load)
         plan = make_plan(self.problem, self.config, self.arch)
         return Kernel(run=_bind(library, plan, self.problem, self.name))
 

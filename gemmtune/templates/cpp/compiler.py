@@ -7,14 +7,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
-from ...errors import CompileError, UnavailableError
+from ...errors import UnavailableError
 from ...settings import cache_dir
+from ..made_once import compile_text, made_once
 from .source import Source, flags
 
 __all__ = ["COMPILERS", "Compiler", "artifact_path", "compile_source", "find_compiler"]
@@ -68,26 +66,7 @@ def compile_source(source: Source, name: str) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise UnavailableError(f"{name}: no C++ compiler on PATH, expected one of {', '.join(COMPILERS)}; install g++ or clang++")
-    try:
-        path = artifact_path(source, compiler)
-        if path.exists():
-            return path
-        with FileLock(path.with_suffix(".lock")):
-            if not path.exists():
-                _compile(source, compiler, path, name)
-    except OSError as error:
-        raise CompileError(
-            name, f"the cache folder cannot be used: {error}; set GEMMTUNE_CACHE_DIR to a folder of yours"
-        ) from error
-    return path
-
-
-def _compile(source: Source, compiler: Compiler, path: Path, name: str) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        text, made = Path(folder) / "gemm.cpp", Path(folder) / "gemm.so"
-        text.write_text(source.text)
-        command = [compiler.path, *flags(source.arch), str(text), "-o", str(made)]
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
-        if finished.returncode != 0:
-            raise CompileError(name, finished.stderr or finished.stdout or f"{compiler.path} ended with {finished.returncode}")
-        os.replace(made, path)
+    command = [compiler.path, *flags(source.arch)]
+    return made_once(
+        lambda: artifact_path(source, compiler), lambda made: compile_text(command, source.text, ".cpp", made, name), name
+    )

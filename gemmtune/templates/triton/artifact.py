@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..compiled import Artifact, Usage, amdgcn_usage, cubin_usage
+from ..compiled import Artifact, Usage, amdgcn_usage, cubin_usage, find_cuobjdump
 from .configs import Config
-from .kernels import assembly, toolchain
+from .kernels import assembly
 from .legality import Predicate
 
 __all__ = ["copy_artifact", "instruction", "mm_artifact"]
@@ -75,6 +74,6 @@ def instruction(predicate: Predicate, config: Config) -> str:
 
 
 def _cuda_usage(compiled: Any) -> Usage | None:
-    """None where Triton's package has no cuobjdump."""
-    tool = Path(toolchain().__file__).parent / "backends/nvidia/bin/cuobjdump"
-    return cubin_usage(compiled.asm["cubin"], tool) if tool.exists() else None
+    """None where there is no cuobjdump."""
+    tool = find_cuobjdump()
+    return cubin_usage(compiled.asm["cubin"], tool) if tool else None

@@ -1,0 +1,119 @@
+"""A CUTLASS operation as a choice."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...choice import Kernel
+from ...device import DeviceInfo
+from ...errors import UnavailableError
+from ..compiled import Artifact, CompiledChoice
+from ..made_once import loaded
+from .artifact import gemm_artifact
+from .compiler import artifact_path, compile_source
+from .configs import Config
+from .launch import Library, bind, load
+from .orientation import orient
+from .source import Source
+from .toolkit import Toolkit, find_compiler
+
+__all__ = ["CutlassChoice"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutlassChoice(CompiledChoice):
+    """One operation with one set of axes, compiled for ``capability`` with the CUTLASS copy ``toolkit``."""
+
+    config: Config = field(repr=False)
+    toolkit: Toolkit = field(repr=False)
+    capability: int = field(repr=False)
+    exchanged: bool = field(repr=False)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """What has to be compiled: the same for every shape, and for every set of axes."""
+        problem = self.problem
+        reads_inp = problem.inp is not None and problem.beta != "zero"
+        extra = problem.epilogue.operands if problem.epilogue else ()
+        inp = (problem.inp.dtype,) if problem.inp is not None and reads_inp else ()
+        return Source(
+            operation=self.config.operation,
+            alpha=problem.alpha,
+            beta=problem.beta if reads_inp else "zero",
+            added=reads_inp,
+            epilogue=problem.epilogue,
+            operands=(*inp, *(x.dtype for x in extra)),
+        )
+
+    @property
+    def content_hash(self) -> str:
+        """Over source, CUTLASS version and axes."""
+        return hashlib.blake2b(
+            f"{self.source.digest} {self.toolkit.version} {self.config.axes}".encode(), digest_size=16
+        ).hexdigest()
+
+    @property
+    def compile_key(self) -> str:
+        """Equal for all shapes and axes of one operation and epilogue."""
+        return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
+
+    @property
+    def compiled(self) -> bool:
+        """The shared object is in the cache."""
+        return artifact_path(self.source, self.toolkit, self.capability).exists()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Without nvcc, what was not compiled before cannot be run."""
+        try:
+            find_compiler()
+        except UnavailableError as error:
+            return None if self.compiled else str(error)
+        return None
+
+    @property
+    def arch(self) -> str:
+        """Such as ``sm90``."""
+        return f"sm{self.capability}"
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
+        """The kernel of the shared object."""
+        path, library = self._loaded()
+        return (gemm_artifact(path, library, self.config.operation),)
+
+    def forward(self) -> CutlassChoice:
+        """The choice itself: the shared object of a 2.x operation has its PTX too.
+
+        Raises:
+            UnavailableError: a 3.x operation, which has instructions of one architecture alone.
+        """
+        if self.config.operation.modern:
+            raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
+        return self
+
+    def compile(self) -> None:
+        """Make the shared object, unless it is there. Raises CompileError; UnavailableError without nvcc."""
+        self._made()
+
+    def build(self) -> Kernel:
+        """Load the shared object and bind it to the problem and the current device.
+
+        Raises:
+            CompileError: it was not compiled yet, and nvcc refused it.
+            UnavailableError: it was not compiled yet, and there is no nvcc; or it cannot be loaded here.
+            ErrorFromChoice: the operation refuses the problem.
+        """
+        _, library = self._loaded()
+        return Kernel(run=bind(library, self.config, self.problem, orient(self.problem, exchanged=self.exchanged), self.name))
+
+    def _made(self) -> Path:
+        return compile_source(self.source, self.toolkit, self.capability, self.name)
+
+    def _loaded(self) -> tuple[Path, Library]:
+        try:
+            return loaded(self._made, lambda path: (path, load(path)))
+        except OSError as error:
+            raise UnavailableError(f"{self.name}: its shared object cannot be loaded here: {error}") from error

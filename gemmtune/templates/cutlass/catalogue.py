@@ -1,0 +1,70 @@
+"""The operations of the CUTLASS copy at hand: listed once by its own generator, then kept in the cache folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ...errors import UnavailableError
+from ...settings import cache_dir
+from .operation import Operation
+from .small import small_operations
+from .toolkit import Toolkit
+
+__all__ = ["operations"]
+
+LISTING = Path(__file__).with_name("listing.py")
+TIMEOUT_S = 120.0
+CUDA = "13.0"
+"""What the generator is told: newer versions only add operations, and enumeration does not depend on what is installed here."""
+
+
+def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
+    """Operations with a and b of ``element`` that run on ``capability``: the generator's in the order of their names, then ours.
+
+    Raises:
+        UnavailableError: the generator of this copy failed, with what it printed.
+    """
+    return _operations(toolkit, capability, element, cache_dir("cutlass"))
+
+
+@functools.lru_cache(maxsize=32)
+def _operations(toolkit: Toolkit, capability: int, element: str, folder: Path) -> tuple[Operation, ...]:
+    program = hashlib.blake2b(LISTING.read_bytes(), digest_size=8).hexdigest()
+    path = folder / f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
+    try:
+        plain = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # it is not there, or damaged
+        text = _listed(toolkit, capability, element)
+        plain = json.loads(text)
+        _write(path, text)
+    listed = [Operation.of(values) for values in plain]
+    names = {op.name for op in listed}
+    return tuple(listed + [op for op in small_operations(listed) if op.name not in names])
+
+
+def _listed(toolkit: Toolkit, capability: int, element: str) -> str:
+    program = (
+        f"import runpy, sys; sys.path.insert(0, {str(toolkit.package)!r}); runpy.run_path({str(LISTING)!r}, run_name='__main__')"
+    )
+    command = [sys.executable, "-P", "-c", program, str(capability), element, CUDA]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    except subprocess.CalledProcessError as error:
+        tail = "\n".join(error.stderr.strip().splitlines()[-5:])
+        raise UnavailableError(f"the generator of CUTLASS {toolkit.version} at {toolkit.package} failed:\n{tail}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"the generator of CUTLASS {toolkit.version} at {toolkit.package}: {error}") from error
+    return done.stdout
+
+
+def _write(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)

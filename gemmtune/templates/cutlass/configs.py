@@ -1,0 +1,176 @@
+"""A config: an operation with the axes that are arguments of its launch. One predicate says whether it may be offered."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...problem.dtypes import dtype_name
+from ...problem.rules import why_not_dense
+from .operation import ELEMENTS, Operation
+from .orientation import Oriented, letter, orient
+
+__all__ = ["AXES", "Axes", "Config", "check_problem", "elements_of", "legal_orientation"]
+
+INT32_LIMIT = 2**31
+MOST_ACCUMULATORS = 208
+"""Of a thread: with more of them, and a share for everything else, its 255 registers spill."""
+MOST_OPERANDS = 8
+"""That a launch can pass to an epilogue."""
+OPERAND_ELEMENTS: dict[torch.dtype, str] = {
+    torch.float16: "cutlass::half_t",
+    torch.bfloat16: "cutlass::bfloat16_t",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+"""C++ types of what an epilogue can read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """What one compiled kernel can be told at launch.
+
+    ``raster``: tiles go along ``m`` or ``n`` first; ``swizzle``: in groups of so many (1, 2, 4, 8); ``splits``: of K, for
+    stream-K operations: 0 lets the kernel decide how tiles are divided, 1 divides none, more is plain split-K.
+    """
+
+    raster: str = "m"
+    swizzle: int = 1
+    splits: int = 0
+
+    def __str__(self) -> str:
+        splits = {0: "", 1: "_dataparallel"}.get(self.splits, f"_splitk{self.splits}")
+        return f"raster{self.raster}_swizzle{self.swizzle}{splits}"
+
+
+AXES = tuple(Axes(raster=raster, swizzle=swizzle) for swizzle in (1, 2, 4, 8) for raster in "mn")
+"""All that a kernel is told, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One instance: an operation and its axes. ``name`` is CUTLASS's own and the axes."""
+
+    operation: Operation
+    axes: Axes
+
+    @property
+    def name(self) -> str:
+        """Such as ``cutlass3x_sm90_tensorop_gemm_…_rasterm_swizzle2``."""
+        return f"{self.operation.name}_{self.axes}"
+
+
+def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why no operation at all can serve the problem on this device, or None."""
+    reason = why_not_dense(problem)
+    if reason is not None:
+        return reason
+    if device.type != "cuda" or device.capability < 75:
+        return f"works on CUDA devices of compute capability 7.5 and newer, not on {device.arch}"
+    if problem.empty or problem.k == 0:
+        return "the product is empty: nothing is launched"
+    if problem.prepacked:
+        return "prepacked operands are served on the CPU only"
+    if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
+        return "a size does not fit 32 bits"
+    if problem.out.dtype != problem.dtype:
+        return f"the result is {problem.out.dtype}, expected the operands' own {problem.dtype}"
+    reason = _epilogue(problem)
+    if reason is not None:
+        return reason
+    if device.capability < 80 and problem.dtype == torch.bfloat16:
+        return "bfloat16 needs compute capability 8.0"
+    return None
+
+
+def _epilogue(problem: Problem) -> str | None:
+    """Why the epilogue cannot be expressed, or None."""
+    if problem.epilogue is None:
+        return None
+    operands, nodes = problem.epilogue.operands, problem.epilogue.nodes
+    if len(operands) + 1 > MOST_OPERANDS:
+        return f"the epilogue has {len(operands)} operands, a launch passes at most {MOST_OPERANDS - 1}"
+    for i, x in enumerate(operands):
+        if x.dtype not in OPERAND_ELEMENTS:
+            expected = ", ".join(dtype_name(dtype) for dtype in OPERAND_ELEMENTS)
+            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {expected}"
+    if problem.accumulator != torch.float64 and any(node.dtype == torch.float64 for node in nodes):
+        return f"the epilogue computes in float64, this backend in the accumulator's {dtype_name(problem.accumulator)}"
+    return None
+
+
+def elements_of(problem: Problem) -> tuple[str, ...]:
+    """The names of operand elements whose operations compute the problem in its own precision."""
+    if problem.dtype == torch.float32:
+        return ("tf32", "f32") if problem.precision.input_mode == "tf32" else ("f32",)
+    return tuple(name for name, dtype in ELEMENTS.items() if dtype == problem.dtype)
+
+
+def needs_epilogue(problem: Problem) -> bool:
+    """More than the bare product is stored."""
+    return problem.alpha != "one" or (problem.inp is not None and problem.beta != "zero") or problem.epilogue is not None
+
+
+def legal_orientation(operation: Operation, problem: Problem, device: DeviceInfo) -> Oriented | str:
+    """How ``operation`` computes the problem, or why it cannot."""
+    reason = _arithmetic(operation, problem, device)
+    if reason is not None:
+        return reason
+    reasons: list[str] = []
+    for exchanged in (True, False):
+        oriented = orient(problem, exchanged=exchanged)
+        reason = _layouts(operation, oriented)
+        if reason is None:
+            return oriented
+        reasons.append(reason)
+    return reasons[0]
+
+
+def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> str | None:
+    accumulator = ELEMENTS[operation.accumulator]
+    if accumulator != problem.accumulator:
+        return f"accumulates in {operation.accumulator}"
+    if operation.math not in ("multiply_add", "multiply_add_saturate"):
+        return f"{operation.math} rounds its operands in ways that the problem does not allow"
+    if ELEMENTS.get(operation.d) != problem.out.dtype or operation.d == "tf32" or operation.c not in ("void", operation.d):
+        return f"stores {operation.d}"
+    if operation.kernel_schedule.endswith("Auto"):
+        return "its schedule is chosen by CUTLASS: it is one of the others"
+    if operation.modern and device.capability != operation.introduced:
+        return f"runs on sm{operation.introduced} alone"
+    if operation.mainloop_bytes > device.smem_per_block_bytes:
+        return f"its tiles take {operation.mainloop_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if operation.accumulators_per_thread > MOST_ACCUMULATORS:
+        return f"{operation.accumulators_per_thread} accumulators of a thread would spill"
+    if needs_epilogue(problem) and operation.modern and not operation.tma_store:
+        return "its epilogue cannot be a visitor tree: it stores without shared memory"
+    return None
+
+
+def _layouts(operation: Operation, oriented: Oriented) -> str | None:
+    for name, layout, wanted, alignment in (
+        ("a", oriented.a, operation.layout_a, operation.alignment_a),
+        ("b", oriented.b, operation.layout_b, operation.alignment_b),
+        ("out", oriented.out, operation.layout_d, operation.alignment_d),
+    ):
+        if not _is(layout, wanted):
+            return f"{name} is {letter(layout) or 'strided'}, expected {wanted}"
+        if layout.alignment < alignment:
+            return f"{name} is aligned to {layout.alignment} elements, expected {alignment}"
+    return None
+
+
+def _is(layout: Layout, wanted: str) -> bool:
+    return layout.row_major if wanted == "t" else layout.column_major
+
+
+def splits_of(config: Config, problem: Problem, device: DeviceInfo) -> int:
+    """How many partial sums a result may have."""
+    if not config.operation.stream_k or config.axes.splits == 1:
+        return 1
+    steps = math.ceil(problem.k / config.operation.tile[2])
+    return max(1, min(steps, config.axes.splits or device.sm_count))

@@ -1,0 +1,49 @@
+"""A problem as an operation sees it: as it is, or with its operands exchanged, since out^T = b^T @ a^T."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...problem import Layout, Problem
+
+__all__ = ["Oriented", "letter", "orient"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oriented:
+    """Layouts of d[M, N] = a[M, K] @ b[K, N] in the operation's own terms; 2-D, or 3-D with a batch dimension first."""
+
+    exchanged: bool
+    a: Layout
+    b: Layout
+    out: Layout
+    added: tuple[Layout, ...]
+    """The operands that the epilogue reads, broadcast to out: inp first where there is one."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, N, K."""
+        return self.a.size[-2], self.b.size[-1], self.a.size[-1]
+
+
+def orient(problem: Problem, *, exchanged: bool) -> Oriented:
+    """The problem, or its transpose."""
+    reads_inp = problem.inp is not None and problem.beta != "zero"
+    added = [problem.inp.expanded(problem.out.size)] if problem.inp is not None and reads_inp else []
+    added += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
+    if not exchanged:
+        return Oriented(exchanged=False, a=problem.a, b=problem.b, out=problem.out, added=tuple(added))
+    return Oriented(
+        exchanged=True,
+        a=problem.b.transposed,
+        b=problem.a.transposed,
+        out=problem.out.transposed,
+        added=tuple(x.transposed for x in added),
+    )
+
+
+def letter(layout: Layout) -> str | None:
+    """CUTLASS's letter: ``t`` for row-major, ``n`` for column-major, None for neither. A single row or column is either."""
+    if layout.row_major:
+        return "t"
+    return "n" if layout.column_major else None

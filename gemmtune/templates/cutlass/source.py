@@ -1,0 +1,142 @@
+"""The text of an operation's kernel: one translation unit with a plain C entry point."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+
+import jinja2
+import torch
+
+from ...problem import Epilogue
+from ...problem.problem import ScalarClass
+from ..cpp.printer import print_epilogue
+from ..render import environment, load_template, template_digest
+from .configs import MOST_OPERANDS, OPERAND_ELEMENTS
+from .operation import Operation
+
+__all__ = ["Source", "flags"]
+
+CPP_ELEMENTS = {
+    "f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "cutlass::tfloat32_t", "f32": "float", "f64": "double",
+    "s8": "int8_t", "s32": "int32_t",
+}  # fmt: skip
+LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
+SCHEDULERS = {"Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::StreamKScheduler", "": ""}
+FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
+
+
+def flags(operation: Operation, capability: int) -> tuple[str, ...]:
+    """nvcc's flags. 3.x operations are for their own architecture alone; the others are kept as PTX too, for newer GPUs."""
+    if operation.modern:
+        return (*FLAGS, f"-gencode=arch=compute_{operation.introduced}a,code=sm_{operation.introduced}a")
+    return (*FLAGS, f"-gencode=arch=compute_{capability},code=[sm_{capability},compute_{capability}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Everything that the text depends on. Sizes, strides, scalars and the axes of the launch are arguments."""
+
+    operation: Operation
+    alpha: ScalarClass
+    beta: ScalarClass
+    added: bool
+    """inp is read."""
+    epilogue: Epilogue | None
+    """The graph; of its operands only the dtypes matter."""
+    operands: tuple[torch.dtype, ...]
+    """Of inp, where it is read, and of the epilogue's operands."""
+
+    @property
+    def fused(self) -> bool:
+        """More than the bare product is stored."""
+        return self.alpha != "one" or bool(self.operands) or self.epilogue is not None
+
+    @property
+    def compute(self) -> str:
+        """The C++ type of the epilogue's values."""
+        return "double" if self.operation.accumulator == "f64" else "float"
+
+    @property
+    def pointwise(self) -> str:
+        """The part of the text that computes the epilogue of one element."""
+        return _pointwise(self)
+
+    @property
+    def text(self) -> str:
+        """The CUDA C++ source."""
+        return _render(self)
+
+    @property
+    def digest(self) -> str:
+        """A hash over everything that makes the text: the templates and what they are given. Rendering takes longer."""
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(source: Source) -> str:
+    name = "gemm3x.cu.jinja" if source.operation.modern else "gemm2x.cu.jinja"
+    made_of = [template_digest(__package__, file) for file in (name, "launch.h.jinja", "pointwise.cuh.jinja")]
+    return hashlib.blake2b(f"{made_of} {source} {source.pointwise}".encode(), digest_size=16).hexdigest()
+
+
+@functools.lru_cache(maxsize=1024)
+def _render(source: Source) -> str:
+    operation = source.operation
+    template = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
+    return _template(template).render(
+        compute=source.compute,
+        operands=[OPERAND_ELEMENTS[dtype] for dtype in source.operands],
+        name=operation.name,
+        launch_struct=_template("launch.h.jinja").render(most_operands=MOST_OPERANDS),
+        pointwise=source.pointwise if source.fused else "",
+        fused=source.fused,
+        element_a=CPP_ELEMENTS[operation.a],
+        element_b=CPP_ELEMENTS[operation.b],
+        element_d=CPP_ELEMENTS[operation.d],
+        accumulator=CPP_ELEMENTS[operation.accumulator],
+        layout_a=LAYOUTS[operation.layout_a],
+        layout_b=LAYOUTS[operation.layout_b],
+        layout_d=LAYOUTS[operation.layout_d],
+        alignment_a=operation.alignment_a,
+        alignment_b=operation.alignment_b,
+        alignment_d=operation.alignment_d,
+        tile=_integers(operation.tile, operation.modern),
+        cluster=_integers(operation.cluster, operation.modern),
+        stages=operation.stages,
+        warps=operation.warps,
+        instruction=operation.instruction,
+        opcode=operation.opcode,
+        math=operation.math,
+        introduced=operation.introduced,
+        kernel_schedule=operation.kernel_schedule,
+        epilogue_schedule=operation.epilogue_schedule,
+        scheduler=SCHEDULERS[operation.scheduler],
+        stream_k=operation.stream_k,
+    )
+
+
+def _pointwise(source: Source) -> str:
+    epilogue = source.epilogue
+    names = [f"x{i + source.added}[i]" for i in range(len(source.operands) - source.added)]
+    statements = print_epilogue(epilogue, "acc", names, "results[i]") if epilogue else ["results[i] = acc;"]
+    return _template("pointwise.cuh.jinja").render(
+        compute=source.compute,
+        alpha=source.alpha,
+        beta=source.beta,
+        added=source.added,
+        extras=len(source.operands) - source.added,
+        operands=len(source.operands),
+        statements=statements,
+    )
+
+
+def _integers(values: tuple[int, ...], modern: bool) -> list[str]:
+    """cute's static integers for 3.x, plain ones for 2.x."""
+    return [f"cute::Int<{value}>" if modern else str(value) for value in values]
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+    return environment().from_string(load_template(__package__, name))

@@ -1,0 +1,85 @@
+"""Shared objects in the cache folder: content-addressed files, compiled once however many processes need them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock
+
+from ..errors import CompileError
+
+__all__ = ["compile_text", "loaded", "made_once"]
+
+T = TypeVar("T")
+
+ELF_MAGIC = b"\x7fELF"
+ELF_HEADER_BYTES = 64
+
+
+def made_once(path_of: Callable[[], Path], make: Callable[[Path], None], name: str) -> Path:
+    """The file at ``path_of()``. If it is missing ``make(path)`` writes it, to a place beside it; of several processes one does.
+
+    Raises:
+        CompileError: of ``name``: the folder cannot be used; and what ``make`` raises.
+    """
+    try:
+        path = path_of()
+        if path.exists():
+            return path
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                    made = Path(folder) / path.name
+                    make(made)
+                    os.replace(made, path)
+    except OSError as error:
+        raise CompileError(
+            name, f"the cache folder cannot be used: {error}; set GEMMTUNE_CACHE_DIR to a folder of yours"
+        ) from error
+    return path
+
+
+def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, name: str) -> None:
+    """Run a compiler: ``command``, a file with ``text`` beside ``made``, ``-o``, ``made``.
+
+    Raises:
+        CompileError: of ``name``: the compiler refused it, with the end of its output.
+    """
+    source = made.with_suffix(suffix)
+    source.write_text(text)
+    finished = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
+    if finished.returncode != 0:
+        raise CompileError(name, finished.stderr or finished.stdout or f"{command[0]} ended with {finished.returncode}")
+
+
+def loaded(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
+    """What ``load`` makes of the shared object of ``make``; one that is damaged is deleted and made anew, once.
+
+    Raises:
+        OSError: what was made anew cannot be loaded either.
+    """
+    path = make()
+    try:
+        _require_whole(path)
+        return load(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+    return load(make())
+
+
+def _require_whole(path: Path) -> None:
+    """Raises OSError for a file that was cut off: the process would die when it reads the pages that are not there."""
+    with path.open("rb") as file:
+        header = file.read(ELF_HEADER_BYTES)
+    if len(header) < ELF_HEADER_BYTES or not header.startswith(ELF_MAGIC):
+        raise OSError(f"{path} is no shared object")
+    # The table of sections comes last in what linkers write: its offset, the size of an entry and their number (elf(5)).
+    start, entry_bytes, entries = (int.from_bytes(header[i:j], "little") for i, j in ((40, 48), (58, 60), (60, 62)))
+    got, expected = path.stat().st_size, start + entry_bytes * entries
+    if got < expected:
+        raise OSError(f"{path} has {got} bytes, expected {expected}")

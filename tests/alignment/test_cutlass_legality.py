@@ -1,0 +1,156 @@
+"""Which CUTLASS operations are legal for which problem: layouts, alignment, arithmetic, and the order in which they are offered."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gemmtune.choice import Offers
+from gemmtune.device import preset
+from gemmtune.problem import Layout, Precision, Problem
+from gemmtune.settings import Settings
+from gemmtune.templates.cutlass import CutlassBackend
+from gemmtune.templates.cutlass.build import CutlassChoice
+from gemmtune.templates.cutlass.configs import legal_orientation, splits_of
+from gemmtune.templates.cutlass.orientation import letter, orient
+from gemmtune.templates.cutlass.small import TILES
+
+pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+TF32 = Precision(input_mode="tf32")
+
+
+def offers(problem: Problem, arch: str = "sm90", **changes: object) -> Offers:
+    return CutlassBackend().enumerate(problem, preset(arch), Settings(**changes))  # type: ignore[arg-type]
+
+
+def choices(problem: Problem, arch: str = "sm90", **changes: object) -> list[CutlassChoice]:
+    found = offers(problem, arch, **changes).choices
+    assert found
+    return [choice for choice in found if isinstance(choice, CutlassChoice)]
+
+
+def mm(m: int = 512, n: int = 512, k: int = 512, dtype: torch.dtype = BF16, layout: str = "nt", **fields: object) -> Problem:
+    return Problem.mm(m, n, k, dtype=dtype, layout=layout, device_type="cuda", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_every_offer_reads_the_layouts_of_the_problem(arch: str, layout: str) -> None:
+    problem = mm(dtype=F16, layout=layout)
+    for choice in choices(problem, arch):
+        how, op = orient(problem, exchanged=choice.exchanged), choice.config.operation
+        assert (op.layout_a, op.layout_b, op.layout_d) == (letter(how.a), letter(how.b), letter(how.out))
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"), [((512, 512, 512), 8), ((512, 508, 516), 4), ((510, 512, 514), 2), ((512, 511, 512), 1)]
+)
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_alignment_of_an_operation_is_never_above_that_of_its_operand(shape: tuple[int, int, int], most: int, arch: str) -> None:
+    problem = mm(*shape, dtype=F16, layout="nn")
+    found = choices(problem, arch, search="exhaustive")
+    for choice in found:
+        how, op = orient(problem, exchanged=choice.exchanged), choice.config.operation
+        assert op.alignment_a <= how.a.alignment
+        assert op.alignment_b <= how.b.alignment
+        assert op.alignment_d <= how.out.alignment
+    assert max(max(c.config.operation.alignment_a, c.config.operation.alignment_b) for c in found) >= most
+
+
+def test_tma_is_not_offered_for_rows_that_are_not_16_byte_aligned() -> None:
+    for choice in choices(mm(512, 512, 508), search="exhaustive"):
+        assert "Tma" not in choice.config.operation.kernel_schedule
+
+
+def test_an_offset_lowers_the_alignment() -> None:
+    problem = mm()
+    shifted = dataclasses.replace(problem, a=dataclasses.replace(problem.a, offset=4))
+    assert max(c.config.operation.alignment_b for c in choices(shifted)) == 4
+
+
+def test_strided_operands_are_refused_with_the_reason() -> None:
+    problem = dataclasses.replace(mm(64, 64, 64), a=Layout(size=(64, 64), stride=(128, 2), dtype=BF16))
+    found = offers(problem)
+    assert not found.choices
+    assert any("strided, expected" in refusal.reason for refusal in found.refusals)
+
+
+@pytest.mark.parametrize(("dtype", "precision", "elements"), [
+    (F32, Precision(), {"f32"}), (F32, TF32, {"tf32", "f32"}), (F64, Precision(), {"f64"}), (F16, Precision(), {"f16"}),
+])  # fmt: skip
+def test_operands_are_read_as_the_problem_allows(dtype: torch.dtype, precision: Precision, elements: set[str]) -> None:
+    found = choices(mm(dtype=dtype, precision=precision), search="exhaustive")
+    assert {c.config.operation.a for c in found} == elements
+    for choice in found:
+        tf32 = choice.config.operation.a == "tf32"
+        assert choice.claims.input_mode == ("tf32" if tf32 else "ieee")
+
+
+@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
+def test_sums_are_kept_in_the_accumulator_of_the_problem(arch: str) -> None:
+    assert {c.config.operation.accumulator for c in choices(mm(dtype=F16), arch, search="exhaustive")} == {"f32"}
+
+
+def test_sm80_gets_operations_of_2x_and_sm90_those_of_3x_too() -> None:
+    assert not any(c.config.operation.modern for c in choices(mm(), "sm80", search="exhaustive"))
+    assert {c.config.operation.modern for c in choices(mm(), "sm90", search="exhaustive")} == {True, False}
+
+
+def test_a_3x_operation_runs_on_its_own_architecture_alone() -> None:
+    operation = next(c.config.operation for c in choices(mm()) if c.config.operation.modern)
+    assert legal_orientation(operation, mm(), preset("sm100")) == "runs on sm90 alone"
+
+
+def test_few_rows_get_tiles_of_few_columns_with_operands_exchanged() -> None:
+    found = choices(mm(16, 6144, 4096))
+    assert all(c.exchanged for c in found)
+    assert {c.config.operation.tile for c in found} & set(TILES)
+    assert min(c.config.operation.tile[1] for c in found) == 16
+
+
+def test_an_epilogue_needs_a_visitor_tree() -> None:
+    problem = Problem.addmm(512, 512, 512, bias="n", alpha=2, beta=0.5, device_type="cuda")
+    assert all(c.config.operation.tma_store for c in choices(problem) if c.config.operation.modern)
+
+
+def test_nothing_spills_by_its_accumulators() -> None:
+    assert all(c.config.operation.accumulators_per_thread <= 208 for c in choices(mm(), search="exhaustive"))
+
+
+def test_names_are_unique_and_are_those_of_cutlass_with_the_axes() -> None:
+    found = choices(mm(4096, 4096, 4096))
+    names = [c.name for c in found]
+    assert len(set(names)) == len(names)
+    for choice in found:
+        assert choice.name.startswith("cutlass:cutlass")
+        assert choice.config.operation.name in choice.name
+
+
+def test_enumeration_is_the_same_every_time() -> None:
+    assert [c.content_hash for c in choices(mm(777, 1024, 512))] == [c.content_hash for c in choices(mm(777, 1024, 512))]
+
+
+def test_a_wider_search_offers_what_a_narrower_one_does() -> None:
+    quick, default, whole = ({c.name for c in choices(mm(), search=search)} for search in ("quick", "default", "exhaustive"))
+    assert quick <= default <= whole
+
+
+def test_split_sums_are_claimed() -> None:
+    for choice in choices(mm(64, 64, 4096)):
+        splits = splits_of(choice.config, choice.problem, preset("sm90"))
+        assert choice.claims.splits == splits
+        assert (splits > 1) == choice.config.operation.stream_k
+
+
+@pytest.mark.parametrize("problem", [
+    mm(0, 4, 4), mm(4, 4, 0), Problem.int_mm(32, 32, 32, device_type="cuda"), Problem.mm(4, 4, 4, dtype=F32, device_type="cpu"),
+], ids=["no-rows", "no-k", "int_mm", "cpu"])  # fmt: skip
+def test_problems_that_it_does_not_serve_are_refused_with_a_reason(problem: Problem) -> None:
+    device = preset("avx2" if problem.device_type == "cpu" else "sm90")
+    found = CutlassBackend().enumerate(problem, device, Settings())
+    assert not found.choices
+    assert len(found.refusals) == 1
+    assert found.refusals[0].reason

@@ -1,0 +1,83 @@
+"""CUTLASS's operations compiled with nvcc, through the architecture matrix: resources and instructions.
+
+In an ordinary run two kernels; ``pytest -m sm90`` (and so ``tox -e sm90``) compiles one of each family of an architecture.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmtune import settings
+from gemmtune.conformance.architectures import compile_and_inspect, matrix_choices, matrix_problems, run_matrix
+from gemmtune.errors import UnavailableError
+from gemmtune.templates.cutlass.build import CutlassChoice
+from gemmtune.templates.cutlass.toolkit import find_compiler, find_toolkit
+
+FAMILIES = {
+    "sm75": ("mm-f16-nt", "mm-f32-nt", "baddbmm-f64-tt"),
+    "sm80": ("mm-bf16-nt", "addmm-f16-tn", "mm-tf32-nt", "mm-f32-nt", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm-f16-nn-padded"),
+    "sm90": ("mm-bf16-nt", "addmm-f16-tn", "mm-tf32-nt", "mm-f32-nt", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm-f16-nn-padded"),
+}
+"""By architecture, names of the matrix's problems: every element, with and without an epilogue, aligned or not."""
+SAMPLED = (("sm80", "mm-f16-nn-padded"), ("sm90", "mm-bf16-nt-silu-mul"))
+
+
+def _missing() -> str | None:
+    try:
+        find_toolkit(None)
+        find_compiler()
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(_missing() is not None, reason=f"compiles CUTLASS: {_missing()}")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All families of an architecture that is asked for by its marker, a few for the others."""
+    if "name" not in metafunc.fixturenames:
+        return
+    asked = str(metafunc.config.getoption("markexpr"))
+    metafunc.parametrize(
+        ("arch", "name"),
+        [
+            pytest.param(arch, name, marks=getattr(pytest.mark, arch))
+            for arch, names in FAMILIES.items()
+            for name in names
+            if (arch, name) in SAMPLED or arch in asked
+        ],
+    )
+
+
+def test_operations_compile_to_the_expected_instructions_without_spills(arch: str, name: str) -> None:
+    with settings.patch(backends=("cutlass",), compile_timeout_s=250.0):
+        report = run_matrix(arch, search="quick", problems={name: matrix_problems()[name]}, most=1)
+    assert report.failures == ()
+    [inspection] = report.inspections
+    assert inspection.backend == "cutlass"
+    assert inspection.stack_bytes is not None
+    assert inspection.instructions
+    assert inspection.shared_bytes
+    [expected] = inspection.expected
+    assert expected
+
+
+@pytest.mark.sm80
+def test_the_matrix_has_the_operations_where_the_backend_is_named() -> None:
+    problems = {name: matrix_problems()[name] for name in FAMILIES["sm80"]}
+    with settings.patch(backends=("cutlass",)):
+        choices = matrix_choices("sm80", "quick", problems=problems, most=1)
+    assert len(choices) == len(problems)
+    assert all(isinstance(choice, CutlassChoice) and choice.arch == "sm80" for choice in choices)
+
+
+@pytest.mark.sm80
+def test_a_kernel_of_another_kind_than_expected_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = SAMPLED[0][1]
+    with settings.patch(backends=("cutlass",), compile_timeout_s=250.0):
+        [choice] = matrix_choices("sm80", "quick", problems={name: matrix_problems()[name]}, most=1)
+        monkeypatch.setattr("gemmtune.templates.cutlass.artifact.instruction", lambda operation: "HMMA.*.F32.BF16")
+        inspection = compile_and_inspect(choice)
+    [text] = inspection.problems
+    assert "expected HMMA.*.F32.BF16, found HMMA.1688.F32" in text

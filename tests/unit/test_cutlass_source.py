@@ -1,0 +1,241 @@
+"""The text of CUTLASS's kernels for operations and epilogues; their pointwise part, compiled for the host, against torch."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cpp_kernels import needs_compiler
+from test_cpp_epilogue import GRID, ROUNDED, SPECIAL, UNARY, by_column
+
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.problem.epilogue import OPERATIONS, evaluate
+from gemmtune.problem.trace import trace
+from gemmtune.settings import Settings
+from gemmtune.templates.cpp.compiler import find_compiler
+from gemmtune.templates.cutlass import BACKEND
+from gemmtune.templates.cutlass.build import CutlassChoice
+from gemmtune.templates.cutlass.launch import Launch
+from gemmtune.templates.cutlass.source import Source
+from gemmtune.templates.render import environment, load_template
+
+PACKAGE = "gemmtune.templates.cutlass"
+HOST = """
+#define __device__
+#define CUTLASS_PRAGMA_UNROLL
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+namespace cutlass {
+template <class T, int N> struct Array {
+  T values[N];
+  T& operator[](int i) { return values[i]; }
+  T const& operator[](int i) const { return values[i]; }
+};
+struct half_t {
+  _Float16 value;
+  explicit half_t(float x) : value(static_cast<_Float16>(x)) {}
+  explicit operator float() const { return static_cast<float>(value); }
+};
+struct bfloat16_t {
+  float value;
+  explicit bfloat16_t(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = x != x ? 0x7fc00000u : (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+    std::memcpy(&value, &bits, 4);
+  }
+  explicit operator float() const { return value; }
+};
+}
+"""
+RUN = """
+extern "C" void run(Compute const* acc, Compute const* x0, Compute const* x1, double alpha, double beta, Compute* out, int count) {
+  const Pointwise<cutlass::Array<Compute, 1>> pointwise;
+  for (int i = 0; i < count; ++i) {
+    out[i] = pointwise({acc[i]}CALLS, Scalars{Compute(alpha), Compute(beta)})[0];
+  }
+}
+"""
+
+
+def choice_of(problem: Problem, arch: str = "sm90", **changes: object) -> CutlassChoice:
+    found = BACKEND.enumerate(problem, preset(arch), Settings(search="quick", **changes)).choices  # type: ignore[arg-type]
+    assert found
+    assert isinstance(found[0], CutlassChoice)
+    return found[0]
+
+
+def source_of(problem: Problem, arch: str = "sm90") -> Source:
+    pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
+    return choice_of(problem, arch).source
+
+
+def with_epilogue(problem: Problem, function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> Problem:
+    return dataclasses.replace(problem, epilogue=trace(function, problem.accumulator, operands))
+
+
+def mm(**fields: object) -> Problem:
+    return Problem.mm(512, 512, 512, device_type="cuda", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
+@pytest.mark.parametrize("name", UNARY)
+def test_every_function_is_rendered(name: str, arch: str) -> None:
+    text = source_of(with_epilogue(mm(dtype=torch.float16), UNARY[name]), arch).text
+    assert "{{" not in text
+    assert "{%" not in text
+    assert "results[i] = " in text
+    assert text.count('extern "C"') >= 3
+
+
+def test_every_function_of_an_epilogue_is_defined() -> None:
+    text = load_template(PACKAGE, "pointwise.cuh.jinja")
+    infix = ("add", "sub", "mul", "div", "neg", "where", "lt", "le", "gt", "ge", "eq", "ne")
+    assert {name for name in OPERATIONS if name not in infix and f" f_{name}(" not in text} == set()
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected", "absent"),
+    [
+        (mm(), ["LinearCombination"], ["Pointwise", "Sm90AuxLoad"]),
+        (Problem.addmm(512, 512, 512, bias="n", alpha=2, beta=0.5, device_type="cuda"),
+         ["acc = acc * scalars.alpha;", "acc = acc + scalars.beta * x0[i];", "Operand<cutlass::bfloat16_t>>;"], []),
+        (Problem.addmm(512, 512, 512, bias="n", device_type="cuda"), ["acc = acc + x0[i];"], ["scalars.alpha;", "scalars.beta"]),
+        (Problem.addmm(512, 512, 512, bias="n", alpha=3, beta=0, device_type="cuda"), ["acc = acc * scalars.alpha;"], ["x0["]),
+    ],
+    ids=["plain", "alpha-beta", "added", "beta-zero"],
+)  # fmt: skip
+def test_scalars_and_the_added_operand(problem: Problem, expected: list[str], absent: list[str]) -> None:
+    text = source_of(problem).text
+    for piece in expected:
+        assert piece in text
+    for piece in absent:
+        assert piece not in text
+
+
+def test_operands_of_an_epilogue_come_after_the_added_one() -> None:
+    problem = Problem.addmm(512, 512, 512, bias="n", dtype=torch.float16, device_type="cuda")
+    row, column = torch.empty(512, dtype=torch.float32), torch.empty(512, 1, dtype=torch.bfloat16)
+    text = source_of(with_epilogue(problem, lambda acc, x, y: acc * x + y, row, column)).text
+    assert "Operand<cutlass::half_t>, Operand<float>, Operand<cutlass::bfloat16_t>>;" in text
+    assert " = acc * x1[i];" in text
+    assert "x2[i]" in text
+
+
+def test_a_cast_comes_before_the_scaling_that_follows_it() -> None:
+    text = source_of(with_epilogue(mm(), lambda acc: acc.to(torch.float16) * 3.0)).text
+    assert "const float v1 = round_f16(acc);" in text
+    assert "round_f16(v1 * float(0x1.8000000000000p+1));" in text
+
+
+def test_a_digest_is_that_of_what_makes_the_text() -> None:
+    base = mm()
+    scaled = [source_of(with_epilogue(base, lambda acc, f=f: acc * f)) for f in (3.0, 3.0, 2.0)]
+    assert scaled[0].digest == scaled[1].digest != scaled[2].digest
+    assert scaled[0].text == scaled[1].text != scaled[2].text
+    longer = source_of(dataclasses.replace(base, a=dataclasses.replace(base.a, stride=(1024, 1))))
+    assert longer.digest == source_of(base).digest
+
+
+@pytest.mark.parametrize(
+    ("operand", "reason"),
+    [
+        (torch.empty(512, dtype=torch.bool), "operand 0 of the epilogue is bool, expected one of float16, bfloat16, "
+         "float32, float64"),
+        (torch.empty(512, dtype=torch.float64),
+         "the epilogue computes in float64, this backend in the accumulator's float32"),
+    ],
+    ids=["bool", "float64"],
+)  # fmt: skip
+def test_what_an_epilogue_cannot_have_is_refused(operand: torch.Tensor, reason: str) -> None:
+    function = (lambda acc, x: torch.where(x, acc, -acc)) if operand.dtype == torch.bool else (lambda acc, x: acc + x)
+    found = BACKEND.enumerate(with_epilogue(mm(), function, operand), preset("sm90"), Settings())
+    assert not found.choices
+    assert [refusal.reason for refusal in found.refusals] == [reason]
+
+
+def pointwise(problem: Problem, folder: Path) -> Callable[..., torch.Tensor]:
+    """The pointwise part of the problem's kernel, compiled for this machine."""
+    made = source_of(problem)
+    calls = "".join(f", {{x{i}[i]}}" for i in range(len(made.operands)))
+    source, library = folder / "pointwise.cpp", folder / "pointwise.so"
+    source.write_text(HOST + made.pointwise + RUN.replace("CALLS", calls))
+    compiler = find_compiler()
+    assert compiler is not None
+    command = [compiler.path, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    run = ctypes.CDLL(str(library)).run
+    run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_double] * 2 + [ctypes.c_void_p, ctypes.c_int]
+
+    def call(acc: torch.Tensor, *x: torch.Tensor, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
+        dense = [t.expand_as(acc).to(acc.dtype).contiguous() for t in (acc, *x)]
+        out = torch.empty_like(dense[0])
+        pointers = [t.data_ptr() for t in dense] + [None] * (3 - len(dense))
+        run(*pointers, alpha, beta, out.data_ptr(), out.numel())
+        return out
+
+    return call
+
+
+@needs_compiler
+def test_functions_compute_what_torch_computes(tmp_path: Path) -> None:
+    values, which = torch.tensor(SPECIAL + GRID).reshape(-1, 1), torch.arange(len(UNARY), dtype=torch.float32)
+    problem = with_epilogue(mm(dtype=torch.float32), by_column(list(UNARY.values())), torch.empty(512))
+    got = pointwise(problem, tmp_path)(values.expand(-1, len(UNARY)), which)
+    for j, (name, function) in enumerate(UNARY.items()):
+        exact, torchs = function(values[:, 0].double()), function(values[:, 0])
+        assert torch.equal(got[:, j].isnan(), exact.isnan()), (name, values[got[:, j].isnan() != exact.isnan(), 0])
+        finite = exact.float().isfinite()
+        error = (got[:, j].double() - exact)[finite].abs()
+        # gelu and arithmetic cancel: what torch loses there, the kernel may lose too.
+        allowed = 4 * 2.0**-24 * exact.abs() + 2 * (torchs.double() - exact).abs() + 2e-7 * (name[:4] == "gelu")
+        assert (error <= allowed[finite] + 1e-44).all(), name
+
+
+@needs_compiler
+def test_16_bit_nodes_round_as_torch_does(tmp_path: Path) -> None:
+    values = torch.cat([torch.tensor(SPECIAL + GRID), torch.randn(200, generator=torch.Generator().manual_seed(1)) * 100])
+    cases = [(name, f, dtype) for name, f in ROUNDED.items() for dtype in (torch.float16, torch.bfloat16)]
+    function = by_column([lambda x, f=f, dtype=dtype: f(x.to(dtype)).to(torch.float32) for _, f, dtype in cases])
+    which = torch.arange(len(cases), dtype=torch.float32)
+    graph = trace(function, torch.float32, (which,))
+    acc = values.reshape(-1, 1).expand(-1, len(cases)).contiguous()
+    problem = dataclasses.replace(mm(dtype=torch.float32), epilogue=trace(function, torch.float32, (torch.empty(512),)))
+    got, expected = pointwise(problem, tmp_path)(acc, which), evaluate(graph, acc, (which,))
+    differ = ~((got == expected) | (got.isnan() & expected.isnan()))
+    assert not differ.any(), (cases[int(differ.any(0).int().argmax())][0], acc[differ][:3], got[differ][:3], expected[differ][:3])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_alpha_beta_and_an_operand(dtype: torch.dtype, tmp_path: Path) -> None:
+    problem = Problem.addmm(512, 512, 512, bias="mn", alpha=2.0, beta=0.4, dtype=dtype, device_type="cuda")
+    problem = with_epilogue(problem, lambda acc, x: torch.relu(acc * 3.3 - 1.234) * x, torch.empty(512, dtype=dtype))
+    generator = torch.Generator().manual_seed(1)
+    acc, inp, x = (torch.randn(500, dtype=dtype, generator=generator) for _ in range(3))
+    got = pointwise(problem, tmp_path)(acc, inp, x, alpha=2.0, beta=0.4)
+    torch.testing.assert_close(got, torch.relu((2 * acc + 0.4 * inp) * 3.3 - 1.234) * x)
+
+
+@needs_compiler
+def test_the_struct_of_a_launch_is_that_of_the_source(tmp_path: Path) -> None:
+    text = environment().from_string(load_template(PACKAGE, "launch.h.jinja")).render(most_operands=8)
+    names = [name for name, *_ in Launch._fields_]
+    prints = "\n".join(f'std::printf("{name} %zu %zu\\n", offsetof(Launch, {name}), sizeof(Launch::{name}));' for name in names)
+    source, program = tmp_path / "offsets.cpp", tmp_path / "offsets"
+    prints += '\nstd::printf("all 0 %zu\\n", sizeof(Launch));'
+    source.write_text(f"#include <cstddef>\n#include <cstdio>\n{text}\nint main() {{\n{prints}\n}}\n")
+    compiler = find_compiler()
+    assert compiler is not None
+    subprocess.run([compiler.path, str(source), "-o", str(program)], check=True)
+    printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
+    fields = {name: getattr(Launch, name) for name in names}
+    expected = [f"{name} {field.offset} {field.size}" for name, field in fields.items()]
+    assert printed.splitlines() == [*expected, f"all 0 {ctypes.sizeof(Launch)}"]
