@@ -191,12 +191,14 @@ def overlapping(layout: Layout) -> bool:
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Standard normal numbers in every element, and in the padding between them; integers of the whole range for an integer dtype.
 
-    Overlapping elements get what they can hold.
+    Of a boolean tensor about half is true. Overlapping elements get what they can hold.
     """
     memory = flat(tensor)
     if memory.numel() == 0:
         return
-    if dtype_info(tensor.dtype).is_integer:
+    if tensor.dtype == torch.bool:  # a mask that an epilogue reads
+        memory.random_(0, 2, generator=generator)
+    elif dtype_info(tensor.dtype).is_integer:
         bounds = torch.iinfo(tensor.dtype)
         memory.random_(bounds.min, bounds.max + 1, generator=generator)
     elif tensor.element_size() == 1 or (tensor.device.type == "cpu" and tensor.element_size() == 2):

@@ -31,7 +31,18 @@ from ..problem.dtypes import FLOAT8, dtype_info
 from . import operands
 from .fills import fill_named
 from .integers import MOST_ADDED, cancelling_range, most_factor
-from .operands import Operands, distinct, distinct_size, held_size, overlapping, placed, random_scale, scalar_value
+from .operands import (
+    Operands,
+    allocate,
+    distinct,
+    distinct_size,
+    fill_random,
+    held_size,
+    overlapping,
+    placed,
+    random_scale,
+    scalar_value,
+)
 from .pick import Pick
 from .reference import as_batches
 from .width import LEAST_K, width_rows
@@ -92,7 +103,7 @@ class Probes:
 
     def extra(self) -> tuple[torch.Tensor, ...]:
         """Random operands for the epilogue."""
-        return tuple(self._normal(layout) for layout in (self.problem.epilogue.operands if self.problem.epilogue else ()))
+        return tuple(self._read_by_epilogue(layout) for layout in (self.problem.epilogue.operands if self.problem.epilogue else ()))
 
     def cancel(self, limit: int) -> Pick:
         """The cancelling probe with no sum of integers larger than ``limit`` on the way. Needs ``free_a`` and ``free_b``."""
@@ -243,6 +254,13 @@ class Probes:
             return values
         most = most_factor(self.problem.k, layout.dtype)
         return values.clamp(-most - 1, most)
+
+    def _read_by_epilogue(self, layout: Layout) -> torch.Tensor:
+        if layout.dtype != torch.bool:
+            return self._normal(layout)
+        mask = allocate(layout, self.device)
+        fill_random(mask, self.generator)
+        return mask
 
     def _normal(self, layout: Layout) -> torch.Tensor:
         values = self._values("normal", layout, -1)
