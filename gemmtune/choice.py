@@ -48,6 +48,9 @@ class Claims:
     partials: torch.dtype
     epilogue_input: torch.dtype
     splits: int = 1
+    weights: torch.dtype | None = None
+    """To what a kernel of mixed_mm rounds (b − zero_b) · scale_b before it multiplies; None: it multiplies b as it is, and scales
+    sums."""
     input_mode: str = "ieee"
     flush_subnormals: bool = False
     deterministic: bool = True
@@ -55,7 +58,10 @@ class Claims:
 
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float, float, tuple[torch.Tensor, ...]], None]
-"""``run(out, a, b, inp, alpha, beta, extra)``: write epilogue(alpha · a @ b + beta · inp, *extra) into ``out``."""
+"""``run(out, a, b, inp, alpha, beta, extra)``: write the problem's result into ``out``.
+
+``extra`` has the problem's scales (of scale_a, scale_b, zero_b those that it has, in this order), then the epilogue's operands.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +123,14 @@ class Choice(ABC):
     def build(self) -> Kernel:
         """Load what ``compile`` made (compiling if it is missing) and bind it to the problem."""
 
+    def variants(self) -> Sequence[Choice]:
+        """Other choices with the same ``compile_key``: what a compiled kernel can be told at launch.
+
+        They are not enumerated. The selector asks the fastest few choices for theirs; repeatedly, so that those which differ in one
+        respect are enough.
+        """
+        return ()
+
     @property
     def packed_format(self) -> str | None:
         """The name of the layout in which this choice wants a prepacked b; None means b as it is."""
@@ -129,10 +143,11 @@ class Choice(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A choice, or a whole backend, that was filtered before compilation, and why."""
+    """A choice, or a whole backend, that was filtered before compilation, and why. ``count`` is how many choices it stands for."""
 
     name: str
     reason: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,16 @@ Numerical Algorithms", §3.1 and §4.2). Products of 16-bit inputs are exact; a 
 
 8-bit floats: the tensor cores of Hopper keep 14 significand bits of a sum, relative to the largest number that goes into it; each
 number therefore costs up to 2^-13·S. Without ``fast_accum`` such sums go into a float32 one every 128 elements of K. Sums of int8
-are exact. The assembly of the constants is ours and conservative.
+are exact, and an epilogue gets them rounded to float32.
+
+Scales and zero points: S = (|a|·scale_a) @ ((|b| + |zero_b|)·scale_b). A kernel multiplies the terms of a sum or, block for block
+along K, sums: a product then meets one multiplication by each scale, and an addition for each block besides those within its block.
+Zero points are subtracted from b, or their multiples of sums of a from sums of a · b: the same counts hold for a · zero_b. Where
+weights are rounded to ``weights`` = w before they are multiplied, subtraction and multiplication may each be rounded so, which adds
+(1 + u_w)² − 1, and for each of the K weights half the smallest subnormal of w times max|a|. 8-bit integers and floats are exact in
+every w.
+
+The assembly of the constants is ours and conservative.
 """
 
 from __future__ import annotations
@@ -22,8 +31,10 @@ import torch
 from ..errors import GemmtuneError
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
+from .operands import SCALES
+from .quantized import blocks_of_k
 
-__all__ = ["INPUT_ERROR", "Arithmetic", "Bound", "accumulation_bound", "exact_limit", "underflow"]
+__all__ = ["INPUT_ERROR", "Arithmetic", "Bound", "accumulation_bound", "epilogue_input", "exact_limit", "underflow"]
 
 INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "tf32": 2.0**-10}
 """Largest relative error of reading one input. tf32 keeps 11 significand bits; hardware may cut off the rest, not round."""
@@ -31,7 +42,7 @@ INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "tf32": 2.0**-10}
 NARROWEST_BLOCK = 4
 """Elements that a matrix instruction multiplies and adds at a time, at the least (SM75)."""
 SCALAR_OPERATIONS = 3
-"""alpha ·, beta ·, +; or scale_a ·, scale_b ·."""
+"""alpha ·, beta ·, +; or scale_a ·, scale_b ·, − zero_b."""
 FLOAT8_BITS = 14
 """Significand bits of the sums of 8-bit floats on SM90, the fewest of any GPU (PyTorch's notes on ``use_fast_accum``)."""
 PROMOTED_EVERY = 128
@@ -49,6 +60,8 @@ class Arithmetic(Protocol):
     def epilogue_input(self) -> torch.dtype: ...
     @property
     def splits(self) -> int: ...
+    @property
+    def weights(self) -> torch.dtype | None: ...
     @property
     def input_mode(self) -> str: ...
     @property
@@ -82,21 +95,23 @@ def accumulation_bound(
     alpha: float,
     largest: Callable[[], float] = lambda: 0.0,
     extended: bool = False,
+    terms: int | None = None,
 ) -> Bound:
     """E for alpha · a @ b + beta · inp, with the rounding to ``epilogue_input`` but not the one to the output type.
 
-    ``largest`` gives max|a| + max|b|, each only if the other one has subnormal numbers; asked only where those may be read as 0.
-    ``extended`` says that R is better than a float64 product, whose error would otherwise count too. With scales,
-    ``alpha`` is 1: those of ``random_scale`` are allowed for.
+    ``largest`` gives max|a| + max|b|, each only if the other one has subnormal numbers (``Operands.beside_subnormal``); asked only
+    where such numbers may be read as 0, or weights become such. ``extended`` says that R is better than a float64 product, whose
+    error would otherwise count too. With scales, ``alpha`` is 1: scales are taken to be at most that of SCALES. ``terms``: so many
+    products of a sum at most are not 0.
 
     Raises:
         GemmtuneError: an input mode of which nothing is known.
     """
     if arithmetic.input_mode not in INPUT_ERROR:
         raise GemmtuneError(f"input_mode: got {arithmetic.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")
-    k, splits, flush = problem.k, arithmetic.splits, arithmetic.flush_subnormals
-    steps = _operations(k) + splits + SCALAR_OPERATIONS
-    relative = _accumulation(problem, arithmetic)
+    k, splits, flush = problem.k if terms is None else terms, arithmetic.splits, arithmetic.flush_subnormals
+    steps = _operations(k) + splits + _last_operations(problem)
+    relative = _accumulation(problem, arithmetic, k)
     if not extended and not dtype_info(problem.dtype).is_integer:
         relative += _growth((k + SCALAR_OPERATIONS) * 2.0**-53)
     reading = INPUT_ERROR[arithmetic.input_mode]
@@ -106,13 +121,28 @@ def accumulation_bound(
         relative += (1 + relative) * _growth((splits + 1) * dtype_info(arithmetic.partials).unit_roundoff)
         absolute += (splits + 1) * underflow(arithmetic.partials, flush=flush)
     if flush and k:
-        absolute += k * largest() * max(dtype_info(x.dtype).smallest_normal for x in (problem.a, problem.b))
-    absolute *= max(1.0, abs(alpha)) * (1 + relative)
-    before = dtype_info(arithmetic.epilogue_input)
+        absolute += k * largest() * _largest_flushed(problem)
+    if arithmetic.weights is not None and problem.scale_b is not None:
+        relative += (1 + relative) * _growth(2 * dtype_info(arithmetic.weights).unit_roundoff)
+        absolute += k * largest() * underflow(arithmetic.weights, flush=flush) if k else 0.0
+    absolute *= max(1.0, abs(alpha)) * SCALES[1] ** len(problem.scales) * (1 + relative)
+    before = dtype_info(epilogue_input(problem, arithmetic))
     if before.unit_roundoff > dtype_info(problem.accumulator).unit_roundoff:
         relative += (1 + relative) * before.unit_roundoff
         absolute += underflow(before.dtype, flush=flush)
     return Bound(relative=relative, absolute=absolute)
+
+
+def epilogue_input(problem: Problem, arithmetic: Arithmetic) -> torch.dtype:
+    """The type of what the epilogue gets: the claimed one, but sums of integers become float32 before any function is applied."""
+    claimed = arithmetic.epilogue_input
+    return problem.epilogue_dtype if problem.epilogue is not None and dtype_info(claimed).is_integer else claimed
+
+
+def _largest_flushed(problem: Problem) -> float:
+    """The largest number of a or b that may be read as 0. Weights are read as numbers of a's type."""
+    read = (problem.a.dtype,) if problem.op == "mixed_mm" else (problem.a.dtype, problem.b.dtype)
+    return max(dtype_info(dtype).smallest_normal for dtype in read)
 
 
 def _growth(x: float) -> float:
@@ -125,19 +155,25 @@ def _operations(k: int) -> int:
     return k + math.ceil(k / NARROWEST_BLOCK)
 
 
-def _accumulation(problem: Problem, arithmetic: Arithmetic) -> float:
-    """The relative part of the bound that comes from summing, and from alpha, beta or scales."""
+def _last_operations(problem: Problem) -> int:
+    """Operations after those of one block's sum: additions of blocks that have scales of their own, multiplications."""
+    blocks = blocks_of_k(problem)
+    return SCALAR_OPERATIONS + (blocks + 1 if blocks > 1 else 0)
+
+
+def _accumulation(problem: Problem, arithmetic: Arithmetic, k: int) -> float:
+    """The relative part of the bound that comes from summing ``k`` products, and from alpha, beta or scales."""
     roundoff = dtype_info(arithmetic.accumulate).unit_roundoff
     truncating = 2 * roundoff if _truncates(problem, arithmetic) else roundoff
-    last = arithmetic.splits + SCALAR_OPERATIONS
+    last = arithmetic.splits + _last_operations(problem)
     bits = _accumulator_bits(problem, arithmetic)
     if bits is None:
-        return _growth((_operations(problem.k) + last) * truncating)
+        return _growth((_operations(k) + last) * truncating)
     narrow = 2.0 ** (1 - bits) if _truncates(problem, arithmetic) else 2.0**-bits
     if problem.op != "scaled_mm" or problem.fast_accum:
-        return _growth(_operations(problem.k) * narrow + last * truncating)
-    chunk = min(problem.k, PROMOTED_EVERY)
-    return _growth(_operations(chunk) * narrow + (math.ceil(problem.k / PROMOTED_EVERY) + last) * truncating)
+        return _growth(_operations(k) * narrow + last * truncating)
+    chunk = min(k, PROMOTED_EVERY)
+    return _growth(_operations(chunk) * narrow + (math.ceil(k / PROMOTED_EVERY) + last) * truncating)
 
 
 def _truncates(problem: Problem, arithmetic: Arithmetic) -> bool:

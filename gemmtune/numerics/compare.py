@@ -12,7 +12,7 @@ import torch
 
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
-from .bounds import Arithmetic, Bound, underflow
+from .bounds import Arithmetic, Bound, epilogue_input, underflow
 from .operands import storage_bits
 from .pick import Pick
 from .propagate import Approximate, propagate, rounded
@@ -101,13 +101,14 @@ class Comparer:
         self._extra = [as_batches(x.expand(problem.out.size)) for x in extra]
 
     def pick(self, out: torch.Tensor, pick: Pick, finding: Finding) -> None:
-        """Compare all of ``out`` with an exact probe: equality, unless an epilogue has to be evaluated."""
+        """Compare all of ``out`` with an exact probe: equality, unless an epilogue has to be evaluated or ``out`` rounds it."""
         matrix, bits = as_batches(out), _bits(out)
-        dtype = self._problem.accumulator if self._problem.epilogue is None else torch.float64
+        equal = self._problem.epilogue is None and self._holds_picked
+        dtype = self._problem.accumulator if equal else torch.float64
         for batches, rows in _blocks(matrix.shape, out.device):
             got, held, expected = matrix[batches, rows], bits[batches, rows], pick.exact(batches, rows, dtype)
             chunk = _Chunk(batch=batches.start, row=rows.start, region=Region(), shape=_shape(got))
-            if self._problem.epilogue is None:
+            if equal:
                 got = got.to(dtype)
                 bad = got != expected
                 if pick.special:
@@ -115,8 +116,18 @@ class Comparer:
                 finding.add(chunk, bad, held, got, expected, torch.zeros_like(finding.ratio))
             else:
                 acc = Approximate(value=expected, error=torch.zeros_like(expected))
-                acc = rounded(acc, self._arithmetic.epilogue_input, flush=False)
+                if self._problem.epilogue is not None:
+                    acc = rounded(acc, epilogue_input(self._problem, self._arithmetic), flush=False)
                 self._bounded(got, acc, [x[batches, rows] for x in self._extra], chunk, held, finding)
+
+    def picked_within(self, out: torch.Tensor, pick: Pick, bound: Bound, finding: Finding) -> None:
+        """Compare all of ``out`` with a probe that picks rows of b, allowing ``bound`` of S before the epilogue."""
+        matrix, bits = as_batches(out), _bits(out)
+        for batches, rows in _blocks(matrix.shape, out.device):
+            chunk = _Chunk(batch=batches.start, row=rows.start, region=Region(), shape=_shape(matrix[batches, rows]))
+            error = bound(pick.magnitude(batches, rows))
+            acc = Approximate(value=pick.exact(batches, rows, torch.float64), error=error)
+            self._bounded(matrix[batches, rows], acc, [x[batches, rows] for x in self._extra], chunk, bits[batches, rows], finding)
 
     def reference(self, out: torch.Tensor, reference: Reference, bound: Bound, finding: Finding) -> None:
         """Compare a region of ``out`` with R, allowing ``bound`` of S before the epilogue."""
@@ -151,6 +162,12 @@ class Comparer:
         right |= overflows & (((got > 0) == (value > 0)) | (value.abs() <= error))
         finding.add(chunk, ~right, bits, got, value, error)
 
+    @property
+    def _holds_picked(self) -> bool:
+        """Whether out holds every element of a and b. Of the quantized operations out may be narrower than a."""
+        problem = self._problem
+        return problem.op != "mixed_mm" or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer
+
     def _stored(self, acc: Approximate, extra: Sequence[torch.Tensor]) -> Approximate:
         """f(acc) as stored in out. Without an epilogue that is one rounding: acc + u·|R| + η, and a little of acc's own error."""
         problem, flush = self._problem, self._arithmetic.flush_subnormals
@@ -162,7 +179,7 @@ class Comparer:
             problem.epilogue,
             acc,
             extra,
-            precision=self._arithmetic.epilogue_input,
+            precision=epilogue_input(problem, self._arithmetic),
             flush=flush,
             reference_is_float64=problem.accumulator == torch.float64,
         )

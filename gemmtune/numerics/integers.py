@@ -8,8 +8,9 @@ import torch
 
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
+from .quantized import number_range
 
-__all__ = ["MOST_ADDED", "cancelling_range", "most_factor"]
+__all__ = ["MOST_ADDED", "MOST_ZERO", "cancelling_range", "most_factor"]
 
 MOST_INTEGER = 31
 """In a and b of the cancelling probe: exact in 16 bits; so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
@@ -17,16 +18,27 @@ MOST_INTEGERS: dict[torch.dtype, int] = {torch.float64: 2**20, torch.int8: 126, 
 """The same for other dtypes: one more is exact too. float64 and int8 get large ones, of which sums in float32 are not exact."""
 MOST_ADDED = 9
 """In inp."""
+MOST_ZERO = 3
+"""In zero points of sums that cancel."""
 SUM_BITS = 50
 
 
-def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, float]:
-    """(largest integer, share of nonzero products) for sums of ``half`` products below ``limit``."""
-    most = min(MOST_INTEGERS.get(layout.dtype, MOST_INTEGER) for layout in (problem.a, problem.b))
-    fitting = int(math.sqrt(min(limit, 2**SUM_BITS) / max(half, 1)))
+def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, int, float]:
+    """(largest integer of a, of b − zero_b, share of nonzero products) for sums of ``half`` products below ``limit``.
+
+    Sums of a · b and a · zero_b stay below it too: zero points may be applied to those.
+    """
+    first, second = (MOST_INTEGERS.get(layout.dtype, MOST_INTEGER) for layout in (problem.a, problem.b))
+    both = min(first, second)
+    added = 0
+    if problem.zero_b is not None:
+        added = 2 * MOST_ZERO
+    of_b = min(both, number_range(problem)[1] - added // 2) if problem.op == "mixed_mm" else both
+    room = min(limit, 2**SUM_BITS) / max(half, 1)
+    fitting = int(math.sqrt(room + added**2 / 4) - added / 2)  # f · (f + added) = room
     if fitting >= 1:
-        return min(most, fitting), 1.0
-    return 1, limit / (4 * half)
+        return min(both, max(fitting, int(room / (of_b + added)))), min(of_b, fitting), 1.0
+    return 1, 1, limit / (4 * half * (1 + added))
 
 
 def most_factor(k: int, dtype: torch.dtype) -> int:

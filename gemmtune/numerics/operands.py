@@ -1,21 +1,39 @@
-"""Tensors with exactly the layouts of a problem, in buffers that show a write outside of them."""
+"""The operands of a problem: their values, scales and scalars. Their memory is that of ``buffers``, whose names are here too."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from ..errors import GemmtuneError
 from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 from ..problem.problem import ScalarClass
+from ..problem.rules import Encoding
+from .buffers import (
+    GUARD_BYTES,
+    POISONS,
+    allocate,
+    distinct,
+    distinct_size,
+    fill_nan,
+    flat,
+    guard_mask,
+    held_size,
+    overlapping,
+    placed,
+    poison,
+    storage_bits,
+)
 
 __all__ = [
     "ALPHA",
     "BETA",
+    "GUARD_BYTES",
     "POISONS",
     "SCALES",
+    "ZEROS",
     "Lines",
     "Operands",
     "allocate",
@@ -31,43 +49,30 @@ __all__ = [
     "poison",
     "random_operands",
     "random_scale",
+    "random_zero",
     "scalar_value",
     "scale_factor",
     "storage_bits",
+    "weight_unit",
 ]
-
-GUARD_BYTES = 256
-"""Between the start of the buffer and the operand, and at least as much behind it; a multiple of every alignment of interest."""
 
 ALPHA, BETA = 1.25, -0.75
 """The values of alpha and beta in random operands of class ``general``: exact in every dtype, and neither 0, 1 nor equal."""
 
-_BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-POISONS: dict[torch.dtype, tuple[int, int]] = {
-    torch.float16: (0x7E5A, 0x7EA5),
-    torch.bfloat16: (0x7FDA, 0x7FE5),
-    torch.float32: (0x7FC5A5A5, 0x7FDA5A5A),
-    torch.float64: (0x7FF85A5A5A5A5A5A, 0x7FFDA5A5A5A5A5A5),
-    torch.int32: (0x5A5A5A5B, 0x6B5A5A5B),
-}
-"""Two bit patterns for each dtype of a result: an element that holds one was not written. For floats they are quiet NaNs with
-payloads that no arithmetic makes; for int32, which has no NaN, odd numbers larger than sums of int8 products below K = 2^16."""
-
 SCALES = (0.5, 2.0)
-"""Between these lie random scales of scaled_mm."""
+"""Between these lie random scales; those of weights are smaller where the weights are integers, see ``weight_unit``."""
+ZEROS = (0, 7)
+"""Between these lie random zero points: every encoding has them."""
 Lines = slice | torch.Tensor | None
 """Some rows or columns; None means all of them."""
-
-_BYTE_NAN: dict[torch.dtype, int] = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7E}
-"""The ordinary NaN as bits, since not every torch fills 8-bit floats with numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
     """The arguments of one call of a kernel: out = epilogue(alpha · a @ b + beta · inp, *extra).
 
-    ``scale_a`` and ``scale_b`` are float32, and None for all but scaled_mm: out = (scale_a · scale_b) · (a @ b).
+    For the quantized operations a and b stand for a · scale_a and (b − zero_b) · scale_b, as far as those are not None; with an
+    ``encoding`` b has two numbers in each byte (see ``Problem``).
     """
 
     a: torch.Tensor
@@ -79,15 +84,38 @@ class Operands:
     beta: float
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
+    zero_b: torch.Tensor | None = None
+    encoding: Encoding = ""
+
+    @property
+    def scales(self) -> tuple[torch.Tensor, ...]:
+        """Those of scale_a, scale_b and zero_b that are given, in the order of ``Problem.scales``."""
+        return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
+
+    @property
+    def trailing(self) -> tuple[torch.Tensor, ...]:
+        """What ``Run`` takes as its last argument: the scales, then the epilogue's operands."""
+        return (*self.scales, *self.extra)
 
     def largest(self) -> float:
-        """max|a| + max|b|, which waits for the device; 0 for what has no elements."""
-        return sum(float(_wide(x).abs().max()) for x in (self.a, self.b) if x.numel())
+        """max|a| + max|b|, which waits for the device; 0 for what has no elements. A zero point counts as part of b."""
+        return sum(_most(x) for x in (self.a, self.b, self.zero_b) if x is not None)
 
     def beside_subnormal(self) -> float:
-        """``largest``, counting an input only where the other one has subnormal numbers, which may be read as 0."""
-        pairs = ((self.a, self.b), (self.b, self.a))
-        return sum(float(_wide(x).abs().max()) for x, other in pairs if x.numel() and _has_subnormal(other))
+        """``largest``, counting an input only where the other one has subnormal numbers, which may be read as 0.
+
+        Weights that are multiplied by a scale may have such: scales may be as small as they like.
+        """
+        total = _most(self.a) if self._scales_weights or _has_subnormal(self.b) else 0.0
+        return total + (sum(_most(x) for x in (self.b, self.zero_b) if x is not None) if _has_subnormal(self.a) else 0.0)
+
+    @property
+    def _scales_weights(self) -> bool:
+        return self.scale_b is not None and self.scale_a is None
+
+
+def _most(x: torch.Tensor) -> float:
+    return float(_wide(x).abs().max()) if x.numel() else 0.0
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -98,94 +126,6 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 def _has_subnormal(x: torch.Tensor) -> bool:
     magnitude = _wide(x).abs()
     return bool(((magnitude > 0) & (magnitude < dtype_info(x.dtype).smallest_normal)).any())
-
-
-def allocate(layout: Layout, device: torch.device, *, guard_bytes: int = GUARD_BYTES) -> torch.Tensor:
-    """A tensor with exactly this size, stride and offset (``data_ptr() % 16 == offset · itemsize % 16``), not initialised.
-
-    It lies in a buffer of its own (``storage_bits`` shows all of it) with guard bands of ``guard_bytes`` on both sides. Strides may
-    be 0 and elements may overlap.
-    """
-    itemsize = layout.dtype.itemsize
-    guard = -(-guard_bytes // GUARD_BYTES) * GUARD_BYTES // itemsize
-    words = -(-(guard + layout.offset + layout.span + guard) * itemsize // 8)  # whole 8-byte words: checksums read those
-    buffer = torch.empty(words, dtype=torch.int64, device=device).view(layout.dtype)
-    return buffer.as_strided(layout.size, layout.stride, guard + layout.offset)
-
-
-def storage_bits(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The whole buffer behind ``tensor`` with guard bands and padding, as integers as wide as its elements (or of ``dtype``)."""
-    dtype = dtype or _BITS[tensor.element_size()]
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-
-
-def poison(tensor: torch.Tensor, payload: int) -> None:
-    """Fill the whole buffer behind ``tensor`` with the bit pattern ``payload`` (see POISONS)."""
-    storage_bits(tensor).fill_(payload)
-
-
-def fill_nan(tensor: torch.Tensor) -> None:
-    """Fill the whole buffer behind ``tensor`` with the ordinary NaN, which can be told from POISONS; of integers the least one."""
-    if tensor.dtype in _BYTE_NAN:
-        storage_bits(tensor).fill_(_BYTE_NAN[tensor.dtype])
-    elif dtype_info(tensor.dtype).is_integer:
-        storage_bits(tensor, tensor.dtype).fill_(torch.iinfo(tensor.dtype).min)
-    else:
-        storage_bits(tensor, tensor.dtype).fill_(math.nan)
-
-
-def guard_mask(tensor: torch.Tensor) -> torch.Tensor | None:
-    """True for every element of the buffer behind ``tensor`` that is not its own; None if only the two bands around it are not."""
-    if tensor.numel() == Layout.of(tensor).span:
-        return None
-    mask = torch.ones_like(storage_bits(tensor), dtype=torch.bool)
-    distinct(mask.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())).fill_(False)
-    return mask
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """From the first to the last element of ``tensor`` in memory as one dimension, padding between them included."""
-    return tensor.as_strided((Layout.of(tensor).span,), (1,))
-
-
-def distinct(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` with one element along every dimension of stride 0: a view that can be written."""
-    return tensor.as_strided(distinct_size(Layout.of(tensor)), tensor.stride())
-
-
-def distinct_size(layout: Layout) -> tuple[int, ...]:
-    """The layout's size with 1 for every dimension of stride 0."""
-    return tuple(1 if s == 0 and n > 1 else n for n, s in zip(layout.size, layout.stride, strict=True))
-
-
-def held_size(layout: Layout) -> tuple[int, ...]:
-    """What values the layout can hold: ``distinct_size``, or its memory as one dimension where elements overlap."""
-    return (layout.span,) if overlapping(layout) else distinct_size(layout)
-
-
-def placed(layout: Layout, device: torch.device, values: torch.Tensor | None) -> torch.Tensor:
-    """A buffer of that layout, NaN throughout except for ``values``, as many as ``held_size`` says; None leaves all NaN."""
-    tensor = allocate(layout, device)
-    fill_nan(tensor)
-    if values is not None:
-        target = flat(tensor) if overlapping(layout) else distinct(tensor)
-        target.copy_(values.reshape(target.shape))
-    return tensor
-
-
-def overlapping(layout: Layout) -> bool:
-    """Whether elements share memory other than by a stride of 0, so that they cannot be chosen independently.
-
-    Conservative: the rare interleaved layouts that do not overlap although one dimension reaches past the stride of another
-    count as overlapping.
-    """
-    reach = 1
-    for stride, size in sorted((s, n) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1 and s > 0):
-        if stride < reach:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -213,17 +153,40 @@ def scalar_value(scalar: ScalarClass, general: float) -> float:
     return {"zero": 0.0, "one": 1.0, "general": general}[scalar]
 
 
-def random_scale(layout: Layout, generator: torch.Generator, device: torch.device, *, exact: bool) -> torch.Tensor:
-    """Scales between those of SCALES in a buffer of that layout: any numbers, or if ``exact`` powers of two: no rounding then."""
+def weight_unit(problem: Problem) -> float:
+    """What random scales of b are multiplied by: a power of two, so that weights of integers come out near 1 as well."""
+    if problem.op != "mixed_mm":
+        return 1.0
+    return 0.25 if problem.encoding else 2.0**-6 if dtype_info(problem.b.dtype).is_integer else 1.0
+
+
+def random_scale(layout: Layout, generator: torch.Generator, device: torch.device, *, unit: float = 1.0) -> torch.Tensor:
+    """Scales of any numbers between those of SCALES, times ``unit``, in a buffer of that layout."""
     low, high = SCALES
-    values = torch.empty(held_size(layout), device=device).uniform_(low, high, generator=generator)
-    return placed(layout, device, torch.exp2(values.log2().round()) if exact else values)
+    values = torch.empty(held_size(layout), device=device).uniform_(low * unit, high * unit, generator=generator)
+    return placed(layout, device, values)
+
+
+def random_zero(
+    layout: Layout, generator: torch.Generator, device: torch.device, low: int, high: int, *, step: float = 1.0
+) -> torch.Tensor:
+    """Zero points from ``low`` to ``high``, multiples of ``step`` (a power of two up to 1), in a buffer of that layout."""
+    first, last = int(low / step), int(high / step)
+    values = torch.randint(first, last + 1, held_size(layout), generator=generator, dtype=torch.int32, device=device)
+    return placed(layout, device, values * step)
 
 
 def scale_factor(operands: Operands, rows: Lines = None, cols: Lines = None) -> torch.Tensor | None:
-    """scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact. None where there are no scales."""
+    """scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact. None where there are no scales.
+
+    Raises:
+        GemmtuneError: the scales change along K, so that no factor of the result is theirs.
+    """
     if operands.scale_a is None or operands.scale_b is None:
         return None
+    if operands.scale_a.shape[1:2].numel() > 1 or operands.scale_b.shape[:1].numel() > 1:
+        shapes = " and ".join(str(list(x.shape)) for x in operands.scales)
+        raise GemmtuneError(f"scales: got shapes {shapes}, expected none that changes along K")
     return _lines(operands.scale_a, rows).unsqueeze(-1) * _lines(operands.scale_b, cols)
 
 
@@ -236,6 +199,7 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
     """Operands with the problem's layouts and standard normal values, made on ``device``.
 
     The numbers come from a generator of their own: torch's global state is not touched. ``inp`` is random even where beta is zero.
+    Integers are of the whole range of their dtype, packed ones of that of their encoding; scales are of ``random_scale``.
     With ``out=False`` the output is an empty tensor without memory, for callers that bring their own.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -245,8 +209,8 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         fill_random(tensor, generator)
         return tensor
 
-    def scale(layout: Layout | None) -> torch.Tensor | None:
-        return None if layout is None else random_scale(layout, generator, device, exact=False)
+    def scale(layout: Layout | None, unit: float = 1.0) -> torch.Tensor | None:
+        return None if layout is None else random_scale(layout, generator, device, unit=unit)
 
     return Operands(
         a=filled(problem.a),
@@ -257,5 +221,7 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         alpha=scalar_value(problem.alpha, ALPHA),
         beta=scalar_value(problem.beta, BETA),
         scale_a=scale(problem.scale_a),
-        scale_b=scale(problem.scale_b),
+        scale_b=scale(problem.scale_b, weight_unit(problem)),
+        zero_b=None if problem.zero_b is None else random_zero(problem.zero_b, generator, device, *ZEROS),
+        encoding=problem.encoding,
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from ..problem.dtypes import FLOAT8
-from .operands import Operands, scale_factor
+from ..problem.rules import Encoding
+from .operands import Operands
+from .quantized import picked_numbers, scale_at
 from .reference import as_batches
 
 __all__ = ["Pick"]
@@ -16,10 +19,10 @@ __all__ = ["Pick"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """A probe: operands and the exactly known alpha · a @ b + beta · inp, or scale_a · scale_b · a @ b.
+    """A probe: operands and the exactly known alpha · a @ b + beta · inp, with scales and zero points as the operands have them.
 
-    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j]. Scales
-    count in the place of alpha.
+    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j]. A zero
+    point is subtracted from b[k_i, j], and either product is multiplied by the scales of its two factors.
     ``row_factor`` v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]; a dimension has size 1 where
     the operand is broadcast along it.
     """
@@ -46,24 +49,60 @@ class Pick:
     def exact(self, batches: slice, rows: slice, dtype: torch.dtype) -> torch.Tensor:
         """The result [b, r, N] in these batches and rows, in ``dtype``: the accumulator's or a wider one, which hold it exactly."""
         operands = self.operands
-        results: list[torch.Tensor] = []
-        if self.row_index is not None and self.row_factor is not None:
-            index, factor = (x.expand(-1, len(self.by_rows))[:, rows] for x in (self.row_index, self.row_factor))
-            factor = _times(_sliced(factor, batches).to(dtype), operands.alpha)
-            results.append(_picked_rows(self._row_major_b[batches], _sliced(index, batches)).to(dtype) * factor.unsqueeze(-1))
-        if self.col_index is not None and self.col_factor is not None:
-            index, factor = (x.expand(-1, operands.b.shape[-1]) for x in (self.col_index, self.col_factor))
-            factor = _times(_sliced(factor, batches).to(dtype), operands.alpha)
-            picked = _picked_cols(self._row_major_a[batches, rows], _sliced(index, batches))
-            results.append(picked.to(dtype) * factor.unsqueeze(-2))
+        results = [*self._from_rows(batches, rows, dtype), *self._from_cols(batches, rows, dtype)]
         result = results[0] if len(results) == 1 else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
-        scales = scale_factor(operands, rows)
-        if scales is not None:
-            result = result * scales.to(dtype)
         if operands.inp is None or operands.beta == 0:
             return result
         size = (*operands.a.shape[:-1], operands.b.shape[-1])
         return result + as_batches(operands.inp.expand(size))[batches, rows].to(dtype) * operands.beta
+
+    def magnitude(self, batches: slice, rows: slice) -> torch.Tensor:
+        """S of the same, float64, with |b| + |zero_b| for b and without inp; of a probe that picks rows of b only."""
+        (result,) = self._from_rows(batches, rows, torch.float64, magnitude=True)
+        return result
+
+    def _from_rows(self, batches: slice, rows: slice, dtype: torch.dtype, *, magnitude: bool = False) -> Iterator[torch.Tensor]:
+        """The result as multiples of rows of b, if some are that."""
+        if self.row_index is None or self.row_factor is None:
+            return
+        index, factor = (x.expand(-1, len(self.by_rows))[:, rows] for x in (self.row_index, self.row_factor))
+        factor = _times(_sliced(factor, batches).to(dtype), self.operands.alpha).unsqueeze(-1)
+        picked = _picked_rows(self._row_major_b[batches], _sliced(index, batches), self.operands.encoding).to(dtype)
+        where, cols = index[0].unsqueeze(-1), self._lines(slice(None), self.operands.b.shape[-1])
+        if self.operands.zero_b is not None:
+            zero = scale_at(self.operands.zero_b, self._size_b, where, cols).to(dtype)
+            picked = picked.abs() + zero.abs() if magnitude else picked - zero
+        result = picked.abs() * factor.abs() if magnitude else picked * factor
+        yield self._scaled(result, (self._lines(rows, len(self.by_rows)).unsqueeze(-1), where), (where, cols))
+
+    def _from_cols(self, batches: slice, rows: slice, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        """The result as multiples of columns of a, if some are that; zero points are 0 where b is 0."""
+        if self.col_index is None or self.col_factor is None:
+            return
+        index, factor = (x.expand(-1, self.operands.b.shape[-1]) for x in (self.col_index, self.col_factor))
+        factor = _times(_sliced(factor, batches).to(dtype), self.operands.alpha).unsqueeze(-2)
+        picked = _picked_cols(self._row_major_a[batches, rows], _sliced(index, batches)).to(dtype)
+        where, cols = index[0], self._lines(slice(None), self.operands.b.shape[-1])
+        yield self._scaled(picked * factor, (self._lines(rows, len(self.by_rows)).unsqueeze(-1), where), (where, cols))
+
+    @property
+    def _size_b(self) -> tuple[int, int]:
+        return self.operands.a.shape[-1], self.operands.b.shape[-1]
+
+    def _lines(self, which: slice, count: int) -> torch.Tensor:
+        return torch.arange(count, device=self.by_rows.device)[which]
+
+    def _scaled(
+        self, result: torch.Tensor, in_a: tuple[torch.Tensor, torch.Tensor], in_b: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """``result`` times the scales of the elements that it comes from, given by their rows and columns."""
+        operands = self.operands
+        if operands.scale_a is not None:
+            size_a = (len(self.by_rows), operands.a.shape[-1])
+            result = result * scale_at(operands.scale_a, size_a, *in_a).to(result.dtype)
+        if operands.scale_b is not None:
+            result = result * scale_at(operands.scale_b, self._size_b, *in_b).to(result.dtype)
+        return result
 
     def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
         """Which element of an operand ``out[index]`` is, for messages."""
@@ -92,10 +131,10 @@ def _sliced(x: torch.Tensor, batches: slice) -> torch.Tensor:
     return x if x.shape[0] == 1 else x[batches]
 
 
-def _picked_rows(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """matrix[b, index[b, i], :] as [b, i, :], for an index of one or as many batches as the matrix has."""
+def _picked_rows(matrix: torch.Tensor, index: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+    """Rows index[b, i] of the numbers of matrix[b] as [b, i, :], for an index of one or as many batches as the matrix has."""
     if index.shape[0] == 1:
-        return matrix.index_select(1, index[0])
+        return picked_numbers(matrix, encoding, index[0])
     return matrix[torch.arange(matrix.shape[0], device=matrix.device).unsqueeze(-1), index]
 
 

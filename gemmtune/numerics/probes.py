@@ -14,9 +14,11 @@ picks column l_j of a, times w_j.
 ``cols_of_a``   P3, the mirror image.
 ``both``        P2 and P3: the two in one: even rows pick from the first half of K, columns pick from the second for the odd rows.
 ``integers``    P1: small integers with a reference product, where the layouts of a or b do not let their elements be chosen.
+``scaled_rows`` P6. One-hot rows with scales of any numbers, within a bound for one product: scales or weights that are narrowed.
 ==============  ==================================================================================================================
 
-Scales are powers of two in all of these. ``random`` and ``filled`` are for the error bound.
+Scales are powers of two in all but the last of these, different from block to block, and zero points integers, which are 0 where a
+has full significands: kernels may apply them to sums. ``random`` and ``filled`` are for the error bound.
 """
 
 from __future__ import annotations
@@ -28,29 +30,14 @@ import torch
 from ..errors import GemmtuneError
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
-from . import operands
-from .fills import fill_named
-from .integers import MOST_ADDED, cancelling_range, most_factor
-from .operands import (
-    Operands,
-    allocate,
-    distinct,
-    distinct_size,
-    fill_random,
-    held_size,
-    overlapping,
-    placed,
-    random_scale,
-    scalar_value,
-)
+from .assembling import Assembling
+from .buffers import held_size, overlapping
+from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
+from .operands import Operands
 from .pick import Pick
-from .reference import as_batches
 from .width import LEAST_K, width_rows
 
 __all__ = ["Probes"]
-
-ALPHA, BETA = 2.0, -3.0
-"""Of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
 
 
 class Probes:
@@ -59,17 +46,15 @@ class Probes:
     def __init__(self, problem: Problem, device: torch.device, *, seed: int = 7) -> None:
         self.problem = problem
         self.device = device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
         self.free_a = _free(problem.a, problem.k, problem.a.stride[-1])
-        self.free_b = _free(problem.b, problem.k, problem.b.stride[-2])
-        self._work = torch.float32 if problem.dtype in FLOAT8 else problem.dtype
-        """In which numbers are put together: torch does little with 8-bit floats."""
+        self.free_b = _free(problem.b, problem.b.size[-2], problem.b.stride[-2])
+        self._draw = Assembling(problem, device, seed=seed)
 
     @property
     def can_pick_both(self) -> bool:
         """Whether ``both`` can be made."""
         problem = self.problem
-        return self.free_a and self.free_b and problem.k >= 2 and _sizes(problem.a)[1] == problem.m >= 2
+        return self.free_a and self.free_b and problem.k >= 2 and self._draw.size_a[1] == problem.m >= 2
 
     @property
     def can_measure_width(self) -> bool:
@@ -78,15 +63,22 @@ class Probes:
 
     @property
     def has_nan(self) -> bool:
-        """Whether a and b can hold a NaN."""
+        """Whether a can hold a NaN."""
         return not dtype_info(self.problem.dtype).is_integer
 
     def random(self) -> Operands:
         """Standard normal numbers (away from subnormal ones; on tf32's grid for a tf32 problem) as every other operand.
 
-        Integers of the whole range for an integer dtype.
+        Integers of the whole range for an integer dtype. Weights that have zero points are integers, also in 8-bit floats.
         """
-        return self._operands(self._normal(self.problem.a), self._normal(self.problem.b), general=True)
+        draw = self._draw
+        return draw.operands(draw.normal(self.problem.a), draw.random_b(), general=True)
+
+    def every_weight(self, b: torch.Tensor) -> torch.Tensor:
+        """A b for ``rows_of_b``: 8-bit floats of all magnitudes where the problem has such weights, else ``b``, a random one."""
+        if self.problem.op == "mixed_mm" and self.problem.b.dtype in FLOAT8 and self.problem.zero_b is None:
+            return self._draw.every_weight()
+        return b
 
     def filled(self, fill_a: str, fill_b: str, *, general: bool = True) -> Operands:
         """a and b of the kinds named in fills.py. Unlike ``random``, not on tf32's grid: reading them as tf32 costs an error.
@@ -96,58 +88,60 @@ class Probes:
         Raises:
             GemmtuneError: a name that is none, or none for this dtype.
         """
-        a, b = self.problem.a, self.problem.b
-        made = (self._values(fill_a, a, -1), self._values(fill_b, b, -2))
-        added = None if general else self._small_inp(MOST_ADDED)
-        return self._operands(self._placed(a, made[0]), self._placed(b, made[1]), added=added, general=general)
+        draw, a, b = self._draw, self.problem.a, self.problem.b
+        made = (draw.values(fill_a, a, -1), draw.values(fill_b, b, -2))
+        added = None if general else draw.small_inp(MOST_ADDED)
+        return draw.operands(draw.placed(a, made[0]), draw.placed(b, made[1]), added=added, general=general)
 
     def extra(self) -> tuple[torch.Tensor, ...]:
         """Random operands for the epilogue."""
-        return tuple(self._read_by_epilogue(layout) for layout in (self.problem.epilogue.operands if self.problem.epilogue else ()))
+        epilogue = self.problem.epilogue
+        return tuple(self._draw.read_by_epilogue(layout) for layout in (epilogue.operands if epilogue else ()))
 
     def cancel(self, limit: int) -> Pick:
         """The cancelling probe with no sum of integers larger than ``limit`` on the way. Needs ``free_a`` and ``free_b``."""
-        problem = self.problem
+        draw, problem = self._draw, self.problem
         half = problem.k // 2
-        most, density = cancelling_range(limit, half, problem)
-        a_size, b_size = _sizes(problem.a), _sizes(problem.b)
-        x = self._integers((*a_size[:2], half), 1, most) * self._signs((*a_size[:2], 1))
+        most_a, most_b, density = cancelling_range(limit, half, problem)
+        a_size, b_size = draw.size_a, draw.size_b
+        x = draw.integers((*a_size[:2], half), 1, most_a) * draw.signs((*a_size[:2], 1))
         if density < 1:
-            x = x * (torch.rand(x.shape, generator=self.generator, device=self.device) < density).to(x.dtype)
+            x = x * (torch.rand(x.shape, generator=draw.generator, device=self.device) < density).to(x.dtype)
         a = torch.cat([x, -x, torch.zeros((*a_size[:2], problem.k - 2 * half), dtype=x.dtype, device=self.device)], dim=-1)
-        index = self._indices(a_size[:2], half, problem.k)
-        factor = self._signs(index.shape)
+        index = draw.indices(a_size[:2], half, problem.k)
+        factor = draw.signs(index.shape)
         a.scatter_add_(-1, index.unsqueeze(-1), factor.unsqueeze(-1))
-        y = self._integers((b_size[0], half, b_size[2]), 1, most)
-        last = self._integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most)
-        b = torch.cat([y, y, last], dim=1) * self._signs((b_size[0], 1, b_size[2]))
-        made = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._small_inp(MOST_ADDED))
+        y = draw.integers((b_size[0], half, b_size[2]), 1, most_b, draw.work_b)
+        last = draw.integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most_b, draw.work_b)
+        b = torch.cat([y, y, last], dim=1) * draw.signs_b((b_size[0], 1, b_size[2]))
+        scaling = draw.scaling(separable=True, most_zero=MOST_ZERO if b_size[2] == problem.n else 0)
         return Pick(
             name="P5 cancellation",
-            operands=made,
+            operands=draw.scaled_operands(a, b, scaling),
             by_rows=self._row_mask(True),
             special=False,
-            row_factor=factor,
+            row_factor=draw.undone(scaling, factor, index),
             row_index=index,
         )
 
     def width(self, limit: int) -> Pick:
         """The width probe with no sum larger than ``limit`` of its small products. Needs ``can_measure_width``."""
-        problem = self.problem
-        (batch_a, m, k), (batch_b, _, n) = _sizes(problem.a), _sizes(problem.b)
-        made = width_rows(m, k, limit, problem.a.dtype, problem.b.dtype)
-        rows, col, factor = (x.to(self.device, self._work) for x in (made.rows, made.col, made.factor))
+        draw, problem = self._draw, self.problem
+        (batch_a, m, k), (batch_b, _, n) = draw.size_a, draw.size_b
+        made = width_rows(m, k, limit, problem)
+        rows, col, factor = (x.to(self.device) for x in (made.rows, made.col, made.factor))
         which = torch.arange(m, device=self.device) % len(rows)
-        signs = self._signs((batch_a, m))
-        a = rows[which] * signs.unsqueeze(-1)
-        b = col.unsqueeze(-1) * self._signs((batch_b, 1, n))
+        signs, index = draw.signs((batch_a, m)), made.index.to(self.device)[which].expand(batch_a, m)
+        a = rows.to(draw.work_a)[which] * signs.unsqueeze(-1)
+        b = col.to(draw.work_b).unsqueeze(-1) * draw.signs_b((batch_b, 1, n))
+        scaling = draw.scaling(separable=True)
         return Pick(
             name="P4 width",
-            operands=self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._small_inp(MOST_ADDED)),
+            operands=draw.scaled_operands(a, b, scaling),
             by_rows=self._row_mask(True),
             special=False,
-            row_factor=factor[which] * signs,
-            row_index=made.index.to(self.device)[which].expand(batch_a, m),
+            row_factor=draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index),
+            row_index=index,
         )
 
     def rows_of_b(self, b: torch.Tensor, *, nan: bool = False, special: bool = True) -> Pick:
@@ -158,14 +152,15 @@ class Probes:
         Raises:
             GemmtuneError: ``nan`` for a dtype without one.
         """
-        index = self._indices(_sizes(self.problem.a)[:2], 0, self.problem.k)
+        draw = self._draw
+        index = draw.indices(draw.size_a[:2], 0, self.problem.k)
         factor = self._factors(index.shape, self.problem.a.dtype, special=special)
         if nan and not self.has_nan:
             raise GemmtuneError(f"rows_of_b: nan=True needs a dtype that has one, got {self.problem.dtype}; see Probes.has_nan")
         if nan:
             factor.fill_(math.nan)
-        a = self._placed(self.problem.a, self._one_hot(_sizes(self.problem.a), index, factor))
-        made = self._operands(a, b, added=self._no_inp())
+        a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
+        made = draw.operands(a, b, added=draw.small_inp(0), scaling=draw.picked_scaling())
         return Pick(
             name="NaN in a" if nan else "P2 one-hot a",
             operands=made,
@@ -174,33 +169,46 @@ class Probes:
             row_index=index,
         )
 
+    def scaled_rows(self, b: torch.Tensor) -> Pick:
+        """One-hot rows of a over the given b with scales and zero points of any numbers. Needs ``free_a``.
+
+        Not exact, but with one rounding for each operation on a single product (``accumulation_bound`` with ``terms=1``).
+        """
+        draw = self._draw
+        index = draw.indices(draw.size_a[:2], 0, self.problem.k)
+        factor = torch.ones(index.shape, dtype=draw.work_a, device=self.device)
+        a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
+        made = draw.operands(a, b, added=draw.small_inp(0), general=True)
+        return Pick(name="P6 scales", operands=made, by_rows=self._row_mask(True), row_factor=factor, row_index=index)
+
     def cols_of_a(self, a: torch.Tensor, *, special: bool = True) -> Pick:
         """One-hot columns of b over the given a, ``special`` as for ``rows_of_b``. Needs ``free_b``."""
-        batch, k, n = _sizes(self.problem.b)
-        index = self._indices((batch, n), 0, k)
-        factor = self._factors(index.shape, self.problem.b.dtype, special=special)
-        b = self._placed(self.problem.b, self._one_hot((batch, n, k), index, factor).mT)
-        made = self._operands(a, b, added=self._no_inp())
+        draw = self._draw
+        batch, k, n = draw.size_b
+        index = draw.indices((batch, n), 0, k)
+        factor = self._factors_of_b(index.shape, special=special)
+        b = draw.placed_b(self._one_hot((batch, n, k), index, factor).mT)
+        made = draw.operands(a, b, added=draw.small_inp(0))
         return Pick(name="P3 one-hot b", operands=made, by_rows=self._row_mask(False), col_factor=factor, col_index=index)
 
     def both(self, random: Operands) -> Pick:
         """The two in one, for K of at least 2, with the numbers of ``random``. Needs ``free_a`` and ``free_b``."""
-        problem = self.problem
+        draw, problem = self._draw, self.problem
         half = problem.k // 2
-        (batch_a, m, _), (batch_b, _, n) = _sizes(problem.a), _sizes(problem.b)
-        row_index, col_index = self._indices((batch_a, m), 0, half), self._indices((batch_b, n), half, problem.k)
+        (batch_a, m, _), (batch_b, _, n) = draw.size_a, draw.size_b
+        row_index, col_index = draw.indices((batch_a, m), 0, half), draw.indices((batch_b, n), half, problem.k)
         row_factor = self._factors(row_index.shape, problem.a.dtype)
-        col_factor = torch.ones(col_index.shape, dtype=self._work, device=self.device)
+        col_factor = torch.ones(col_index.shape, dtype=draw.work_b, device=self.device)
         by_rows = self._row_mask(True)
         by_rows[1::2] = False
         row_factor[~by_rows[:m].expand(row_factor.shape)] = 1
-        a = as_batches(distinct(random.a)).to(self._work, copy=True)
+        a = draw.values_of_a(random.a)
         a[:, :, :half] = 0
         picking = self._one_hot((batch_a, m, problem.k), row_index, row_factor)
         a = torch.where(by_rows[:m].unsqueeze(-1), picking, a)
-        b = as_batches(distinct(random.b)).to(self._work, copy=True)
+        b = draw.numbers_of_b(random.b)
         b[:, half:] = self._one_hot((batch_b, n, problem.k), col_index, col_factor).mT[:, half:]
-        made = self._operands(self._placed(problem.a, a), self._placed(problem.b, b), added=self._no_inp())
+        made = draw.operands(draw.placed_a(a), draw.placed_b(b), added=draw.small_inp(0))
         return Pick(
             name="P2+P3 one-hot", operands=made, by_rows=by_rows,
             row_factor=row_factor, row_index=row_index, col_factor=col_factor, col_index=col_index,
@@ -208,110 +216,42 @@ class Probes:
 
     def integers(self) -> Operands:
         """Operands of −1, 0 and 1, placed by memory where elements overlap."""
-        a, b = (self._placed(layout, self._integers(held_size(layout), -1, 1)) for layout in (self.problem.a, self.problem.b))
-        return self._operands(a, b, added=self._small_inp(MOST_ADDED))
-
-    def _operands(self, a: torch.Tensor, b: torch.Tensor, *, added: torch.Tensor | None = None, general: bool = False) -> Operands:
-        """inp is NaN throughout where beta is zero, since it must not be read; alpha and beta are those of random or exact data."""
-        problem = self.problem
-        inp = added
-        if problem.inp is not None and problem.beta == "zero":
-            inp = self._placed(problem.inp, None)
-        elif problem.inp is not None and inp is None:
-            inp = self._normal(problem.inp)
-        scales = [
-            random_scale(layout, self.generator, self.device, exact=not general) if layout is not None else None
-            for layout in (problem.scale_a, problem.scale_b)
-        ]
-        alpha, beta = (operands.ALPHA, operands.BETA) if general else (ALPHA, BETA)
-        return Operands(
-            a=a,
-            b=b,
-            inp=inp,
-            extra=(),
-            out=torch.empty(0, dtype=problem.out.dtype, device=self.device),
-            alpha=scalar_value(problem.alpha, alpha),
-            beta=scalar_value(problem.beta, beta),
-            scale_a=scales[0],
-            scale_b=scales[1],
-        )
-
-    def _no_inp(self) -> torch.Tensor | None:
-        return self._small_inp(0)
-
-    def _small_inp(self, most: int) -> torch.Tensor | None:
-        """inp of integers up to ``most``."""
-        inp = self.problem.inp
-        return None if inp is None else self._placed(inp, self._integers(held_size(inp), -most, most))
-
-    def _placed(self, layout: Layout, values: torch.Tensor | None) -> torch.Tensor:
-        return placed(layout, self.device, values)
-
-    def _values(self, fill: str, layout: Layout, k_dim: int) -> torch.Tensor:
-        """Numbers of a fill; integers smaller where products of the largest could add up to more than int32 holds."""
-        values = fill_named(fill, layout.dtype)(layout, self.generator, self.device, k_dim)
-        if self.has_nan:
-            return values
-        most = most_factor(self.problem.k, layout.dtype)
-        return values.clamp(-most - 1, most)
-
-    def _read_by_epilogue(self, layout: Layout) -> torch.Tensor:
-        if layout.dtype != torch.bool:
-            return self._normal(layout)
-        mask = allocate(layout, self.device)
-        fill_random(mask, self.generator)
-        return mask
-
-    def _normal(self, layout: Layout) -> torch.Tensor:
-        values = self._values("normal", layout, -1)
-        if self.problem.precision.input_mode == "tf32" and layout.dtype == torch.float32:
-            values = (values.view(torch.int32) & -(2**13)).view(torch.float32)
-        return self._placed(layout, values)
-
-    def _integers(self, size: tuple[int, ...], low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high + 1, size, generator=self.generator, dtype=self._work, device=self.device)
-
-    def _signs(self, size: tuple[int, ...]) -> torch.Tensor:
-        return self._integers(size, 0, 1) * 2 - 1
-
-    def _indices(self, size: tuple[int, int], low: int, high: int) -> torch.Tensor:
-        """Random indices, with ``low`` for the first and ``high − 1`` for the last of each batch."""
-        index = torch.randint(low, high, size, generator=self.generator, device=self.device)
-        index[:, 0] = low
-        index[:, -1] = high - 1
-        return index
+        draw, layout = self._draw, self.problem.a
+        a = draw.placed(layout, draw.integers(held_size(layout), -1, 1))
+        return draw.operands(a, draw.small_b(), added=draw.small_inp(MOST_ADDED), scaling=draw.scaling(most_zero=1))
 
     def _factors(self, size: tuple[int, ...], dtype: torch.dtype, *, special: bool = True) -> torch.Tensor:
         """Ones; if ``special``, a NaN where there are at least two, and infinities where there are at least four and no epilogue.
 
-        Integers have neither, and any value but 0 in every place.
+        Integers have neither, and any value but 0 in every place. With zero points there is no infinity either: whether two of them
+        are subtracted is the kernel's choice.
         """
         info = dtype_info(dtype)
         if info.is_integer:
-            return self._integers(size, 1, int(info.largest)) * self._signs(size)
-        factor = torch.ones(size, dtype=self._work, device=self.device)
+            return self._draw.integers(size, 1, int(info.largest)) * self._draw.signs(size)
+        factor = torch.ones(size, dtype=self._draw.work_a, device=self.device)
         if not special or self.problem.alpha == "zero":  # 0 · NaN need not be computed
             return factor
         if size[-1] >= 2:
             factor[:, 0] = math.nan
-        if size[-1] >= 4 and self.problem.epilogue is None and info.has_infinity:
+        if size[-1] >= 4 and self.problem.epilogue is None and info.has_infinity and self.problem.zero_b is None:
             factor[:, 2] = -math.inf
         return factor
 
+    def _factors_of_b(self, size: tuple[int, ...], *, special: bool) -> torch.Tensor:
+        """The same for b; of weights that are integers powers of two, whose products are exact."""
+        if self.problem.op == "mixed_mm" and dtype_info(self.problem.b.dtype).is_integer:
+            return self._draw.powers(size)
+        return self._factors(size, self.problem.b.dtype, special=special).to(self._draw.work_b)
+
     def _one_hot(self, size: tuple[int, ...], index: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        zeros = torch.zeros(size, dtype=self._work, device=self.device)
+        zeros = torch.zeros(size, dtype=factor.dtype, device=self.device)
         return zeros.scatter_(-1, index.unsqueeze(-1), factor.unsqueeze(-1))
 
     def _row_mask(self, value: bool) -> torch.Tensor:
         return torch.full((self.problem.m,), value, device=self.device)
 
 
-def _sizes(layout: Layout) -> tuple[int, int, int]:
-    """``distinct_size`` with a batch dimension."""
-    size = distinct_size(layout)
-    return (1, *size) if len(size) == 2 else size  # type: ignore[return-value]
-
-
 def _free(layout: Layout, k: int, k_stride: int) -> bool:
-    """Whether each element along K can be chosen by itself."""
+    """Whether each of its ``k`` elements along K can be chosen by itself."""
     return k > 0 and not overlapping(layout) and (k_stride != 0 or k == 1)

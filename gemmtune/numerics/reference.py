@@ -1,22 +1,24 @@
 """Reference values R = alpha · a @ b + beta · inp and magnitudes S = |alpha|·|a| @ |b| + |beta|·|inp|, in float64 or better.
 
-Scales count in the place of alpha. Products of int8 are exact: their sums stay far below 2^53. Large problems are sampled: a
-``Region`` is the part of the output for which R and S are held.
+With scales and zero points, a and b stand for a · scale_a and (b − zero_b) · scale_b, and |b| for (|b| + |zero_b|) · |scale_b|.
+Products of int8 are exact: their sums stay far below 2^53. Large problems are sampled: a ``Region`` is the part of the output for
+which R and S are held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from .operands import Operands, scale_factor
+from .operands import Operands
+from .quantized import dequantized_a, dequantized_b
 
 __all__ = ["Reference", "Region", "extended_reference", "products", "reference", "regions"]
 
-TEMPORARY_BYTES = 2**29
-"""What float64 copies of a and b may take at one time."""
+TEMPORARY_BYTES = 2**28
+"""What a float64 copy of a and b may take at one time; there are two, and for scales and zero points one more."""
 MOST_MACS = {"cpu": 2**31, "cuda": 2**41}
 """Multiplications for one reference: about 0.1 s on two CPU cores, below a second on a GPU."""
 MOST_ELEMENTS = {"cpu": 2**26, "cuda": 2**27}
@@ -81,7 +83,7 @@ def as_batches(tensor: torch.Tensor) -> torch.Tensor:
 def reference(operands: Operands, region: Region) -> Reference:
     """R and S of a region by a float64 product, whose own error is at most K·2^-53·S."""
     a, b = _restricted(operands, region)
-    value, magnitude = products(a, b)
+    value, magnitude = products(a, b, *_readers(operands, region))
     return _with_scalars(operands, region, value, magnitude, extended=False)
 
 
@@ -90,20 +92,35 @@ def extended_reference(operands: Operands, batch: int, m: int, n: int, k: int) -
     device = operands.a.device
     side = int((EXTENDED_MACS / (batch * max(k, 1))) ** 0.5)
     region = Region(rows=_sample(m, side, device), cols=_sample(n, side, device))
-    a, b = _restricted(operands, region)
-    value = torch.stack([_extended_product(x, y) for x, y in zip(a.double(), b.double(), strict=True)])
-    return _with_scalars(operands, region, value, a.double().abs() @ b.double().abs(), extended=True)
+    everything = slice(None)
+    (a, a_magnitude), (b, b_magnitude) = (
+        read(stored, everything) for read, stored in zip(_readers(operands, region), _restricted(operands, region), strict=True)
+    )
+    value = torch.stack([_extended_product(x, y) for x, y in zip(a, b, strict=True)])
+    return _with_scalars(operands, region, value, a_magnitude @ b_magnitude, extended=True)
 
 
 def _restricted(operands: Operands, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
     return Region(rows=region.rows).of(as_batches(operands.a)), Region(cols=region.cols).of(as_batches(operands.b))
 
 
+Reader = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]
+"""From stored rows of a or columns of b, and which of the region's they are, to their values and magnitudes in float64."""
+
+
+def _readers(operands: Operands, region: Region) -> tuple[Reader, Reader]:
+    def lines(given: torch.Tensor | None, count: int) -> torch.Tensor:
+        return torch.arange(count, device=operands.a.device) if given is None else given
+
+    rows, cols = lines(region.rows, operands.a.shape[-2]), lines(region.cols, operands.b.shape[-1])
+    return (
+        lambda stored, which: dequantized_a(operands, stored, rows[which]),
+        lambda stored, which: dequantized_b(operands, stored, cols[which]),
+    )
+
+
 def _with_scalars(operands: Operands, region: Region, value: torch.Tensor, magnitude: torch.Tensor, *, extended: bool) -> Reference:
     value, magnitude = value.mul_(operands.alpha), magnitude.mul_(abs(operands.alpha))
-    scales = scale_factor(operands, region.rows, region.cols)
-    if scales is not None:
-        value, magnitude = value.mul_(scales), magnitude.mul_(scales.abs())
     if operands.inp is not None and operands.beta != 0:
         size = (*operands.a.shape[:-1], operands.b.shape[-1])
         added = region.of(as_batches(operands.inp.expand(size))).double() * operands.beta
@@ -111,15 +128,25 @@ def _with_scalars(operands: Operands, region: Region, value: torch.Tensor, magni
     return Reference(region=region, value=value, magnitude=magnitude, extended=extended)
 
 
-def products(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a @ b, |a| @ |b|) in float64, for a [B, M, K] and b [B, K, N] of any dtype, in tiles of bounded temporary memory."""
+def _as_stored(stored: torch.Tensor, _: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    value = stored.double()
+    return value, value.abs()
+
+
+def products(
+    a: torch.Tensor, b: torch.Tensor, read_a: Reader = _as_stored, read_b: Reader = _as_stored
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a @ b, |a| @ |b|) in float64, for a [B, M, K] and b [B, K, N] of any dtype, in tiles of bounded temporary memory.
+
+    ``read_a`` and ``read_b`` say what their elements stand for.
+    """
     (batch, m, k), n = a.shape, b.shape[-1]
     value = torch.empty((batch, m, n), dtype=torch.float64, device=a.device)
     magnitude = torch.empty_like(value)
     for batches, rows, cols in _tiles(batch, m, n, k):
-        x, y = a[batches, rows].double(), b[batches, :, cols].double()
+        (x, x_magnitude), (y, y_magnitude) = read_a(a[batches, rows], rows), read_b(b[batches, :, cols], cols)
         value[batches, rows, cols] = x @ y
-        magnitude[batches, rows, cols] = x.abs_() @ y.abs_() if x.dtype != a.dtype else x.abs() @ y.abs()
+        magnitude[batches, rows, cols] = x_magnitude @ y_magnitude
     return value, magnitude
 
 

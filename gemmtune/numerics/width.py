@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..problem import Problem
 from ..problem.dtypes import dtype_info
+from .quantized import number_range, scales_along_k
 
 __all__ = ["LEAST_K", "WidthRows", "width_rows"]
 
@@ -21,6 +23,7 @@ MOST_ROWS = 64
 LEAST_WINDOW = 16
 MOST_SMALL = 100
 """Small products in one row: their sum, twice that and 27 are exact even in bfloat16."""
+UNDONE_BITS = 2
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of it modulo 1 are spread evenly: where the windows begin."""
 
@@ -47,10 +50,13 @@ class _Numbers:
     times: int
 
 
-def width_rows(rows: int, k: int, limit: int, a: torch.dtype, b: torch.dtype) -> WidthRows:
-    """Rows for K of at least LEAST_K, of whose products no sum is larger than ``limit`` small products."""
+def width_rows(rows: int, k: int, limit: int, problem: Problem) -> WidthRows:
+    """Rows for K of at least LEAST_K, of whose products no sum is larger than ``limit`` small products.
+
+    For each scale that changes along K, a may be multiplied by 4 or 1/4 (``Scaling.undo``).
+    """
     most_small = min(MOST_SMALL, limit // 4)
-    numbers = (_integers if dtype_info(a).is_integer else _floats)(limit - most_small, a, b)
+    numbers = (_integers if problem.op == "int_mm" else _floats)(limit - most_small, problem)
     count = min(rows, MOST_ROWS)
     lengths = [k, *(k >> shift for shift in range(1, k.bit_length()) if k >> shift >= LEAST_WINDOW)]
     matrix = torch.zeros(count, k, dtype=torch.float64)
@@ -75,18 +81,33 @@ def _fill_window(window: torch.Tensor, numbers: _Numbers, most_small: int) -> in
     return int((odd != 0).sum())
 
 
-def _integers(room: int, a: torch.dtype, b: torch.dtype) -> _Numbers:
-    large = min(int(dtype_info(a).largest), int(dtype_info(b).largest), math.isqrt(room))
+def _integers(room: int, problem: Problem) -> _Numbers:
+    large = min(*(int(dtype_info(x.dtype).largest) for x in (problem.a, problem.b)), math.isqrt(room))
     return _Numbers(large=(large, large), small=(1, 1), times=room // large**2)
 
 
-def _floats(room: int, a: torch.dtype, b: torch.dtype) -> _Numbers:
-    """Powers of two: one large product, of exponent ``total`` more than the small ones."""
+def _floats(room: int, problem: Problem) -> _Numbers:
+    """Powers of two: one large product, of exponent ``total`` more than the small ones. The least integer weight is 1."""
     total = room.bit_length() - 1
-    halves = ((total + 1) // 2, total // 2)
-    tops = [min(half, math.frexp(dtype_info(dtype).largest)[1] - 1) for half, dtype in zip(halves, (a, b), strict=True)]
+    infos = dtype_info(problem.dtype), dtype_info(problem.b.dtype)
+    most_a, most_b = (_exponent(info.largest) for info in infos)
+    undone = scales_along_k(problem) * UNDONE_BITS
+    most_a -= undone
+    first = (total + 1) // 2
+    if undone:
+        first = min(first, most_a - undone - _exponent(infos[0].smallest_subnormal))
+    if problem.op == "mixed_mm" and infos[1].is_integer:
+        most_b = _exponent(number_range(problem)[1])
+        first = max(first, total - most_b)
+    halves = (first, total - first)
+    tops = [min(half, most) for half, most in zip(halves, (most_a, most_b), strict=True)]
     return _Numbers(
         large=(2.0 ** tops[0], 2.0 ** tops[1]),
         small=(2.0 ** (tops[0] - halves[0]), 2.0 ** (tops[1] - halves[1])),
         times=1,
     )
+
+
+def _exponent(x: float) -> int:
+    """That of the largest power of two up to ``x``."""
+    return math.frexp(x)[1] - 1

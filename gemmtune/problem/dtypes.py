@@ -86,12 +86,13 @@ DTYPES: dict[torch.dtype, DTypeInfo] = {
 """The dtypes that the dense operations take."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""The dtypes of a and b of scaled_mm."""
+"""The dtypes of a and b of scaled_mm, and of weights of mixed_mm."""
 
 _OTHERS: dict[torch.dtype, DTypeInfo] = {
     info.dtype: info
     for info in (
         _integer(torch.int8, "i8"),
+        _integer(torch.uint8, "u8"),
         _integer(torch.int32, "i32"),
         _float(torch.float8_e4m3fn, "e4m3", 4, -6, infinity=False),
         _float(torch.float8_e5m2, "e5m2", 3, -14),

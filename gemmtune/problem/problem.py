@@ -9,36 +9,54 @@ from typing import Any, Literal
 import torch
 
 from .canonical import plain
+from .constructors import Constructors
 from .dtypes import accumulator_dtype, dtype_name
 from .epilogue import Epilogue
 from .layout import Layout
-from .precision import Precision, precision_of
-from .rules import DENSE_OPS, OPS, Op, check
-from .standard import BiasShape, Scales, inp_layout, operand_layouts, scale_layouts
+from .precision import Precision
+from .rules import DENSE_OPS, OPS, QUANTIZED_OPS, Encoding, Op, check
+from .scalar import ScalarClass, scalar_class
+from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Scales, WeightScales, block_of
+from .standard import BiasShape
+from .text import describe
 
-__all__ = ["DENSE_OPS", "OPS", "BiasShape", "Op", "Problem", "ScalarClass", "Scales", "scalar_class"]
+__all__ = [
+    "DENSE_OPS",
+    "OPS",
+    "QUANTIZED_OPS",
+    "BiasShape",
+    "Encoding",
+    "Op",
+    "Problem",
+    "ScalarClass",
+    "Scales",
+    "WeightScales",
+    "scalar_class",
+]
 
-ScalarClass = Literal["zero", "one", "general"]
-"""What is known of alpha or beta before the call; the value itself is an argument of the launch."""
-_SCALED_FIELDS = ("scale_a", "scale_b", "fast_accum")
-
-
-def scalar_class(value: float) -> ScalarClass:
-    """The class of a value of alpha or beta."""
-    return "zero" if value == 0 else "one" if value == 1 else "general"
+_QUANTIZED_FIELDS = ("scale_a", "scale_b", "zero_b", "fast_accum", "encoding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """out = epilogue(alpha · a @ b + beta · inp), or for scaled_mm (scale_a · scale_b) · (a @ b)
+class Problem(Constructors):
+    """out = epilogue(alpha · a @ b + beta · inp), a and b being (a · scale_a) and ((b − zero_b) · scale_b) where those are given
 
     ``a`` is [M, K] or [B, M, K], ``b`` is [K, N] or [B, K, N], ``out`` is [M, N] or [B, M, N]; all of one float dtype, except that
     ``out`` may differ where the epilogue ends in a cast. ``inp`` is the added operand with the shape that the caller gave it; it
     broadcasts to ``out`` and is None but for addmm and baddbmm. With ``beta`` zero, ``inp`` is never read.
 
-    int_mm has a and b of int8 and out of int32, exact while sums fit that, as they do for K below 2^17. scaled_mm has a and b of
-    float8_e4m3fn or float8_e5m2, each its own, out of float32, float16 or bfloat16, and two float32 scales: ``scale_a`` with one
-    element or shape [M, 1], ``scale_b`` with one element or shape [1, N]. Neither takes alpha, beta, inp or an epilogue.
+    int_mm has a and b of int8 and out of int32, exact while sums fit that, as they do for K below 2^17; an epilogue gets the sum as
+    float32, and out is then of float32, float16 or bfloat16.
+
+    scaled_mm has a and b of float8_e4m3fn or float8_e5m2, each its own, and out of float32, float16 or bfloat16. ``scale_a`` and
+    ``scale_b`` are float32, each for the blocks that its shape tells (``problem.scales``).
+
+    mixed_mm has a and out of float32, float16 or bfloat16 and b of int8, uint8 or an 8-bit float, or with an ``encoding`` of
+    uint8 [K/2, N], each holding rows 2i (low four bits) and 2i + 1 of a column as ``int4`` (two's complement) or ``uint4``.
+    ``scale_b`` and ``zero_b`` (or neither, or the first alone) are float32 or of a's dtype, for everything, a column, or 32, 64 or
+    128 elements along K of a column. A kernel may round (b − zero_b) · scale_b to the dtype of a.
+
+    These three take no alpha, beta or inp.
 
     Raises:
         InvalidProblemError: the layouts do not fit together.
@@ -58,6 +76,8 @@ class Problem:
     """b was given through ``prepack``: a choice may have it in its own layout, and the packing is not part of the call."""
     scale_a: Layout | None = None
     scale_b: Layout | None = None
+    zero_b: Layout | None = None
+    encoding: Encoding = ""
     fast_accum: bool = False
     """8-bit tensor cores may keep their narrow sum to the end, without adding it to a float32 one (torch's ``use_fast_accum``)."""
 
@@ -86,13 +106,37 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of a and b."""
+        """The dtype of a, and of b but for the quantized operations."""
         return self.a.dtype
 
     @property
+    def b_size(self) -> tuple[int, int]:
+        """(K, N), which is not the size of a packed b."""
+        return self.k, self.n
+
+    @property
+    def scales(self) -> tuple[Layout, ...]:
+        """The layouts of scale_a, scale_b and zero_b, as far as they are given: ``Run`` has these tensors before the epilogue's."""
+        return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
+
+    def scale_block(self, name: Literal["scale_a", "scale_b", "zero_b"]) -> tuple[int, int]:
+        """Rows and columns of a or b (of its numbers, where it is packed) for which one element of that scale is."""
+        layout = getattr(self, name)
+        size = (self.m, self.k) if name == "scale_a" else self.b_size
+        legal = BLOCKS_OF_A if name == "scale_a" else BLOCKS_OF_WEIGHTS if self.op == "mixed_mm" else BLOCKS_OF_B
+        block = block_of(layout.size, size, legal)
+        assert block is not None  # checked when the problem was made
+        return block
+
+    @property
     def accumulator(self) -> torch.dtype:
-        """The dtype in which products are summed and the epilogue is computed."""
+        """The dtype in which products are summed."""
         return accumulator_dtype(self.a.dtype)
+
+    @property
+    def epilogue_dtype(self) -> torch.dtype:
+        """The dtype of what the epilogue gets: the accumulator's, but float32 instead of int32."""
+        return torch.float32 if self.accumulator == torch.int32 else self.accumulator
 
     @property
     def batched(self) -> bool:
@@ -112,8 +156,8 @@ class Problem:
     @property
     def bytes(self) -> int:
         """The least memory traffic: every operand read once, out written once, broadcast operands at their own size."""
-        read = [self.inp if self.beta != "zero" else None, self.scale_a, self.scale_b]
-        layouts = [self.a, self.b, self.out, *(layout for layout in read if layout)]
+        added = (self.inp,) if self.inp is not None and self.beta != "zero" else ()
+        layouts = [self.a, self.b, self.out, *added, *self.scales]
         layouts += self.epilogue.operands if self.epilogue else ()
         return sum(min(layout.numel, layout.span) * layout.dtype.itemsize for layout in layouts)
 
@@ -135,166 +179,9 @@ class Problem:
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, with nothing left out that the choice may depend on; M, N, K and batch stand in clear."""
         data: dict[str, Any] = plain(self)
-        if self.op != "scaled_mm":
-            data = {name: value for name, value in data.items() if name not in _SCALED_FIELDS}
+        if self.op in (*DENSE_OPS, "int_mm"):
+            data = {name: value for name, value in data.items() if name not in _QUANTIZED_FIELDS}
         return data | {"batch": self.batch, "m": self.m, "n": self.n, "k": self.k}
 
     def __str__(self) -> str:
-        shape = f"{self.batch}x" * self.batched + f"{self.m}x{self.n}x{self.k}"
-        text = f"{self.op} {shape} {self.dtype_label} {self.layout_letters}"
-        if self.inp is not None:
-            text += f" inp[{'x'.join(map(str, self.inp.size))}] alpha={self.alpha} beta={self.beta}"
-        if self.op == "scaled_mm":
-            mixed = f" b {dtype_name(self.b.dtype)}" if self.b.dtype != self.a.dtype else ""
-            text += f"{mixed} out {dtype_name(self.out.dtype)} scales={self._scales}" + " fast_accum" * self.fast_accum
-        if self.epilogue is not None:
-            text += f" epilogue={self.epilogue}"
-        return text + " prepacked" * self.prepacked + f" on {self.device_type}"
-
-    @property
-    def _scales(self) -> str:
-        """``tensor``, ``row``, or the two shapes where those differ in kind."""
-        shapes = [layout.size if layout else () for layout in (self.scale_a, self.scale_b)]
-        for name in ("tensor", "row"):
-            if shapes == [layout.size for layout in scale_layouts(self.m, self.n, name)]:
-                return name
-        return ",".join("x".join(map(str, shape)) or "scalar" for shape in shapes)
-
-    @classmethod
-    def mm(
-        cls,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        layout: str = "nt",
-        device_type: str | None = None,
-        precision: Precision | None = None,
-        prepacked: bool = False,
-    ) -> Problem:
-        """out[M, N] = a[M, K] @ b[K, N], as a call with contiguous operands states it.
-
-        ``layout`` has BLAS letters: ``nt`` is a row-major, b stored N×K as a Linear weight. ``device_type`` is cuda if there is
-        a CUDA device, else cpu; ``precision`` is what torch's flags say now.
-        """
-        return cls._dense("mm", None, m, n, k, dtype, layout, device_type, precision, prepacked=prepacked)
-
-    @classmethod
-    def addmm(
-        cls,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        layout: str = "nt",
-        bias: BiasShape = "n",
-        alpha: float = 1,
-        beta: float = 1,
-        device_type: str | None = None,
-        precision: Precision | None = None,
-        prepacked: bool = False,
-    ) -> Problem:
-        """out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with inp of shape [N], [M, N], [M, 1], [1, N] or a scalar."""
-        return cls._dense("addmm", None, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta, prepacked=prepacked)
-
-    @classmethod
-    def bmm(
-        cls,
-        batch: int,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        layout: str = "nt",
-        device_type: str | None = None,
-        precision: Precision | None = None,
-    ) -> Problem:
-        """out[B, M, N] = a[B, M, K] @ b[B, K, N]."""
-        return cls._dense("bmm", batch, m, n, k, dtype, layout, device_type, precision)
-
-    @classmethod
-    def baddbmm(
-        cls,
-        batch: int,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        layout: str = "nt",
-        bias: BiasShape = "mn",
-        alpha: float = 1,
-        beta: float = 1,
-        device_type: str | None = None,
-        precision: Precision | None = None,
-    ) -> Problem:
-        """out[B, M, N] = alpha · a[B, M, K] @ b[B, K, N] + beta · inp, with inp as for addmm (``mn`` meaning [B, M, N])."""
-        return cls._dense("baddbmm", batch, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta)
-
-    @classmethod
-    def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None) -> Problem:
-        """out[M, N] = a[M, K] @ b[K, N], int8 into int32."""
-        a, b, out = operand_layouts((), m, n, k, layout, torch.int8, torch.int8, torch.int32)
-        return cls(op="int_mm", a=a, b=b, out=out, device_type=device_type or _device_type())
-
-    @classmethod
-    def scaled_mm(
-        cls,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: torch.dtype = torch.float8_e4m3fn,
-        dtype_b: torch.dtype | None = None,
-        out_dtype: torch.dtype = torch.bfloat16,
-        scales: Scales = "tensor",
-        fast_accum: bool = False,
-        layout: str = "nt",
-        device_type: str | None = None,
-    ) -> Problem:
-        """out[M, N] = (scale_a · scale_b) · (a[M, K] @ b[K, N]), with scalars as scales, or for ``row`` [M, 1] and [1, N]."""
-        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b or dtype, out_dtype)
-        scale_a, scale_b = scale_layouts(m, n, scales)
-        kind = device_type or _device_type()
-        return cls(op="scaled_mm", a=a, b=b, out=out, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, device_type=kind)
-
-    @classmethod
-    def _dense(
-        cls,
-        op: Op,
-        batch: int | None,
-        m: int,
-        n: int,
-        k: int,
-        dtype: torch.dtype,
-        layout: str,
-        device_type: str | None,
-        precision: Precision | None,
-        bias: BiasShape | None = None,
-        alpha: float = 1,
-        beta: float = 0,
-        prepacked: bool = False,
-    ) -> Problem:
-        lead = () if batch is None else (batch,)
-        inp = inp_layout(lead, m, n, bias, dtype) if bias is not None else None
-        a, b, out = operand_layouts(lead, m, n, k, layout, dtype, dtype, dtype)
-        kind = device_type or _device_type()
-        return cls(
-            op=op,
-            a=a,
-            b=b,
-            out=out,
-            inp=inp,
-            alpha=scalar_class(alpha),
-            beta=scalar_class(beta) if inp else "zero",
-            device_type=kind,
-            precision=precision or precision_of(dtype, kind),
-            prepacked=prepacked,
-        )
-
-
-def _device_type() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return describe(self)

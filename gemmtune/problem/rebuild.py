@@ -18,7 +18,7 @@ DERIVED = ("batch", "m", "n", "k")
 
 def rebuilt(data: Mapping[str, Any], package: Any) -> Any:
     """The Problem whose ``to_json`` gave ``data``, made of the classes of ``package``: this one's ``problem``, or that of another
-    version. What that one does not know is left out where it says nothing (None or False).
+    version. What that one does not know is left out where it says nothing (None, False or "").
 
     Raises:
         InvalidProblemError: a field that says something is unknown there.
@@ -27,7 +27,7 @@ def rebuilt(data: Mapping[str, Any], package: Any) -> Any:
     known = {field.name for field in dataclasses.fields(package.Problem)}
     given = {name: value for name, value in data.items() if name not in DERIVED}
     for name in given.keys() - known:
-        if given[name] not in (None, False):
+        if given[name] not in (None, False, ""):
             raise InvalidProblemError(f"problem: the field {name} = {given[name]!r} is unknown to this version")
     return package.Problem(**{name: _value(name, value, package) for name, value in given.items() if name in known})
 

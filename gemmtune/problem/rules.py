@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -9,25 +10,36 @@ import torch
 from ..errors import InvalidProblemError
 from .dtypes import DTYPES, FLOAT8, dtype_name
 from .layout import Layout
+from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks, block_of, scale_shapes
 
 if TYPE_CHECKING:
     from .problem import Problem
 
-__all__ = ["BATCHED_OPS", "DENSE_OPS", "OPS", "Op", "check", "why_not_dense"]
+__all__ = ["BATCHED_OPS", "DENSE_OPS", "ENCODINGS", "OPS", "QUANTIZED_OPS", "Encoding", "Op", "check", "why_not", "why_not_dense"]
 
-Op = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "scaled_mm"]
+Op = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed_mm", "scaled_mm"]
 DENSE_OPS: tuple[Op, ...] = ("mm", "addmm", "bmm", "baddbmm")
 """Operands of one float dtype."""
-OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
+QUANTIZED_OPS: tuple[Op, ...] = ("int_mm", "mixed_mm", "scaled_mm")
+"""Operands of 8 bits or fewer, or one of them."""
+OPS: tuple[Op, ...] = (*DENSE_OPS, *QUANTIZED_OPS)
 BATCHED_OPS: tuple[Op, ...] = ("bmm", "baddbmm")
-_SCALED_OUT = (torch.float32, torch.float16, torch.bfloat16)
+Encoding = Literal["", "int4", "uint4"]
+"""How b's elements are read: as its dtype says, or two numbers out of each uint8, that of the even k in the low four bits."""
+ENCODINGS: tuple[Encoding, ...] = ("", "int4", "uint4")
+_NARROW_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def why_not(problem: Problem, ops: Sequence[Op]) -> str | None:
+    """Why a backend of those operations has nothing for the problem; None if its operation is one of them."""
+    if problem.op in ops:
+        return None
+    return f"{problem.op} is not an operation of this backend, which has {', '.join(ops)}"
 
 
 def why_not_dense(problem: Problem) -> str | None:
-    """Why a backend of the dense operations has nothing for the problem; None if its operation is one of them."""
-    if problem.op in DENSE_OPS:
-        return None
-    return f"{problem.op} is not an operation of this backend, which has {', '.join(DENSE_OPS)}"
+    """``why_not`` for a backend of the dense operations."""
+    return why_not(problem, DENSE_OPS)
 
 
 def check(problem: Problem) -> None:
@@ -40,11 +52,12 @@ def check(problem: Problem) -> None:
             _expect_dtype("dtype", layout.dtype, tuple(DTYPES))
         if len(layout.size) != rank:
             raise InvalidProblemError(f"{problem.op}: {name} must be a {rank}-D tensor, got shape {list(layout.size)}")
-    _check_input_dtypes(problem)
-    a, b = problem.a.size, problem.b.size
+    _check_dtypes(problem)
+    a, b = problem.a.size, _b_size(problem)
     if a[-1] != b[-2] or a[:-2] != b[:-2]:
+        packed = " (two rows in each byte)" if problem.encoding else ""
         raise InvalidProblemError(
-            f"{problem.op}: shapes do not fit, got a {list(a)} and b {list(b)}; "
+            f"{problem.op}: shapes do not fit, got a {list(a)} and b {list(b)}{packed}; "
             f"expected a [{'B, ' * (rank - 2)}M, K] and b [{'B, ' * (rank - 2)}K, N]"
         )
     expected = (*a[:-1], b[-1])
@@ -52,30 +65,46 @@ def check(problem: Problem) -> None:
         raise InvalidProblemError(f"{problem.op}: out must have shape {list(expected)}, got {list(problem.out.size)}")
     _check_inp(problem, expected)
     _check_scales(problem)
-    if problem.op not in DENSE_OPS and (problem.epilogue is not None or (problem.alpha, problem.beta) != ("one", "zero")):
-        raise InvalidProblemError(f"{problem.op}: takes no alpha, beta or epilogue, got {problem}")
+    if problem.op not in DENSE_OPS and (problem.alpha, problem.beta) != ("one", "zero"):
+        raise InvalidProblemError(f"{problem.op}: takes no alpha or beta, got {problem}; give an epilogue that multiplies or adds")
+
+
+def _b_size(problem: Problem) -> tuple[int, ...]:
+    """The size of b in numbers rather than bytes."""
+    size = problem.b.size
+    return (*size[:-2], 2 * size[-2], size[-1]) if problem.encoding else size
 
 
 def _matrices(problem: Problem) -> tuple[tuple[str, Layout], ...]:
     return (("a", problem.a), ("b", problem.b), ("out", problem.out))
 
 
-def _expect_dtype(what: str, dtype: torch.dtype, legal: tuple[torch.dtype, ...]) -> None:
+def _expect_dtype(what: str, dtype: torch.dtype, legal: Sequence[torch.dtype]) -> None:
     if dtype not in legal:
         expected = f"one of {', '.join(map(dtype_name, legal))}" if len(legal) > 1 else dtype_name(legal[0])
         raise InvalidProblemError(f"{what}: got {dtype}, expected {expected}")
 
 
-def _check_input_dtypes(problem: Problem) -> None:
-    if problem.op in DENSE_OPS:
+def _check_dtypes(problem: Problem) -> None:
+    op = problem.op
+    if problem.encoding not in ENCODINGS:
+        raise InvalidProblemError(f"{op}: encoding: got {problem.encoding!r}, expected one of {', '.join(map(repr, ENCODINGS))}")
+    if problem.encoding and op != "mixed_mm":
+        raise InvalidProblemError(f"{op}: takes no packed b; mixed_mm does")
+    if op in DENSE_OPS:
         if problem.a.dtype != problem.b.dtype:
             raise InvalidProblemError(
-                f"{problem.op}: a and b must have the same dtype, got {problem.a.dtype} and {problem.b.dtype}; cast one of them"
+                f"{op}: a and b must have the same dtype, got {problem.a.dtype} and {problem.b.dtype}; cast one of them"
             )
         return
-    inputs, outputs = {"int_mm": ((torch.int8,), (torch.int32,)), "scaled_mm": (FLOAT8, _SCALED_OUT)}[problem.op]
-    for name, layout in _matrices(problem):
-        _expect_dtype(f"{problem.op}: dtype of {name}", layout.dtype, outputs if name == "out" else inputs)
+    weights = (torch.uint8,) if problem.encoding else (torch.int8, torch.uint8, *FLOAT8)
+    a, b, out = {
+        "int_mm": ((torch.int8,), (torch.int8,), _NARROW_FLOATS if problem.epilogue else (torch.int32,)),
+        "mixed_mm": (_NARROW_FLOATS, weights, _NARROW_FLOATS),
+        "scaled_mm": (FLOAT8, FLOAT8, _NARROW_FLOATS),
+    }[op]
+    for (name, layout), legal in zip(_matrices(problem), (a, b, out), strict=True):
+        _expect_dtype(f"{op}: dtype of {name}", layout.dtype, legal)
 
 
 def _check_inp(problem: Problem, expected: tuple[int, ...]) -> None:
@@ -93,13 +122,33 @@ def _check_inp(problem: Problem, expected: tuple[int, ...]) -> None:
 
 
 def _check_scales(problem: Problem) -> None:
-    if problem.op != "scaled_mm":
-        if problem.scale_a is not None or problem.scale_b is not None or problem.fast_accum:
-            raise InvalidProblemError(f"{problem.op}: takes no scale_a, scale_b or fast_accum; scaled_mm does")
-        return
-    for name, scale, by_line in (("scale_a", problem.scale_a, (problem.m, 1)), ("scale_b", problem.scale_b, (1, problem.n))):
-        if scale is None:
-            raise InvalidProblemError(f"scaled_mm: {name} is missing, expected the layout of a float32 tensor")
-        _expect_dtype(f"scaled_mm: dtype of {name}", scale.dtype, (torch.float32,))
-        if scale.size not in ((), (1,), (1, 1), by_line):
-            raise InvalidProblemError(f"scaled_mm: {name} must have one element or shape {list(by_line)}, got {list(scale.size)}")
+    given = {"scale_a": problem.scale_a, "scale_b": problem.scale_b, "zero_b": problem.zero_b}
+    taken = {"scaled_mm": ("scale_a", "scale_b"), "mixed_mm": ("scale_b", "zero_b")}.get(problem.op, ())
+    for name, layout in given.items():
+        if layout is not None and name not in taken:
+            raise InvalidProblemError(f"{problem.op}: takes no {name}, got shape {list(layout.size)}")
+    if problem.fast_accum and problem.op != "scaled_mm":
+        raise InvalidProblemError(f"{problem.op}: takes no fast_accum; scaled_mm does")
+    if problem.op == "scaled_mm":
+        for name, blocks, size in (("scale_a", BLOCKS_OF_A, problem.a.size), ("scale_b", BLOCKS_OF_B, problem.b.size)):
+            _check_scale(problem, name, given[name], size, blocks, (torch.float32,))
+    elif problem.op == "mixed_mm":
+        legal = tuple(dict.fromkeys((torch.float32, problem.a.dtype)))
+        for name in taken:
+            if given[name] is not None:
+                _check_scale(problem, name, given[name], _b_size(problem), BLOCKS_OF_WEIGHTS, legal)
+        if problem.zero_b is not None and problem.scale_b is None:
+            raise InvalidProblemError("mixed_mm: got zero_b without scale_b, expected both: b is read as (b - zero_b) * scale_b")
+
+
+def _check_scale(
+    problem: Problem, name: str, scale: Layout | None, size: tuple[int, ...], blocks: Blocks, dtypes: Sequence[torch.dtype]
+) -> None:
+    what = f"{problem.op}: {name}"
+    if scale is None:
+        raise InvalidProblemError(f"{what} is missing, expected the layout of a {dtype_name(dtypes[0])} tensor")
+    _expect_dtype(f"{problem.op}: dtype of {name}", scale.dtype, dtypes)
+    rows, cols = size
+    if block_of(scale.size, (rows, cols), blocks) is None:
+        shapes = dict.fromkeys(str(list(shape)) for shape in scale_shapes((rows, cols), blocks)[1:])
+        raise InvalidProblemError(f"{what} must have one element or shape {' or '.join(shapes)}, got {list(scale.size)}")

@@ -9,11 +9,14 @@ import torch
 from ..errors import InvalidProblemError
 from .layout import Layout
 
-__all__ = ["BiasShape", "Scales", "inp_layout", "operand_layouts", "scale_layouts"]
+__all__ = ["BiasShape", "device_type_here", "inp_layout", "operand_layouts"]
 
 BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
-Scales = Literal["tensor", "row"]
-"""One scale for each of a and b, or one for each row of a and each column of b."""
+
+
+def device_type_here() -> str:
+    """cuda if there is a CUDA device, else cpu."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def operand_layouts(
@@ -40,15 +43,6 @@ def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: to
     if bias not in shapes:
         raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
     return Layout.contiguous(shapes[bias], dtype)
-
-
-def scale_layouts(m: int, n: int, scales: Scales) -> tuple[Layout, Layout]:
-    """scale_a and scale_b, float32: scalars, or [M, 1] and [1, N]."""
-    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"tensor": ((), ()), "row": ((m, 1), (1, n))}
-    if scales not in shapes:
-        raise InvalidProblemError(f"scales: got {scales!r}, expected one of {', '.join(shapes)}")
-    first, second = shapes[scales]
-    return Layout.contiguous(first, torch.float32), Layout.contiguous(second, torch.float32)
 
 
 def _operand(size: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> Layout:

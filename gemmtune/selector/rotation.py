@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,8 @@ CPU_BUDGET_BYTES = 1024 * MIB
 GPU_BUDGET_SHARE = 0.25
 """Of the free device memory: the verifier and the program that is being tuned need the rest."""
 SEED = 20
+OPTIONAL = ("inp", "scale_a", "scale_b", "zero_b")
+"""The operands that a problem may not have."""
 
 
 def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
@@ -66,13 +68,14 @@ def _budget_bytes(device: torch.device) -> int:
 
 
 def _copy(operands: Operands) -> Operands:
+    optional: dict[str, Any] = {name: _copy_tensor(t) for name in OPTIONAL if (t := getattr(operands, name)) is not None}
     return dataclasses.replace(
         operands,
         a=_copy_tensor(operands.a),
         b=_copy_tensor(operands.b),
         out=_copy_tensor(operands.out),
-        inp=None if operands.inp is None else _copy_tensor(operands.inp),
         extra=tuple(_copy_tensor(t) for t in operands.extra),
+        **optional,
     )
 
 

@@ -61,6 +61,18 @@ class _PickCase(_Case):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _ScaledPickCase(_PickCase):
+    """A pick of single products, each of which is rounded a few times."""
+
+    problem: Problem
+    largest: Callable[[], float]
+
+    def judge(self, out: torch.Tensor, comparer: Comparer, claims: Claims, finding: Finding) -> None:
+        bound = accumulation_bound(self.problem, claims, alpha=1, largest=self.largest, terms=1)
+        comparer.picked_within(out, self.pick, bound, finding)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _BoundCase(_Case):
     """Compares with references. ``integers``: with S small enough for the claims, no error is allowed before the epilogue."""
 
@@ -104,7 +116,7 @@ class Verifier:
     def _reset(self) -> None:
         """Make all operands anew: at the start, and after a choice that wrote into them."""
         self._packed: tuple[str, dict[int, torch.Tensor]] = ("", {})
-        self._cancelling: dict[int, _Case] = {}
+        self._by_limit: dict[int, list[_Case]] = {}
         self._checksums: dict[str, Checksum] = {}
         if self._problem.empty:
             return
@@ -135,14 +147,14 @@ class Verifier:
         payload = POISONS[self._out.dtype][number % 2]
         poison(self._out, payload)
         x = case.operands
-        run(self._out, x.a, self._b(case, choice), x.inp, x.alpha, x.beta, self._extra)
+        run(self._out, x.a, self._b(case, choice), x.inp, x.alpha, x.beta, (*x.scales, *self._extra))
         finding = Finding(self._device, payload)
         case.judge(self._out, comparer, choice.claims, finding)
         return _Call(case=case, finding=finding, guards=self._guards.broken(payload))
 
     def _call_new(self, case: _Case, choice: Choice, run_new: Callable[..., torch.Tensor], comparer: Comparer) -> _Call:
         x = case.operands
-        result = run_new(x.a, self._b(case, choice), x.inp, x.alpha, x.beta, self._extra)
+        result = run_new(x.a, self._b(case, choice), x.inp, x.alpha, x.beta, (*x.scales, *self._extra))
         got, expected = ((tuple(t.shape), t.dtype) for t in (result, self._out))
         if got != expected:
             reason = f"run_new gave {got[1]} of shape {got[0]}, expected {expected[1]} of shape {expected[0]}"
@@ -205,14 +217,26 @@ class Verifier:
         if not (self._probes.free_a and self._probes.free_b):
             return self._cases
         limit = exact_limit(self._problem, claims)
-        if limit not in self._cancelling:
-            pick = self._probes.cancel(limit)
-            self._cancelling[limit] = self._pick_case(pick)
-        return [self._cancelling[limit], *self._cases]
+        if limit not in self._by_limit:
+            picks = [self._probes.cancel(limit)]
+            if self._probes.can_measure_width and not self._expensive:
+                picks.append(self._probes.width(limit))
+            self._by_limit[limit] = [self._pick_case(pick) for pick in picks]
+        return [*self._by_limit[limit], *self._cases]
 
     def _pick_case(self, pick: Pick) -> _Case:
         self._watch_operands(pick.name, pick.operands)
         return _PickCase(name=pick.name, operands=pick.operands, pick=pick)
+
+    def _scaled_pick_case(self, pick: Pick) -> _Case:
+        self._watch_operands(pick.name, pick.operands)
+        return _ScaledPickCase(
+            name=pick.name,
+            operands=pick.operands,
+            pick=pick,
+            problem=self._problem,
+            largest=functools.cache(pick.operands.largest),
+        )
 
     def _shared_cases(self) -> list[_Case]:
         """The probes that suit every choice; random data last."""
@@ -223,9 +247,11 @@ class Verifier:
             cases.append(self._pick_case(probes.both(random)))
         else:
             if probes.free_a:
-                cases.append(self._pick_case(probes.rows_of_b(random.b)))
+                cases.append(self._pick_case(probes.rows_of_b(probes.every_weight(random.b))))
             if probes.free_b:
                 cases.append(self._pick_case(probes.cols_of_a(random.a)))
+            if probes.free_a and problem.scales:
+                cases.append(self._scaled_pick_case(probes.scaled_rows(random.b)))
             if probes.has_nan and probes.free_a and problem.m < 2 and problem.n < 2 and problem.alpha != "zero":
                 cases.append(self._pick_case(probes.rows_of_b(random.b, nan=True)))
         if not (probes.free_a and probes.free_b):
@@ -250,7 +276,7 @@ class Verifier:
         )
 
     def _watch_operands(self, name: str, operands: Operands) -> None:
-        for operand in ("a", "b", "inp"):
+        for operand in ("a", "b", "inp", "scale_a", "scale_b", "zero_b"):
             tensor = getattr(operands, operand)
             if tensor is not None and not any(checksum.watches(tensor) for checksum in self._checksums.values()):
                 self._watch(f"{operand} of {name}", tensor)

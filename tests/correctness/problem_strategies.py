@@ -6,6 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from gemmtune.problem import Layout, Problem
+from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks, scale_shapes
 
 SIZES = st.sampled_from([1, 2, 3, 7, 8, 16, 17, 33, 65])
 
@@ -62,11 +63,14 @@ def narrow_problems(draw: st.DrawFn) -> Problem:
     if op == "int_mm":
         dtypes, scales = (torch.int8, torch.int8, torch.int32), {}
     else:
+        k = draw(st.sampled_from([k, 127, 129, 300]))
         eight = st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2])
         dtypes = (draw(eight), draw(eight), draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32])))
-        shapes = {"scale_a": draw(st.sampled_from([(), (1,), (1, 1), (m, 1)])), "scale_b": draw(st.sampled_from([(), (1, n)]))}
-        scales = {name: Layout.contiguous(shape, torch.float32) for name, shape in shapes.items()}
-        scales["fast_accum"] = draw(st.booleans())
+        scales = {
+            "scale_a": draw(scale_layouts((m, k), BLOCKS_OF_A, torch.float32)),
+            "scale_b": draw(scale_layouts((k, n), BLOCKS_OF_B, torch.float32)),
+            "fast_accum": draw(st.booleans()),
+        }
     return Problem(
         op=op,
         a=draw(layouts((m, k), dtypes[0])),
@@ -75,3 +79,35 @@ def narrow_problems(draw: st.DrawFn) -> Problem:
         device_type="cpu",
         **scales,
     )
+
+
+@st.composite
+def mixed_problems(draw: st.DrawFn) -> Problem:
+    """mixed_mm with every dtype, encoding, kind of scale and kind of layout at small sizes. out has the dtype of a."""
+    m, n, k = draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 2, 7, 33, 64, 97, 130, 300]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    encoding = draw(st.sampled_from(["", "", "int4", "uint4"]))
+    k += k % 2 if encoding else 0
+    wide = st.sampled_from([torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
+    scale = zero = None
+    if draw(st.sampled_from([True, True, True, False])):
+        kinds = st.sampled_from([torch.float32, dtype])
+        scale = draw(scale_layouts((k, n), BLOCKS_OF_WEIGHTS, draw(kinds)))
+        zero = draw(st.sampled_from([None, scale, draw(scale_layouts((k, n), BLOCKS_OF_WEIGHTS, draw(kinds)))]))
+    return Problem(
+        op="mixed_mm",
+        a=draw(layouts((m, k), dtype)),
+        b=draw(layouts((k // 2, n), torch.uint8) if encoding else layouts((k, n), draw(wide))),
+        out=draw(layouts((m, n), dtype, broadcast=False)),
+        scale_b=scale,
+        zero_b=zero,
+        encoding=encoding,
+        device_type="cpu",
+    )
+
+
+@st.composite
+def scale_layouts(draw: st.DrawFn, size: tuple[int, int], blocks: Blocks, dtype: torch.dtype) -> Layout:
+    """A scale of one element or of any legal block of an operand, in any layout."""
+    shape = draw(st.sampled_from([(), (1,), *scale_shapes(size, blocks)]))
+    return draw(layouts(shape, dtype)) if len(shape) == 2 else Layout.contiguous(shape, dtype)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from broken_kernels import choice_of
+from broken_kernels import choice_of, claims_of
+from quantized_kernels import on_sums, on_terms
 
 from gemmtune.choice import Status
 from gemmtune.device import detect
@@ -45,6 +48,56 @@ def test_torch_addmm_passes(cuda: torch.device, bias: str, dtype: torch.dtype) -
         assert result.status == Status.OK, result.reason
 
 
+F8 = torch.float8_e4m3fn
+QUANTIZED = {
+    "int_mm": Problem.int_mm(300, 200, 1000, device_type="cuda"),
+    "int8": Problem.mixed_mm(300, 200, 1000, scales="column", zeros=True, device_type="cuda"),
+    "int4 groups": Problem.mixed_mm(300, 200, 1000, encoding="int4", scales="group_64", device_type="cuda"),
+    "uint4 groups": Problem.mixed_mm(
+        1, 4096, 4096, dtype=torch.bfloat16, encoding="uint4", scales="group_128", zeros=True, device_type="cuda"
+    ),
+    "e4m3 weights": Problem.mixed_mm(33, 200, 1000, dtype_b=F8, scales="tensor", device_type="cuda"),
+    "rows": Problem.scaled_mm(304, 208, 1008, scales="row", device_type="cuda"),
+    "blocks": Problem.scaled_mm(304, 208, 1008, scales="block_1x128", device_type="cuda"),
+    "square blocks": Problem.scaled_mm(512, 256, 2048, scales="block_128x128", out_dtype=torch.float32, device_type="cuda"),
+}
+
+
+@pytest.mark.parametrize("problem", QUANTIZED.values(), ids=QUANTIZED)
+def test_torch_passes_on_quantized_operations(cuda: torch.device, problem: Problem) -> None:
+    verifier = Verifier(problem, cuda)
+    offers = BACKEND.enumerate(problem, detect(cuda), Settings())
+    assert offers.choices
+    for choice in offers.choices:
+        result = verifier.check(choice, choice.build())
+        assert result.status == Status.OK, result.reason
+
+
+@pytest.mark.parametrize("problem", QUANTIZED.values(), ids=QUANTIZED)
+def test_right_and_wrong_kernels_of_quantized_operations_are_told_apart(cuda: torch.device, problem: Problem) -> None:
+    verifier = Verifier(problem, cuda)
+    claims = claims_of(problem.dtype)
+    if problem.op == "int_mm":
+        claims = claims_of(problem.dtype, accumulate=torch.int32, partials=torch.int32)
+    right = on_terms(problem, in_float64)
+    steps = {"mixed_mm": 32, "scaled_mm": 128}.get(problem.op)
+    wrong = [on_terms(problem, lambda a, b: in_float64(a[:, :-1], b[:-1]))]
+    if steps:
+        result = verifier.check(choice := choice_of(problem, on_sums(problem, in_float64, steps=steps), claims), choice.build())
+        assert result.status == Status.OK, result.reason
+        wrong.append(on_terms(problem, in_float64, change=lambda a, b, z: (a, b.square(), z)))
+    if any(problem.scale_block(name)[0] < problem.k for name in ("scale_b",) if problem.scale_b):  # type: ignore[arg-type]
+        wrong.append(on_terms(problem, in_float64, change=lambda a, b, z: (a, b.roll(128, 0), z)))
+    for run, status in ((right, Status.OK), *((run, Status.WRONG_RESULT) for run in wrong)):
+        choice = choice_of(problem, run, claims)
+        result = verifier.check(choice, choice.build())
+        assert result.status == status, result.reason
+
+
+def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).to(a.dtype)
+
+
 def test_broken_results_are_found(cuda: torch.device) -> None:
     problem = Problem.mm(300, 200, 1000, dtype=torch.bfloat16, device_type="cuda")
 
@@ -71,11 +124,27 @@ def test_broken_results_are_found(cuda: torch.device) -> None:
     assert reasons[3] == ""
 
 
-def test_the_host_waits_once(cuda: torch.device) -> None:
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem.mm(256, 256, 512, dtype=torch.bfloat16, device_type="cuda"),
+        Problem.mixed_mm(256, 256, 512, encoding="uint4", scales="group_32", zeros=True, device_type="cuda"),
+    ],
+    ids=lambda problem: problem.op,
+)
+def test_the_host_waits_once(cuda: torch.device, problem: Problem) -> None:
     """With waiting forbidden, everything up to the final reading of the findings must go through."""
-    problem = Problem.mm(256, 256, 512, dtype=torch.bfloat16, device_type="cuda")
     verifier = Verifier(problem, cuda)
-    choice = choice_of(problem, lambda out, a, b, *_: torch.mm(a, b, out=out))
+
+    def run(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> None:
+        if problem.op == "mm":
+            torch.mm(a, b, out=out)
+        else:
+            scale, zero = (x.repeat_interleave(32, dim=0, output_size=512) for x in rest[-1])
+            numbers = torch.stack([b & 15, b >> 4], dim=1).flatten(0, 1)
+            torch.mm(a, (numbers.to(a.dtype) - zero) * scale, out=out)
+
+    choice = choice_of(problem, run, claims_of(problem.dtype, weights=problem.dtype))
     kernel = choice.build()
     verifier.check(choice, kernel)  # makes the probe for these claims
     torch.cuda.set_sync_debug_mode("error")

@@ -1,4 +1,4 @@
-"""int_mm and scaled_mm as problems: their rules, keys and texts, and what backends that have neither say of them."""
+"""int_mm, mixed_mm and scaled_mm as problems: their rules, keys and texts, and what backends say of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.extern.cublaslt.gemm import gemm_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import accumulator_dtype, dtype_info
-from gemmtune.problem.problem import DENSE_OPS, OPS
+from gemmtune.problem.problem import DENSE_OPS, QUANTIZED_OPS
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 
@@ -41,7 +41,9 @@ def scale(*size: int, dtype: torch.dtype = F32) -> Layout:
     return Layout.contiguous(size, dtype)
 
 
-SCALAR = scale()
+SCALAR, RELU = scale(), trace(torch.relu, F32, [])
+MIXED = Problem.mixed_mm(4, 5, 64, scales="group_32", zeros=True, device_type="cpu")
+PACKED = Problem.mixed_mm(4, 5, 64, encoding="int4", scales="column", device_type="cpu")
 BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     "int_mm of floats": (changed(FLOAT, op="int_mm"), "int_mm: dtype of a: got torch.float32, expected int8"),
     "int_mm of uint8": (changed(INT, b=retyped(INT.b, torch.uint8)), "int_mm: dtype of b: got torch.uint8, expected int8"),
@@ -55,16 +57,23 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         changed(INT, b=Layout.contiguous((7, 5), INT8)),
         "int_mm: shapes do not fit, got a [4, 6] and b [7, 5]; expected a [M, K] and b [K, N]",
     ),
-    "int_mm with scales": (changed(INT, scale_a=SCALAR), "int_mm: takes no scale_a, scale_b or fast_accum; scaled_mm does"),
-    "mm with fast_accum": (changed(FLOAT, fast_accum=True), "mm: takes no scale_a, scale_b or fast_accum; scaled_mm does"),
+    "int_mm with scales": (changed(INT, scale_a=SCALAR), "int_mm: takes no scale_a, got shape []"),
+    "scaled_mm with zero points": (changed(SCALED, zero_b=scale(1, 5)), "scaled_mm: takes no zero_b, got shape [1, 5]"),
+    "mixed_mm with a scale of a": (changed(MIXED, scale_a=scale(4, 1)), "mixed_mm: takes no scale_a, got shape [4, 1]"),
+    "mm with scales": (changed(FLOAT, scale_b=scale(1, 5)), "mm: takes no scale_b, got shape [1, 5]"),
+    "mm with fast_accum": (changed(FLOAT, fast_accum=True), "mm: takes no fast_accum; scaled_mm does"),
+    "mixed_mm with fast_accum": (changed(MIXED, fast_accum=True), "mixed_mm: takes no fast_accum; scaled_mm does"),
     "int_mm with alpha": (
         changed(INT, alpha="general"),
-        "int_mm: takes no alpha, beta or epilogue, got int_mm 4x5x6 int8 nt on cpu",
+        "int_mm: takes no alpha or beta, got int_mm 4x5x6 int8 nt on cpu; give an epilogue that multiplies or adds",
     ),
-    "scaled_mm with an epilogue": (
-        changed(SCALED, epilogue=trace(torch.relu, F32, [])),
-        "scaled_mm: takes no alpha, beta or epilogue, got scaled_mm 4x5x6 float8_e4m3fn nt out bfloat16 scales=row "
-        "epilogue=relu(acc) on cpu",
+    "int_mm into int32 with an epilogue": (
+        changed(INT, epilogue=RELU),
+        "int_mm: dtype of out: got torch.int32, expected one of float32, float16, bfloat16",
+    ),
+    "int_mm into float32 without an epilogue": (
+        changed(INT, out=retyped(INT.out, F32)),
+        "int_mm: dtype of out: got torch.float32, expected int32",
     ),
     "scaled_mm of bfloat16": (
         changed(SCALED, a=retyped(SCALED.a, BF16)),
@@ -79,14 +88,66 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         changed(SCALED, scale_a=scale(4, 1, dtype=BF16)),
         "scaled_mm: dtype of scale_a: got torch.bfloat16, expected float32",
     ),
-    "scale shape": (changed(SCALED, scale_a=scale(4)), "scaled_mm: scale_a must have one element or shape [4, 1], got [4]"),
+    "scale shape": (
+        changed(SCALED, scale_a=scale(4)),
+        "scaled_mm: scale_a must have one element or shape [4, 1] or [1, 1], got [4]",
+    ),
     "scale of the other": (
         changed(SCALED, scale_b=scale(5, 1)),
-        "scaled_mm: scale_b must have one element or shape [1, 5], got [5, 1]",
+        "scaled_mm: scale_b must have one element or shape [1, 5] or [1, 1], got [5, 1]",
+    ),
+    "scale of other blocks": (
+        lambda: dataclasses.replace(Problem.scaled_mm(4, 300, 260, scales="block_1x128"), scale_b=scale(2, 300)),
+        "scaled_mm: scale_b must have one element or shape [1, 300] or [3, 300] or [3, 3], got [2, 300]",
+    ),
+    "mixed_mm of int32": (
+        changed(MIXED, b=retyped(MIXED.b, INT32)),
+        "mixed_mm: dtype of b: got torch.int32, expected one of int8, uint8, float8_e4m3fn, float8_e5m2",
+    ),
+    "mixed_mm of float64": (
+        changed(MIXED, a=retyped(MIXED.a, torch.float64)),
+        "mixed_mm: dtype of a: got torch.float64, expected one of float32, float16, bfloat16",
+    ),
+    "mixed_mm with two float dtypes": (
+        changed(MIXED, b=retyped(MIXED.b, BF16)),
+        "mixed_mm: dtype of b: got torch.bfloat16, expected one of int8, uint8, float8_e4m3fn, float8_e5m2",
+    ),
+    "packed int8": (
+        changed(PACKED, b=retyped(PACKED.b, INT8)),
+        "mixed_mm: dtype of b: got torch.int8, expected uint8",
+    ),
+    "packed shapes": (
+        changed(PACKED, b=Layout.contiguous((64, 5), torch.uint8)),
+        "mixed_mm: shapes do not fit, got a [4, 64] and b [128, 5] (two rows in each byte); expected a [M, K] and b [K, N]",
+    ),
+    "encoding": (
+        changed(PACKED, encoding="nf4"),
+        "mixed_mm: encoding: got 'nf4', expected one of '', 'int4', 'uint4'",
+    ),
+    "packed int_mm": (changed(INT, encoding="int4"), "int_mm: takes no packed b; mixed_mm does"),
+    "zero points without scales": (
+        changed(MIXED, scale_b=None),
+        "mixed_mm: got zero_b without scale_b, expected both: b is read as (b - zero_b) * scale_b",
+    ),
+    "scale of weights in another dtype": (
+        changed(MIXED, scale_b=scale(2, 5, dtype=BF16)),
+        "mixed_mm: dtype of scale_b: got torch.bfloat16, expected one of float32, float16",
+    ),
+    "group of weights": (
+        changed(MIXED, zero_b=scale(4, 5)),
+        "mixed_mm: zero_b must have one element or shape [1, 5] or [2, 5], got [4, 5]",
+    ),
+    "batched mixed_mm": (
+        changed(MIXED, b=Layout.contiguous((1, 64, 5), INT8)),
+        "mixed_mm: b must be a 2-D tensor, got shape [1, 64, 5]",
+    ),
+    "kind of scales of weights": (
+        lambda: Problem.mixed_mm(4, 5, 6, scales="group_16"),  # type: ignore[arg-type]
+        "scales: got 'group_16', expected one of none, tensor, column, group_32, group_64, group_128",
     ),
     "kind of scales": (
         lambda: Problem.scaled_mm(4, 5, 6, scales="block"),  # type: ignore[arg-type]
-        "scales: got 'block', expected one of tensor, row",
+        "scales: got 'block', expected one of tensor, row, block_1x128, block_128x128",
     ),
     "mm of int8": (
         lambda: Problem.mm(4, 5, 6, dtype=INT8),
@@ -115,18 +176,56 @@ def test_constructors() -> None:
         assert dataclasses.replace(SCALED, scale_a=one).scale_a == one
 
 
+def test_constructors_of_mixed_mm() -> None:
+    assert (MIXED.a.dtype, MIXED.b.dtype, MIXED.out.dtype, MIXED.accumulator) == (torch.float16, INT8, torch.float16, F32)
+    assert (MIXED.b.size, MIXED.b_size, MIXED.k) == ((64, 5), (64, 5), 64)
+    assert (PACKED.b.size, PACKED.b_size, PACKED.b.dtype, PACKED.k) == ((32, 5), (64, 5), torch.uint8, 64)
+    assert MIXED.scale_b == MIXED.zero_b == scale(2, 5, dtype=torch.float16)
+    assert MIXED.scales == (MIXED.scale_b, MIXED.zero_b)
+    assert PACKED.bytes == 2 * 4 * 64 + 32 * 5 + 2 * 4 * 5 + 2 * 5
+    assert Problem.mixed_mm(4, 5, 6, dtype=BF16, dtype_b=E4M3).scales == ()
+    assert Problem.mixed_mm(4, 5, 64, scales="tensor", scale_dtype=F32).scale_b == SCALAR
+    with pytest.raises(InvalidProblemError, match=r"got a \[4, 7\] and b \[8, 5\] \(two rows in each byte\)"):
+        Problem.mixed_mm(4, 5, 7, encoding="uint4")
+
+
+def test_blocks_of_scales() -> None:
+    assert (MIXED.scale_block("scale_b"), MIXED.scale_block("zero_b")) == ((32, 1), (32, 1))
+    assert PACKED.scale_block("scale_b") == (64, 1)
+    blocks = {"tensor": ((130, 300), (300, 140)), "row": ((1, 300), (300, 1)),
+              "block_1x128": ((1, 128), (128, 1)), "block_128x128": ((1, 128), (128, 128))}  # fmt: skip
+    for scales, expected in blocks.items():
+        problem = Problem.scaled_mm(130, 140, 300, scales=scales)  # type: ignore[arg-type]
+        assert (problem.scale_block("scale_a"), problem.scale_block("scale_b")) == expected
+
+
+def test_an_epilogue_of_int_mm_gets_float32() -> None:
+    problem = dataclasses.replace(INT, epilogue=RELU, out=retyped(INT.out, F32))
+    assert (problem.accumulator, problem.epilogue_dtype) == (INT32, F32)
+    assert dataclasses.replace(SCALED, epilogue=RELU).epilogue_dtype == F32
+    assert Problem.mm(4, 5, 6, dtype=torch.float64).epilogue_dtype == torch.float64
+
+
 def test_text() -> None:
     assert str(INT) == "int_mm 4x5x6 int8 nt on cpu"
-    assert str(SCALED) == "scaled_mm 4x5x6 float8_e4m3fn nt out bfloat16 scales=row on cpu"
+    assert str(SCALED) == "scaled_mm 4x5x6 float8_e4m3fn nt out bfloat16 scale_a[1x-] scale_b[-x1] on cpu"
     mixed = Problem.scaled_mm(4, 5, 6, dtype=E5M2, dtype_b=E4M3, fast_accum=True, device_type="cuda")
-    assert str(mixed) == "scaled_mm 4x5x6 float8_e5m2 nt b float8_e4m3fn out bfloat16 scales=tensor fast_accum on cuda"
-    assert "scales=scalar,1x5 on" in str(dataclasses.replace(SCALED, scale_a=SCALAR))
+    assert str(mixed) == ("scaled_mm 4x5x6 float8_e5m2 nt b float8_e4m3fn out bfloat16 scale_a[1] scale_b[1] fast_accum on cuda")
+    assert "scale_a[1] scale_b[-x1] on" in str(dataclasses.replace(SCALED, scale_a=SCALAR))
+    assert str(MIXED) == "mixed_mm 4x5x64 float16 nt b int8 scale_b[32x1] zero_b[32x1] on cpu"
+    assert str(PACKED) == "mixed_mm 4x5x64 float16 nt b int4 scale_b[-x1] on cpu"
+    assert str(dataclasses.replace(PACKED, epilogue=RELU)).endswith("scale_b[-x1] epilogue=relu(acc) on cpu")
 
 
-def test_keys_tell_scales_and_fast_accum_apart() -> None:
+def test_keys_tell_scales_encodings_and_fast_accum_apart() -> None:
     variants = [
         INT, SCALED, changed(SCALED, scale_a=SCALAR)(), changed(SCALED, fast_accum=True)(),
         changed(SCALED, out=retyped(SCALED.out, F32))(), changed(SCALED, b=retyped(SCALED.b, E5M2))(),
+        changed(SCALED, scale_a=Layout(size=(4, 1), stride=(2, 1), dtype=F32))(),
+        changed(SCALED, epilogue=RELU)(), changed(INT, epilogue=RELU, out=retyped(INT.out, F32))(),
+        MIXED, PACKED, changed(PACKED, encoding="uint4")(), changed(MIXED, zero_b=None)(),
+        changed(MIXED, scale_b=scale(1, 5))(), changed(MIXED, scale_b=scale(2, 5))(), changed(MIXED, zero_b=SCALAR)(),
+        changed(MIXED, scale_b=None, zero_b=None)(),
     ]  # fmt: skip
     assert len({v.key for v in variants}) == len(set(variants)) == len(variants)
     for problem in variants:
@@ -144,7 +243,8 @@ def test_keys_of_dense_operations_have_no_more_fields_than_ever() -> None:
     assert set(golden) == set(made) == set(DENSE_OPS)
     for op, problem in made.items():
         assert problem.key == json.dumps(golden[op], sort_keys=True, separators=(",", ":"))
-    assert not {"scale_a", "scale_b", "fast_accum"} & set(INT.to_json())
+    assert not {"scale_a", "scale_b", "zero_b", "encoding", "fast_accum"} & set(INT.to_json())
+    assert {"scale_a", "scale_b", "zero_b", "encoding", "fast_accum"} <= set(MIXED.to_json())
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
@@ -159,7 +259,7 @@ def test_facts_about_8_bit_floats_are_those_of_torch(dtype: torch.dtype) -> None
     assert (integers.to(dtype).double() == integers).tolist() == [True] * (info.exact_integer + 1) + [False]
 
 
-@pytest.mark.parametrize("dtype", [INT8, INT32], ids=str)
+@pytest.mark.parametrize("dtype", [INT8, torch.uint8, INT32], ids=str)
 def test_facts_about_integers(dtype: torch.dtype) -> None:
     info = dtype_info(dtype)
     assert info.exact_integer == info.largest == torch.iinfo(dtype).max
@@ -171,7 +271,7 @@ def test_facts_about_integers(dtype: torch.dtype) -> None:
 def test_dtype_info_says_what_is_known() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         dtype_info(torch.int16)
-    known = "float64, float32, float16, bfloat16, int8, int32, float8_e4m3fn, float8_e5m2"
+    known = "float64, float32, float16, bfloat16, int8, uint8, int32, float8_e4m3fn, float8_e5m2"
     assert str(caught.value) == f"dtype: got torch.int16, expected one of {known}"
 
 
@@ -179,17 +279,18 @@ REASON = "{} is not an operation of this backend, which has mm, addmm, bmm, badd
 
 
 @pytest.mark.parametrize("name", [name for name in backends.BACKENDS if name != "cublaslt"])
-@pytest.mark.parametrize("op", [op for op in OPS if op not in DENSE_OPS])
-def test_backends_refuse_what_they_do_not_have(name: str, op: str) -> None:
+@pytest.mark.parametrize("op", QUANTIZED_OPS)
+def test_backends_have_choices_or_say_why_not(name: str, op: str) -> None:
     make = getattr(Problem, op)
-    for arch in ("sm90", "avx512"):
-        problem = make(64, 64, 64, device_type="cuda" if arch == "sm90" else "cpu")
+    for arch, device_type in (("sm90", "cuda"), ("avx512", "cpu")):
+        problem = make(64, 64, 64, device_type=device_type)
         offers = backends.load(name).enumerate(problem, preset(arch), Settings())
-        assert not offers.choices
-        assert [refusal.reason for refusal in offers.refusals] == [REASON.format(op)]
+        assert offers.choices or offers.refusals
+        assert all(refusal.reason for refusal in offers.refusals)
+        assert all(choice.problem == problem for choice in offers.choices)
 
 
-@pytest.mark.parametrize("problem", [INT, SCALED], ids=str)
+@pytest.mark.parametrize("problem", [INT, SCALED, MIXED], ids=str)
 def test_cublaslt_refuses_what_it_does_not_have(problem: Problem) -> None:
     with pytest.raises(InvalidProblemError) as caught:
         gemm_of(problem)

@@ -1,0 +1,164 @@
+"""Random numbers for the operands of one problem, and buffers of its layouts that hold them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..problem import Layout, Problem
+from ..problem.dtypes import FLOAT8, dtype_info
+from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
+from .fills import fill_named
+from .integers import most_factor
+from .operands import fill_random
+from .quantized import number_range, numbers, packed
+from .reference import as_batches
+
+__all__ = ["Drawing"]
+
+_FINITE: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (0, 0x7E), torch.float8_e5m2: (0x08, 0x6F)}
+"""Bits of the magnitudes of weights: all that are finite, but for e5m2 only those of which no small multiple leaves the normal
+numbers of float16."""
+
+
+class Drawing:
+    """Draws for one problem on one device. Values of a and b are [B, rows, cols] with size 1 where their memory is shared.
+
+    ``work_a`` and ``work_b`` are the dtypes in which their values are put together: torch does little with 8-bit floats, and
+    b's numbers may be packed.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device, *, seed: int) -> None:
+        self.problem = problem
+        self.device = device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.size_a = _batched(distinct_size(problem.a))
+        batch, rows, cols = _batched(distinct_size(problem.b))
+        self.size_b = (batch, 2 * rows if problem.encoding else rows, cols)
+        self.work_a = torch.float32 if problem.dtype in FLOAT8 else problem.dtype
+        self.work_b = torch.float32 if problem.op == "mixed_mm" else self.work_a
+
+    def integers(self, size: tuple[int, ...], low: int, high: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """From ``low`` to ``high``, of a's working dtype unless given."""
+        return torch.randint(low, high + 1, size, generator=self.generator, dtype=dtype or self.work_a, device=self.device)
+
+    def signs(self, size: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """−1 and 1."""
+        return self.integers(size, 0, 1, dtype) * 2 - 1
+
+    def signs_b(self, size: tuple[int, ...]) -> torch.Tensor:
+        """The same for numbers of b; 1 where those have no sign."""
+        if number_range(self.problem)[0] == 0:
+            return torch.ones(size, dtype=self.work_b, device=self.device)
+        return self.signs(size, self.work_b)
+
+    def indices(self, size: tuple[int, int], low: int, high: int) -> torch.Tensor:
+        """Random indices, with ``low`` for the first and ``high − 1`` for the last of each batch."""
+        index = torch.randint(low, high, size, generator=self.generator, device=self.device)
+        index[:, 0] = low
+        index[:, -1] = high - 1
+        return index
+
+    def powers(self, size: tuple[int, ...]) -> torch.Tensor:
+        """Powers of two that b's integers can be, with a sign if they have one; the one with the sign bit alone among them."""
+        low, high = number_range(self.problem)
+        exponents = self.integers(size, 0, max(-low, high + 1).bit_length() - (1 if low else 2), torch.int32)
+        values = torch.exp2(exponents.to(self.work_b)) * self.signs_b(size)
+        return torch.where(values > high, -values, values)
+
+    def values(self, fill: str, layout: Layout, k_dim: int) -> torch.Tensor:
+        """Numbers of a fill for a (``k_dim`` −1), b (−2) or another operand, as many as its layout holds.
+
+        Integers are smaller where products of the largest could add up to more than int32 holds, and never negative in what has no
+        sign. Numbers of four bits are the upper halves of those that fill eight, or as many as are in range.
+        """
+        if k_dim == -2 and self.problem.encoding:
+            return packed(self._four_bits(fill))
+        values = fill_named(fill, layout.dtype)(layout, self.generator, self.device, k_dim)
+        if dtype_info(self.problem.accumulator).is_integer:
+            most = most_factor(self.problem.k, layout.dtype)
+            return values.clamp(-most - 1, most)
+        return values.abs() if layout.dtype == torch.uint8 else values
+
+    def _four_bits(self, fill: str) -> torch.Tensor:
+        low, high = number_range(self.problem)
+        size = (2, self.problem.b.span) if overlapping(self.problem.b) else self.size_b[1:]
+        layout = Layout.contiguous(size, torch.int8 if low else torch.uint8)
+        values = fill_named(fill, layout.dtype)(layout, self.generator, self.device, -2).to(torch.int32)
+        if fill in ("normal", "uniform", "cancelling"):
+            values = values >> 4
+        return (values if low else values.abs()).clamp(low, high)
+
+    def small_b(self) -> torch.Tensor:
+        """−1, 0 and 1 (0 and 1 where there is no sign) in all that b's memory can hold."""
+        low, size = max(number_range(self.problem)[0], -1), held_size(self.problem.b)
+        if not self.problem.encoding:
+            return self.placed(self.problem.b, self.integers(size, low, 1, self.work_b))
+        first, second = (self.integers(size, low, 1, torch.int32) & 15 for _ in range(2))
+        return self.placed(self.problem.b, first | second << 4)
+
+    def every_weight(self) -> torch.Tensor:
+        """b of 8-bit floats of all magnitudes, subnormal ones among them."""
+        layout = self.problem.b
+        low, high = _FINITE[layout.dtype]
+        bits = self.integers(held_size(layout), low, high, torch.int32) + 128 * self.integers(held_size(layout), 0, 1, torch.int32)
+        return self.placed(layout, bits.to(torch.uint8).view(layout.dtype))
+
+    def placed(self, layout: Layout, values: torch.Tensor | None) -> torch.Tensor:
+        """A buffer of that layout with these values; None leaves all NaN."""
+        return placed(layout, self.device, values)
+
+    def placed_a(self, values: torch.Tensor) -> torch.Tensor:
+        """a of ``values`` (of ``size_a``)."""
+        return self.placed(self.problem.a, values)
+
+    def placed_b(self, values: torch.Tensor) -> torch.Tensor:
+        """b of the numbers ``values`` (of ``size_b``), packed if b is."""
+        return self.placed(self.problem.b, packed(values) if self.problem.encoding else values)
+
+    def values_of_a(self, a: torch.Tensor) -> torch.Tensor:
+        """A copy of the values of an a."""
+        return as_batches(distinct(a)).to(self.work_a, copy=True)
+
+    def numbers_of_b(self, b: torch.Tensor) -> torch.Tensor:
+        """A copy of the numbers of a b."""
+        return as_batches(numbers(distinct(b), self.problem.encoding)).to(self.work_b, copy=True)
+
+    def normal(self, layout: Layout, k_dim: int = -1) -> torch.Tensor:
+        """Standard normal numbers away from subnormal ones, on tf32's grid for a tf32 problem; integers of the whole range.
+
+        Where products of integers are summed as such, some are so large that sums of two of them overflow 16 bits, and some sums
+        are the largest that there are.
+        """
+        values = self.values("normal", layout, k_dim)
+        if dtype_info(self.problem.accumulator).is_integer and layout.dtype == self.problem.dtype:
+            values = self._with_extremes(values, most_factor(self.problem.k, layout.dtype), k_dim)
+        if self.problem.precision.input_mode == "tf32" and layout.dtype == torch.float32:
+            values = (values.view(torch.int32) & -(2**13)).view(torch.float32)
+        return self.placed(layout, values)
+
+    def _with_extremes(self, values: torch.Tensor, most: int, k_dim: int) -> torch.Tensor:
+        """A quarter of the integers is the largest or the least; so are all in the first row of a, first and last column of b."""
+        share = torch.rand(values.shape, generator=self.generator, device=self.device)
+        values = torch.where(share < 1 / 8, -most - 1, torch.where(share > 7 / 8, most, values))
+        if values.dim() == 2 and values.numel():
+            lines = values if k_dim == -1 else values.mT
+            lines[0] = -most - 1 if k_dim == -1 else most
+            lines[-1 if k_dim == -2 else 0] = -most - 1
+        return values
+
+    def small_inp(self, most: int) -> torch.Tensor | None:
+        """inp of integers up to ``most``; None where there is none."""
+        inp = self.problem.inp
+        return None if inp is None else self.placed(inp, self.integers(held_size(inp), -most, most))
+
+    def read_by_epilogue(self, layout: Layout) -> torch.Tensor:
+        """An operand of the epilogue: normal numbers, or a mask."""
+        if layout.dtype != torch.bool:
+            return self.normal(layout)
+        mask = allocate(layout, self.device)
+        fill_random(mask, self.generator)
+        return mask
+
+
+def _batched(size: tuple[int, ...]) -> tuple[int, int, int]:
+    return (1, *size) if len(size) == 2 else size  # type: ignore[return-value]

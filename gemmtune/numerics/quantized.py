@@ -1,0 +1,135 @@
+"""What the stored operands of the quantized operations mean: numbers out of bytes, and which scale is whose.
+
+Element [i, k] of a is a[i, k] · scale_a, element [k, j] of b is (b[k, j] − zero_b) · scale_b. Scales and zero points have one
+element in all, or a 2-D shape whose elements are each for a block of the operand.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from ..problem import Problem
+from ..problem.dtypes import dtype_info
+from ..problem.rules import Encoding
+from ..problem.scales import GROUPS
+from .operands import Operands
+
+__all__ = [
+    "blocks_of_k",
+    "dequantized_a",
+    "dequantized_b",
+    "number_range",
+    "numbers",
+    "packed",
+    "picked_numbers",
+    "scale_at",
+    "scales_along_k",
+]
+
+_RANGES: dict[Encoding, tuple[int, int]] = {"int4": (-8, 7), "uint4": (0, 15)}
+
+
+def number_range(problem: Problem) -> tuple[int, int]:
+    """The least and the largest integer that b's numbers can be; of floats those below which every integer is one."""
+    if problem.encoding:
+        return _RANGES[problem.encoding]
+    info = dtype_info(problem.b.dtype)
+    if info.is_integer:
+        bounds = torch.iinfo(problem.b.dtype)
+        return bounds.min, bounds.max
+    return -info.exact_integer, info.exact_integer
+
+
+def numbers(stored: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+    """b's numbers [.., K, N], int8, out of bytes [.., K/2, N]; b as it is without an encoding."""
+    if not encoding:
+        return stored
+    both = torch.stack([stored & 15, stored >> 4], dim=-2).flatten(-3, -2)
+    return _signed(both.to(torch.int8), encoding)
+
+
+def picked_numbers(stored: torch.Tensor, encoding: Encoding, index: torch.Tensor) -> torch.Tensor:
+    """Rows ``index`` [r] of the numbers of ``stored`` [.., K or K/2, N]."""
+    if not encoding:
+        return stored.index_select(-2, index)
+    rows = stored.index_select(-2, index // 2)
+    upper = (index % 2 == 1).unsqueeze(-1)
+    return _signed(torch.where(upper, rows >> 4, rows & 15).to(torch.int8), encoding)
+
+
+def packed(values: torch.Tensor) -> torch.Tensor:
+    """Integers [.., K, N] as bytes [.., K/2, N], that of the even k in the low four bits; what four bits do not hold is cut off."""
+    bits = values.to(torch.int32) & 15
+    return (bits[..., ::2, :] | (bits[..., 1::2, :] << 4)).to(torch.uint8)
+
+
+def _signed(bits: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+    return (bits ^ 8) - 8 if encoding == "int4" else bits
+
+
+def scale_at(scale: torch.Tensor, size: tuple[int, int], rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
+    """The scales (or zero points) of the elements [rows, cols] of an operand of ``size``, float64.
+
+    ``rows`` and ``cols`` are indices that broadcast; the result has size 1 along what all share a scale.
+    """
+    if scale.numel() == 1:
+        return scale.double().reshape(())
+    first, second = (
+        lines.new_zeros((1,) * lines.dim()) if count == 1 else lines // _block(count, extent)
+        for count, extent, lines in zip(scale.shape, size, (rows, cols), strict=True)
+    )
+    return scale[first, second].double()
+
+
+def _block(count: int, extent: int) -> int:
+    """How many lines share one of ``count`` scales; what ``Problem.scale_block`` says, since shapes tell legal blocks apart."""
+    return next((block for block in (1, *GROUPS) if -(-extent // block) == count), max(extent, 1))
+
+
+def dequantized_a(operands: Operands, stored: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a · scale_a, its magnitude) in float64, for the rows [B, r, K] of a that ``rows`` [r] numbers."""
+    value = stored.double()
+    if operands.scale_a is not None:
+        size = (operands.a.shape[-2], operands.a.shape[-1])
+        value = value * scale_at(operands.scale_a, size, rows.unsqueeze(-1), _indices(size[1], value).unsqueeze(0))
+    return value, value.abs()
+
+
+def dequantized_b(operands: Operands, stored: torch.Tensor, cols: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """((b − zero_b) · scale_b, its magnitude) in float64, for the columns [B, K or K/2, c] of b that ``cols`` [c] numbers.
+
+    The magnitude is (|b| + |zero_b|) · |scale_b|: what a kernel that applies zero points to sums has to round.
+    """
+    value = numbers(stored, operands.encoding).double()
+    magnitude = value.abs()
+    size = (operands.a.shape[-1], operands.b.shape[-1])
+    rows, cols = _indices(size[0], value).unsqueeze(-1), cols.unsqueeze(0)
+    if operands.zero_b is not None:
+        zero = scale_at(operands.zero_b, size, rows, cols)
+        value, magnitude = value - zero, magnitude.add_(zero.abs())
+    if operands.scale_b is not None:
+        scale = scale_at(operands.scale_b, size, rows, cols)
+        value, magnitude = value * scale, magnitude.mul_(scale.abs())
+    return value, magnitude
+
+
+def _indices(count: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(count, device=like.device)
+
+
+def blocks_of_k(problem: Problem) -> int:
+    """Into how many parts the scales and zero points divide K; 1 where none changes along it."""
+    return max(1, *_blocks_of_k(problem, ("scale_a", "scale_b", "zero_b")))
+
+
+def scales_along_k(problem: Problem) -> int:
+    """How many of the two scales change along K."""
+    return sum(blocks > 1 for blocks in _blocks_of_k(problem, ("scale_a", "scale_b")))
+
+
+def _blocks_of_k(problem: Problem, names: tuple[Literal["scale_a", "scale_b", "zero_b"], ...]) -> list[int]:
+    """How many blocks each of these has along K; 0 for those that are not given."""
+    lengths = [problem.scale_block(x)[1 if x == "scale_a" else 0] if getattr(problem, x) is not None else 0 for x in names]
+    return [-(-problem.k // length) if length else 0 for length in lengths]

@@ -1,0 +1,109 @@
+"""Scales and zero points of exact probes: powers of two and integers, different from block to block.
+
+Sums whose terms have different scales cannot cancel, and a kernel may scale either the terms or sums of them. Where a probe's sums
+have to cancel, the scales are **separable**: a power for the place along K times one for the place along the other dimension. A
+factor of a that undoes the former (``Scaling.undo``) leaves every sum what it would be without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..problem import Layout, Problem
+from .buffers import held_size, placed
+from .operands import random_scale, random_zero, weight_unit
+from .quantized import number_range, scale_at
+
+__all__ = ["Scaling", "exact_scaling", "random_scaling"]
+
+ONLY = 2.0
+"""A scale that is the only one: not 1, so that it shows whether it was used, and how often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """scale_a, scale_b and zero_b of one probe, as far as the problem has them."""
+
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    zero_b: torch.Tensor | None = None
+
+    def undo(self, problem: Problem, device: torch.device) -> torch.Tensor | None:
+        """Powers of two [K] by which a has to be multiplied, so that separable scales are the same all along K.
+
+        None where they are already.
+        """
+        inner, none = torch.arange(problem.k, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        factor: torch.Tensor | None = None
+        for scale, size, along in (
+            (self.scale_a, (problem.m, problem.k), (none, inner)),
+            (self.scale_b, problem.b_size, (inner, none)),
+        ):
+            if scale is None:
+                continue
+            values = scale_at(scale, size, *along)
+            if values.numel() > 1:
+                values = values[0] / values
+                factor = values if factor is None else factor * values
+        return factor
+
+
+def random_scaling(problem: Problem, generator: torch.Generator, device: torch.device) -> Scaling:
+    """Any numbers. Zero points lie around the middle of b's numbers, and are no integers."""
+    low, high = number_range(problem)
+    zero: torch.Tensor | None = None
+    if problem.zero_b is not None:
+        middle, spread = (low + high) / 2, (high - low) / 8
+        values = torch.empty(held_size(problem.zero_b), device=device)
+        zero = placed(problem.zero_b, device, values.uniform_(middle - spread, middle + spread, generator=generator))
+    return Scaling(
+        scale_a=None if problem.scale_a is None else random_scale(problem.scale_a, generator, device),
+        scale_b=None if problem.scale_b is None else random_scale(problem.scale_b, generator, device, unit=weight_unit(problem)),
+        zero_b=zero,
+    )
+
+
+def exact_scaling(
+    problem: Problem,
+    generator: torch.Generator,
+    device: torch.device,
+    *,
+    separable: bool = False,
+    zeros: tuple[int, int] = (0, 0),
+    zero_step: float = 1.0,
+) -> Scaling:
+    """Powers of two from 1 to 4, so that sums of integers stay such, and as zero points multiples of ``zero_step`` in ``zeros``.
+
+    ``separable`` scales are from 1/4 to 4.
+    """
+
+    def made(layout: Layout | None) -> torch.Tensor | None:
+        return None if layout is None else placed(layout, device, _powers(layout, generator, device, separable=separable))
+
+    return Scaling(
+        scale_a=made(problem.scale_a),
+        scale_b=made(problem.scale_b),
+        zero_b=None if problem.zero_b is None else random_zero(problem.zero_b, generator, device, *zeros, step=zero_step),
+    )
+
+
+def _powers(layout: Layout, generator: torch.Generator, device: torch.device, *, separable: bool) -> torch.Tensor:
+    """As many as the layout holds; of neighbours none is like the other. All alike where elements overlap."""
+    size = held_size(layout)
+    if len(size) < 2:
+        return torch.full(size, ONLY, device=device)
+    rows, cols = (_exponents(count, generator, device) for count in size)
+    if len(rows) * len(cols) == 1:
+        return torch.full(size, ONLY, device=device)
+    total = rows.unsqueeze(-1) + cols
+    return torch.exp2((total if separable else total % 3).float())
+
+
+def _exponents(count: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """−1, 0 and 1 [count], each different from the one before it; 0 where there is only one."""
+    if count < 2:
+        return torch.zeros(count, dtype=torch.int64, device=device)
+    steps = torch.randint(1, 3, (count,), generator=generator, device=device)
+    return steps.cumsum(0) % 3 - 1

@@ -1,0 +1,200 @@
+"""Problems as calls with contiguous operands state them: the constructors of ``Problem``."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+
+from .precision import Precision, precision_of
+from .rules import Encoding, Op
+from .scalar import scalar_class
+from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
+from .standard import BiasShape, device_type_here, inp_layout, operand_layouts
+
+__all__ = ["Constructors"]
+
+
+class Constructors:
+    """What ``Problem`` inherits. ``device_type`` is cuda if there is a CUDA device, else cpu."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _of(cls, **fields: Any) -> Self:
+        """The problem with these fields; ``Problem`` is a dataclass, of which this class knows nothing."""
+        return cls(**fields)
+
+    @classmethod
+    def mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+        prepacked: bool = False,
+    ) -> Self:
+        """out[M, N] = a[M, K] @ b[K, N], as a call with contiguous operands states it.
+
+        ``layout`` has BLAS letters: ``nt`` is a row-major, b stored N×K as a Linear weight. ``device_type`` is cuda if there is
+        a CUDA device, else cpu; ``precision`` is what torch's flags say now.
+        """
+        return cls._dense("mm", None, m, n, k, dtype, layout, device_type, precision, prepacked=prepacked)
+
+    @classmethod
+    def addmm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        bias: BiasShape = "n",
+        alpha: float = 1,
+        beta: float = 1,
+        device_type: str | None = None,
+        precision: Precision | None = None,
+        prepacked: bool = False,
+    ) -> Self:
+        """out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with inp of shape [N], [M, N], [M, 1], [1, N] or a scalar."""
+        return cls._dense("addmm", None, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta, prepacked=prepacked)
+
+    @classmethod
+    def bmm(
+        cls,
+        batch: int,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """out[B, M, N] = a[B, M, K] @ b[B, K, N]."""
+        return cls._dense("bmm", batch, m, n, k, dtype, layout, device_type, precision)
+
+    @classmethod
+    def baddbmm(
+        cls,
+        batch: int,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        bias: BiasShape = "mn",
+        alpha: float = 1,
+        beta: float = 1,
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """out[B, M, N] = alpha · a[B, M, K] @ b[B, K, N] + beta · inp, with inp as for addmm (``mn`` meaning [B, M, N])."""
+        return cls._dense("baddbmm", batch, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta)
+
+    @classmethod
+    def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None) -> Self:
+        """out[M, N] = a[M, K] @ b[K, N], int8 into int32."""
+        a, b, out = operand_layouts((), m, n, k, layout, torch.int8, torch.int8, torch.int32)
+        return cls._of(op="int_mm", a=a, b=b, out=out, device_type=device_type or device_type_here())
+
+    @classmethod
+    def scaled_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.float8_e4m3fn,
+        dtype_b: torch.dtype | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+        scales: Scales = "tensor",
+        fast_accum: bool = False,
+        layout: str = "nt",
+        device_type: str | None = None,
+    ) -> Self:
+        """out[M, N] = (scale_a · a[M, K]) @ (scale_b · b[K, N]), with contiguous scales as ``scales`` names them."""
+        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b or dtype, out_dtype)
+        scale_a, scale_b = scale_layouts(m, n, k, scales)
+        kind = device_type or device_type_here()
+        return cls._of(op="scaled_mm", a=a, b=b, out=out, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, device_type=kind)
+
+    @classmethod
+    def mixed_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.float16,
+        dtype_b: torch.dtype = torch.int8,
+        encoding: Encoding = "",
+        scales: WeightScales = "none",
+        zeros: bool = False,
+        scale_dtype: torch.dtype | None = None,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """out[M, N] = a[M, K] @ ((b[K, N] − zero_b) · scale_b), of a's dtype.
+
+        ``zeros`` says whether there is a zero_b, of the same shape and dtype (a's unless given) as scale_b. With an ``encoding``, b
+        is uint8 [K/2, N].
+        """
+        kind = device_type or device_type_here()
+        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b, dtype)
+        if encoding:
+            _, b, _ = operand_layouts((), m, n, -(-k // 2), layout, dtype, torch.uint8, dtype)
+        scale = weight_scale_layout(n, k, scales, scale_dtype or dtype)
+        return cls._of(
+            op="mixed_mm",
+            a=a,
+            b=b,
+            out=out,
+            scale_b=scale,
+            zero_b=scale if zeros else None,
+            encoding=encoding,
+            device_type=kind,
+            precision=precision or precision_of(dtype, kind),
+        )
+
+    @classmethod
+    def _dense(
+        cls,
+        op: Op,
+        batch: int | None,
+        m: int,
+        n: int,
+        k: int,
+        dtype: torch.dtype,
+        layout: str,
+        device_type: str | None,
+        precision: Precision | None,
+        bias: BiasShape | None = None,
+        alpha: float = 1,
+        beta: float = 0,
+        prepacked: bool = False,
+    ) -> Self:
+        lead = () if batch is None else (batch,)
+        inp = inp_layout(lead, m, n, bias, dtype) if bias is not None else None
+        a, b, out = operand_layouts(lead, m, n, k, layout, dtype, dtype, dtype)
+        kind = device_type or device_type_here()
+        return cls._of(
+            op=op,
+            a=a,
+            b=b,
+            out=out,
+            inp=inp,
+            alpha=scalar_class(alpha),
+            beta=scalar_class(beta) if inp else "zero",
+            device_type=kind,
+            precision=precision or precision_of(dtype, kind),
+            prepacked=prepacked,
+        )
