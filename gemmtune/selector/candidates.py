@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..choice import Choice, Offers
@@ -14,6 +14,7 @@ from .key import fingerprint_text, now
 from .offers import offers_for, widest_offers_for
 from .result import Outcome
 from .store import Row, Store
+from .variants import known_variants
 
 __all__ = ["Candidates", "known_candidates", "row_of"]
 
@@ -25,7 +26,7 @@ class Candidates:
     offers: Offers
     """What the settings ask to try."""
     choices: Mapping[str, Choice]
-    """By content hash: the offers, and everything else legal that the store has a row for."""
+    """By content hash: the offers, and everything else legal that the store has a row for, variants included."""
     known: Mapping[str, Outcome]
     """By content hash."""
 
@@ -37,6 +38,10 @@ class Candidates:
     def missing(self) -> list[Choice]:
         """The offers without an outcome."""
         return [c for c in self.offers.choices if c.content_hash not in self.known]
+
+    def including(self, more: Sequence[Choice]) -> Candidates:
+        """With choices that are no offers, such as variants."""
+        return dataclasses.replace(self, choices={**self.choices, **{c.content_hash: c for c in more}})
 
     def complete(self) -> bool:
         """Nothing is left to measure: every offer has an outcome that was compared with the others."""
@@ -53,9 +58,11 @@ def known_candidates(problem: Problem, device: DeviceInfo, settings: Settings, s
     offers = offers_for(problem, device, settings)
     rows = {} if settings.tune == "force" else store.rows(problem.key, fingerprint_text(device, settings.timing))
     choices = {c.content_hash: c for c in offers.choices}
+    choices |= known_variants(offers.choices, set(rows) - set(choices), settings)
     if set(rows) - set(choices):
-        wider = widest_offers_for(problem, device, settings)
-        choices |= {c.content_hash: c for c in wider.choices if c.content_hash in rows and c.content_hash not in choices}
+        wider = widest_offers_for(problem, device, settings).choices
+        choices |= {c.content_hash: c for c in wider if c.content_hash in rows and c.content_hash not in choices}
+        choices |= known_variants(wider, set(rows) - set(choices), settings)
     known = {
         digest: dataclasses.replace(outcome_of(row), name=choices[digest].name) for digest, row in rows.items() if digest in choices
     }

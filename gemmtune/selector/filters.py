@@ -5,13 +5,16 @@ Pure: every filter takes offers and returns offers, with a refusal for each choi
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
 
 from ..allowed import FILTERS, FilterSettings, why_not_allowed
 from ..backends import BACKENDS, TEMPLATES
 from ..choice import Choice, Offers, Refusal
 from ..settings import ENVIRONMENT_PREFIX, Settings
+from .mixed import by_mixed_mm_choice
 
 __all__ = [
     "by_cap",
@@ -22,6 +25,7 @@ __all__ = [
     "schedule_of",
     "spread",
     "tile_of",
+    "uncapped",
     "without",
 ]
 
@@ -33,6 +37,7 @@ schedule of its own too."""
 
 def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Offers:
     """The offers that pass the filters, in their order, with a refusal for every other one."""
+    offers = by_mixed_mm_choice(offers, settings)
     offers = _large_enough(offers, settings, rows)
     for row in rows:
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
@@ -41,6 +46,12 @@ def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] 
         for backend in _templates(row):
             offers = by_cap(offers, getattr(settings, row.cap), setting=row.cap, backend=backend)
     return offers
+
+
+def uncapped(settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Settings:
+    """The settings without their caps."""
+    none: dict[str, Any] = dict.fromkeys(row.cap for row in rows)
+    return dataclasses.replace(settings, **none)
 
 
 def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[str]) -> Offers:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from ..backends import load
 from ..device import MIB, DeviceInfo
 from ..extern.flags import precision_scope
+from ..numerics.operands import random_operands
 from ..problem import Precision, Problem
-from ..problem.dtypes import parse_dtype
+from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
+from ..settings import current
 from .fma import fma_gflops
 from .timing import timing_event
 
@@ -24,7 +27,8 @@ __all__ = ["limit_names", "limit_us", "measure_limits"]
 SAMPLES_S = 0.15
 """How long each limit is sampled."""
 GPU_COPY_BYTES = 1024 * MIB
-GPU_SIZE = {"float64": 4096, "float32": 4096, "tf32": 8192, "float16": 8192, "bfloat16": 8192}
+GPU_SIZE = {"float64": 4096, "float32": 4096}
+LARGEST_GPU_SIZE = 8192
 """M = N = K of the product that measures a GPU's rate: large enough to keep every multiprocessor busy for several waves."""
 CPU_SIZE = 1024
 
@@ -46,8 +50,8 @@ def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, flo
     """Measure what concerns problems with that label and is not among ``known``. Takes about a second at most.
 
     The bandwidth is that of reading (CPU, all threads) or the better of reading and copying (GPU, bytes read and written). The rate
-    is that of bare fused multiply-adds on a CPU (float16 counts as float32, in which it has to be accumulated), or of the largest
-    product that torch computes where that is faster or there is no C++ compiler, as on a GPU.
+    is that of bare fused multiply-adds on a CPU (float16 and 8-bit floats count as float32, in which they have to be accumulated),
+    or of the largest product that torch computes where that is faster or there is no C++ compiler, as on a GPU.
     """
     bandwidth, rate = limit_names(dtype_label)
     found: dict[str, float] = {}
@@ -74,7 +78,7 @@ def _gpu_bandwidth(device: DeviceInfo) -> float:
 
 
 def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
-    if dtype_label in ("float16", "float32"):
+    if dtype_label in ("float16", "float32", *map(dtype_name, FLOAT8)):
         bare, product = fma_gflops(device, "float"), _product_gflops(device, "float32")
     elif dtype_label == "float64":
         bare, product = fma_gflops(device, "double"), _product_gflops(device, "float64")
@@ -84,20 +88,26 @@ def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
 
 
 def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:
-    """The rate of torch.mm on a square product."""
+    """The rate of torch's own operation on a square product. Of random numbers: a GPU multiplies zeros faster, for less power."""
+    problem = _square(dtype_label, "cpu" if device.type == "cpu" else "cuda")
+    choice = next(c for c in load("aten").enumerate(problem, device, current()).choices if c.baseline)
+    run, x = choice.build().run, random_operands(problem, device.torch_device, seed=0)
+    best = _best_s if device.type == "cpu" else _best_gpu_s
+    with precision_scope(problem), torch.no_grad():
+        return problem.flops / (best(lambda: run(x.out, x.a, x.b, None, 1, 0, x.trailing)) * 1e9)
+
+
+def _square(dtype_label: str, kind: str) -> Problem:
+    """A square product of operands with that ``Problem.dtype_label``."""
+    size = CPU_SIZE if kind == "cpu" else GPU_SIZE.get(dtype_label, LARGEST_GPU_SIZE)
+    if dtype_label == "int8":
+        return Problem.int_mm(size, size, size, device_type=kind)
+    for dtype in FLOAT8:
+        if dtype_label == dtype_name(dtype):
+            return Problem.scaled_mm(size, size, size, dtype=dtype, dtype_b=torch.float8_e4m3fn, device_type=kind)
     precision = Precision(input_mode="tf32") if dtype_label == "tf32" else Precision()
     dtype = torch.float32 if dtype_label == "tf32" else parse_dtype(dtype_label)
-    size = CPU_SIZE if device.type == "cpu" else GPU_SIZE[dtype_label]
-    kind = "cpu" if device.type == "cpu" else "cuda"
-    problem = Problem.mm(size, size, size, dtype=dtype, device_type=kind, precision=precision)
-    generator = torch.Generator(device.torch_device).manual_seed(0)
-    # Random numbers: a GPU multiplies zeros faster, because they take less power.
-    a = torch.randn(size, size, generator=generator, device=device.torch_device).to(dtype)
-    b = torch.randn(size, size, generator=generator, device=device.torch_device).to(dtype).t()
-    out = torch.empty(size, size, device=device.torch_device, dtype=dtype)
-    best = _best_s if device.type == "cpu" else _best_gpu_s
-    with precision_scope(problem):
-        return problem.flops / (best(lambda: torch.mm(a, b, out=out)) * 1e9)
+    return Problem.mm(size, size, size, dtype=dtype, device_type=kind, precision=precision)
 
 
 def _best_s(work: Callable[[], object]) -> float:

@@ -11,11 +11,13 @@ from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
 from .candidates import Candidates
-from .pick import right, shortlist
+from .pick import ENTRANTS, right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
 from .result import SETTLED, Outcome
+from .rounds import FINALISTS
+from .variants import ROUNDS, untried_variants
 
 __all__ = ["measure"]
 
@@ -29,7 +31,7 @@ def measure(
     progress: Progress,
     compilation: Compilation | None = None,
 ) -> None:
-    """Add an outcome for every offer that has none, then rank the fastest against each other.
+    """Add an outcome for every offer that has none and for variants of the fastest, then rank the fastest against each other.
 
     ``outcomes``, by content hash, is filled as the work goes on, so that an interruption loses only the measurement in hand.
     ``compilation`` is under way in the background; what it does not include is compiled here.
@@ -47,21 +49,36 @@ def measure(
             outcomes[choice.content_hash] = outcome(choice, status=failure.status, reason=failure.reason)
     ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
     with open_session(problem, device, settings) as session:
-        drift = drift_since(session, candidates, outcomes) if ready else 1.0
-        for done, choice in enumerate(ready):
-            progress.stage("verify and measure", done, len(ready))
-            known = right(outcomes.values())
-            best_us = known[0].time_us if known else None
-            sample = session.examine(choice, best_us * drift if best_us else None)
-            outcomes[choice.content_hash] = outcome(
-                choice,
-                status=sample.status,
-                time_us=sample.time_us / drift if sample.time_us else None,
-                error_over_bound=sample.error_over_bound,
-                reason=sample.reason,
-            )
-        progress.stage("verify and measure", len(ready), len(ready))
-        rank(session, settings, candidates, outcomes, progress)
+        batch: Sequence[Choice] = ready or untried_variants(candidates.choices, outcomes, settings)
+        drift = drift_since(session, candidates, outcomes) if batch else 1.0
+        for _ in range(1 + ROUNDS[settings.search]):
+            candidates = candidates.including(batch)
+            examine_all(session, batch, drift, outcomes, progress)
+            batch = untried_variants(candidates.choices, outcomes, settings)
+            if not batch:
+                break
+        # At a CPU's steady clocks short measurements compare well enough to choose the finalists by them.
+        entrants = (FINALISTS if device.type == "cpu" else ENTRANTS)[settings.search]
+        rank(session, entrants, candidates, outcomes, progress)
+
+
+def examine_all(
+    session: AnySession, choices: Sequence[Choice], drift: float, outcomes: dict[str, Outcome], progress: Progress
+) -> None:
+    """Verify and shortly measure choices; each gets an outcome, with its time divided by ``drift``."""
+    for done, choice in enumerate(choices):
+        progress.stage("verify and measure", done, len(choices))
+        known = right(outcomes.values())
+        best_us = known[0].time_us if known else None
+        sample = session.examine(choice, best_us * drift if best_us else None)
+        outcomes[choice.content_hash] = outcome(
+            choice,
+            status=sample.status,
+            time_us=sample.time_us / drift if sample.time_us else None,
+            error_over_bound=sample.error_over_bound,
+            reason=sample.reason,
+        )
+    progress.stage("verify and measure", len(choices), len(choices))
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
@@ -77,15 +94,15 @@ def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[s
     return now_us / fastest.time_us if now_us and fastest.time_us else 1.0
 
 
-def rank(session: AnySession, settings: Settings, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:
-    """Give the fastest choices times that compare: the interleaved final rounds.
+def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:
+    """Give the fastest choices, ``entrants`` at most, times that compare: the interleaved final rounds.
 
     Choices that were ranked earlier take no part, except the fastest two: the new times are scaled by how those come out now, so
     that one new choice costs one measurement and still compares with the old ones.
     """
     # Short measurements compare only with each other and, roughly, with ranked times: what lost once is out.
     running = [o for o in outcomes.values() if o.finalist or not o.settled]
-    finalists = shortlist(running, settings.search)
+    finalists = shortlist(running, entrants, lambda o: candidates.choices[o.content_hash].compile_key)
     fresh = [o for o in finalists if not o.finalist]
     # Choices that leave all earlier finalists far behind still run against the best of them: only ranked times decide the pick.
     incumbents = [o for o in finalists if o.finalist][:2] or right(o for o in running if o.finalist)[:1]

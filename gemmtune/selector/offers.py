@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any
 
-from ..allowed import FILTERS
 from ..backends import BACKENDS, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings, use
-from .filters import filtered, nothing_left, without
+from .filters import filtered, nothing_left, uncapped, without
 
 __all__ = ["enabled_backends", "legal_offers", "offers_for", "widest_offers_for"]
 
@@ -41,8 +39,7 @@ def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) 
 
     Search and cap say how much is tried; size threshold and regexes say what may run, and hold here too.
     """
-    uncapped: dict[str, Any] = dict.fromkeys(row.cap for row in FILTERS)
-    widest = dataclasses.replace(settings, search="exhaustive", **uncapped)
+    widest = dataclasses.replace(uncapped(settings), search="exhaustive")
     return filtered(legal_offers(problem, device, widest), widest)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from ..backends import BACKENDS, TEMPLATES
 from ..choice import Status
 from .result import Outcome
 
-__all__ = ["TIE", "pick", "shortlist"]
+__all__ = ["ENTRANTS", "TIE", "pick", "shortlist"]
 
 TIE = 0.01
 """Choices within 1% of the fastest are tied: repeated measurements of one choice differ by as much."""
@@ -24,7 +25,12 @@ there, among equals, ours come first."""
 NEAR = 1.25
 """Choices whose first, short measurement is within 25% of the best go to the final rounds: short windows misjudge by less."""
 
-FINALISTS = {"quick": 4, "default": 8, "exhaustive": 16}
+ENTRANTS = {"quick": 8, "default": 16, "exhaustive": 32}
+"""How many enter the final rounds, which soon go on with ``rounds.FINALISTS`` of them. Short measurements come one after the other,
+each at the clocks that the GPU has just then, and those shift kernels against each other by 10%."""
+
+OF_ONE_KERNEL = 3
+"""Entrants that are one compiled kernel with other arguments of its launch."""
 
 
 def right(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -49,12 +55,21 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
     return min(ours or tied, key=_order)
 
 
-def shortlist(outcomes: Sequence[Outcome], search: str) -> list[Outcome]:
-    """Who goes to the final rounds: the fastest few, and torch's own operation whatever its time."""
+def shortlist(outcomes: Iterable[Outcome], most: int, kernel_of: Callable[[Outcome], str | None] = lambda _: None) -> list[Outcome]:
+    """Who goes to the final rounds: the fastest ``most``, and torch's own operation whatever its time.
+
+    ``kernel_of`` tells which of them are one compiled kernel (None: a kernel of its own); of those OF_ONE_KERNEL go.
+    """
     candidates = right(outcomes)
     if not candidates:
         return []
-    near = [o for o in candidates if _time(o) <= NEAR * _time(candidates[0])][: FINALISTS[search]]
+    near: list[Outcome] = []
+    count: Counter[str] = Counter()
+    for o in candidates:
+        kernel = kernel_of(o)
+        if _time(o) <= NEAR * _time(candidates[0]) and len(near) < most and (kernel is None or count[kernel] < OF_ONE_KERNEL):
+            near.append(o)
+            count[kernel or o.name] += 1
     return near + [o for o in candidates if o.baseline and o not in near]
 
 

@@ -85,7 +85,7 @@ class ProblemResult:
             "source": self.source,
             "choices": [_outcome_json(o) for o in self.outcomes]
             + [{"name": r.name, "backend": r.name.split(":")[0], "status": Status.REFUSED, "time_us": None,
-                "error_over_bound": None, "reason": r.reason} for r in self.refusals],
+                "error_over_bound": None, "reason": r.reason, "count": r.count} for r in self.refusals],
         }  # fmt: skip
 
 

@@ -11,14 +11,16 @@ from typing import Self
 from ..settings import Search
 from .timing import Contender, median_margin
 
-__all__ = ["Effort", "Ranked", "play"]
+__all__ = ["FINALISTS", "Effort", "Ranked", "play"]
 
 LOST = 1.05
 """A contender that is surely slower than the fastest by this factor takes no part in further rounds."""
 PRECISE = 0.0025
 """Rounds end when every contender near the fastest is known to this share of its time: a quarter of what counts as a tie."""
 NEAR = 1.03
-"""Contenders within this factor of the fastest must be known precisely."""
+"""Contenders within this factor of the fastest must be known precisely, and play to the end."""
+FINALISTS = {"quick": 4, "default": 8, "exhaustive": 16}
+"""How many play on after LEAST_ROUNDS, and whoever else is within NEAR of the fastest."""
 LEAST_ROUNDS = 4
 """Even, so that each contender has run early and late in a round equally often; with fewer the spread is unknown."""
 LEAST_ROUNDS_IF_SLOW = 2
@@ -36,7 +38,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long the final rounds may take. ``warm_up_s`` of load without measuring comes first.
+    """How long the final rounds may take, and how many play to their end. ``warm_up_s`` of load without measuring comes first.
 
     A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from the clocks that it sustains.
     A CPU is warm from making the contenders ready.
@@ -44,12 +46,14 @@ class Effort:
 
     warm_up_s: float
     budget_s: float
+    finalists: int = FINALISTS["default"]
 
     @classmethod
     def of(cls, search: Search, device_type: str) -> Self:
         """The effort for a search on a kind of device."""
         budget_s = {"quick": 0.3, "default": 0.5, "exhaustive": 1.5}[search]
-        return cls(warm_up_s=0.0 if device_type == "cpu" else min(0.2, budget_s / 2), budget_s=budget_s)
+        warm_up_s = 0.0 if device_type == "cpu" else min(0.2, budget_s / 2)
+        return cls(warm_up_s=warm_up_s, budget_s=budget_s, finalists=FINALISTS[search])
 
 
 def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collection[str] = ()) -> dict[str, Ranked]:
@@ -57,8 +61,11 @@ def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collectio
 
     The fastest by plain median is the reference. The time of each other is either its own median, or the reference's times the
     median over rounds of its ratio to the reference in the same round, in which drifting clocks cancel: whichever is known more
-    closely (and no time outside of those seen: where the reference alone was disturbed, ratios mean nothing). Those that are surely
-    lost drop out, except the ones named in ``keep``. Ends when the order near the top is settled, or the budget is spent.
+    closely (and no time outside of those seen: where the reference alone was disturbed, ratios mean nothing).
+
+    After the first rounds those drop out that are surely lost, or neither among the first ``effort.finalists`` nor near the
+    fastest, except the ones named in ``keep``; they compare by their ratios. Ends when the order near the top is settled, or
+    the budget is spent.
     """
     if not contenders:
         return {}
@@ -80,7 +87,8 @@ def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collectio
             ranked = _evaluate(rounds)
             if count >= LEAST_ROUNDS_TO_SETTLE and _settled(ranked):
                 break
-            playing = [name for name in playing if name in keep or not _lost(ranked, name)]
+            stay = _staying(ranked, playing, effort.finalists)
+            playing = [name for name in playing if name in keep or name in stay]
     return _evaluate(rounds)
 
 
@@ -98,18 +106,31 @@ def _round(contenders: Mapping[str, Contender], order: list[str]) -> dict[str, f
 
 
 def _evaluate(rounds: Mapping[str, list[float]]) -> dict[str, Ranked]:
-    medians = {name: statistics.median(times) for name, times in rounds.items()}
+    count = max(map(len, rounds.values()))
+    medians = {name: statistics.median(times) for name, times in rounds.items() if len(times) == count}
     reference = min(medians, key=lambda name: medians[name])
     ranked: dict[str, Ranked] = {}
     for name, times in rounds.items():
         time_us, margin_us = median_margin(times)
-        # Who dropped out has the first rounds only.
+        dropped = len(times) < count
+        # Who dropped out has the first rounds only, at the clocks of those: it compares by its ratios alone.
         ratio, spread = median_margin([t / r for t, r in zip(times, rounds[reference], strict=False)])
-        paired_us = ratio * medians[reference]
-        if name != reference and spread * medians[reference] < margin_us and min(times) <= paired_us <= max(times):
-            time_us, margin_us = paired_us, spread * medians[reference]
+        paired_us, paired_margin_us = ratio * medians[reference], spread * medians[reference]
+        closer = paired_margin_us < margin_us and min(times) <= paired_us <= max(times)
+        if dropped or (name != reference and closer):
+            time_us, margin_us = paired_us, paired_margin_us
         ranked[name] = Ranked(time_us=time_us, margin_us=margin_us)
     return ranked
+
+
+def _staying(ranked: Mapping[str, Ranked], playing: Collection[str], finalists: int) -> set[str]:
+    """Who is not surely lost, and among the first ``finalists`` or near the fastest."""
+    best = min(r.time_us for r in ranked.values())
+    order = sorted(playing, key=lambda name: ranked[name].time_us)
+    return {
+        name for place, name in enumerate(order)
+        if not _lost(ranked, name) and (place < finalists or ranked[name].time_us <= NEAR * best)
+    }  # fmt: skip
 
 
 def _lost(ranked: Mapping[str, Ranked], name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ __all__ = ["DEFAULT_ROWS", "new_table", "pick_line", "plain_text", "refusal_line
 DEFAULT_ROWS = 12
 """Timed choices shown for a problem; the torch baseline is always shown."""
 REASON_CHARS = 160
+REASONS = 3
+"""Why choices of a backend were refused beforehand: how many reasons are shown, the most frequent ones."""
 NATURAL_WIDTH = 10_000
 """Wider than any table: text for pipes and files is not folded."""
 
@@ -119,11 +122,12 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:
-    """What is not in the table, grouped: choices of one backend that went for the same reason (numbers aside) share a line."""
+    """What is not in the table. Failures of one backend for the same reason (numbers aside) share a line; refusals have one a backend."""
     if result.problem.empty:
         return []
-    left_out = list(_left_out(result))
-    return [f"left out: {_count(len(left_out), 'choice')}", *_grouped(left_out)] if left_out else []
+    failed = [(o.status.value, o.name, o.reason) for o in result.outcomes if o.status is not Status.OK]
+    count = len(failed) + sum(r.count for r in result.refusals)
+    return [f"left out: {_count(count, 'choice')}", *_grouped(failed), *_folded(result.refusals)] if count else []
 
 
 def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
@@ -131,12 +135,36 @@ def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
     return _grouped(("", refusal.name, refusal.reason) for refusal in refusals)
 
 
+def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
+    """``  refused: cutlass: 2664 choices: stores f32 (1572); a is t, expected n (640); and 3 more reasons``"""
+    by_backend: dict[str, list[Refusal]] = {}
+    for refusal in refusals:
+        by_backend.setdefault(refusal.name.split(":")[0], []).append(refusal)
+    for backend, refused in by_backend.items():
+        if len(refused) == 1:
+            yield f"  {Status.REFUSED.value}: {refused[0].name}: {_short(refused[0].reason)}"
+            continue
+        counts: Counter[str] = Counter()
+        shown: dict[str, str] = {}
+        for refusal in refused:
+            kind = _numbers_aside(refusal.reason, refusal.name)
+            counts[kind] += refusal.count
+            shown.setdefault(kind, _short(refusal.reason))
+        parts = [f"{shown[kind]} ({count})" for kind, count in counts.most_common(REASONS)]
+        if len(counts) > REASONS:
+            parts.append(f"and {_count(len(counts) - REASONS, 'more reason')}")
+        yield f"  {Status.REFUSED.value}: {backend}: {_count(counts.total(), 'choice')}: {'; '.join(parts)}"
+
+
+def _numbers_aside(reason: str, name: str) -> str:
+    return re.sub(r"\d+", "#", _short(reason).replace(name, ""))
+
+
 def _grouped(left_out: Iterable[tuple[str, str, str]]) -> list[str]:
     groups: dict[tuple[str, str, str], _Group] = {}
     for status, name, reason in left_out:
-        text = _short(reason)
-        key = (status, name.split(":")[0], re.sub(r"\d+", "#", text.replace(name, "")))
-        groups.setdefault(key, _Group(status=status, reason=text, names=[])).names.append(name)
+        key = (status, name.split(":")[0], _numbers_aside(reason, name))
+        groups.setdefault(key, _Group(status=status, reason=_short(reason), names=[])).names.append(name)
     return [f"  {group}" for group in groups.values()]
 
 
@@ -154,14 +182,6 @@ class _Group:
         if len(self.names) == 1:
             return f"{head}{first}: {self.reason}"
         return f"{head}{len(self.names)} × {first.split(':')[0]}, for instance {first}: {self.reason}"
-
-
-def _left_out(result: ProblemResult) -> Iterator[tuple[str, str, str]]:
-    for outcome in result.outcomes:
-        if outcome.status is not Status.OK:
-            yield outcome.status.value, outcome.name, outcome.reason
-    for refusal in result.refusals:
-        yield Status.REFUSED.value, refusal.name, refusal.reason
 
 
 def _timed(result: ProblemResult) -> list[tuple[Outcome, float]]:

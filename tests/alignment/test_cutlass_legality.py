@@ -13,9 +13,8 @@ from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
 from gemmtune.templates.cutlass import CutlassBackend
 from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.configs import legal_orientation, splits_of
+from gemmtune.templates.cutlass.configs import legal_orientation
 from gemmtune.templates.cutlass.orientation import letter, orient
-from gemmtune.templates.cutlass.small import TILES
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -107,8 +106,7 @@ def test_a_3x_operation_runs_on_its_own_architecture_alone() -> None:
 def test_few_rows_get_tiles_of_few_columns_with_operands_exchanged() -> None:
     found = choices(mm(16, 6144, 4096))
     assert all(c.exchanged for c in found)
-    assert {c.config.operation.tile for c in found} & set(TILES)
-    assert min(c.config.operation.tile[1] for c in found) == 16
+    assert {c.config.operation.tile[1] for c in found} >= {8, 16, 32}
 
 
 def test_an_epilogue_needs_a_visitor_tree() -> None:
@@ -140,9 +138,20 @@ def test_a_wider_search_offers_what_a_narrower_one_does() -> None:
 
 def test_split_sums_are_claimed() -> None:
     for choice in choices(mm(64, 64, 4096)):
-        splits = splits_of(choice.config, choice.problem, preset("sm90"))
-        assert choice.claims.splits == splits
-        assert (splits > 1) == choice.config.operation.stream_k
+        for each in (choice, *choice.variants()):
+            axes, steps = each.config.axes, 4096 // each.config.operation.tile[2]
+            divided = each.config.operation.stream_k and axes.decomposition != "dataparallel"
+            most = axes.splits if axes.decomposition == "splitk" else min(steps, 132)
+            assert each.claims.splits == (most if divided else 1)
+
+
+def test_variants_share_the_kernel_and_nothing_else() -> None:
+    for choice in choices(mm(4096, 4096, 4096)):
+        variants = choice.variants()
+        assert len({v.name for v in (choice, *variants)}) == len({v.content_hash for v in (choice, *variants)}) == 1 + len(variants)
+        assert {v.compile_key for v in variants} == {choice.compile_key}
+        assert all(v.name == f"cutlass:{v.config.name}" for v in variants)
+        assert all(choice in v.variants() for v in variants)
 
 
 @pytest.mark.parametrize("problem", [

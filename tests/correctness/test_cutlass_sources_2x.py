@@ -66,7 +66,12 @@ FAMILIES: dict[str, tuple[str, Operation]] = {
     "s8-turing-to-bf16": ("sm75", operation(75, "s8 s8 s32 bf16", "tnn", (16, 16, 8), instruction=(8, 8, 16), **INT8)),
     "simt-f32-stages": ("sm80", operation(80, "f32 f32 f32 f32", "ttn", (1, 1, 1), **{**SIMT, "stages": 4})),
     "f16": ("sm80", operation(80, "f16 f16 f32 f16", "nnn", (8, 8, 8), instruction=(16, 8, 16))),
-    "f16-rows": ("sm80", operation(80, "f16 f16 f32 f16", "ntt", (8, 8, 8), instruction=(16, 8, 16), tile=(64, 256, 32))),
+    "f16-rows": (
+        "sm80", operation(80, "f16 f16 f32 f16", "ntt", (8, 8, 8), instruction=(16, 8, 16), tile=(64, 256, 32), warps=(1, 4, 1)),
+    ),
+    "f16-128-columns-of-a-warp": (
+        "sm80", operation(80, "f16 f16 f32 f16", "ntt", (8, 8, 8), instruction=(16, 8, 16), tile=(64, 256, 32), warps=(2, 2, 1)),
+    ),
     "bf16-align2": ("sm80", operation(80, "bf16 bf16 f32 bf16", "ttn", (2, 2, 2), instruction=(16, 8, 16))),
     "bf16-align4-to-f32": ("sm80", operation(80, "bf16 bf16 f32 f32", "tnn", (4, 4, 4), instruction=(16, 8, 16))),
     "tf32": ("sm80", operation(80, "tf32 tf32 f32 f32", "nnn", (4, 4, 4), instruction=(16, 8, 8), tile=(128, 64, 16))),

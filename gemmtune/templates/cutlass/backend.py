@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
-
-import torch
+from collections.abc import Mapping
 
 from ...allowed import why_not_named
-from ...choice import Availability, Claims, Offers, Refusal
+from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
 from ...settings import Settings, current
-from .build import CutlassChoice
+from .axes import Axes, Grid, legal_axes
+from .build import NAME, CutlassChoice, name_of
 from .catalogue import operations
-from .configs import AXES, Axes, Config, check_problem, elements_of, legal_orientation, splits_of
+from .configs import Config, check_problem, elements_of, legal_orientation
 from .operation import Operation
 from .orientation import Oriented
 from .rank import estimate_us, select
-from .toolkit import Toolkit, find_compiler, find_toolkit
+from .toolkit import find_compiler, find_toolkit
 
 __all__ = ["CutlassBackend"]
 
-NAME = "cutlass"
 OPERATIONS: dict[str, int | None] = {"quick": 3, "default": 12, "exhaustive": None}
 """How many operations are compiled for one problem."""
-AXES_TRIED: dict[str, int] = {"quick": 1, "default": 2, "exhaustive": len(AXES)}
-"""How many sets of axes each of them is tried with."""
 
 
 class CutlassBackend:
@@ -59,12 +54,11 @@ class CutlassBackend:
         except UnavailableError as error:
             return Offers(refusals=(Refusal(name=NAME, reason=str(error)),))
         legal, refusals = _legal(found, problem, device)
-        allowed, left_out = _allowed(legal, settings)
+        allowed, left_out = _allowed(legal, problem, device, settings)
         timed = [(estimate_us(op, legal[op], problem, device), op) for op in allowed]
         choices = [
-            _choice(Config(operation=op, axes=axes), problem, device, toolkit, exchanged=legal[op].exchanged)
+            CutlassChoice.of(Config(operation=op, axes=allowed[op]), problem, device, toolkit, exchanged=legal[op].exchanged)
             for op in select(timed, OPERATIONS[settings.search])
-            for axes in allowed[op][: AXES_TRIED[settings.search]]
         ]
         return Offers(choices=tuple(choices), refusals=(*refusals, *left_out))
 
@@ -94,30 +88,33 @@ def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tupl
     return legal, _counted(refused)
 
 
-def _allowed(legal: Iterable[Operation], settings: Settings) -> tuple[dict[Operation, list[Axes]], list[Refusal]]:
-    """The axes of each operation with which it has a name that the settings' regexes let pass; and one refusal for each reason.
+def _allowed(
+    legal: Mapping[Operation, Oriented], problem: Problem, device: DeviceInfo, settings: Settings
+) -> tuple[dict[Operation, Axes], list[Refusal]]:
+    """The first axes of each operation whose name the settings' regexes let pass; and one refusal for each reason why none is.
 
     The regexes hold before the operations are ranked, so that the best of those that are left are tried, however bad. Where none is
     left, all are given: the selector refuses them for the same reasons, and warns.
     """
-    passed: dict[Operation, list[Axes]] = {}
+    passed: dict[Operation, Axes] = {}
+    first: dict[Operation, Axes] = {}
     refused: Counter[str] = Counter()
-    for op in legal:
-        reasons = {axes: why_not_named(_name(Config(operation=op, axes=axes)), NAME, settings) for axes in AXES}
-        passed[op] = [axes for axes, reason in reasons.items() if reason is None]
-        if not passed[op]:
-            refused[str(reasons[AXES[0]])] += 1
-    if not any(passed.values()):
-        return {op: list(AXES) for op in passed}, []
-    return {op: axes for op, axes in passed.items() if axes}, _counted(refused)
+    for op, oriented in legal.items():
+        every = legal_axes(op, Grid.of(op, oriented, problem.batch, device.sm_count))
+        first[op] = every[0]
+        reason = None
+        for axes in every:
+            reason = why_not_named(name_of(Config(operation=op, axes=axes)), NAME, settings)
+            if reason is None:
+                passed[op] = axes
+                break
+        else:
+            refused[str(reason)] += 1
+    return (passed, _counted(refused)) if passed else (first, [])
 
 
 def _counted(refused: Counter[str]) -> list[Refusal]:
-    return [Refusal(name=f"{NAME}:{count} operations", reason=reason) for reason, count in refused.most_common()]
-
-
-def _name(config: Config) -> str:
-    return f"{NAME}:{config.name}"
+    return [Refusal(name=f"{NAME}:{count} operations", reason=reason, count=count) for reason, count in refused.most_common()]
 
 
 def _without_twins(found: list[Operation]) -> list[Operation]:
@@ -126,38 +123,3 @@ def _without_twins(found: list[Operation]) -> list[Operation]:
     for op in sorted(found, key=lambda op: op.c != "void"):
         kept.setdefault(dataclasses.replace(op, name="", c=""), op)
     return list(kept.values())
-
-
-def _choice(config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, exchanged: bool) -> CutlassChoice:
-    operation, accumulator = config.operation, problem.accumulator
-    return CutlassChoice(
-        name=_name(config),
-        backend=NAME,
-        problem=problem,
-        claims=Claims(
-            accumulate=accumulator,
-            partials=accumulator,
-            epilogue_input=accumulator,
-            splits=splits_of(config, problem, device),
-            input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
-        ),
-        info=_info(config, exchanged=exchanged),
-        config=config,
-        toolkit=toolkit,
-        capability=operation.introduced if operation.modern else device.capability,
-        exchanged=exchanged,
-    )
-
-
-def _info(config: Config, *, exchanged: bool) -> dict[str, Any]:
-    operation, axes = config.operation, config.axes
-    info: dict[str, Any] = {"tile": list(operation.tile)}
-    if operation.modern:
-        # What CUTLASS calls them, without its namespaces. How many stages there are it decides when it compiles.
-        schedules = (operation.kernel_schedule, operation.epilogue_schedule, operation.scheduler)
-        names = [name.rsplit("::", 1)[-1] for name in schedules]
-        info |= {"cluster": list(operation.cluster)} | dict(zip(("schedule", "epilogue_schedule", "scheduler"), names, strict=True))
-    else:
-        info |= {"stages": operation.stages, "warps": list(operation.warps)}
-    splits = {"splits": axes.splits} if operation.stream_k else {}
-    return info | {"raster": axes.raster, "swizzle": axes.swizzle, **splits, "exchanged": exchanged}

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
-from ...choice import Kernel
+import torch
+
+from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
+from ...problem import Problem
 from ..compiled import Artifact, CompiledChoice
 from ..made_once import loaded
 from .artifact import gemm_artifact
+from .axes import Axes, Grid, legal_axes, most_splits, neighbours
 from .compiler import artifact_path, compile_source
 from .configs import Config
 from .launch import Library, bind, load
-from .orientation import orient
+from .orientation import Oriented, orient
 from .source import Source
 from .toolkit import Toolkit, find_compiler
 
-__all__ = ["CutlassChoice"]
+__all__ = ["NAME", "CutlassChoice", "name_of"]
+
+NAME = "cutlass"
+
+
+def name_of(config: Config) -> str:
+    """The name of a choice: the one that tables show and regexes see."""
+    return f"{NAME}:{config.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +44,50 @@ class CutlassChoice(CompiledChoice):
     toolkit: Toolkit = field(repr=False)
     capability: int = field(repr=False)
     exchanged: bool = field(repr=False)
+    multiprocessors: int = field(repr=False)
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, exchanged: bool) -> Self:
+        """The choice of ``config`` for a problem on a device."""
+        operation, accumulator = config.operation, problem.accumulator
+        grid = Grid.of(operation, orient(problem, exchanged=exchanged), problem.batch, device.sm_count)
+        return cls(
+            name=name_of(config),
+            backend=NAME,
+            problem=problem,
+            claims=Claims(
+                accumulate=accumulator,
+                partials=accumulator,
+                epilogue_input=accumulator,
+                splits=most_splits(config.axes, operation, grid),
+                input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
+            ),
+            info=_info(config, exchanged=exchanged),
+            config=config,
+            toolkit=toolkit,
+            capability=operation.introduced if operation.modern else device.capability,
+            exchanged=exchanged,
+            multiprocessors=device.sm_count,
+        )
+
+    def variants(self) -> tuple[CutlassChoice, ...]:
+        """The same kernel with another division of K, or another order of tiles."""
+        operation, grid = self.config.operation, self._grid
+        return tuple(self._with(axes, grid) for axes in neighbours(self.config.axes, legal_axes(operation, grid)))
+
+    def _with(self, axes: Axes, grid: Grid) -> CutlassChoice:
+        config = dataclasses.replace(self.config, axes=axes)
+        claims = dataclasses.replace(self.claims, splits=most_splits(axes, config.operation, grid))
+        info = _info(config, exchanged=self.exchanged)
+        return dataclasses.replace(self, name=name_of(config), config=config, claims=claims, info=info)
+
+    @property
+    def _oriented(self) -> Oriented:
+        return orient(self.problem, exchanged=self.exchanged)
+
+    @property
+    def _grid(self) -> Grid:
+        return Grid.of(self.config.operation, self._oriented, self.problem.batch, self.multiprocessors)
 
     @functools.cached_property
     def source(self) -> Source:
@@ -107,7 +164,7 @@ class CutlassChoice(CompiledChoice):
             ErrorFromChoice: the operation refuses the problem.
         """
         _, library = self._loaded()
-        return Kernel(run=bind(library, self.config, self.problem, orient(self.problem, exchanged=self.exchanged), self.name))
+        return Kernel(run=bind(library, self.config, self.problem, self._oriented, self.name))
 
     def _made(self) -> Path:
         return compile_source(self.source, self.toolkit, self.capability, self.name)
@@ -117,3 +174,17 @@ class CutlassChoice(CompiledChoice):
             return loaded(self._made, lambda path: (path, load(path)))
         except OSError as error:
             raise UnavailableError(f"{self.name}: its shared object cannot be loaded here: {error}") from error
+
+
+def _info(config: Config, *, exchanged: bool) -> dict[str, Any]:
+    operation, axes = config.operation, config.axes
+    info: dict[str, Any] = {"tile": list(operation.tile)}
+    if operation.modern:
+        # What CUTLASS calls them, without its namespaces. How many stages there are it decides when it compiles.
+        schedules = (operation.kernel_schedule, operation.epilogue_schedule, operation.scheduler)
+        names = [name.rsplit("::", 1)[-1] for name in schedules]
+        info |= {"cluster": list(operation.cluster)} | dict(zip(("schedule", "epilogue_schedule", "scheduler"), names, strict=True))
+    else:
+        info |= {"stages": operation.stages, "warps": list(operation.warps)}
+    divided = {"decomposition": axes.decomposition, "splits": axes.splits} if operation.stream_k else {}
+    return info | {"raster": axes.raster, "swizzle": axes.swizzle, **divided, "exchanged": exchanged}

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...errors import UnavailableError
 from ...settings import cache_dir
 from .operation import Operation
-from .small import small_operations
+from .tiles import own_operations
 from .toolkit import Toolkit
 
 __all__ = ["operations"]
@@ -46,7 +46,7 @@ def _operations(toolkit: Toolkit, capability: int, element: str, folder: Path) -
         _write(path, text)
     listed = [Operation.of(values) for values in plain]
     names = {op.name for op in listed}
-    return tuple(listed + [op for op in small_operations(listed) if op.name not in names])
+    return tuple(listed + [op for op in own_operations(listed) if op.name not in names])
 
 
 def _listed(toolkit: Toolkit, capability: int, element: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +10,11 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
 from ...problem.rules import why_not_dense
+from .axes import Axes
 from .operation import ELEMENTS, Operation
 from .orientation import Oriented, letter, orient
 
-__all__ = ["AXES", "Axes", "Config", "check_problem", "elements_of", "legal_orientation"]
+__all__ = ["Config", "check_problem", "elements_of", "legal_orientation"]
 
 INT32_LIMIT = 2**31
 MOST_ACCUMULATORS = 208
@@ -28,27 +28,6 @@ OPERAND_ELEMENTS: dict[torch.dtype, str] = {
     torch.float64: "double",
 }
 """C++ types of what an epilogue can read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """What one compiled kernel can be told at launch.
-
-    ``raster``: tiles go along ``m`` or ``n`` first; ``swizzle``: in groups of so many (1, 2, 4, 8); ``splits``: of K, for
-    stream-K operations: 0 lets the kernel decide how tiles are divided, 1 divides none, more is plain split-K.
-    """
-
-    raster: str = "m"
-    swizzle: int = 1
-    splits: int = 0
-
-    def __str__(self) -> str:
-        splits = {0: "", 1: "_dataparallel"}.get(self.splits, f"_splitk{self.splits}")
-        return f"raster{self.raster}_swizzle{self.swizzle}{splits}"
-
-
-AXES = tuple(Axes(raster=raster, swizzle=swizzle) for swizzle in (1, 2, 4, 8) for raster in "mn")
-"""All that a kernel is told, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +145,3 @@ def _layouts(operation: Operation, oriented: Oriented) -> str | None:
 
 def _is(layout: Layout, wanted: str) -> bool:
     return layout.row_major if wanted == "t" else layout.column_major
-
-
-def splits_of(config: Config, problem: Problem, device: DeviceInfo) -> int:
-    """How many partial sums a result may have."""
-    if not config.operation.stream_k or config.axes.splits == 1:
-        return 1
-    steps = math.ceil(problem.k / config.operation.tile[2])
-    return max(1, min(steps, config.axes.splits or device.sm_count))

@@ -11,6 +11,7 @@ import torch
 from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
+from .axes import DECOMPOSITIONS
 from .configs import MOST_OPERANDS, Config
 from .orientation import Oriented
 
@@ -39,7 +40,7 @@ class Launch(ctypes.Structure):
         ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
         ("raster", ctypes.c_int), ("swizzle", ctypes.c_int), ("decomposition", ctypes.c_int), ("splits", ctypes.c_int),
-        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int),
+        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -52,7 +53,9 @@ class Library:
         self.workspace_bytes = library.gemmtune_workspace_bytes
         self.launch = library.gemmtune_launch
         self.check.argtypes = self.workspace_bytes.argtypes = [ctypes.c_void_p]
+        self.capture = library.gemmtune_capture
         self.launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.capture.argtypes, self.capture.restype = [ctypes.c_void_p], ctypes.c_ulonglong
         self.workspace_bytes.restype = ctypes.c_longlong
 
     @property
@@ -81,7 +84,7 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     device = torch.cuda.current_device()
     template = _template(config, problem, oriented, device)
     _require(library.check(ctypes.addressof(template)), name, problem)
-    workspace = _Workspace(int(library.workspace_bytes(ctypes.addressof(template))), device)
+    workspace = _Workspace(library, int(library.workspace_bytes(ctypes.addressof(template))), device)
     current_stream = torch._C._cuda_getCurrentRawStream
     launch, exchanged = library.launch, oriented.exchanged
     reads_inp = problem.inp is not None and problem.beta != "zero"
@@ -118,21 +121,31 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
 
 
 class _Workspace:
-    """Memory of one bound kernel for each stream; a capture gets memory of its graph's pool."""
+    """Memory of one bound kernel, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
 
-    def __init__(self, size_bytes: int, device: int) -> None:
+    That of a capture is kept until the next one on the same stream: a graph that is replayed zeroes it anew.
+    """
+
+    def __init__(self, library: Library, size_bytes: int, device: int) -> None:
+        self._capture = library.capture
         self._size_bytes = size_bytes
         self._device = torch.device("cuda", device)
         self._by_stream: dict[int, torch.Tensor] = {}
+        self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
 
     def address(self, stream: int) -> int:
         if self._size_bytes == 0:
             return 0
-        if torch.cuda.is_current_stream_capturing():
-            return self._new().data_ptr()
-        memory = self._by_stream.get(stream)
-        if memory is None:
-            memory = self._by_stream[stream] = self._new()
+        capture = self._capture(stream)
+        if capture == 0:
+            memory = self._by_stream.get(stream)
+            if memory is None:
+                memory = self._by_stream[stream] = self._new()
+            return memory.data_ptr()
+        number, memory = self._by_capture.get(stream, (0, None))
+        if memory is None or number != capture:
+            memory = self._new()
+            self._by_capture[stream] = (capture, memory)
         return memory.data_ptr()
 
     def _new(self) -> torch.Tensor:
@@ -149,9 +162,9 @@ def _template(config: Config, problem: Problem, oriented: Oriented, device: int)
         words.x_strides[i] = _strides(layout)
     axes = config.axes
     words.raster, words.swizzle = "mn".index(axes.raster), axes.swizzle
-    words.decomposition = {0: 0, 1: 1}.get(axes.splits, 2)
-    words.splits = max(axes.splits, 1)
+    words.decomposition, words.splits = DECOMPOSITIONS.index(axes.decomposition), axes.splits
     words.device = device
+    words.overlaps = 1
     words.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return words
 

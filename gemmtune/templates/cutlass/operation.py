@@ -66,6 +66,11 @@ class Operation:
         return self.scheduler == "StreamK"
 
     @property
+    def transposes(self) -> bool:
+        """The kernel computes d^T = b^T @ a^T with the tile as it is: those of CUTLASS 2.x store rows."""
+        return not self.modern and self.layout_d == "n"
+
+    @property
     def cooperative(self) -> bool:
         """Two consumer warp groups share a tile; in the ``pingpong`` schedule each has its own."""
         return "Cooperative" in self.kernel_schedule

@@ -23,14 +23,15 @@ CPP_ELEMENTS = {
     "s8": "int8_t", "s32": "int32_t",
 }  # fmt: skip
 LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
-SCHEDULERS = {"Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::StreamKScheduler", "": ""}
+SCHEDULERS = {"Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "": ""}
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
 
 
 def flags(operation: Operation, capability: int) -> tuple[str, ...]:
     """nvcc's flags. 3.x operations are for their own architecture alone; the others are kept as PTX too, for newer GPUs."""
     if operation.modern:
-        return (*FLAGS, f"-gencode=arch=compute_{operation.introduced}a,code=sm_{operation.introduced}a")
+        architecture = f"{operation.introduced}a"
+        return (*FLAGS, "-DCUTLASS_ENABLE_GDC_FOR_SM90", f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
     return (*FLAGS, f"-gencode=arch=compute_{capability},code=[sm_{capability},compute_{capability}]")
 
 

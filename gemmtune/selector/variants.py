@@ -1,0 +1,65 @@
+"""Variants, what one compiled kernel can be told at launch: tried for the fastest few kernels only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from ..allowed import FILTERS
+from ..choice import Choice, Offers
+from ..settings import Settings
+from .filters import filtered, uncapped
+from .pick import right
+from .result import Outcome
+
+__all__ = ["ROUNDS", "known_variants", "untried_variants"]
+
+KERNELS = {"quick": 1, "default": 3, "exhaustive": 8}
+"""How many kernels, the fastest by what is known, have their variants tried."""
+NEAR = {"quick": 1.1, "default": 1.25, "exhaustive": 1.6}
+"""A kernel slower than the fastest choice by more than this factor is not worth it."""
+ROUNDS = {"quick": 1, "default": 3, "exhaustive": 6}
+"""How often at most the variants of the then fastest are asked for: those of a variant that won are others."""
+
+
+def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings: Settings) -> dict[str, Choice]:
+    """Of the variants of ``choices``, and of the variants found, those whose content hash is ``wanted``; by content hash.
+
+    As for everything that the store knows, regexes and the size threshold hold, caps do not.
+    """
+    found: dict[str, Choice] = {}
+    asked = list(choices)
+    while asked and len(found) < len(wanted):
+        fresh = {v.content_hash: v for choice in asked for v in choice.variants() if v.content_hash in wanted}
+        asked = [v for digest, v in fresh.items() if digest not in found]
+        found |= fresh
+    passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings)).choices
+    return {choice.content_hash: choice for choice in passed}
+
+
+def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outcome], settings: Settings) -> list[Choice]:
+    """Variants of the fastest kernels that the settings let pass and that have no outcome, those of the fastest first.
+
+    ``choices`` and ``outcomes`` are by content hash. The caps of the settings count the choices that were tried already.
+    """
+    ranked = right(outcomes.values())
+    fastest: dict[str, Choice] = {}
+    for outcome in ranked:
+        choice = choices[outcome.content_hash]
+        near = (outcome.time_us or 0.0) <= NEAR[settings.search] * (ranked[0].time_us or 0.0)
+        if choice.compile_key is not None and near and len(fastest) < KERNELS[settings.search]:
+            fastest.setdefault(choice.compile_key, choice)
+    variants = {v.content_hash: v for choice in fastest.values() for v in choice.variants() if v.content_hash not in outcomes}
+    passed = filtered(Offers(choices=tuple(variants.values())), settings).choices
+    return _within_caps(passed, outcomes, settings)
+
+
+def _within_caps(variants: Iterable[Choice], outcomes: Mapping[str, Outcome], settings: Settings) -> list[Choice]:
+    tried = Counter(outcome.backend for outcome in outcomes.values())
+    kept: list[Choice] = []
+    for choice in variants:
+        caps = [getattr(settings, row.cap) for row in FILTERS if choice.backend in row.backends]
+        if all(cap is None or tried[choice.backend] < cap for cap in caps):
+            tried[choice.backend] += 1
+            kept.append(choice)
+    return kept

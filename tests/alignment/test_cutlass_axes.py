@@ -1,0 +1,131 @@
+"""Which arguments of a launch make a difference: orders of tiles, divisions of K."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
+from gemmtune.templates.cutlass import BACKEND
+from gemmtune.templates.cutlass.axes import Axes, Grid, legal_axes, most_splits, neighbours
+from gemmtune.templates.cutlass.operation import Operation
+from gemmtune.templates.cutlass.orientation import orient
+
+OPERATION = Operation(
+    name="gemm", modern=True, introduced=90, a="bf16", b="bf16", c="void", d="bf16", accumulator="f32",
+    layout_a="t", layout_b="n", layout_d="n", alignment_a=8, alignment_b=8, alignment_d=8,
+    tile=(128, 128, 64), cluster=(1, 1, 1), stages=0, warps=(4, 1, 1), instruction=(64, 128, 16), opcode="TensorOp",
+    math="multiply_add", kernel_schedule="KernelTmaWarpSpecializedCooperative",
+    epilogue_schedule="TmaWarpSpecializedCooperative", scheduler="Default",
+)  # fmt: skip
+STREAM_K = dataclasses.replace(OPERATION, scheduler="StreamK")
+
+
+def grid(rows: int, cols: int, steps: int = 64, batch: int = 1, cluster: tuple[int, int] = (1, 1)) -> Grid:
+    return Grid(rows=rows, cols=cols, batch=batch, steps=steps, multiprocessors=132, cluster=cluster)
+
+
+def orders(of: Grid) -> list[str]:
+    return [f"{axes.raster}{axes.swizzle}" for axes in legal_axes(OPERATION, of)]
+
+
+def divided(of: Grid) -> list[str]:
+    found = dict.fromkeys((axes.decomposition, axes.splits) for axes in legal_axes(STREAM_K, of))
+    return [f"{name}{splits}" if name == "splitk" else name for name, splits in found]
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (grid(1, 40), ["m1"]),
+        (grid(40, 1), ["n1"]),
+        (grid(2, 40, cluster=(2, 1)), ["m1"]),
+        (grid(2, 40), ["m1", "n1", "m2", "n2"]),
+        (grid(40, 2), ["n1", "m1", "n2", "m2"]),
+        (grid(5, 5), ["n1", "m1", "n2", "m2", "n4", "m4"]),
+        (grid(6, 7), ["m1", "n1", "m2", "n2", "m4", "n4", "m8", "n8"]),
+    ],
+)
+def test_orders_that_differ_the_shorter_side_first(of: Grid, expected: list[str]) -> None:
+    assert orders(of) == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (grid(12, 11), ["heuristic"]),  # one whole wave
+        (grid(7, 8, steps=8), ["heuristic"]),  # nothing to divide
+        (grid(10, 8), ["heuristic", "streamk", "splitk2", "splitk3"]),  # more than half a wave: the heuristic divides nothing
+        (grid(7, 8), ["heuristic", "splitk2", "splitk3", "splitk4"]),  # the heuristic is stream-K
+        (grid(4, 11), ["heuristic", "streamk", *(f"splitk{s}" for s in (2, 4, 5, 6))]),  # the heuristic is split-K by 3
+        (grid(12, 12), ["heuristic", "dataparallel"]),
+        (grid(20, 10), ["heuristic", "streamk"]),
+        (
+            grid(1, 8, steps=32),
+            ["heuristic", "streamk", *(f"splitk{s}" for s in (2, 3, 5, 6, 8))],
+        ),  # by 4, as its least steps allow
+    ],
+)
+def test_divisions_that_differ(of: Grid, expected: list[str]) -> None:
+    assert divided(of) == expected
+
+
+def test_only_stream_k_divides() -> None:
+    assert {axes.decomposition for axes in legal_axes(OPERATION, grid(1, 8))} == {"heuristic"}
+
+
+def test_neighbours_differ_in_the_order_or_in_the_division() -> None:
+    every = legal_axes(STREAM_K, grid(2, 8))
+    found = neighbours(every[0], every)
+    assert every[0] not in found
+    assert Axes(raster="n") in found
+    assert Axes(decomposition="splitk", splits=2) in found
+    assert Axes(raster="n", decomposition="splitk", splits=2) not in found
+
+
+def test_every_set_is_reached_from_the_first() -> None:
+    every = legal_axes(STREAM_K, grid(2, 8))
+    reached = {every[0]}
+    for _ in range(2):
+        reached |= {n for axes in reached for n in neighbours(axes, every)}
+    assert reached == set(every)
+
+
+@pytest.mark.parametrize(
+    ("operation", "axes", "expected"),
+    [
+        (OPERATION, Axes(), 1),
+        (STREAM_K, Axes(decomposition="dataparallel"), 1),
+        (STREAM_K, Axes(decomposition="splitk", splits=4), 4),
+        (STREAM_K, Axes(), 64),
+        (STREAM_K, Axes(decomposition="streamk"), 64),
+    ],
+)
+def test_how_many_sums_a_result_may_have(operation: Operation, axes: Axes, expected: int) -> None:
+    assert most_splits(axes, operation, grid(1, 8)) == expected
+
+
+def test_a_grid_has_whole_clusters() -> None:
+    problem = Problem.mm(300, 1000, 640, device_type="cuda")
+    wide = dataclasses.replace(OPERATION, cluster=(2, 1, 1))
+    made = Grid.of(wide, orient(problem, exchanged=False), 3, 132)
+    assert (made.rows, made.cols, made.batch, made.steps, made.tiles, made.at_once) == (4, 8, 3, 10, 96, 132)
+
+
+def test_a_2x_kernel_that_stores_columns_has_its_tile_transposed() -> None:
+    problem = Problem.mm(512, 1024, 640, device_type="cuda")
+    older = dataclasses.replace(OPERATION, modern=False, tile=(64, 256, 32))
+    assert older.transposes
+    made = Grid.of(older, orient(problem, exchanged=False), 1, 132)
+    assert (made.rows, made.cols) == (2, 16)
+
+
+def test_the_first_of_the_names_that_a_regex_allows_is_offered() -> None:
+    pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
+    problem = Problem.mm(128, 512, 16384, device_type="cuda")
+    found = BACKEND.enumerate(problem, preset("sm90"), Settings(cutlass_op_allowlist_regex="_splitk(4|6)$")).choices
+    assert found
+    assert all(choice.name.endswith("_splitk4") for choice in found)

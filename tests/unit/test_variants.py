@@ -1,0 +1,190 @@
+"""Variants of the fastest kernels: which are tried, within which limits, and that a second run measures nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from fake_choices import CLAIMS, PROBLEM
+
+from gemmtune import settings
+from gemmtune.choice import Choice, Kernel, Offers, Status
+from gemmtune.device import detect
+from gemmtune.selector import offers as offers_module
+from gemmtune.selector.candidates import known_candidates
+from gemmtune.selector.progress import Silent
+from gemmtune.selector.result import Outcome, ProblemResult
+from gemmtune.selector.rounds import Ranked
+from gemmtune.selector.select import select
+from gemmtune.selector.session import Sample
+from gemmtune.selector.store import open_store
+from gemmtune.selector.variants import known_variants, untried_variants
+from gemmtune.settings import Settings
+
+DEVICE = detect("cpu")
+X, Y = range(4), range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Choice):
+    """A kernel with two arguments; its variants differ in one of them."""
+
+    kernel: str
+    x: int = 0
+    y: int = 0
+
+    @property
+    def content_hash(self) -> str:
+        return f"{self.kernel} {self.x} {self.y}"
+
+    @property
+    def compile_key(self) -> str:
+        return self.kernel
+
+    @property
+    def compiled(self) -> bool:
+        return True
+
+    def variants(self) -> list[Choice]:
+        return [point(self.kernel, x, y) for x in X for y in Y if (x == self.x) != (y == self.y)]
+
+    def build(self) -> Kernel:
+        return Kernel(run=lambda out, a, b, inp, alpha, beta, extra: torch.mm(a, b, out=out))
+
+
+def point(kernel: str, x: int = 0, y: int = 0) -> Point:
+    return Point(name=f"cutlass:{kernel}_x{x}_y{y}", backend="cutlass", problem=PROBLEM, claims=CLAIMS, kernel=kernel, x=x, y=y)
+
+
+def outcome(choice: Choice, time_us: float | None, status: Status = Status.OK) -> Outcome:
+    return Outcome(name=choice.name, backend=choice.backend, content_hash=choice.content_hash, status=status, time_us=time_us)
+
+
+def untried(times: dict[Point, float | None], **changes: object) -> list[str]:
+    choices = {c.content_hash: c for c in times}
+    outcomes = {c.content_hash: outcome(c, t, Status.OK if t else Status.WRONG_RESULT) for c, t in times.items()}
+    return [c.content_hash for c in untried_variants(choices, outcomes, Settings(**changes))]  # type: ignore[arg-type]
+
+
+def test_those_of_the_fastest_kernels_come_in_their_order() -> None:
+    found = untried({point("slow"): 12.0, point("far"): 20.0, point("fast"): 10.0})
+    assert found[:5] == ["fast 0 1", "fast 0 2", "fast 1 0", "fast 2 0", "fast 3 0"]
+    assert [name.split()[0] for name in found] == ["fast"] * 5 + ["slow"] * 5
+
+
+def test_a_kernel_counts_once_and_is_asked_at_its_fastest_point() -> None:
+    assert untried({point("k"): 12.0, point("k", 2): 10.0, point("k", 1): 11.0, point("k", 3): 13.0}) == ["k 2 1", "k 2 2"]
+
+
+@pytest.mark.parametrize(("search", "kernels"), [("quick", 1), ("default", 3), ("exhaustive", 8)])
+def test_how_many_kernels_is_a_matter_of_the_search(search: str, kernels: int) -> None:
+    found = untried({point(f"k{i}"): 10.0 for i in range(9)}, search=search)
+    assert len({name.split()[0] for name in found}) == kernels
+
+
+def test_a_wrong_kernel_is_not_asked() -> None:
+    assert untried({point("wrong"): None, point("right"): 10.0})[0].startswith("right")
+    assert untried({point("wrong"): None}) == []
+
+
+def test_a_choice_without_variants_or_compilation_is_not_asked() -> None:
+    assert Choice.variants(point("k")) == ()
+
+
+def test_regexes_hold_for_variants() -> None:
+    assert untried({point("k"): 10.0}, choice_denylist_regex="y[12]$") == ["k 1 0", "k 2 0", "k 3 0"]
+    assert untried({point("k"): 10.0}, cutlass_op_allowlist_regex="x2") == ["k 2 0"]
+
+
+@pytest.mark.parametrize("cap", ["max_profiling_configs", "cutlass_max_profiling_configs"])
+def test_caps_count_what_was_tried(cap: str) -> None:
+    assert len(untried({point("k"): 10.0, point("l"): 11.0}, **{cap: 4})) == 2
+    assert untried({point("k"): 10.0, point("l"): 11.0}, **{cap: 2}) == []
+
+
+def test_known_ones_are_found_through_those_that_lead_to_them() -> None:
+    wanted = {"k 2 0", "k 2 1", "k 3 2"}
+    assert set(known_variants([point("k")], wanted, Settings())) == {"k 2 0", "k 2 1"}
+    assert set(known_variants([point("k")], wanted, Settings(choice_denylist_regex="y1$", max_profiling_configs=1))) == {"k 2 0"}
+    assert known_variants([point("k")], set(), Settings()) == {}
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Offers are one point of each of two kernels; the names that each run examined are listed."""
+    monkeypatch.setattr(offers_module, "legal_offers", lambda *_, **__: Offers(choices=(point("k"), point("l"))))
+    runs: list[list[str]] = []
+    monkeypatch.setattr("gemmtune.selector.measure.open_session", lambda *_: FakeSession(runs))
+    with settings.patch(cache_dir=str(tmp_path), tune_in_subprocess=False):
+        yield runs
+
+
+class FakeSession:
+    """Kernel k is fastest at x = 2, y = 1; kernel l is too slow for its variants to be worth it."""
+
+    def __init__(self, runs: list[list[str]]) -> None:
+        self.examined: list[str] = []
+        runs.append(self.examined)
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def time_us(self, choice: Point) -> float:
+        return 200.0 if choice.kernel == "l" else 100.0 + 5 * (choice.x - 2) ** 2 + 3 * (choice.y - 1) ** 2
+
+    def examine(self, choice: Point, best_us: float | None) -> Sample:
+        self.examined.append(choice.content_hash)
+        return Sample(status=Status.OK, time_us=self.time_us(choice))
+
+    def rank(self, choices: list[Point]) -> dict[str, Ranked]:
+        return {c.name: Ranked(time_us=self.time_us(c), margin_us=0.1) for c in choices}
+
+
+def run() -> ProblemResult:
+    chosen = settings.current()
+    return select(PROBLEM, DEVICE, chosen, open_store(chosen), Silent())
+
+
+def test_the_variants_of_a_variant_that_won_are_tried_and_a_second_run_measures_nothing(tuned: list[list[str]]) -> None:
+    first = run()
+    assert first.pick == "cutlass:k_x2_y1"
+    [examined] = tuned
+    assert examined[:2] == ["k 0 0", "l 0 0"]
+    assert "k 2 1" in examined
+    assert not any(name.startswith("l") for name in examined[2:])
+    second = run()
+    assert (second.pick, second.source) == (first.pick, "store")
+    assert len(tuned) == 1
+    assert {o.name for o in second.outcomes} == {o.name for o in first.outcomes}
+
+
+def test_an_interrupted_tuning_is_completed(tuned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    examine = FakeSession.examine
+
+    def interrupted(self: FakeSession, choice: Point, best_us: float | None) -> object:
+        if len(self.examined) == 4:
+            raise KeyboardInterrupt
+        return examine(self, choice, best_us)
+
+    monkeypatch.setattr(FakeSession, "examine", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    monkeypatch.setattr(FakeSession, "examine", examine)
+    assert run().pick == "cutlass:k_x2_y1"
+    assert not set(tuned[0]) & set(tuned[1]) - {"k 1 0", "k 2 0", "k 0 1", "k 0 2", "k 0 0"}
+    assert run().source == "store"
+
+
+def test_a_regex_that_forbids_the_pick_takes_it_away(tuned: list[list[str]]) -> None:
+    run()
+    chosen = dataclasses.replace(settings.current(), choice_denylist_regex="x2")
+    known = known_candidates(PROBLEM, DEVICE, chosen, open_store(chosen)).known
+    assert known
+    assert not any("x2" in o.name for o in known.values())
