@@ -61,7 +61,7 @@ def choices(
         "problem": {"text": str(wanted)} | wanted.to_json(),
         "device": {"name": device.name, "arch": device.arch},
         "choices": [_choice_json(c) for c in offers.choices],
-        "refused": [{"name": r.name, "reason": r.reason} for r in offers.refusals],
+        "refused": [{"name": r.name, "reason": r.reason, "count": r.count} for r in offers.refusals],
     }
     write_json(json_file, data)
 
@@ -83,7 +83,7 @@ def _parts(heading: str, offers: Offers) -> Iterator[RenderableType]:
         table.add_row(Text(choice.name), Text(choice.backend), Text(_config(choice.info)))
     yield table if offers.choices else "no choices"
     if offers.refusals:
-        yield Text(f"refused: {len(offers.refusals)}", style="bold")
+        yield Text(f"refused: {sum(r.count for r in offers.refusals)}", style="bold")
         yield from map(Text, refusal_lines(offers.refusals))
 
 

@@ -122,7 +122,7 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:
-    """What is not in the table. Failures of one backend for the same reason (numbers aside) share a line; refusals have one a backend."""
+    """What is not in the table: a line for the failures of one backend with one reason (numbers aside), one for its refusals."""
     if result.problem.empty:
         return []
     failed = [(o.status.value, o.name, o.reason) for o in result.outcomes if o.status is not Status.OK]

@@ -100,6 +100,24 @@ def test_what_is_lost_drops_out_unless_kept() -> None:
     assert ranked["lost"].time_us == pytest.approx(200, rel=0.05)
 
 
+def test_after_the_first_rounds_the_finalists_and_who_is_near_play_on() -> None:
+    times = {f"{t}": [float(t), t + 0.1, t - 0.1] for t in (100, 101, 102, 104, 105)}
+    order: list[str] = []
+    ranked = play({n: Planned(n, t, order) for n, t in times.items()}, Effort(warm_up_s=0, budget_s=0.02, finalists=2))
+    assert [order.count(n) > 4 for n in times] == [True, True, True, False, False]
+    assert ranked["105"].time_us == pytest.approx(105, rel=0.01)
+
+
+def test_who_dropped_out_at_higher_clocks_is_not_the_fastest() -> None:
+    """Its first rounds took less time than the last ones of those that are faster."""
+    drift = [1.0, 1.0, 1.0, 1.0] + [1.2] * 40
+    order: list[str] = []
+    contenders = {n: Planned(n, [t * d for d in drift], order) for n, t in (("a", 100.0), ("b", 101.0), ("c", 110.0))}
+    ranked = play(contenders, Effort(warm_up_s=0, budget_s=0.01, finalists=2))
+    assert order.count("c") < order.count("a")
+    assert ranked["c"].time_us == pytest.approx(1.1 * ranked["a"].time_us)
+
+
 def test_rounds_end_early_when_all_is_settled() -> None:
     order: list[str] = []
     play({n: Planned(n, [t], order) for n, t in (("a", 100.0), ("b", 110.0))}, Effort(warm_up_s=0, budget_s=60))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gemmtune.backends import BACKENDS
 from gemmtune.choice import Status
-from gemmtune.selector.pick import FINALISTS, NEAR, TIE, WORTH_LEAVING_TORCH, pick, shortlist
+from gemmtune.selector.pick import ENTRANTS, NEAR, OF_ONE_KERNEL, TIE, WORTH_LEAVING_TORCH, pick, shortlist
 from gemmtune.selector.result import Outcome
 
 
@@ -97,15 +97,24 @@ def test_the_pick_is_within_the_tie_of_the_fastest_comparable(outcomes: list[Out
         assert chosen.time_us <= min(o.time_us for o in comparable) * (1 + TIE)
 
 
-@given(outcomes_strategy, st.sampled_from(sorted(FINALISTS)))
-def test_the_shortlist_is_short_and_near_the_best(outcomes: list[Outcome], search: str):
-    chosen = shortlist(outcomes, search)
-    assert len(chosen) <= FINALISTS[search]
+@given(outcomes_strategy, st.sampled_from(sorted(ENTRANTS.values())))
+def test_the_shortlist_is_short_and_near_the_best(outcomes: list[Outcome], most: int):
+    chosen = shortlist(outcomes, most)
+    assert len(chosen) <= most
     times = [o.time_us for o in chosen]
     assert times == sorted(times)
     assert all(t <= NEAR * times[0] for t in times)
 
 
 def test_the_baseline_is_always_on_the_shortlist():
-    listed = shortlist([outcome("triton:a", 1.0), outcome("aten:mm", 50.0, baseline=True), outcome("triton:b", 49.0)], "default")
+    listed = shortlist([outcome("triton:a", 1.0), outcome("aten:mm", 50.0, baseline=True), outcome("triton:b", 49.0)], 8)
     assert [o.name for o in listed] == ["triton:a", "aten:mm"]
+
+
+def test_one_kernel_takes_few_places_of_the_shortlist():
+    outcomes = [outcome(f"cutlass:a{i}", 10.0 + i / 100) for i in range(9)] + [outcome(f"cutlass:b{i}", 11.0) for i in range(2)]
+    outcomes += [outcome(f"aten:{i}", 12.0) for i in range(5)]
+    kernels = {o.name: o.name[:-1] if o.backend == "cutlass" else None for o in outcomes}
+    chosen = [o.name for o in shortlist(outcomes, 9, lambda o: kernels[o.name])]
+    of_a = [f"cutlass:a{i}" for i in range(OF_ONE_KERNEL)]
+    assert chosen == [*of_a, "cutlass:b0", "cutlass:b1", *(f"aten:{i}" for i in range(4))]

@@ -91,13 +91,32 @@ def test_long_lists_are_cut_but_keep_torch_and_the_pick():
     assert "slower" not in text_of(problem_result(*many, TORCH, pick="cpp:c15"), max_rows=None)
 
 
-def test_left_out_choices_are_grouped_by_backend_status_and_reason_numbers_aside():
-    refusals = tuple(Refusal(name=f"triton:m{i}", reason=f"needs {i} bytes of shared memory") for i in (64, 128))
-    text = text_of(problem_result(FAST, failure("cpp:bad", Status.WRONG_RESULT, "error 3 × the bound"), refusals=refusals))
+def test_failures_are_grouped_by_backend_status_and_reason_numbers_aside():
+    failures = [failure(f"cpp:bad{i}", Status.WRONG_RESULT, f"error {i} × the bound") for i in (3, 5)]
+    text = text_of(problem_result(FAST, *failures, failure("cpp:slow", Status.TIMED_OUT, "60 s")))
     assert "left out: 3 choices" in text
-    assert "  wrong_result: cpp:bad: error 3 × the bound" in text
-    assert "  refused: 2 × triton, for instance triton:m64: needs 64 bytes of shared memory" in text
-    assert "m128" not in text
+    assert "  wrong_result: 2 × cpp, for instance cpp:bad3: error 3 × the bound" in text
+    assert "  timed_out: cpp:slow: 60 s" in text
+    assert "bad5" not in text
+
+
+def test_refusals_take_one_line_for_each_backend():
+    memory = [Refusal(name=f"triton:m{i}", reason=f"needs {i} bytes of shared memory") for i in (64, 128)]
+    others = [Refusal(name="cutlass:9 operations", reason="stores f32", count=9), Refusal(name="aten:x", reason="needs M > 16")]
+    text = text_of(problem_result(FAST, refusals=(*memory, *others, Refusal(name="triton:n", reason="spills"))))
+    lines = text.splitlines()
+    start = lines.index("left out: 13 choices")
+    assert lines[start + 1 : start + 4] == [
+        "  refused: triton: 3 choices: needs 64 bytes of shared memory (2); spills (1)",
+        "  refused: cutlass:9 operations: stores f32",
+        "  refused: aten:x: needs M > 16",
+    ]
+
+
+def test_the_most_frequent_reasons_are_shown():
+    refusals = tuple(Refusal(name=f"cutlass:{i} operations", reason="x" * i, count=i) for i in range(1, 6))
+    text = text_of(problem_result(FAST, refusals=refusals))
+    assert "  refused: cutlass: 15 choices: xxxxx (5); xxxx (4); xxx (3); and 2 more reasons" in text
 
 
 def test_a_compiler_message_is_told_in_one_line():

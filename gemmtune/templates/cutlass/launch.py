@@ -1,9 +1,10 @@
-"""Launching a compiled operation: a struct that is filled once, but for the addresses, and one call of a C function."""
+"""Launching a compiled operation: a struct that is filled once, and one call of a C function with the addresses."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from pathlib import Path
 
 import torch
@@ -55,6 +56,9 @@ class Library:
         self.check.argtypes = self.workspace_bytes.argtypes = [ctypes.c_void_p]
         self.capture = library.gemmtune_capture
         self.launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.call, self.call_with = library.gemmtune_call, library.gemmtune_call_with
+        self.call.argtypes = [ctypes.c_void_p] * 6
+        self.call_with.argtypes = [*self.call.argtypes, ctypes.c_double, ctypes.c_double, ctypes.c_void_p, ctypes.c_int]
         self.capture.argtypes, self.capture.restype = [ctypes.c_void_p], ctypes.c_ulonglong
         self.workspace_bytes.restype = ctypes.c_longlong
 
@@ -82,14 +86,51 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
         ErrorFromChoice: the operation refuses the problem, with CUTLASS's status.
     """
     device = torch.cuda.current_device()
-    template = _template(config, problem, oriented, device)
-    _require(library.check(ctypes.addressof(template)), name, problem)
-    workspace = _Workspace(library, int(library.workspace_bytes(ctypes.addressof(template))), device)
-    current_stream = torch._C._cuda_getCurrentRawStream
-    launch, exchanged = library.launch, oriented.exchanged
-    reads_inp = problem.inp is not None and problem.beta != "zero"
-    alignments = [(x.dtype.itemsize * a) for x, a in zip((oriented.out, oriented.a, oriented.b), _alignments(config), strict=True)]
-    out_bytes, a_bytes, b_bytes = alignments
+    planned = _planned(config, problem, oriented, device)
+    _require(library.check(ctypes.addressof(planned)), name, problem)
+    workspace = _Workspace(library, int(library.workspace_bytes(ctypes.addressof(planned))), device)
+    plain = not oriented.added and problem.alpha == "one"
+    return (_bind_plain if plain else _bind_general)(library, planned, workspace, config, problem, oriented, name)
+
+
+def _bind_plain(
+    library: Library, planned: Launch, workspace: _Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
+) -> Run:
+    """A product whose epilogue reads nothing."""
+    call, what, exchanged, device = library.call, ctypes.byref(planned), oriented.exchanged, planned.device
+    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
+    out_bytes, a_bytes, b_bytes = _alignments(config, oriented)
+
+    def run(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,  # noqa: ARG001 - of the signature of all
+        alpha: float,  # noqa: ARG001
+        beta: float,  # noqa: ARG001
+        extra: tuple[torch.Tensor, ...],  # noqa: ARG001
+    ) -> None:
+        first, second = (b, a) if exchanged else (a, b)
+        to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
+        if to % out_bytes or left % a_bytes or right % b_bytes:
+            raise _misaligned(name, problem, to, left, right)
+        stream = current_stream(device)
+        status = call(what, stream, to, left, right, workspace.address(stream) if needs_workspace else None)
+        if status:
+            _require(status, name, problem)
+
+    return run
+
+
+def _bind_general(
+    library: Library, planned: Launch, workspace: _Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
+) -> Run:
+    """With scalars, or operands that the epilogue reads."""
+    call, what, exchanged, device = library.call_with, ctypes.byref(planned), oriented.exchanged, planned.device
+    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
+    out_bytes, a_bytes, b_bytes = _alignments(config, oriented)
+    reads_inp, count = problem.inp is not None and problem.beta != "zero", len(oriented.added)
+    packed = struct.Struct(f"{count}P").pack
 
     def run(
         out: torch.Tensor,
@@ -100,24 +141,23 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
         beta: float,
         extra: tuple[torch.Tensor, ...],
     ) -> None:
-        words = Launch.from_buffer_copy(template)
         first, second = (b, a) if exchanged else (a, b)
-        words.out, words.a, words.b = out.data_ptr(), first.data_ptr(), second.data_ptr()
-        if words.out % out_bytes or words.a % a_bytes or words.b % b_bytes:
-            raise ErrorFromChoice(
-                name, str(problem), f"an operand is not aligned as planned: {words.out:#x} {words.a:#x} {words.b:#x}"
-            )
-        words.alpha, words.beta = alpha, beta
+        to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
+        if to % out_bytes or left % a_bytes or right % b_bytes:
+            raise _misaligned(name, problem, to, left, right)
         added = (inp, *extra) if reads_inp else extra
-        for i, x in enumerate(added):
-            words.x[i] = x.data_ptr()  # type: ignore[union-attr]
+        x = packed(*[tensor.data_ptr() for tensor in added])  # type: ignore[union-attr]
         stream = current_stream(device)
-        words.workspace = workspace.address(stream)
-        status = launch(ctypes.addressof(words), stream)
+        memory = workspace.address(stream) if needs_workspace else None
+        status = call(what, stream, to, left, right, memory, alpha, beta, x, count)
         if status:
             _require(status, name, problem)
 
     return run
+
+
+def _misaligned(name: str, problem: Problem, out: int, a: int, b: int) -> ErrorFromChoice:
+    return ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {out:#x} {a:#x} {b:#x}")
 
 
 class _Workspace:
@@ -128,14 +168,13 @@ class _Workspace:
 
     def __init__(self, library: Library, size_bytes: int, device: int) -> None:
         self._capture = library.capture
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
         self._device = torch.device("cuda", device)
         self._by_stream: dict[int, torch.Tensor] = {}
         self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
 
     def address(self, stream: int) -> int:
-        if self._size_bytes == 0:
-            return 0
+        """Of the memory for launches on ``stream``."""
         capture = self._capture(stream)
         if capture == 0:
             memory = self._by_stream.get(stream)
@@ -149,13 +188,15 @@ class _Workspace:
         return memory.data_ptr()
 
     def _new(self) -> torch.Tensor:
-        return torch.zeros(self._size_bytes, dtype=torch.uint8, device=self._device)
+        return torch.zeros(self.size_bytes, dtype=torch.uint8, device=self._device)
 
 
-def _template(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:
+def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:
+    """All but the addresses and the scalars."""
     words = Launch()
     words.m, words.n, words.k = oriented.sizes
     words.batch = problem.batch
+    words.alpha = 1.0
     for name, layout in (("out_strides", oriented.out), ("a_strides", oriented.a), ("b_strides", oriented.b)):
         setattr(words, name, _strides(layout))
     for i, layout in enumerate(oriented.added):
@@ -175,9 +216,12 @@ def _strides(layout: Layout) -> Strides:
     return Strides(row, col, batch)
 
 
-def _alignments(config: Config) -> tuple[int, int, int]:
+def _alignments(config: Config, oriented: Oriented) -> tuple[int, int, int]:
+    """Of out, a and b, in bytes."""
     operation = config.operation
-    return operation.alignment_d, operation.alignment_a, operation.alignment_b
+    elements = (operation.alignment_d, operation.alignment_a, operation.alignment_b)
+    out, a, b = (x.dtype.itemsize * count for x, count in zip((oriented.out, oriented.a, oriented.b), elements, strict=True))
+    return out, a, b
 
 
 def _require(status: int, name: str, problem: Problem) -> None:

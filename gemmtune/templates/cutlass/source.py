@@ -78,7 +78,7 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     name = "gemm3x.cu.jinja" if source.operation.modern else "gemm2x.cu.jinja"
-    made_of = [template_digest(__package__, file) for file in (name, "launch.h.jinja", "pointwise.cuh.jinja")]
+    made_of = [template_digest(__package__, file) for file in (name, "launch.h.jinja", "calls.h.jinja", "pointwise.cuh.jinja")]
     return hashlib.blake2b(f"{made_of} {source} {source.pointwise}".encode(), digest_size=16).hexdigest()
 
 
@@ -91,6 +91,7 @@ def _render(source: Source) -> str:
         operands=[OPERAND_ELEMENTS[dtype] for dtype in source.operands],
         name=operation.name,
         launch_struct=_template("launch.h.jinja").render(most_operands=MOST_OPERANDS),
+        calls=_template("calls.h.jinja").render(),
         pointwise=source.pointwise if source.fused else "",
         fused=source.fused,
         element_a=CPP_ELEMENTS[operation.a],
