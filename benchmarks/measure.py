@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from calls import arguments, gemmtune_call, torch_call
 from references import Reference
 
 import gemmtune
@@ -81,14 +82,7 @@ def _rounds(contenders: Mapping[str, Contender], seconds: float, *, least: int) 
 
 def _public(problem: Problem, plan: Plan) -> Kernel:
     """The operation as a caller calls it, dispatch and allocation included."""
-    operation = getattr(gemmtune, problem.op)
-
-    def run_new(
-        a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, _extra: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor:
-        return operation(a, b) if inp is None else operation(inp, a, b, alpha=alpha, beta=beta)
-
-    return Kernel(run=plan.kernel.run, run_new=run_new)
+    return Kernel(run=plan.kernel.run, run_new=gemmtune_call(problem))
 
 
 def host_cost(problem: Problem, device: DeviceInfo) -> dict[str, float]:
@@ -97,14 +91,16 @@ def host_cost(problem: Problem, device: DeviceInfo) -> dict[str, float]:
     Blocks of calls alternate. On a GPU nothing is waited for within a block; the problem must be so small that the GPU keeps up.
     """
     operands = random_operands(problem, device.torch_device, seed=1)
-    arguments = (operands.a, operands.b) if operands.inp is None else (operands.inp, operands.a, operands.b)
-    calls = {OURS: getattr(gemmtune, problem.op), "torch": getattr(torch, problem.op)}
+    if problem.op in ("mm", "bmm"):  # without the layer that gives other operations their arguments
+        given, calls = (operands.a, operands.b), {OURS: getattr(gemmtune, problem.op), "torch": getattr(torch, problem.op)}
+    else:
+        given, calls = arguments(operands), {OURS: gemmtune_call(problem), "torch": torch_call(problem)}
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     with collection_paused():
         for block in range(HOST_BLOCKS + 1):
             for name in order:
-                time_us = _block_us(calls[name], arguments, device)
+                time_us = _block_us(calls[name], given, device)
                 if block:
                     times[name].append(time_us)
             order.reverse()
@@ -117,12 +113,12 @@ def host_cost(problem: Problem, device: DeviceInfo) -> dict[str, float]:
     }
 
 
-def _block_us(call: Callable[..., torch.Tensor], arguments: tuple[torch.Tensor, ...], device: DeviceInfo) -> float:
+def _block_us(call: Callable[..., torch.Tensor], given: tuple[object, ...], device: DeviceInfo) -> float:
     if device.type != "cpu":
         torch.cuda.synchronize(device.torch_device)
     begun = time.perf_counter_ns()
     for _ in range(HOST_CALLS):
-        call(*arguments)
+        call(*given)
     elapsed_ns = time.perf_counter_ns() - begun
     if device.type != "cpu":
         torch.cuda.synchronize(device.torch_device)

@@ -1,23 +1,30 @@
-"""What gemmtune is measured against: torch's own operation, and torch.compile with its autotuner."""
+"""What gemmtune is measured against: torch's own operation, torch.compile with its autotuner, and a dense product of the same size.
+
+torch's own operation is ``_int_mm`` for int_mm, ``_scaled_mm`` for scaled_mm, and for mixed_mm a cast and a product.
+"""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from calls import arguments, torch_call
 
 from gemmtune.backends import load
 from gemmtune.choice import Choice, Kernel
 from gemmtune.device import DeviceInfo
-from gemmtune.numerics.operands import Operands, random_operands
+from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
+from gemmtune.problem.problem import QUANTIZED_OPS
+from gemmtune.selector.rotation import Rotation
 from gemmtune.settings import current
 
-__all__ = ["REFERENCES", "Reference", "inductor", "plain_torch", "torch_operation"]
+__all__ = ["REFERENCES", "Reference", "dense", "inductor", "plain_torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +36,8 @@ class Reference:
     tuning_s: float
 
 
-def torch_operation(problem: Problem) -> Callable[..., torch.Tensor]:
-    """f(a, b, inp, alpha, beta) as a caller without gemmtune writes it."""
-    operation = getattr(torch, problem.op)
-    if problem.inp is None:
-        return lambda a, b, _inp, _alpha, _beta: operation(a, b)
-    return lambda a, b, inp, alpha, beta: operation(inp, a, b, alpha=alpha, beta=beta)
-
-
 def plain_torch(problem: Problem, device: DeviceInfo) -> Reference:
-    """torch.mm, addmm, bmm or baddbmm."""
+    """torch's own operation, with copies where it does not take the operands as they are."""
     choice = _baseline(problem, device)
     return Reference(choice=choice, kernel=choice.build(), tuning_s=0.0)
 
@@ -53,17 +52,39 @@ def inductor(problem: Problem, device: DeviceInfo) -> Reference:
     select_algorithm.PRINT_AUTOTUNE = False
     operands = random_operands(problem, device.torch_device, seed=1)
     with config.patch(changes):
-        compiled = torch.compile(torch_operation(problem), mode="max-autotune-no-cudagraphs", dynamic=False)
+        compiled = torch.compile(torch_call(problem), mode="max-autotune-no-cudagraphs", dynamic=False)
         begun = time.perf_counter()
         with torch.no_grad():
-            compiled(*_arguments(operands))
+            compiled(*arguments(operands))
         if gpu:
             torch.cuda.synchronize(device.torch_device)
     tuning_s = time.perf_counter() - begun
     return Reference(choice=_baseline(problem, device), kernel=_kernel(compiled, problem, device), tuning_s=tuning_s)
 
 
-REFERENCES: dict[str, Callable[[Problem, DeviceInfo], Reference]] = {"torch": plain_torch, "inductor": inductor}
+def dense(problem: Problem, device: DeviceInfo) -> Reference:
+    """torch.mm of dense 16-bit operands of the same size, the result in that dtype: what a caller has who does not quantize.
+
+    The operands are made beforehand and taken in turn, as those of the other contenders are.
+    """
+    if problem.op not in QUANTIZED_OPS:
+        raise RuntimeError(f"dense: expected one of {', '.join(QUANTIZED_OPS)}, got {problem.op}")
+    dtype = problem.dtype if problem.op == "mixed_mm" else torch.bfloat16
+    twin = Problem.mm(problem.m, problem.n, problem.k, dtype=dtype, device_type=problem.device_type)
+    sets = itertools.cycle(Rotation(twin, device).sets)
+
+    def run(*_: object) -> None:
+        s = next(sets)
+        torch.mm(s.a, s.b, out=s.out)
+
+    def run_new(*_: object) -> torch.Tensor:
+        s = next(sets)
+        return torch.mm(s.a, s.b)
+
+    return Reference(choice=_baseline(problem, device), kernel=Kernel(run=run, run_new=run_new), tuning_s=0.0)
+
+
+REFERENCES: dict[str, Callable[[Problem, DeviceInfo], Reference]] = {"torch": plain_torch, "inductor": inductor, "dense": dense}
 
 
 def _kernel(compiled: Callable[..., torch.Tensor], problem: Problem, device: DeviceInfo) -> Kernel:
@@ -73,27 +94,10 @@ def _kernel(compiled: Callable[..., torch.Tensor], problem: Problem, device: Dev
     count = min(64, math.ceil(2 * device.last_level_cache_bytes / max(out_bytes, 1)))
     kept: collections.deque[torch.Tensor] = collections.deque(maxlen=max(count, 1))
 
-    def run(
-        _out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        _extra: tuple[torch.Tensor, ...],
-    ) -> None:
-        kept.append(compiled(a, b, inp, alpha, beta))
+    def run(_out: torch.Tensor, *given: object) -> None:
+        kept.append(compiled(*given))
 
-    def run_new(
-        a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, _extra: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor:
-        return compiled(a, b, inp, alpha, beta)
-
-    return Kernel(run=run, run_new=run_new)
-
-
-def _arguments(operands: Operands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, float, float]:
-    return operands.a, operands.b, operands.inp, operands.alpha, operands.beta
+    return Kernel(run=run, run_new=compiled)
 
 
 def _baseline(problem: Problem, device: DeviceInfo) -> Choice:

@@ -16,6 +16,8 @@ from .errors import (
     UnavailableError,
 )
 from .ops.dense import addmm, baddbmm, bmm, mm
+from .ops.packing import pack_int4, unpack_int4
+from .ops.quantized import int_mm, int_mm_mul, mixed_mm, scaled_mm
 from .problem import Epilogue, Layout, Precision, Problem
 from .selector.tuning_result import TuningResult
 from .version import __version__
@@ -41,8 +43,14 @@ __all__ = [
     "baddbmm",
     "bmm",
     "explain",
+    "int_mm",
+    "int_mm_mul",
+    "mixed_mm",
     "mm",
+    "pack_int4",
     "prepack",
+    "scaled_mm",
     "settings",
     "tune",
+    "unpack_int4",
 ]

@@ -44,6 +44,7 @@ __all__ = [
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "eager"]
+MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
 
 ENVIRONMENT_PREFIX = "GEMMTUNE_"
 
@@ -75,6 +76,9 @@ class Settings:
     """``graph`` ranks by kernel time alone (a CUDA graph on a GPU); ``eager`` includes the host's cost of each call."""
     cublaslt_top_k: int = 8
     """How many algorithms of cuBLASLt's heuristic query are offered."""
+    mixed_mm_choice: MixedMmChoice = "default"
+    """What serves mixed_mm: ``default`` is the fastest of all, ``triton`` that of Triton, ``aten`` torch, ``heuristic`` a config of
+    Triton that is fixed for the shape and not measured; each is torch where Triton has nothing."""
     choice_allowlist_regex: str | None = None
     """Only choices in whose name this regular expression is found (`re.search`) are tried and run; None or empty: all of them."""
     choice_denylist_regex: str | None = None
@@ -152,6 +156,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "tune": typing.get_args(Tune),
     "search": typing.get_args(Search),
     "timing": typing.get_args(Timing),
+    "mixed_mm_choice": typing.get_args(MixedMmChoice),
 }
 _LEAST: dict[str, float] = {
     "compile_threads": 0,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from ..backends import BACKENDS
 from ..device import DeviceInfo, detect
-from ..problem.problem import DENSE_OPS
+from ..problem.problem import Scales, WeightScales
 from ..settings import Search
-from .shapes import BIASES, DTYPES, LAYOUTS, Spec
+from .spec import BIASES, DTYPES, ENCODINGS, FACTORS, LAYOUTS, OPS, RESULT_DTYPES, SCALES, WEIGHT_DTYPES, Spec
 
 __all__ = ["device_of", "filter_options", "problem_options", "search_options", "settings_changes", "spec_of"]
 
@@ -23,16 +22,35 @@ F = TypeVar("F", bound=Callable[..., Any])
 def problem_options(function: F) -> F:
     """What every shape of the command line shares."""
     return _all(
-        click.option("--op", type=click.Choice(DENSE_OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
-        click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Of a, b and out."),
+        click.option("--op", type=click.Choice(OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
+        click.option(
+            "--dtype", type=click.Choice(DTYPES),
+            help="Of a, and of a dense b; bfloat16 when not given, int8 for int_mm and float8_e4m3fn for scaled_mm.",
+        ),
         click.option(
             "--layout", type=click.Choice(LAYOUTS), default="nt", show_default=True,
             help="BLAS letters of a and b: n is row-major, t column-major, so nt has b as an nn.Linear weight.",
         ),
-        click.option("--bias", type=click.Choice(BIASES), help="Shape of the added operand; makes the operation addmm or baddbmm."),
+        click.option(
+            "--bias", type=click.Choice(BIASES),
+            help="Shape of the added operand; makes the operation addmm or baddbmm, if it is not scaled_mm.",
+        ),
         click.option("--alpha", type=float, default=1.0, help="Factor of the product (addmm, baddbmm)."),
         click.option("--beta", type=float, help="Factor of the added operand (addmm, baddbmm)."),
-        click.option("--prepacked", is_flag=True, help="b is given through gemmtune.prepack (mm, addmm)."),
+        click.option("--prepacked", is_flag=True, help="b is given through gemmtune.prepack (not for batches)."),
+        click.option(
+            "--dtype-b", type=click.Choice(WEIGHT_DTYPES), help="Of b; int8 when not given (mixed_mm), or that of a (scaled_mm)."
+        ),
+        click.option("--encoding", type=click.Choice(ENCODINGS), help="b has two numbers of four bits in each byte (mixed_mm)."),
+        click.option(
+            "--scales", type=click.Choice(SCALES), metavar="KIND",
+            help=f"What has a scale of its own. scaled_mm: {', '.join(get_args(Scales))}; mixed_mm: "
+            f"{', '.join(get_args(WeightScales))}; int_mm_mul: {', '.join(FACTORS)}.",
+        ),
+        click.option("--zeros", is_flag=True, help="b has zero points as it has scales (mixed_mm)."),
+        click.option("--scale-dtype", type=click.Choice(RESULT_DTYPES), help="Of the scales (int_mm_mul, mixed_mm)."),
+        click.option("--out-dtype", type=click.Choice(RESULT_DTYPES), help="Of the result (int_mm_mul, scaled_mm)."),
+        click.option("--fast-accum", is_flag=True, help="8-bit tensor cores may keep their narrow sum (scaled_mm)."),
     )(function)  # fmt: skip
 
 
@@ -43,7 +61,7 @@ def search_options(function: F) -> F:
             "--backends", metavar="NAMES",
             help=f"Comma-separated, out of {', '.join(BACKENDS)}; all that serve the device when not given.",
         ),
-        click.option("--search", type=click.Choice(typing.get_args(Search)), help="How many configs each template offers."),
+        click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
     )(function)  # fmt: skip
 
 

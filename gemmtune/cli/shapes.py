@@ -8,84 +8,31 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import click
-import torch
 
 from ..errors import InvalidProblemError
-from ..problem import Precision, Problem, precision_of
-from ..problem.dtypes import parse_dtype
-from ..problem.problem import DENSE_OPS, BiasShape
+from ..problem import Problem
 from .output import note
+from .spec import BIASES, DTYPES, ENCODINGS, LAYOUTS, OPS, RESULT_DTYPES, SCALES, TF32_ON_CPU, WEIGHT_DTYPES, Spec
 
-__all__ = ["BIASES", "DTYPES", "LAYOUTS", "Skipped", "Spec", "parse_shape", "problem_of_word", "problems_of", "problems_of_file"]
+__all__ = [
+    "FIELDS",
+    "Skipped",
+    "Spec",
+    "parse_shape",
+    "problem_of_entry",
+    "problem_of_word",
+    "problems_of",
+    "problems_of_file",
+    "why_skipped",
+]
 
-DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
-LAYOUTS = ("nn", "nt", "tn", "tt")
-BIASES: tuple[BiasShape, ...] = get_args(BiasShape)
-LATER_OPS = ("int_mm", "int_mm_mul", "mixed_mm", "scaled_mm", "bsr_addmm")
+LATER_OPS = ("bsr_addmm",)
 """Operations that files of shapes may name and that this version does not tune."""
-TF32_ON_CPU = "tf32 is a precision of CUDA devices; use --device cuda, or float32"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What the options say of every shape; a shape adds its sizes. None means: as the shape suggests."""
-
-    op: str | None = None
-    dtype: str = "bfloat16"
-    layout: str = "nt"
-    bias: str | None = None
-    alpha: float = 1.0
-    beta: float | None = None
-    prepacked: bool = False
-    device_type: str = "cpu"
-
-    def problem(self, sizes: Sequence[int], where: str) -> Problem:
-        """The problem of sizes (M, N, K) or (B, M, N, K); ``where`` begins the message of an error.
-
-        Raises:
-            InvalidProblemError: the sizes and the options do not make one problem.
-        """
-        batched = len(sizes) == 4
-        op = self.op or self._implied_op(batched)
-        if op not in DENSE_OPS:
-            raise InvalidProblemError(f"{where}: op: got {op!r}, expected one of {', '.join(DENSE_OPS)}")
-        if (op in ("bmm", "baddbmm")) != batched:
-            form = "BxMxNxK" if op in ("bmm", "baddbmm") else "MxNxK"
-            raise InvalidProblemError(f"{where}: got {len(sizes)} sizes for {op}, expected {form}")
-        if op in ("mm", "bmm"):
-            self._refuse("bias, alpha and beta", self.bias is not None or self.alpha != 1 or self.beta is not None, op, where)
-        if batched:
-            self._refuse("prepacked", self.prepacked, op, where)
-        options: dict[str, Any] = {"layout": self.layout, "device_type": self.device_type} | self._dtype_options(where)
-        if op in ("addmm", "baddbmm"):
-            options |= {"alpha": self.alpha, "beta": 1.0 if self.beta is None else self.beta}
-            options |= {"bias": self.bias} if self.bias is not None else {}
-        if not batched:
-            options["prepacked"] = self.prepacked
-        return cast(Problem, getattr(Problem, op)(*sizes, **options))
-
-    def _implied_op(self, batched: bool) -> str:
-        added = self.bias is not None or self.alpha != 1 or self.beta is not None
-        return {(False, False): "mm", (False, True): "addmm", (True, False): "bmm", (True, True): "baddbmm"}[batched, added]
-
-    def _refuse(self, what: str, given: bool, op: str, where: str) -> None:
-        if given:
-            raise InvalidProblemError(f"{where}: {what}: not for {op}, expected one of {_takers(what)}")
-
-    def _dtype_options(self, where: str) -> dict[str, Any]:
-        if self.dtype == "tf32":
-            if self.device_type != "cuda":
-                raise InvalidProblemError(f"{where}: {TF32_ON_CPU}")
-            return {"dtype": torch.float32, "precision": Precision(input_mode="tf32")}
-        dtype = parse_dtype(self.dtype)
-        return {"dtype": dtype, "precision": precision_of(dtype, self.device_type)}
-
-
-def _takers(what: str) -> str:
-    return "mm, addmm" if what == "prepacked" else "addmm, baddbmm"
+OTHER_NAMES = {"b_dtype": "dtype_b"}
+"""Fields of an entry by another name."""
 
 
 def problem_of_word(text: str, options: Spec) -> Problem:
@@ -138,8 +85,7 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
     """The problems of a file of shapes, and what was skipped because this version or device cannot do it.
 
     The file holds a JSON list of entries, or an object with such a list as ``shapes``. An entry has ``m``, ``n`` and ``k``, and may
-    have ``op``, ``batch``, ``dtype``, ``layout``, ``bias``, ``alpha``, ``beta``, ``prepacked`` and ``name``; ``options`` give the
-    rest.
+    have the other fields of ``FIELDS``; ``options`` give the rest.
 
     Raises:
         InvalidProblemError: the file or an entry is malformed; the message names the entry and the field.
@@ -150,11 +96,11 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
         where = _where(path, index, entry)
         if not isinstance(entry, dict):
             raise InvalidProblemError(f"{where}: got {_show(entry)}, expected an object with m, n and k")
-        reason = _reason_to_skip(entry, options)
+        reason = why_skipped(entry, options)
         if reason is not None:
             skipped.append(Skipped(where=where, reason=reason))
         else:
-            problems.append(_problem_of(entry, where, options))
+            problems.append(problem_of_entry(entry, where, options))
     return problems, skipped
 
 
@@ -179,15 +125,17 @@ def _where(path: str, index: int, entry: Any) -> str:
     return f"{path}: entry {index + 1}" + (f" ({name})" if name else "")
 
 
-def _reason_to_skip(entry: Mapping[str, Any], options: Spec) -> str | None:
+def why_skipped(entry: Mapping[str, Any], options: Spec) -> str | None:
+    """Why a well-formed entry cannot be tuned here, or None."""
     if entry.get("op") in LATER_OPS:
-        return f"{entry['op']} is not an operation of this version, which has {', '.join(DENSE_OPS)}"
+        return f"{entry['op']} is not an operation of this version, which has {', '.join(OPS)}"
     if entry.get("dtype", options.dtype) == "tf32" and options.device_type != "cuda":
         return TF32_ON_CPU
     return None
 
 
-def _problem_of(entry: Mapping[str, Any], where: str, options: Spec) -> Problem:
+def problem_of_entry(entry: Mapping[str, Any], where: str, options: Spec) -> Problem:
+    """The problem of an entry. Raises InvalidProblemError for a malformed one; ``where`` begins the message."""
     for field, value in entry.items():
         if field not in FIELDS:
             raise InvalidProblemError(f"{where}: {field}: unknown field, expected {', '.join(FIELDS)}")
@@ -199,6 +147,7 @@ def _problem_of(entry: Mapping[str, Any], where: str, options: Spec) -> Problem:
         if field not in entry:
             raise InvalidProblemError(f"{where}: {field}: missing, expected a whole number")
     given = {field: value for field, value in entry.items() if field not in ("name", "batch", "m", "n", "k")}
+    given = {OTHER_NAMES.get(field, field): value for field, value in given.items()}
     return dataclasses.replace(options, **given).problem([entry[field] for field in sizes], where)
 
 
@@ -219,9 +168,13 @@ def _one_of(*legal: str) -> tuple[Callable[[Any], bool], str]:
     return (lambda value: value in legal, "one of " + ", ".join(legal))
 
 
+def _truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
-    "op": _one_of(*DENSE_OPS),
+    "op": _one_of(*OPS),
     "batch": (_whole, "a whole number"),
     "m": (_whole, "a whole number"),
     "n": (_whole, "a whole number"),
@@ -231,6 +184,14 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bias": _one_of(*BIASES),
     "alpha": (_number, "a number"),
     "beta": (_number, "a number"),
-    "prepacked": (lambda value: isinstance(value, bool), "true or false"),
+    "prepacked": (_truth, "true or false"),
+    "dtype_b": _one_of(*WEIGHT_DTYPES),
+    "b_dtype": _one_of(*WEIGHT_DTYPES),
+    "encoding": _one_of(*ENCODINGS),
+    "scales": _one_of(*SCALES),
+    "zeros": (_truth, "true or false"),
+    "scale_dtype": _one_of(*RESULT_DTYPES),
+    "out_dtype": _one_of(*RESULT_DTYPES),
+    "fast_accum": (_truth, "true or false"),
 }
-"""Field of an entry to the check of its value and what the check expects."""
+"""Field of an entry to the check of its value and what the check expects. ``b_dtype`` is another name of ``dtype_b``."""

@@ -57,6 +57,7 @@ def tune(
     gemmtune tune 16x4096x4096 --dtype bfloat16
     gemmtune tune 2048x6144x4096 --bias n --layout nt
     gemmtune tune --shapes models.json --json result.json
+    gemmtune tune 16x8192x8192 --op mixed_mm --dtype float16 --scales group_128 --encoding int4
     gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k
     """
     info = device_of(device)

@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 from ..errors import InvalidProblemError
-from ..problem import Epilogue, Layout, Problem, precision_of
-from ..problem.dtypes import accumulator_dtype
-from ..problem.problem import Op, scalar_class
+from ..problem import Problem
+from ..problem.problem import DENSE_OPS
 from .allocate import new_output
+from .arguments import Call
 from .checks import check_operands, check_out, overlaps, why_not_ours
-from .epilogues import traced
-from .fallback import torch_call
 from .plan import Plan, plan_for
-from .prepack import PackedOperand
+from .statement import epilogue_of, problem_of
 
-__all__ = ["Call", "problem_of", "run"]
+__all__ = ["composed", "run"]
 
 log = logging.getLogger("gemmtune")
-
-EpilogueFunction = Callable[..., torch.Tensor]
-
-
-@dataclass(slots=True, kw_only=True)
-class Call:
-    """The arguments of one call of an operation, as the caller gave them."""
-
-    op: Op
-    a: torch.Tensor
-    b: torch.Tensor
-    packed: PackedOperand | None = None
-    inp: torch.Tensor | None = None
-    alpha: float = 1
-    beta: float = 0
-    out: torch.Tensor | None = None
-    epilogue: EpilogueFunction | None = None
-    extra: tuple[torch.Tensor, ...] = ()
-
-    @property
-    def inputs(self) -> list[tuple[str, torch.Tensor]]:
-        """Every tensor that is read, by the name of its argument."""
-        named = [("a", self.a), ("b", self.b), *([("inp", self.inp)] if self.inp is not None else [])]
-        return named + [(f"epilogue_args[{i}]", x) for i, x in enumerate(self.extra)]
-
-    @property
-    def needs_grad(self) -> bool:
-        """The result has to be differentiable."""
-        return torch.is_grad_enabled() and any(x.requires_grad for _, x in self.inputs)
-
-    def by_torch(self) -> torch.Tensor:
-        """The call as torch does it."""
-        return torch_call(self.op, self.a, self.b, self.inp, self.alpha, self.beta, self.out, self.epilogue, self.extra)
 
 
 def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
@@ -64,15 +28,38 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
         InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
         EpilogueError: the epilogue is no pointwise function.
     """
-    check_operands(call.op, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
-    reason = why_not_ours([x for _, x in call.inputs])
+    check_operands(call.name, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
+    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in DENSE_OPS)
     if reason is not None:
-        log.debug("%s runs by torch: %s", call.op, reason)
+        log.debug("%s runs by torch: %s", call.name, reason)
         return call.by_torch(), None
-    cast_for_autocast(call)
-    call.inp = call.inp.to(call.a.device) if call.inp is not None else None
-    call.extra = tuple(x.to(call.a.device) for x in call.extra)
-    epilogue = traced(call.epilogue, accumulator_dtype(call.a.dtype), call.extra) if call.epilogue else None
+    kind = call.a.device.type
+    if torch.is_autocast_enabled(kind):
+        cast_for_autocast(call)
+        # Without this, a product of float32 within a kernel would be cast once more.
+        with torch.autocast(kind, enabled=False):
+            return plan_and_execute(call)
+    return plan_and_execute(call)
+
+
+def composed(call: Call) -> torch.Tensor:
+    """Do a call by torch's operations, which are differentiable, after the checks of ``run``."""
+    if call.out is not None:
+        raise InvalidProblemError(
+            f"{call.name}: a call with out= is not differentiable, but an input requires grad; leave out out=, "
+            "or use torch.no_grad()"
+        )
+    check_operands(call.name, call.inputs)
+    if why_not_ours([x for _, x in call.inputs], dense=False) is None:
+        bring_scalars(call)
+        problem_of(call, epilogue_of(call))  # says what does not fit
+    return call.by_torch()
+
+
+def plan_and_execute(call: Call) -> tuple[torch.Tensor, Plan | None]:
+    """``run`` for operands that our choices take."""
+    bring_scalars(call)
+    epilogue = epilogue_of(call)
     problem = problem_of(call, epilogue)
     if call.out is not None:
         prepare_out(call, problem)
@@ -91,35 +78,21 @@ def execute(call: Call, problem: Problem, index: int) -> tuple[torch.Tensor, Pla
     """Run the plan of a problem on the current device."""
     plan = plan_for(problem, index)
     b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
+    extra = (*call.scales, *call.extra)
     if call.out is None:
-        return plan.new(call.a, b, call.inp, call.alpha, call.beta, call.extra), plan
-    plan.kernel.run(call.out, call.a, b, call.inp, call.alpha, call.beta, call.extra)
+        return plan.new(call.a, b, call.inp, call.alpha, call.beta, extra), plan
+    plan.kernel.run(call.out, call.a, b, call.inp, call.alpha, call.beta, extra)
     return call.out, plan
 
 
-def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
-    """The Problem that a call states. Raises InvalidProblemError if the operands do not fit together."""
-    rank = 3 if call.op in ("bmm", "baddbmm") else 2
-    for name, x in (("a", call.a), ("b", call.b)):
-        if x.dim() != rank:
-            raise InvalidProblemError(f"{call.op}: {name} must be a {rank}-D tensor, got shape {list(x.shape)}")
-    dtype = (epilogue.result_dtype if epilogue else None) or call.a.dtype
-    size = (*call.a.shape[:-1], call.b.shape[-1])
-    fits = call.out is not None and tuple(call.out.shape) == size and call.out.dtype == dtype
-    out = Layout.of(call.out) if call.out is not None and fits else Layout.contiguous(size, dtype)
-    return Problem(
-        op=call.op,
-        a=Layout.of(call.a),
-        b=Layout.of(call.b),
-        out=out,
-        inp=Layout.of(call.inp) if call.inp is not None else None,
-        alpha=scalar_class(call.alpha),
-        beta=scalar_class(call.beta) if call.inp is not None else "zero",
-        epilogue=epilogue,
-        device_type=call.a.device.type,
-        precision=precision_of(call.a.dtype, call.a.device.type),
-        prepacked=call.packed is not None,
-    )
+def bring_scalars(call: Call) -> None:
+    """Move scalars of another device to that of a, as torch does."""
+    device = call.a.device
+    for name in ("inp", "scale_a", "scale_b", "zero_b"):
+        value = getattr(call, name)
+        if value is not None and value.device != device:
+            setattr(call, name, value.to(device))
+    call.extra = tuple(x.to(device) for x in call.extra)
 
 
 def prepare_out(call: Call, problem: Problem) -> None:
@@ -127,24 +100,29 @@ def prepare_out(call: Call, problem: Problem) -> None:
     assert call.out is not None
     if call.out.requires_grad and torch.is_grad_enabled():
         raise InvalidProblemError(
-            f"{call.op}: out requires grad, but a call with out= is not differentiable; detach it or leave out out="
+            f"{call.name}: out requires grad, but a call with out= is not differentiable; detach it or leave out out="
         )
     read = call.inputs
     if call.inp is not None and overlaps(call.out, call.inp):
         call.inp = call.inp.clone(memory_format=torch.preserve_format)
         read = [(name, x) for name, x in read if name != "inp"]
-    check_out(call.op, call.out, problem.out.size, problem.out.dtype, call.a.device, read)
+    check_out(call.name, call.out, problem.out.size, problem.out.dtype, call.a.device, read)
 
 
 def cast_for_autocast(call: Call) -> None:
-    """Under autocast, torch runs these operations in the autocast dtype: so do we."""
+    """Under autocast, torch runs products of floats in the autocast dtype: so do we."""
     kind = call.a.device.type
-    if not torch.is_autocast_enabled(kind):
-        return
     dtype = torch.get_autocast_dtype(kind)
     eligible: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16)
-    call.packed = call.packed if call.b.dtype == dtype else None
-    call.a = call.a.to(dtype) if call.a.dtype in eligible else call.a
-    call.b = call.b.to(dtype) if call.b.dtype in eligible else call.b
+    if call.a.dtype in eligible:
+        call.a = call.a.to(dtype)
+    if call.b.dtype in eligible:
+        call.packed = call.packed if call.b.dtype == dtype else None
+        call.b = call.b.to(dtype)
     if call.inp is not None and call.inp.dtype in eligible:
         call.inp = call.inp.to(dtype)
+    if call.op == "mixed_mm":
+        for name in ("scale_b", "zero_b"):
+            value = getattr(call, name)
+            if value is not None and value.dtype in eligible and value.dtype != dtype:
+                setattr(call, name, value.float())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.autograd import forward_ad
@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from ..errors import InvalidProblemError
 from ..problem.dtypes import DTYPES
 
-__all__ = ["check_operands", "check_out", "overlaps", "why_not_ours"]
+__all__ = ["check_extra", "check_operands", "check_out", "overlaps", "why_not_ours"]
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -30,8 +30,18 @@ def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:
             )
 
 
-def why_not_ours(tensors: Sequence[torch.Tensor]) -> str | None:
-    """The reason for which only torch can do the call; None if our choices can."""
+def check_extra(op: str, named: Iterable[tuple[str, torch.Tensor]], size: Sequence[int]) -> None:
+    """Raises InvalidProblemError unless every operand of the epilogue broadcasts to the result."""
+    for name, x in named:
+        shape = (1,) * (len(size) - x.dim()) + tuple(x.shape)
+        if len(shape) != len(size) or any(given not in (1, wanted) for given, wanted in zip(shape, size, strict=True)):
+            raise InvalidProblemError(
+                f"{op}: {name}: got an operand of shape {tuple(x.shape)}, expected one that broadcasts to {tuple(size)}"
+            )
+
+
+def why_not_ours(tensors: Sequence[torch.Tensor], *, dense: bool = True) -> str | None:
+    """The reason for which only torch can do the call; None if our choices can. ``dense`` products come in some dtypes only."""
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     for tensor in tensors:
@@ -45,7 +55,7 @@ def why_not_ours(tensors: Sequence[torch.Tensor]) -> str | None:
             return "a view is lazily negated or conjugated"
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return "a torch.func transform is active"
-    if tensors[0].dtype not in DTYPES:
+    if dense and tensors[0].dtype not in DTYPES:
         return f"the dtype is {tensors[0].dtype}"
     return None
 

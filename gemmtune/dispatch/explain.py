@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,8 +15,7 @@ from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..problem.dtypes import accumulator_dtype
-from ..problem.problem import DENSE_OPS, Op
+from ..problem.problem import DENSE_OPS
 from ..selector.candidates import Candidates, known_candidates
 from ..selector.key import difference, fingerprint
 from ..selector.pick import pick, right
@@ -22,10 +23,11 @@ from ..selector.result import Outcome
 from ..selector.store import Store, open_store
 from ..selector.table import refusal_lines
 from ..settings import Settings
-from .call import Call, problem_of
+from .arguments import Call
+from .calls import CALLS
 from .checks import check_operands, why_not_ours
-from .epilogues import traced
 from .prepack import PackedOperand
+from .statement import epilogue_of, problem_of
 
 __all__ = ["Explanation", "explain"]
 
@@ -65,58 +67,40 @@ class Explanation:
         return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}"
 
 
-def explain(
-    op: str | Callable[..., object],
-    *tensors: torch.Tensor | PackedOperand,
-    alpha: float = 1,
-    beta: float = 1,
-    out: torch.Tensor | None = None,
-    epilogue: Callable[..., torch.Tensor] | None = None,
-    epilogue_args: Sequence[torch.Tensor] = (),
-) -> Explanation:
+def explain(op: str | Callable[..., object], *operands: torch.Tensor | PackedOperand, **arguments: Any) -> Explanation:
     """Tell which choice a call would run, where that comes from, and what else was measured. Measures and runs nothing.
 
     Args:
-        op: ``"mm"``, ``"addmm"``, ``"bmm"`` or ``"baddbmm"``, or the function of that name.
-        tensors: the operands in the order in which the operation takes them.
+        op: the name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``.
+        operands: its tensors, in the order in which the operation takes them.
+        arguments: its keyword arguments.
 
     Raises:
         InvalidProblemError: an unknown operation, or operands that do not fit together.
+        EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
     name = getattr(op, "__name__", op)
-    if name not in DENSE_OPS:
-        raise InvalidProblemError(f"explain: got op {name!r}, expected one of {', '.join(DENSE_OPS)}")
-    call = _call(name, tensors, alpha, beta, out, epilogue, tuple(epilogue_args))
-    check_operands(name, call.inputs)
-    reason = why_not_ours([x for _, x in call.inputs])
+    if name not in CALLS:
+        raise InvalidProblemError(f"explain: got op {name!r}, expected one of {', '.join(CALLS)}")
+    call = _call(name, operands, arguments)
+    check_operands(call.name, call.inputs)
+    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in DENSE_OPS)
     if reason is not None:
         return Explanation(problem=None, pick=None, origin=f"torch, because {reason}")
-    problem = problem_of(call, traced(epilogue, accumulator_dtype(call.a.dtype), call.extra) if epilogue else None)
+    problem = problem_of(call, epilogue_of(call))
     if problem.empty or problem.k == 0:
         return Explanation(problem=problem, pick=None, origin="nothing to multiply")
     settings = settings_module.current()
     return _explain(problem, detect(call.a.device), settings, open_store(settings))
 
 
-def _call(
-    op: Op,
-    tensors: Sequence[torch.Tensor | PackedOperand],
-    alpha: float,
-    beta: float,
-    out: torch.Tensor | None,
-    epilogue: Callable[..., torch.Tensor] | None,
-    extra: tuple[torch.Tensor, ...],
-) -> Call:
-    count = 3 if op in ("addmm", "baddbmm") else 2
-    if len(tensors) != count:
-        raise InvalidProblemError(f"explain: {op} takes {count} operands, got {len(tensors)}")
-    *added, a, b = tensors
-    packed = b if isinstance(b, PackedOperand) else None
-    plain = [x.tensor if isinstance(x, PackedOperand) else x for x in (*added, a, b)]
-    return Call(
-        op=op, a=plain[-2], b=plain[-1], packed=packed, inp=plain[0] if added else None, alpha=alpha, beta=beta if added else 0,
-        out=out, epilogue=epilogue, extra=extra,
-    )  # fmt: skip
+def _call(name: str, operands: Sequence[torch.Tensor | PackedOperand], arguments: Mapping[str, Any]) -> Call:
+    make, first = CALLS[name]
+    try:
+        inspect.signature(make).bind(*first, *operands, **arguments)
+    except TypeError as error:
+        raise InvalidProblemError(f"explain: {name}: {error}") from error
+    return make(*first, *operands, **arguments)
 
 
 def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Explanation:

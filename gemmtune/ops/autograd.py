@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ..dispatch.call import Call, run
+from ..dispatch.arguments import Call
+from ..dispatch.call import run
 from ..dispatch.epilogues import traced
 from ..errors import InvalidProblemError
 from ..problem.dtypes import accumulator_dtype

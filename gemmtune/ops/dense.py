@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
-from torch.autograd import forward_ad
 
-from .. import settings
-from ..dispatch.call import Call, run
+from ..dispatch.call import run
+from ..dispatch.calls import product_call, sum_call, tensor_of
 from ..dispatch.fallback import torch_call
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
-from ..errors import InvalidProblemError
-from ..problem.precision import flags_token
 from ..problem.problem import Op, scalar_class
 from .autograd import differentiable
+from .keys import key_of
 
 __all__ = ["addmm", "baddbmm", "bmm", "mm"]
 
@@ -115,48 +113,14 @@ def _call(
 ) -> Tensor:
     if torch.compiler.is_compiling():
         # Inside torch.compile these are torch's operations, which its compiler knows.
-        return torch_call(op, a, _tensor(b), inp, alpha, beta, out, epilogue, tuple(epilogue_args))
+        return torch_call(op, a, tensor_of(b), inp, alpha, beta, out, epilogue, tuple(epilogue_args))
     key = None
     if out is None and epilogue is None:
-        key = _key(op, a, b, inp, alpha, beta)
+        key = key_of(op, a, b) if inp is None else key_of(op, a, b, (inp,), (scalar_class(alpha), scalar_class(beta)))
         if key is not None and (plan := ready.get(key)) is not None:
             operand = b.for_choice(plan.choice) if b.__class__ is PackedOperand else b
             return plan.new(a, operand, inp, alpha, beta, _NO_EXTRA)
     return _planned(key, op, a, b, inp, alpha, beta, out, epilogue, epilogue_args)
-
-
-def _key(op: Op, a: Tensor, b: Tensor | PackedOperand, inp: Tensor | None, alpha: float, beta: float) -> Hashable | None:
-    """Everything that a plan depends on; None for a call that must be looked at more closely.
-
-    Every call pays for this, and each attribute of a tensor costs 50 to 100 ns: nothing is read that is not needed.
-    """
-    packed = b.__class__ is PackedOperand
-    try:
-        t: Tensor = b.tensor if packed else b  # type: ignore[union-attr,assignment]
-        if (a.requires_grad or t.requires_grad or (inp is not None and inp.requires_grad)) and torch.is_grad_enabled():
-            return None
-        if a.is_neg() or t.is_neg() or forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
-            return None
-        index, dtype = a.get_device(), a.dtype
-        flags = None
-        if index >= 0:
-            if index != torch._C._cuda_getDevice():
-                return None
-            flags = flags_token(dtype)
-        alignment = (a.data_ptr() & 15) << 4 | (t.data_ptr() & 15)
-        key = (
-            a.shape, t.shape, a.stride(), t.stride(), dtype, t.dtype, alignment, index, t.get_device(), settings.token(), flags,
-            op, packed, a.__class__, t.__class__,
-        )  # fmt: skip
-        if inp is None:
-            return key
-        if inp.is_neg() or inp.get_device() != index:  # a scalar of another device is moved, which no plan does
-            return None
-        added = (inp.__class__, inp.shape, inp.stride(), inp.dtype, inp.data_ptr() & 15)
-        return (*key, *added, scalar_class(alpha), scalar_class(beta))
-    except (AttributeError, RuntimeError):
-        # No tensor at all, or one without memory of its own (a torch.func transform): the checks say what is wrong.
-        return None
 
 
 def _planned(
@@ -171,22 +135,10 @@ def _planned(
     epilogue: EpilogueFunction | None,
     epilogue_args: Sequence[Tensor],
 ) -> Tensor:
-    call = Call(
-        op=op,
-        a=a,
-        b=_tensor(b),
-        packed=b if isinstance(b, PackedOperand) else None,
-        inp=inp,
-        alpha=alpha,
-        beta=beta,
-        out=out,
-        epilogue=epilogue,
-        extra=tuple(epilogue_args),
-    )
-    if op in ("bmm", "baddbmm") and call.packed is not None:
-        raise InvalidProblemError(f"{op}: b must be a torch.Tensor, got a prepacked operand; mm and addmm take those")
-    if epilogue_args and epilogue is None:
-        raise InvalidProblemError(f"{op}: got {len(call.extra)} epilogue_args without an epilogue")
+    if inp is None:
+        call = product_call(op, a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+    else:
+        call = sum_call(op, inp, a, b, beta=beta, alpha=alpha, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     if (
         isinstance(a, Tensor)
         and isinstance(call.b, Tensor)
@@ -197,7 +149,3 @@ def _planned(
     if key is not None and plan is not None:
         keep_ready(key, plan)
     return result
-
-
-def _tensor(b: Tensor | PackedOperand) -> Tensor:
-    return b.tensor if isinstance(b, PackedOperand) else b

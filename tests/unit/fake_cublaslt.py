@@ -6,6 +6,7 @@ import ctypes
 import itertools
 
 import numpy as np
+import torch
 
 from gemmtune.extern.cublaslt.constants import (
     AlgorithmAttribute,
@@ -15,10 +16,12 @@ from gemmtune.extern.cublaslt.constants import (
     LayoutAttribute,
     Operation,
     PreferenceAttribute,
+    ScaleMode,
 )
 
-NUMPY = {0: np.float32, 1: np.float64, 2: np.float16}
-SCALE = {0: ctypes.c_float, 1: ctypes.c_double}
+NUMPY = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 10: np.int32, 28: np.uint8, 29: np.uint8}
+FLOAT8 = {28: torch.float8_e4m3fn, 29: torch.float8_e5m2}
+SCALE = {0: ctypes.c_float, 1: ctypes.c_double, 10: ctypes.c_int32}
 OPERATIONS = {Operation.N: lambda x: x, Operation.T: np.transpose}
 
 
@@ -100,8 +103,11 @@ class Fake:
         wide = NUMPY[asked["scale"]]
         a, b, old, out = (self._view(x, at) for x, at in ((left, left_at), (right, right_at), (c, c_at), (d, d_at)))
         for i in range(out.shape[0]):
-            left_op = OPERATIONS[asked[DescAttribute.TRANSA]](a[i]).astype(wide)
-            right_op = OPERATIONS[asked[DescAttribute.TRANSB]](b[i]).astype(wide)
+            left_op = OPERATIONS[asked[DescAttribute.TRANSA]](self._numbers(left, a[i])).astype(wide)
+            right_op = OPERATIONS[asked[DescAttribute.TRANSB]](self._numbers(right, b[i])).astype(wide)
+            if DescAttribute.A_SCALE_POINTER in asked:
+                left_op = left_op * self._scales(asked, left_op.shape, "A")
+                right_op = right_op * self._scales(asked, right_op.shape[::-1], "B").T
             result = alpha * (left_op @ right_op)
             if beta != 0:
                 result = result + beta * old[i].astype(wide)
@@ -117,6 +123,29 @@ class Fake:
         flat = np.frombuffer((ctypes.c_char * (span * dtype.itemsize)).from_address(at), dtype=dtype)
         strides = tuple(n * dtype.itemsize for n in (stride, 1, x["ld"]))
         return np.lib.stride_tricks.as_strided(flat, (batch, x["rows"], x["cols"]), strides, writeable=True)
+
+    def _numbers(self, key, values):
+        """8-bit floats, which numpy does not know, as float32."""
+        dtype = FLOAT8.get(self.live[key]["dtype"])
+        return values if dtype is None else torch.from_numpy(values.copy()).view(dtype).float().numpy()
+
+    def _scales(self, asked, shape, side):
+        """The scale of each element of an operand [rows, K], from the layouts of cuBLAS's documentation."""
+        rows, k = shape
+        mode = asked.get(DescAttribute[f"{side}_SCALE_MODE"], ScaleMode.SCALAR)
+        kb, blocks = -(-k // 128), -(-rows // 128)
+        count = {ScaleMode.SCALAR: 1, ScaleMode.OUTER_VECTOR: rows, ScaleMode.VECTOR_128: rows * kb}.get(
+            mode, -(-kb // 4) * 4 * blocks
+        )
+        at = asked[DescAttribute[f"{side}_SCALE_POINTER"]]
+        flat = np.frombuffer((ctypes.c_char * (4 * count)).from_address(at), dtype=np.float32)
+        if mode == ScaleMode.SCALAR:
+            return np.broadcast_to(flat, shape)
+        if mode == ScaleMode.OUTER_VECTOR:
+            return np.broadcast_to(flat[:, None], shape)
+        if mode == ScaleMode.VECTOR_128:
+            return flat.reshape(kb, rows).T.repeat(128, 1)[:, :k]
+        return flat.reshape(blocks, -1).repeat(128, 0)[:rows].repeat(128, 1)[:, :k]
 
     def _bias(self, asked, d, i):
         dtype = np.dtype(NUMPY[d["dtype"]])

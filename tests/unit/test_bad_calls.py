@@ -18,6 +18,8 @@ def quick(own_store):
 
 A, B, BATCH = torch.ones(4, 3), torch.ones(3, 5), torch.ones(2, 4, 3)
 WIDE = torch.ones(8, 16)
+INT8, WEIGHT, ONE = torch.ones(4, 3, dtype=torch.int8), torch.ones(3, 5, dtype=torch.int8), torch.ones(())
+FLOAT8_A, FLOAT8_B = A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn)
 
 BAD_CALLS = {
     "inner sizes": (
@@ -70,9 +72,120 @@ BAD_CALLS = {
     ),
     "prepack": (lambda: gemmtune.prepack(BATCH), r"prepack: b must be a 2-D tensor \[K, N\], got a 3-D tensor"),
     "prepacked bmm": (lambda: gemmtune.bmm(BATCH, gemmtune.prepack(B)), "bmm: b must be a torch.Tensor, got a prepacked operand"),
-    "explain": (lambda: gemmtune.explain("conv", A, B), "explain: got op 'conv', expected one of mm, addmm, bmm, baddbmm"),
-    "explain count": (lambda: gemmtune.explain("addmm", A, B), "explain: addmm takes 3 operands, got 2"),
+    "explain": (lambda: gemmtune.explain("conv", A, B), "explain: got op 'conv', expected one of mm, addmm, bmm, baddbmm, int_mm"),
+    "explain count": (lambda: gemmtune.explain("addmm", A, B), "explain: addmm: missing a required argument: 'b'"),
     "tune": (lambda: gemmtune.tune([3]), "tune: expected a Problem or several, got int"),
+    "int_mm of floats": (lambda: gemmtune.int_mm(A, B), "int_mm: dtype of a: got torch.float32, expected int8"),
+    "int_mm shapes": (lambda: gemmtune.int_mm(INT8, INT8), r"int_mm: shapes do not fit, got a \[4, 3\] and b \[4, 3\]"),
+    "int_mm rank": (lambda: gemmtune.int_mm(INT8[0], WEIGHT), r"int_mm: a must be a 2-D tensor, got shape \[3\]"),
+    "int_mm out": (
+        lambda: gemmtune.int_mm(INT8, WEIGHT, out=torch.empty(4, 5)),
+        "int_mm: out must have dtype torch.int32, got torch.float32",
+    ),
+    "int_mm epilogue args": (lambda: gemmtune.int_mm(INT8, WEIGHT, epilogue_args=(A,)), "int_mm: got 1 epilogue_args without an"),
+    "factor type": (lambda: gemmtune.int_mm_mul(INT8, WEIGHT, 0.5), "int_mm_mul: scale must be a torch.Tensor, got float"),
+    "factor dtype": (
+        lambda: gemmtune.int_mm_mul(INT8, WEIGHT, ONE.double()),
+        "int_mm_mul: dtype of scale: got torch.float64, expected one of float32, float16, bfloat16; cast it first",
+    ),
+    "factor shape": (
+        lambda: gemmtune.int_mm_mul(INT8, WEIGHT, torch.ones(4)),
+        r"int_mm_mul: scale: got an operand of shape \(4,\), expected one that broadcasts to \(4, 5\)",
+    ),
+    "factor's gradient": (
+        lambda: gemmtune.int_mm_mul(INT8, WEIGHT, torch.ones(5, requires_grad=True)),
+        r"int_mm_mul: scale requires grad, but the operation has no gradient; detach it, or use torch.no_grad\(\)",
+    ),
+    "result dtype": (
+        lambda: gemmtune.int_mm_mul(INT8, WEIGHT, ONE, out_dtype="float16"),
+        "int_mm_mul: out_dtype must be a torch.dtype, got 'float16'",
+    ),
+    "result of doubles": (
+        lambda: gemmtune.int_mm_mul(INT8, WEIGHT, ONE, out_dtype=torch.float64),
+        "int_mm: dtype of out: got torch.float64, expected one of float32, float16, bfloat16",
+    ),
+    "mixed_mm of doubles": (
+        lambda: gemmtune.mixed_mm(A.double(), WEIGHT),
+        "mixed_mm: dtype of a: got torch.float64, expected one of float32, float16, bfloat16",
+    ),
+    "mixed_mm of floats": (
+        lambda: gemmtune.mixed_mm(A, B),
+        "mixed_mm: dtype of b: got torch.float32, expected one of int8, uint8, float8_e4m3fn, float8_e5m2",
+    ),
+    "weight scale": (
+        lambda: gemmtune.mixed_mm(A, WEIGHT, scale_b=torch.ones(5)),
+        r"mixed_mm: scale_b must have one element or shape \[1, 5\], got \[5\]",
+    ),
+    "weight zero": (
+        lambda: gemmtune.mixed_mm(A, WEIGHT, zero_b=ONE),
+        r"mixed_mm: got zero_b without scale_b, expected both: b is read as \(b - zero_b\) \* scale_b",
+    ),
+    "encoding": (
+        lambda: gemmtune.mixed_mm(A, WEIGHT.to(torch.uint8), encoding="int3"),
+        "mixed_mm: encoding: got 'int3', expected one of '', 'int4', 'uint4'",
+    ),
+    "packed weights": (
+        lambda: gemmtune.mixed_mm(A, WEIGHT.to(torch.uint8), encoding="int4"),
+        r"mixed_mm: shapes do not fit, got a \[4, 3\] and b \[6, 5\] \(two rows in each byte\)",
+    ),
+    "mixed_mm out with a gradient": (
+        lambda: gemmtune.mixed_mm(A.clone().requires_grad_(), WEIGHT, out=torch.empty(4, 5)),
+        "mixed_mm: a call with out= is not differentiable, but an input requires grad",
+    ),
+    "a gradient of what does not fit": (
+        lambda: gemmtune.mixed_mm(A.clone().requires_grad_(), WEIGHT, scale_b=torch.ones(5)),
+        r"mixed_mm: scale_b must have one element or shape \[1, 5\], got \[5\]",
+    ),
+    "scaled_mm of floats": (
+        lambda: gemmtune.scaled_mm(A, FLOAT8_B, ONE, ONE),
+        "scaled_mm: dtype of a: got torch.float32, expected one of float8_e4m3fn, float8_e5m2",
+    ),
+    "scale type": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, 1.0, ONE),
+        "scaled_mm: scale_a must be a torch.Tensor, got float",
+    ),
+    "scale dtype": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, ONE, ONE.half()),
+        "scaled_mm: dtype of scale_b: got torch.float16, expected float32",
+    ),
+    "scale shape": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, torch.ones(4), ONE),
+        r"scaled_mm: scale_a must have one element or shape \[4, 1\] or \[1, 1\], got \[4\]",
+    ),
+    "bias shape": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, ONE, ONE, bias=torch.ones(4)),
+        r"scaled_mm: bias: got an operand of shape \(4,\), expected one that broadcasts to \(4, 5\)",
+    ),
+    "scaled_mm's gradient": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, ONE, ONE, bias=torch.ones(5, requires_grad=True)),
+        "scaled_mm: bias requires grad, but the operation has no gradient",
+    ),
+    "packing shape": (lambda: gemmtune.pack_int4(WEIGHT), r"weight must be a 2-D tensor \[K, N\] with even K, got shape \[3, 5\]"),
+    "packing dtype": (
+        lambda: gemmtune.pack_int4(WIDE),
+        "weight must have an integer dtype, got torch.float32; round it and cast it",
+    ),
+    "packing range": (
+        lambda: gemmtune.pack_int4(torch.tensor([[-9], [3]])),
+        "pack_int4: int4 has numbers from -8 to 7, got -9 to 3; clamp them",
+    ),
+    "packing encoding": (
+        lambda: gemmtune.pack_int4(INT8, encoding=""),
+        "pack_int4: encoding: got '', expected one of int4, uint4",
+    ),
+    "unpacking": (
+        lambda: gemmtune.unpack_int4(INT8),
+        r"unpack_int4: expected a uint8 tensor \[K/2, N\], got torch.int8 of shape \[4, 3\]",
+    ),
+    "prepack op": (lambda: gemmtune.prepack(B, op="bmm"), "prepack: op: got 'bmm', expected one of mm, addmm, int_mm"),
+    "prepack dtype": (
+        lambda: gemmtune.prepack(B, op="mixed_mm"),
+        "prepack: dtype of b: got torch.float32, expected for mixed_mm one of int8, uint8, float8_e4m3fn, float8_e5m2",
+    ),
+    "explain arguments": (
+        lambda: gemmtune.explain("mm", A, B, scale_b=ONE),
+        "explain: mm: got an unexpected keyword argument 'scale_b'",
+    ),
 }
 
 

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
+
+from gemmtune import settings
+from gemmtune.cli.shapes import Spec, problem_of_entry
+from gemmtune.device import detect
+from gemmtune.numerics.operands import random_operands
+from gemmtune.problem import Problem
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = [
     {"name": "one", "op": "mm", "m": 8, "n": 16, "k": 32, "dtype": "float32", "layout": "nt"},
     {"name": "two", "op": "addmm", "m": 4, "n": 8, "k": 16, "dtype": "bfloat16", "layout": "nn", "bias": "n"},
-    {"name": "three", "op": "int_mm", "m": 4, "n": 8, "k": 16, "dtype": "int8", "layout": "nt"},
+    {"name": "three", "op": "bsr_addmm", "m": 4, "n": 8, "k": 16, "dtype": "float16", "layout": "nt"},
 ]
 
 
@@ -32,7 +39,10 @@ def shapes(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize(("file", "device", "count"), [("models", "cuda", 54), ("reference18", "cuda", 18), ("cpu", "cpu", 19)])
+@pytest.mark.parametrize(
+    ("file", "device", "count"),
+    [("models", "cuda", 64), ("reference18", "cuda", 18), ("cpu", "cpu", 19), ("quantized", "cuda", 40)],
+)
 def test_shape_files_are_complete(script, file, device, count):
     entries, skipped = script("entries").read_entries(str(BENCHMARKS / "shapes" / f"{file}.json"), device, "")
     assert (len(entries), skipped) == (count, [])
@@ -44,7 +54,10 @@ def test_entries_are_filtered_and_skips_are_told(script, shapes):
         "mm 8x16x32 float32 nt on cpu",
         "addmm 4x8x16 bfloat16 nn inp[8] alpha=one beta=one on cpu",
     ]
-    assert skipped == ["skipped three: int_mm is not among the operations mm, addmm, bmm, baddbmm"]
+    assert skipped == [
+        "skipped three: bsr_addmm is not an operation of this version, which has mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, "
+        "mixed_mm, scaled_mm"
+    ]
     assert [e.name for e in script("entries").read_entries(shapes, "cpu", "^o")[0]] == ["one"]
     with pytest.raises(click.ClickException, match="leave no shape"):
         script("entries").read_entries(shapes, "cpu", "four")
@@ -52,7 +65,7 @@ def test_entries_are_filtered_and_skips_are_told(script, shapes):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"name": "two"}, "names must be unique, got two"), ({"kk": 3}, "one: unknown field kk, expected name, op")],
+    [({"name": "two"}, "names must be unique, got two"), ({"kk": 3}, "one: kk: unknown field, expected name, op")],
 )
 def test_wrong_entry_is_named(script, tmp_path, change, message):
     path = tmp_path / "shapes.json"
@@ -90,6 +103,37 @@ def test_run_measures_and_writes_everything(script, shapes, tmp_path, monkeypatc
     assert report["second_run"]["seconds"] < 30
     assert "skipped three" in done.output
     assert "host cost of a warm call" in done.output
+
+
+QUANTIZED = [
+    {"op": "int_mm"},
+    {"op": "int_mm_mul", "scales": "row", "out_dtype": "bfloat16"},
+    {"op": "mixed_mm", "dtype": "float32", "dtype_b": "uint8"},
+    {"op": "mixed_mm", "dtype": "float32", "encoding": "int4", "scales": "group_32", "zeros": True},
+    {"op": "scaled_mm", "scales": "row", "bias": "n"},
+    {"op": "scaled_mm", "out_dtype": "float32"},
+]
+
+
+@pytest.mark.parametrize("entry", QUANTIZED, ids=lambda e: "-".join(map(str, e.values())))
+def test_a_call_of_gemmtune_and_one_of_torch_are_the_same(script, entry, own_store):
+    problem = problem_of_entry({"m": 4, "n": 8, "k": 64} | entry, "here", Spec())
+    operands = random_operands(problem, torch.device("cpu"), seed=1)
+    calls = script("calls")
+    with settings.patch(backends=("aten",), choice_denylist_regex="dequantized"):
+        ours = calls.gemmtune_call(problem)(*calls.arguments(operands))
+    theirs = calls.torch_call(problem)(*calls.arguments(operands))
+    assert ours.dtype == theirs.dtype == problem.out.dtype
+    torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=1e-3)
+
+
+def test_the_dense_reference_is_for_quantized_products(script):
+    device = detect("cpu")
+    problem = Problem.int_mm(4, 8, 16, device_type="cpu")
+    reference = script("references").dense(problem, device)
+    assert reference.kernel.run_new().dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match="dense: expected one of int_mm, mixed_mm, scaled_mm, got mm"):
+        script("references").dense(Problem.mm(4, 8, 16, device_type="cpu"), device)
 
 
 def test_run_refuses_unknown_words(script):

@@ -12,6 +12,8 @@ import torch
 from gemmtune import Problem
 from gemmtune.cli.describe import machine_text, problem_of_key, problem_text
 from gemmtune.cli.shapes import Spec, parse_shape, problems_of_file
+from gemmtune.dispatch.calls import int_mm_mul_call, scaled_mm_call
+from gemmtune.dispatch.statement import epilogue_of, problem_of
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Precision
 from gemmtune.problem.trace import trace
@@ -64,12 +66,13 @@ def test_the_precision_is_the_one_that_a_call_would_have():
     [
         (Spec(op="bmm"), (2, 3, 4), "here: got 3 sizes for bmm, expected BxMxNxK"),
         (Spec(op="mm"), (5, 2, 3, 4), "here: got 4 sizes for mm, expected MxNxK"),
-        (Spec(op="mm", bias="n"), (2, 3, 4), "here: bias, alpha and beta: not for mm, expected one of addmm, baddbmm"),
-        (Spec(prepacked=True), (5, 2, 3, 4), "here: prepacked: not for bmm, expected one of mm, addmm"),
+        (Spec(op="mm", bias="n"), (2, 3, 4), "here: bias: not for mm, expected one of addmm, baddbmm, scaled_mm"),
+        (Spec(prepacked=True), (5, 2, 3, 4),
+         "here: prepacked: not for bmm, expected one of mm, addmm, int_mm, int_mm_mul, mixed_mm, scaled_mm"),
         (Spec(dtype="tf32"), (2, 3, 4), "here: tf32 is a precision of CUDA devices; use --device cuda, or float32"),
     ],
     ids=["bmm-3", "mm-4", "mm-bias", "bmm-prepacked", "tf32-cpu"],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit(spec, sizes, message):
     with pytest.raises(InvalidProblemError, match=f"^{re.escape(message)}$"):
         spec.problem(sizes, "here")
@@ -108,12 +111,13 @@ def test_a_bare_list_of_shapes(tmp_path):
 
 
 def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
-    later = {"name": "w8", "op": "mixed_mm", "m": 1, "n": 8, "k": 8, "dtype": "float16", "b_dtype": "int8", "layout": "nt"}
+    later = {"name": "bsr", "op": "bsr_addmm", "m": 1, "n": 8, "k": 8, "block": 32}
     path = file_with(tmp_path, [later, {**ENTRY, "dtype": "tf32"}, ENTRY])
     problems, skipped = problems_of_file(path, CPU)
     assert len(problems) == 1
     assert [str(s) for s in skipped] == [
-        f"skipped {path}: entry 1 (w8): mixed_mm is not an operation of this version, which has mm, addmm, bmm, baddbmm",
+        f"skipped {path}: entry 1 (bsr): bsr_addmm is not an operation of this version, which has mm, addmm, bmm, baddbmm, int_mm, "
+        "int_mm_mul, mixed_mm, scaled_mm",
         f"skipped {path}: entry 2 (a): tf32 is a precision of CUDA devices; use --device cuda, or float32",
     ]
     assert len(problems_of_file(path, CUDA)[0]) == 2
@@ -125,13 +129,16 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({**ENTRY, "m": "16"}, 'entry 2 (a): m: got "16", expected a whole number'),
         ({**ENTRY, "m": -1}, "entry 2 (a): m: got -1, expected a whole number"),
         ({**ENTRY, "m": True}, "entry 2 (a): m: got true, expected a whole number"),
-        ({**ENTRY, "dtype": "int3"}, 'entry 2 (a): dtype: got "int3", expected one of float64, float32, tf32, float16, bfloat16'),
+        ({**ENTRY, "dtype": "int3"}, 'entry 2 (a): dtype: got "int3", expected one of float64, float32, float16, bfloat16, tf32, '
+         'int8, float8_e4m3fn, float8_e5m2'),
         ({**ENTRY, "layout": ["n"]}, 'entry 2 (a): layout: got ["n"], expected one of nn, nt, tn, tt'),
-        ({**ENTRY, "op": "nn"}, 'entry 2 (a): op: got "nn", expected one of mm, addmm, bmm, baddbmm'),
+        ({**ENTRY, "op": "nn"}, 'entry 2 (a): op: got "nn", expected one of mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, mixed_mm, '
+         'scaled_mm'),
         ({"n": 1, "k": 1}, "entry 2: m: missing, expected a whole number"),
         ({**ENTRY, "op": "bmm"}, "entry 2 (a): got 3 sizes for bmm, expected BxMxNxK"),
         ({**ENTRY, "layuot": "nt"},
-         "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, dtype, layout, bias, alpha, beta, prepacked"),
+         "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, dtype, layout, bias, alpha, beta, prepacked, "
+         "dtype_b, b_dtype, encoding, scales, zeros, scale_dtype, out_dtype, fast_accum"),
         (7, "entry 2: got 7, expected an object with m, n and k"),
     ],
     ids=["text", "negative", "bool", "dtype", "layout", "op", "missing", "bmm-without-batch", "unknown-field", "no-object"],
@@ -185,3 +192,115 @@ def test_keys_and_fingerprints_of_other_versions_are_shown_as_they_are():
     assert problem_text("no json") == "no json"
     assert machine_text('{"device":"EPYC","isa":"avx2 fma","threads":"2"}') == "device=EPYC, threads=2"
     assert machine_text("no json") == "no json"
+
+
+def quantized(op, **options):
+    return Spec(op=op, **options).problem((16, 256, 512), "here")
+
+
+E4M3, E5M2, F32, F16, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float16, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"dtype": BF16}),
+        ({"dtype": "float16", "dtype_b": "float8_e5m2"}, {"dtype_b": E5M2}),
+        ({"dtype": "float16", "encoding": "int4", "scales": "group_128"}, {"encoding": "int4", "scales": "group_128"}),
+        ({"dtype": "float16", "dtype_b": "int8", "encoding": "uint4"}, {"encoding": "uint4"}),
+        ({"dtype": "float16", "scales": "column", "zeros": True, "scale_dtype": "float32"},
+         {"scales": "column", "zeros": True, "scale_dtype": F32}),
+        ({"dtype": "float32", "layout": "nn"}, {"dtype": F32, "layout": "nn"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_of_mixed_mm(options, expected):
+    expected = {"dtype": F16} | expected
+    assert quantized("mixed_mm", **options) == Problem.mixed_mm(16, 256, 512, device_type="cpu", **expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {}),
+        ({"dtype": "float8_e5m2", "dtype_b": "float8_e4m3fn", "out_dtype": "float16"},
+         {"dtype": E5M2, "dtype_b": E4M3, "out_dtype": F16}),
+        ({"scales": "block_128x128", "fast_accum": True}, {"scales": "block_128x128", "fast_accum": True}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_of_scaled_mm(options, expected):
+    assert quantized("scaled_mm", **options) == Problem.scaled_mm(16, 256, 512, device_type="cpu", **expected)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row", "column"])
+@pytest.mark.parametrize(("scale_dtype", "out_dtype"), [("float32", None), ("float16", None), ("bfloat16", "float32")])
+def test_the_problem_of_int_mm_mul_is_that_of_a_call(scales, scale_dtype, out_dtype):
+    dtype = getattr(torch, scale_dtype)
+    a, b = torch.empty(16, 512, dtype=torch.int8), torch.empty(256, 512, dtype=torch.int8).t()
+    scale = torch.empty({"tensor": (), "row": (16, 1), "column": (256,)}[scales], dtype=dtype)
+    options = {} if out_dtype is None else {"out_dtype": getattr(torch, out_dtype)}
+    called = problem_of_call(int_mm_mul_call(a, b, scale, **options))
+    assert quantized("int_mm_mul", scales=scales, scale_dtype=scale_dtype, out_dtype=out_dtype) == called
+    assert str(called).startswith("int_mm 16x256x512 int8 nt epilogue=mul(acc, x0)")
+
+
+@pytest.mark.parametrize("bias", ["n", "m1"])
+def test_the_problem_of_scaled_mm_with_a_bias_is_that_of_a_call(bias):
+    a, b = torch.empty(16, 512, dtype=E4M3), torch.empty(256, 512, dtype=E4M3).t()
+    one, added = torch.ones(()), torch.empty({"n": (256,), "m1": (16, 1)}[bias], dtype=BF16)
+    assert quantized("scaled_mm", bias=bias) == problem_of_call(scaled_mm_call(a, b, one, one, bias=added))
+
+
+def problem_of_call(call):
+    return problem_of(call, epilogue_of(call))
+
+
+def test_quantized_problems_may_be_prepacked():
+    assert quantized("mixed_mm", prepacked=True).prepacked
+    assert quantized("int_mm", prepacked=True) == dataclasses.replace(
+        Problem.int_mm(16, 256, 512, device_type="cpu"), prepacked=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "message"),
+    [
+        ("int_mm", {"dtype": "bfloat16"}, "dtype of int_mm: got 'bfloat16', expected one of int8"),
+        ("int_mm", {"scales": "row"}, "scales: not for int_mm, expected one of int_mm_mul, mixed_mm, scaled_mm"),
+        ("mm", {"zeros": True}, "zeros: not for mm, expected one of mixed_mm"),
+        ("mixed_mm", {"dtype": "int8"}, "dtype: got 'int8'"),
+        ("mixed_mm", {"dtype": "float64"}, "dtype: got 'float64' for mixed_mm, expected one of float32, tf32, float16, bfloat16"),
+        ("mixed_mm", {"scales": "row"}, "scales: got 'row', expected one of none, tensor, column, group_32, group_64, group_128"),
+        ("mixed_mm", {"zeros": True}, "zeros: got no scales, expected one of tensor, column, group_32, group_64, group_128"),
+        ("mixed_mm", {"encoding": "int4", "dtype_b": "float8_e5m2"},
+         "dtype_b: got 'float8_e5m2' with encoding int4, expected uint8"),
+        ("scaled_mm", {"dtype": "float16"}, "dtype of scaled_mm: got 'float16', expected one of float8_e4m3fn, float8_e5m2"),
+        ("scaled_mm", {"scales": "column"}, "scales: got 'column', expected one of tensor, row, block_1x128, block_128x128"),
+        ("scaled_mm", {"out_dtype": "float64"},
+         "scaled_mm: dtype of out: got torch.float64, expected one of float32, float16, bfloat16"),
+        ("int_mm_mul", {"scale_dtype": "float64"},
+         "int_mm_mul: dtype of scale: got torch.float64, expected one of float32, float16"),
+    ],
+)  # fmt: skip
+def test_options_that_no_quantized_problem_has(op, options, message):
+    with pytest.raises(InvalidProblemError, match=f"^here: {re.escape(message)}"):
+        quantized(op, **options)
+
+
+def test_a_file_with_quantized_shapes(tmp_path):
+    entries = [
+        {"name": "w8", "op": "mixed_mm", "m": 1, "n": 8, "k": 8, "dtype": "float16", "layout": "nt", "b_dtype": "int8"},
+        {"op": "mixed_mm", "m": 1, "n": 8, "k": 64, "dtype_b": "uint8", "scales": "group_32", "zeros": True},
+        {"op": "int_mm", "m": 1, "n": 8, "k": 8, "dtype": "int8", "layout": "nt"},
+        {"op": "scaled_mm", "m": 1, "n": 8, "k": 8, "scales": "row", "fast_accum": True},
+    ]
+    assert problems_of_file(file_with(tmp_path, entries), Spec()) == (
+        [
+            Problem.mixed_mm(1, 8, 8, dtype=F16, device_type="cpu"),
+            Problem.mixed_mm(1, 8, 64, dtype=BF16, dtype_b=torch.uint8, scales="group_32", zeros=True, device_type="cpu"),
+            Problem.int_mm(1, 8, 8, device_type="cpu"),
+            Problem.scaled_mm(1, 8, 8, scales="row", fast_accum=True, device_type="cpu"),
+        ],
+        [],
+    )

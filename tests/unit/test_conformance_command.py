@@ -101,6 +101,15 @@ class TestVerdicts:
             (("right", "--level", "huge"), "Invalid value for '--level': 'huge' is not one of"),
             (("right", "--device", "cpu", "--sanitize"), "error: sanitize: got device cpu, expected a CUDA device"),
             (("right", "-k", "no such case"), "NOT TESTED"),
+            (("right", "--op", "bmm"), "error: op: got bmm, expected what the GEMM declares: mm"),
+            (
+                ("right", "--dtype", "bf16", "--trait", "dtypes=float16"),
+                "error: dtype: got bfloat16, expected what the GEMM declares: float16",
+            ),
+            (
+                ("right", "--layout", "every2", "--trait", "layouts=row,col"),
+                "error: layout: got every2, expected what the GEMM declares: row, col",
+            ),
         ],
     )
     def test_what_cannot_be_tested_has_status_2_and_says_why(
@@ -118,6 +127,34 @@ class TestVerdicts:
         done = conformance("right", *F32, "-k", "identity", "--min-executed", "1000")
         assert done.status == 1
         assert "expected at least 1000 (min_executed)" in done.out
+
+
+class TestNarrowing:
+    def test_a_property_alone(self, conformance: Command) -> None:
+        done = conformance("right", *F32, "--property", "identity,scaling")
+        assert done.status == 0, done.out
+        assert "CONFORMS in 2 of " in done.out
+
+    def test_a_sample_has_some_of_each_property(self, conformance: Command) -> None:
+        data = json.loads(conformance("right", "--device", "cpu", "--max-cases", "60", "--json", "-").out)
+        assert (data["verdict"], data["executed"]) == ("CONFORMS", 60)
+        assert data["sample"]["cases"] == 60 < data["sample"]["of"]
+        assert sum(p["verdict"] == "CONFORMS" for p in data["properties"]) > 20
+        assert not any("sample" in p["reason"] for p in data["properties"])
+        assert data["notes"] == [f"sampled 60 of {data['sample']['of']} cases, seed 0"]
+
+    def test_what_is_drawn_comes_with_max_examples(self, conformance: Command) -> None:
+        picked = ("--device", "cpu", "--property", "integers", "--max-cases", "5", "--json", "-")
+        assert json.loads(conformance("right", *picked).out)["executed"] == 5
+        assert json.loads(conformance("right", *picked, "--max-examples", "3").out)["executed"] > 5
+
+    def test_after_the_time_nothing_is_begun(self, conformance: Command) -> None:
+        done = conformance("right", *F32, "--max-seconds", "0.5", "--json", "-")
+        data = json.loads(done.out)
+        assert done.status == 0
+        assert 0 < data["executed"] < data["sample"]["of"]
+        assert data["not_run"][0]["reason"] == "not run: the time was over (0.5 s)"
+        assert f"of which {data['sample']['not_run']} were not run in time (0.5 s)" in data["notes"][0]
 
 
 class TestReports:

@@ -62,9 +62,9 @@ class TestSanitizer:
     def _as_if_on_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runs, "_check_sanitizer", lambda device: None)
 
-    def report(self, cases: tuple[Case, ...], *found: Failure) -> SanitizerReport:
+    def report(self, cases: tuple[Case, ...], *found: Failure, executed: bool = True) -> SanitizerReport:
         findings = tuple(Finding(tool=failure.property_name, case=cases[0], failure=failure) for failure in found)
-        return SanitizerReport(tools=("memcheck",), cases=cases, executed=len(cases), findings=findings, seconds=1.0)
+        return SanitizerReport(tools=("memcheck",), cases=cases, executed=executed * len(cases), findings=findings, seconds=1.0)
 
     def test_a_finding_is_a_failure_of_its_own(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         failure = Failure(property_name="memcheck", message="Invalid __global__ write of size 2 bytes")
@@ -74,6 +74,16 @@ class TestSanitizer:
         assert "1 case of memcheck: Invalid __global__ write of size 2 bytes" in out
         assert "compute-sanitizer memcheck: " in out
         assert "again: gemmtune conformance conformance_functions:right --device cpu --sanitize --in-process --repro " in out
+
+    def test_the_status_is_that_of_what_ran(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setattr(sanitizer_tests, "sanitize", lambda spec, cases, device: self.report(cases))
+        status, out = self.run(capsys)
+        assert status == 0, out
+        assert "CONFORMS under compute-sanitizer, which is all that ran: 0 cases executed, 0 refused, 4 runs under" in out
+        monkeypatch.setattr(sanitizer_tests, "sanitize", lambda spec, cases, device: self.report(cases, executed=False))
+        status, out = self.run(capsys)
+        assert status == 2
+        assert "NOT TESTED" in out
 
     def test_that_it_cannot_run_is_an_error(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         def missing(*_: object) -> SanitizerReport:

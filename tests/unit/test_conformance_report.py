@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -86,6 +87,31 @@ class TestSummary:
         least = LEAST_EXECUTED[Level.SMOKE]
         assert summary.complaints == (f"only 1 cases were executed, expected at least {least} (min_executed)",)
         assert summary_of([record()], run_of(dtype=("float32",))).exit_status == 0
+
+    def test_a_part_of_the_level_needs_one_executed_case(self) -> None:
+        for part in ({"properties": ("bound",)}, {"max_cases": 10}, {"max_seconds": 1.0}, {"op": ("mm",)}):
+            assert summary_of([record()], run_of(**part)).exit_status == 0
+
+    def test_a_property_without_a_sampled_case_says_so(self) -> None:
+        summary = summary_of([record()], run_of(max_cases=1))
+        reasons = {p.name: p.reason for p in summary.untested}
+        assert (reasons["nan"], reasons["out"]) == ("no case of it is in the sample", "out= is not declared")
+        asked = summary_of([record()], run_of(properties=("bound",)))
+        assert {p.reason for p in asked.untested} == {NOT_ASKED}
+
+    def test_what_the_sanitizer_found_is_no_executed_case(self) -> None:
+        found = summary_of([record("bound", Verdict.FAILED, failure("", "memcheck"), sanitized=True)], sanitized=4)
+        assert (found.exit_status, found.executed, found.sanitized) == (1, 0, 4)
+        assert "0 cases executed, 0 refused, 4 runs under compute-sanitizer, in 1 s" in plain_text(renderables(found))
+        assert summary_of([], sanitized=4).exit_status == 0
+
+    def test_choices_are_counted(self) -> None:
+        records = [record(k=k) for k in (1, 2, 3)]
+        outcomes = [dataclasses.replace(r.outcome, choice=c) for r, c in zip(records, ("x", "y", "y"), strict=True)]
+        summary = summary_of([dataclasses.replace(r, outcome=o) for r, o in zip(records, outcomes, strict=True)])
+        assert list(summary.choices.items()) == [("y", 2), ("x", 1)]
+        assert "2 choices ran: y in 2 cases, …: --json FILE has them all" in plain_text(renderables(summary))
+        assert "<code>y</code>" in as_html(summary)
 
     def test_a_known_failure_is_none_and_one_that_passes_is_an_error(self) -> None:
         known = summary_of([record("bound", Verdict.FAILED, failure(), known="issue 12"), record("nan")])
@@ -235,6 +261,12 @@ class TestHtml:
         assert text.count("&lt;script&gt;") >= 3
         assert "prefers-color-scheme: dark" in text
         assert page.tags.count("rect") == len(list(strips(HEAT)))
+
+    def test_other_cases_of_a_failure_are_listed_once_each(self) -> None:
+        both = record("bound", Verdict.FAILED, failure("x", "bound"), failure("x", "nan"))
+        text = as_html(summary_of([both, record("bound", Verdict.FAILED, failure("x"), k=34)]))
+        assert "<summary>1 more</summary>" in text
+        assert text.count("<p><code>bound:mm-f32-37x70x33</code></p>") == 1
 
     def test_a_page_without_failures_has_no_such_part(self) -> None:
         page = as_html(summary_of([record()]))

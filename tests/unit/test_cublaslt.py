@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import pickle
 import sys
@@ -12,13 +13,16 @@ import torch
 from fake_cublaslt import Fake
 
 from gemmtune.device import preset
+from gemmtune.dispatch.fused import bias_epilogue, factor_epilogue
 from gemmtune.errors import InvalidProblemError
 from gemmtune.extern import cublaslt
 from gemmtune.extern.cublaslt import BACKEND, algorithm, library, workspace
 from gemmtune.extern.cublaslt.constants import AlgorithmAttribute, PreferenceAttribute
 from gemmtune.extern.cublaslt.gemm import gemm_of
+from gemmtune.extern.quantized import spread
 from gemmtune.problem import Epilogue, Layout, Precision, Problem
 from gemmtune.problem.epilogue import Node
+from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B
 from gemmtune.settings import Settings
 
 DEVICE = preset("sm90")
@@ -142,9 +146,100 @@ def test_baddbmm_added_operand(fake, bias, alpha, beta):
     check(Problem.baddbmm(3, 4, 8, 5, dtype=torch.float32, bias=bias, alpha=alpha, beta=beta, device_type="cuda"), alpha, beta)
 
 
+INT8, INT32, E4M3, E5M2 = torch.int8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@pytest.mark.parametrize("sizes", [(5, 7, 3), (1, 6, 4), (6, 1, 4)], ids=str)
+@pytest.mark.parametrize("orders", ["nnn", "ntn", "tnt", "ttn"])
+def test_int_mm(fake, sizes, orders):
+    m, n, k = sizes
+    a, b = matrix(m, k, orders[0], dtype=INT8, pad=3), matrix(k, n, orders[1], dtype=INT8)
+    problem = Problem(op="int_mm", a=a, b=b, out=matrix(m, n, orders[2], dtype=INT32, pad=1), device_type="cuda")
+    generator = torch.Generator().manual_seed(1)
+    x, y = (
+        torch.randint(-128, 128, (layout.span,), dtype=INT8, generator=generator).as_strided(layout.size, layout.stride)
+        for layout in (a, b)
+    )
+    out = torch.zeros(problem.out.span, dtype=INT32).as_strided(problem.out.size, problem.out.stride)
+    choice = offers(problem).choices[0]
+    choice.build().run(out, x, y, None, 1, 0, ())
+    assert torch.equal(out.long(), x.long() @ y.long())
+    assert (choice.claims.accumulate, choice.claims.partials) == (INT32, INT32)
+
+
+@pytest.mark.parametrize("order", ["n", "t"])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3)], ids=str)
+@pytest.mark.parametrize("scales", ["tensor", "row", "block_1x128", "block_128x128"])
+def test_scaled_mm(fake, scales, dtypes, order):
+    m, n, k = 130, 144, 400
+    a, b = torch.randn(m, k).to(dtypes[0]), torch.randn(n, k).to(dtypes[1]).t()
+    made = Problem.scaled_mm(m, n, k, scales=scales, device_type="cuda")
+    scale_a, scale_b = (torch.rand(layout.size) + 0.5 for layout in made.scales)
+    out = torch.zeros(m, n, dtype=torch.float16) if order == "n" else torch.zeros(n, m, dtype=torch.float16).t()
+    problem = dataclasses.replace(made, a=Layout.of(a), b=Layout.of(b), out=Layout.of(out), fast_accum=True)
+    choice = offers(problem).choices[0]
+    choice.build().run(out, a, b, None, 1, 0, (scale_a, scale_b))
+    whole_a = spread(scale_a, (m, k), BLOCKS_OF_A, "a").double()
+    whole_b = spread(scale_b, (k, n), BLOCKS_OF_B, "b").double()
+    expected = (a.double() * whole_a) @ (b.double() * whole_b)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-2)
+    assert choice.claims.epilogue_input == torch.float32
+
+
+def test_scaled_mm_with_a_bias(fake):
+    m, n, k = 16, 32, 48
+    a, b, one = torch.randn(m, k).to(E4M3), torch.randn(n, k).to(E4M3).t(), torch.full((), 0.5)
+    bias, out = torch.randn(n).half(), torch.zeros(m, n, dtype=torch.float16)
+    problem = dataclasses.replace(
+        Problem.scaled_mm(m, n, k, out_dtype=torch.float16, device_type="cuda"), epilogue=bias_epilogue((n,), torch.float16)
+    )
+    for factor in (1, 2):  # the addresses are those of the call
+        kernel(problem).run(out, a, b, None, 1, 0, (one, one, factor * bias))
+        expected = 0.25 * (a.double() @ b.double()) + factor * bias.double()
+        torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-2)
+
+
+def test_scales_that_lie_right_are_not_copied(fake, monkeypatch):
+    m, n, k = 128, 128, 512
+    problem = Problem.scaled_mm(m, n, k, scales="block_128x128", device_type="cuda")
+    by_columns = (torch.rand(4, m).t(), torch.rand(1, 4).t())
+    layouts = [Layout.of(x) for x in by_columns]
+    problem = dataclasses.replace(problem, out=matrix(m, n, "n", dtype=torch.float32), scale_a=layouts[0], scale_b=layouts[1])
+    made = offers(problem).choices[0].build()
+    told, tell = [], library.Descriptors.set_scales
+
+    def spy(self, left, right):
+        told.append((left, right))
+        tell(self, left, right)
+
+    monkeypatch.setattr(library.Descriptors, "set_scales", spy)
+    made.run(torch.zeros(m, n), torch.zeros(m, k).to(E4M3), torch.zeros(n, k).to(E4M3).t(), None, 1, 0, by_columns)
+    assert told == [(by_columns[1].data_ptr(), by_columns[0].data_ptr())], "cuBLASLt's A is b: out is row-major"
+
+
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
+        (Problem.mixed_mm(4, 8, 16, device_type="cuda"), "mixed_mm is not an operation of this backend"),
+        (Problem.scaled_mm(4, 8, 16, layout="nn", device_type="cuda"), "expected a row-major a and a column-major b"),
+        (
+            dataclasses.replace(Problem.scaled_mm(4, 8, 16, device_type="cuda"), epilogue=bias_epilogue((4, 1), torch.bfloat16)),
+            "an epilogue other than a bias [N] of out's dtype",
+        ),
+        (
+            dataclasses.replace(
+                Problem.scaled_mm(4, 8, 16, device_type="cuda"), epilogue=bias_epilogue((8,), torch.bfloat16),
+                out=matrix(4, 8, "t", dtype=torch.bfloat16),
+            ),
+            "a bias along the rows of out, which is column-major",
+        ),
+        (
+            dataclasses.replace(
+                Problem.int_mm(4, 8, 16, device_type="cuda"), epilogue=factor_epilogue((8,), torch.float32),
+                out=matrix(4, 8, "n"),
+            ),
+            "an epilogue function",
+        ),
         (Problem.addmm(4, 8, 3, dtype=torch.float32, bias="m1", device_type="cuda"), "expected a matrix laid out like out"),
         (Problem.addmm(4, 8, 3, dtype=torch.float32, bias="n", beta=0.5, device_type="cuda"), "a bias along its"),
         (Problem.addmm(4, 8, 3, dtype=torch.float64, bias="n", device_type="cuda"), "not float64"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ def _compiled(calls: list[tuple[Any, ...]], **changes: Any) -> SimpleNamespace:
     """A compiled kernel whose launcher records what it is called with."""
 
     class Launcher:
-        launch_cooperative_grid, launch_pdl = "coop", "pdl"
+        launch_cooperative_grid, launch_pdl = "coop", "as compiled"
         global_scratch_size = profile_scratch_size = 0
         arg_annotations, kernel_signature = "annotations", "signature"
 
@@ -50,9 +51,9 @@ def _call(how: launch.Launcher) -> None:
 
 NONE5 = (None,) * 5
 EXPECTED = {
-    "3.6.0": ("below", *GRID, "stream", "handle", "coop", "pdl", None, None, "metadata", None, None, None, 1, 2),
-    "3.7.1": ("below", *GRID, "stream", "handle", "coop", "pdl", "metadata", *NONE5, "annotations", "signature", (1, 2)),
-    "3.9.0": ("below", *GRID, "stream", "handle", "coop", "pdl", "metadata", *NONE5, "annotations", "signature", (1, 2)),
+    "3.6.0": ("below", *GRID, "stream", "handle", "coop", True, None, None, "metadata", None, None, None, 1, 2),
+    "3.7.1": ("below", *GRID, "stream", "handle", "coop", True, "metadata", *NONE5, "annotations", "signature", (1, 2)),
+    "3.9.0": ("below", *GRID, "stream", "handle", "coop", True, "metadata", *NONE5, "annotations", "signature", (1, 2)),
     "4.0.0": ("launcher", *GRID, "stream", "handle", "metadata", None, None, None, 1, 2),
 }
 
@@ -63,7 +64,7 @@ def test_each_version_gets_its_own_order_and_an_unknown_one_goes_through_tritons
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
     calls: list[tuple[Any, ...]] = []
-    _call(launch.launcher_of(_compiled(calls), GRID))
+    _call(launch.launcher_of(_compiled(calls), GRID, pdl=True))
     assert calls == [EXPECTED[version]]
 
 
@@ -74,8 +75,8 @@ def test_kernels_that_need_more_go_through_tritons_launcher(changes: dict[str, A
     assert calls[0][0] == "launcher"
 
 
-def _config(**changes: int) -> Config:
-    return Config(**({"block_m": 32, "block_n": 64, "block_k": 32, "stages": 2, "warps": 4} | changes))
+def _config(**changes: Any) -> Config:
+    return replace(Config(block_m=32, block_n=64, block_k=32, stages=2, warps=4), **changes)
 
 
 def test_the_grid_has_a_program_for_each_split_of_each_tile() -> None:

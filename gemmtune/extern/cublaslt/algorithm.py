@@ -12,6 +12,7 @@ import torch
 from ...choice import Choice, Claims, Kernel, Run
 from ...problem import Problem
 from ...problem.problem import ScalarClass
+from ..scaling import scale_placer
 from .constants import SCALARS, ReductionScheme, Scalar
 from .gemm import Gemm, gemm_of
 from .library import Algorithm, Descriptors, bindings, handle, named_errors
@@ -86,8 +87,8 @@ def _launcher(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Run:
                 return launch(out, a, b, inp, alpha, beta, extra)
         stream = raw_stream(index)
         scratch = workspace(index, stream, need) if need else NO_WORKSPACE
-        alpha_value = scalar(alpha) if fixed_alpha is None else fixed_alpha
-        beta_value = scalar(beta) if fixed_beta is None else fixed_beta
+        alpha_value = scalar(alpha) if fixed_alpha is None else fixed_alpha  # type: ignore[arg-type]
+        beta_value = scalar(beta) if fixed_beta is None else fixed_beta  # type: ignore[arg-type]
         left_at, right_at, out_at = a.data_ptr(), b.data_ptr(), out.data_ptr()
         if swapped:
             left_at, right_at = right_at, left_at
@@ -102,6 +103,8 @@ def _launcher(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Run:
                 raise
         return None
 
+    if gemm.scaling:
+        return _with_scales(launch, descriptors, gemm, problem)
     return _with_bias(launch, descriptors) if gemm.bias else launch
 
 
@@ -125,6 +128,30 @@ def _with_bias(launch: Run, descriptors: Descriptors) -> Run:
     return launch_with_bias
 
 
-def _fixed(kind: ScalarClass, scalar: Scalar) -> ctypes.c_float | ctypes.c_double | None:
+def _with_scales(launch: Run, descriptors: Descriptors, gemm: Gemm, problem: Problem) -> Run:
+    """As ``_with_bias``, for scales and a bias with them. Scales that lie otherwise than cuBLASLt wants them are laid out first."""
+    lock, place, swapped, bias = threading.Lock(), scale_placer(problem), gemm.swapped, gemm.bias
+
+    def launch_with_scales(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        extra: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        scales = place(extra[0], extra[1])  # held until the product is launched
+        left_at, right_at = scales[swapped].data_ptr(), scales[not swapped].data_ptr()
+        with lock:
+            descriptors.set_scales(left_at, right_at)
+            if bias:
+                descriptors.set_bias(extra[2].data_ptr())
+            launch(out, a, b, inp, alpha, beta, extra)
+
+    return launch_with_scales
+
+
+def _fixed(kind: ScalarClass, scalar: Scalar) -> ctypes.c_float | ctypes.c_double | ctypes.c_int32 | None:
     """The value of alpha or beta as cuBLASLt reads it, None if it is known at the call only."""
     return None if kind == "general" else scalar(1 if kind == "one" else 0)

@@ -22,16 +22,22 @@ __all__ = [
     "PreferenceAttribute",
     "ReductionScheme",
     "Scalar",
+    "ScaleMode",
 ]
 
-DATA_TYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}
+DATA_TYPES: dict[torch.dtype, int] = {
+    torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14,
+    torch.float8_e4m3fn: 28, torch.float8_e5m2: 29,
+}  # fmt: skip
 """cudaDataType_t."""
-COMPUTE_TYPES: dict[torch.dtype, int] = {torch.float32: 68, torch.float64: 70}
-"""cublasComputeType_t by accumulator: CUBLAS_COMPUTE_32F reads float32 operands in full, CUBLAS_COMPUTE_64F."""
+COMPUTE_TYPES: dict[torch.dtype, int] = {torch.float32: 68, torch.float64: 70, torch.int32: 72}
+"""cublasComputeType_t by accumulator: CUBLAS_COMPUTE_32F reads float32 operands in full, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32I."""
 COMPUTE_TF32 = 77
 """CUBLAS_COMPUTE_32F_FAST_TF32."""
-Scalar = type[ctypes.c_float] | type[ctypes.c_double]
-SCALARS: dict[torch.dtype, Scalar] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+Scalar = type[ctypes.c_float] | type[ctypes.c_double] | type[ctypes.c_int32]
+SCALARS: dict[torch.dtype, Scalar] = {
+    torch.float32: ctypes.c_float, torch.float64: ctypes.c_double, torch.int32: ctypes.c_int32,
+}  # fmt: skip
 """The host type of alpha and beta by accumulator."""
 
 
@@ -50,6 +56,22 @@ class DescAttribute(IntEnum):
     EPILOGUE = 7
     BIAS_POINTER = 8
     BIAS_BATCH_STRIDE = 10
+    A_SCALE_POINTER = 17
+    B_SCALE_POINTER = 18
+    FAST_ACCUM = 25
+    A_SCALE_MODE = 31
+    B_SCALE_MODE = 32
+
+
+class ScaleMode(IntEnum):
+    """cublasLtMatmulMatrixScale_t: what has a scale of its own."""
+
+    SCALAR = 0
+    OUTER_VECTOR = 3
+    """Each row of A, each column of B."""
+    VECTOR_128 = 4
+    """Each 128 elements along K of those."""
+    BLOCK_128X128 = 5
 
 
 class LayoutAttribute(IntEnum):

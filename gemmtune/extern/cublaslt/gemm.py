@@ -6,6 +6,7 @@ change places, and none is copied.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,13 @@ import torch
 from ...errors import InvalidProblemError
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.rules import why_not_dense
+from ...problem.problem import DENSE_OPS, Op
+from ...problem.rules import why_not
+from ..scaling import has_plain_bias, mode_of
 
-__all__ = ["Gemm", "Matrix", "gemm_of"]
+__all__ = ["OPS", "Gemm", "Matrix", "gemm_of"]
+
+OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,7 @@ class Matrix:
     batch_stride: int
     transposed: bool
     alignment_bytes: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,8 @@ class Gemm:
     """What cuBLASLt is asked to do.
 
     ``swapped`` tells that ``left`` is b and ``right`` is a. ``c`` is the added operand where it is a whole matrix. ``bias`` tells
-    that it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``.
+    that it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``. ``scaling`` names
+    the kinds of scales (a key of ``scaling.MODES``), empty where there are none.
     """
 
     left: Matrix
@@ -51,6 +58,7 @@ class Gemm:
     bias_batch_stride: int
     swapped: bool
     batch: int
+    scaling: str = ""
 
 
 def gemm_of(problem: Problem) -> Gemm:
@@ -59,14 +67,18 @@ def gemm_of(problem: Problem) -> Gemm:
     Raises:
         InvalidProblemError: cuBLASLt cannot do it; the message tells why.
     """
-    reason = why_not_dense(problem)
+    reason = why_not(problem, OPS)
     if reason is not None:
         raise InvalidProblemError(reason)
-    if problem.epilogue is not None:
-        raise InvalidProblemError("an epilogue function: cuBLASLt stores the bare result")
+    scaled = problem.op == "scaled_mm"
+    if problem.epilogue is not None and not (scaled and has_plain_bias(problem)):
+        other = " other than a bias [N] of out's dtype, float16 or bfloat16" if scaled else " function"
+        raise InvalidProblemError(f"an epilogue{other}: cuBLASLt stores the bare result")
     if problem.empty or problem.k == 0:
         raise InvalidProblemError("a size is 0: nothing to multiply")
     d, swapped = _output(problem.out)
+    if scaled:
+        return _scaled_gemm(problem, d, swapped)
     left, right = (problem.b.transposed, problem.a.transposed) if swapped else (problem.a, problem.b)
     inp = problem.inp.expanded(problem.out.size) if problem.inp is not None and problem.beta != "zero" else None
     inp = inp.transposed if inp is not None and swapped else inp
@@ -81,6 +93,30 @@ def gemm_of(problem: Problem) -> Gemm:
         bias_batch_stride=_batch_stride(inp) if inp is not None else 0,
         swapped=swapped,
         batch=problem.batch,
+    )
+
+
+def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
+    """8-bit floats are multiplied only along packed rows of a and columns of b ("TN format" in cuBLAS's documentation)."""
+    row, column = _view(problem.a.transposed, transposed=False), _view(problem.b, transposed=False)
+    if row is None or column is None:
+        raise InvalidProblemError(f"8-bit floats: expected a row-major a and a column-major b, got {problem.a} and {problem.b}")
+    bias = problem.epilogue.operands[0] if problem.epilogue is not None else None
+    if bias is not None and not swapped:
+        raise InvalidProblemError("a bias along the rows of out, which is column-major: cuBLASLt adds it along its columns")
+    # The first operand of cuBLASLt's product is read transposed: a itself, or b where the operands change places.
+    first, second = (column, row) if swapped else (row, column)
+    return Gemm(
+        left=dataclasses.replace(first, transposed=True),
+        right=second,
+        d=d,
+        c=None,
+        bias=bias is not None,
+        bias_alignment_bytes=ALIGNED_BYTES,
+        bias_batch_stride=0,
+        swapped=swapped,
+        batch=1,
+        scaling=mode_of(problem),
     )
 
 
@@ -133,6 +169,7 @@ def _view(layout: Layout, *, transposed: bool) -> Matrix | None:
         batch_stride=_batch_stride(x),
         transposed=transposed,
         alignment_bytes=_alignment_bytes(x),
+        dtype=x.dtype,
     )
 
 

@@ -29,6 +29,7 @@ from .constants import (
     Operation,
     PreferenceAttribute,
     ReductionScheme,
+    ScaleMode,
 )
 from .gemm import Gemm, Matrix
 
@@ -38,8 +39,16 @@ WORKSPACE_BYTES = 32 * 2**20
 """What NVIDIA recommends for Hopper (cuBLAS documentation, cublasSetWorkspace), and enough for older GPUs."""
 MOST_SPLITS = 16
 """For an algorithm that tells a negative number: it decides itself."""
-BIAS_PLACEHOLDER = 2**32
-"""The address that the heuristic query is told of a bias: it looks at the alignment only."""
+PLACEHOLDER = 2**32
+"""The address that the heuristic query is told of a bias or a scale: it looks at the alignment only."""
+SCALE_MODES: dict[str, tuple[ScaleMode, ScaleMode]] = {
+    "tensor": (ScaleMode.SCALAR, ScaleMode.SCALAR),
+    "row": (ScaleMode.OUTER_VECTOR, ScaleMode.OUTER_VECTOR),
+    "1x128_128x128": (ScaleMode.VECTOR_128, ScaleMode.BLOCK_128X128),
+    "128x128_128x1": (ScaleMode.BLOCK_128X128, ScaleMode.VECTOR_128),
+    "1x128_128x1": (ScaleMode.VECTOR_128, ScaleMode.VECTOR_128),
+}
+"""Of a and b, by ``Gemm.scaling``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,20 +123,31 @@ class Descriptors:
                 _set(lt.matmul_desc_set_attribute, self.operation, attribute, ctypes.c_int32(operation))
             if gemm.bias:
                 _set(lt.matmul_desc_set_attribute, self.operation, DescAttribute.EPILOGUE, ctypes.c_uint32(Epilogue.BIAS))
-                self.set_bias(BIAS_PLACEHOLDER + gemm.bias_alignment_bytes)
+                self.set_bias(PLACEHOLDER + gemm.bias_alignment_bytes)
             if gemm.bias and gemm.batch > 1:
                 stride = ctypes.c_int64(gemm.bias_batch_stride)
                 _set(lt.matmul_desc_set_attribute, self.operation, DescAttribute.BIAS_BATCH_STRIDE, stride)
-        data_type = DATA_TYPES[problem.dtype]
-        self.left = self._matrix(gemm.left, data_type, gemm.batch)
-        self.right = self._matrix(gemm.right, data_type, gemm.batch)
-        self.d = self._matrix(gemm.d, data_type, gemm.batch)
-        self.c = self.d if gemm.c is None else self._matrix(gemm.c, data_type, gemm.batch)
+            if gemm.scaling:
+                self._set_scaling(gemm, problem.fast_accum)
+        self.left = self._matrix(gemm.left, gemm.batch)
+        self.right = self._matrix(gemm.right, gemm.batch)
+        self.d = self._matrix(gemm.d, gemm.batch)
+        self.c = self.d if gemm.c is None else self._matrix(gemm.c, gemm.batch)
 
-    def _matrix(self, matrix: Matrix, data_type: int, batch: int) -> int:
+    def _set_scaling(self, gemm: Gemm, fast_accum: bool) -> None:
+        setter = bindings().matmul_desc_set_attribute
+        modes = SCALE_MODES[gemm.scaling][:: -1 if gemm.swapped else 1]
+        # One number in all is what a descriptor has by itself: older versions do not know the attribute.
+        if gemm.scaling != "tensor":
+            for attribute, mode in zip((DescAttribute.A_SCALE_MODE, DescAttribute.B_SCALE_MODE), modes, strict=True):
+                _set(setter, self.operation, attribute, ctypes.c_int32(mode))
+        _set(setter, self.operation, DescAttribute.FAST_ACCUM, ctypes.c_int8(fast_accum))
+        self.set_scales(PLACEHOLDER, PLACEHOLDER)
+
+    def _matrix(self, matrix: Matrix, batch: int) -> int:
         lt = bindings()
         with named_errors("cublasLtMatrixLayoutCreate"):
-            descriptor: int = lt.matrix_layout_create(data_type, matrix.rows, matrix.cols, matrix.ld)
+            descriptor: int = lt.matrix_layout_create(DATA_TYPES[matrix.dtype], matrix.rows, matrix.cols, matrix.ld)
             self._made.append((lt.matrix_layout_destroy, descriptor))
             if batch > 1:
                 _set(lt.matrix_layout_set_attribute, descriptor, LayoutAttribute.BATCH_COUNT, ctypes.c_int32(batch))
@@ -138,6 +158,12 @@ class Descriptors:
     def set_bias(self, address: int) -> None:
         """Tell the address of the bias; it is read when the product is launched, not here."""
         _set(bindings().matmul_desc_set_attribute, self.operation, DescAttribute.BIAS_POINTER, ctypes.c_uint64(address))
+
+    def set_scales(self, left: int, right: int) -> None:
+        """Tell the addresses of the scales, which are read as that of the bias is."""
+        setter = bindings().matmul_desc_set_attribute
+        _set(setter, self.operation, DescAttribute.A_SCALE_POINTER, ctypes.c_uint64(left))
+        _set(setter, self.operation, DescAttribute.B_SCALE_POINTER, ctypes.c_uint64(right))
 
 
 def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Algorithm]:
@@ -171,7 +197,7 @@ def _preference(gemm: Gemm, problem: Problem) -> Iterator[int]:
     """What the query may answer: workspace, alignments, and how partial sums may be stored."""
     lt = bindings()
     schemes = ReductionScheme.COMPUTE_TYPE
-    if problem.precision.reduced_partials or problem.dtype == problem.accumulator:
+    if problem.precision.reduced_partials or problem.out.dtype == problem.accumulator:
         schemes |= ReductionScheme.INPLACE | ReductionScheme.OUTPUT_TYPE
     d_bytes = min(gemm.d.alignment_bytes, gemm.bias_alignment_bytes) if gemm.bias else gemm.d.alignment_bytes
     values = {

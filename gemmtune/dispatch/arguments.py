@@ -1,0 +1,85 @@
+"""The arguments of one call of an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..problem.problem import DENSE_OPS, Encoding, Op
+from .fallback import torch_call, torch_quantized
+from .prepack import PackedOperand
+
+__all__ = ["Call"]
+
+EpilogueFunction = Callable[..., torch.Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """The arguments of one call of an operation, as the caller gave them.
+
+    ``name`` is what the caller called and ``extra_names`` are the arguments that ``extra`` came from, where those are not ``op``
+    and ``epilogue_args``. ``out_dtype`` is that of the result, unless the epilogue ends in a cast; None leaves it to the operation.
+    """
+
+    op: Op
+    a: torch.Tensor
+    b: torch.Tensor
+    packed: PackedOperand | None = None
+    inp: torch.Tensor | None = None
+    alpha: float = 1
+    beta: float = 0
+    out: torch.Tensor | None = None
+    epilogue: EpilogueFunction | None = None
+    extra: tuple[torch.Tensor, ...] = ()
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    zero_b: torch.Tensor | None = None
+    encoding: Encoding = ""
+    fast_accum: bool = False
+    out_dtype: torch.dtype | None = None
+    name: str = ""
+    extra_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.op
+        rest = len(self.extra) - len(self.extra_names)
+        self.extra_names += tuple(f"epilogue_args[{i}]" for i in range(rest))
+
+    @property
+    def scales(self) -> tuple[torch.Tensor, ...]:
+        """scale_a, scale_b and zero_b, as far as they are given: kernels get them before ``extra``."""
+        return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
+
+    @property
+    def inputs(self) -> list[tuple[str, torch.Tensor]]:
+        """Every tensor that is read, by the name of its argument."""
+        optional = {"inp": self.inp, "scale_a": self.scale_a, "scale_b": self.scale_b, "zero_b": self.zero_b}
+        named = [("a", self.a), ("b", self.b), *((name, x) for name, x in optional.items() if x is not None)]
+        return named + list(zip(self.extra_names, self.extra, strict=True))
+
+    @property
+    def needs_grad(self) -> bool:
+        """The result has to be differentiable."""
+        return torch.is_grad_enabled() and any(x.requires_grad for _, x in self.inputs)
+
+    def by_torch(self) -> torch.Tensor:
+        """The call as torch does it."""
+        if self.op not in DENSE_OPS:
+            return torch_quantized(
+                self.op,
+                self.a,
+                self.b,
+                scale_a=self.scale_a,
+                scale_b=self.scale_b,
+                zero_b=self.zero_b,
+                encoding=self.encoding,
+                out_dtype=self.out_dtype,
+                out=self.out,
+                epilogue=self.epilogue,
+                extra=self.extra,
+                name=self.name,
+            )
+        return torch_call(self.op, self.a, self.b, self.inp, self.alpha, self.beta, self.out, self.epilogue, self.extra)

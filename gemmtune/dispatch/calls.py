@@ -1,0 +1,178 @@
+"""Calls of the operations: what each public function makes of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..errors import InvalidProblemError
+from ..problem.problem import Encoding, Op
+from .arguments import Call
+from .fused import BiasThen, add_bias, factor_dtype, multiply
+from .prepack import PackedOperand
+
+__all__ = ["CALLS", "int_mm_call", "int_mm_mul_call", "mixed_mm_call", "product_call", "scaled_mm_call", "sum_call", "tensor_of"]
+
+Tensor = torch.Tensor
+EpilogueFunction = Callable[..., Tensor]
+
+
+def tensor_of(b: Tensor | PackedOperand) -> Tensor:
+    """The operand as it was given to ``prepack``."""
+    return b.tensor if isinstance(b, PackedOperand) else b
+
+
+def _packed(b: Tensor | PackedOperand) -> PackedOperand | None:
+    return b if isinstance(b, PackedOperand) else None
+
+
+def product_call(
+    op: Op,
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """mm, bmm or int_mm."""
+    _check_epilogue(op, epilogue, epilogue_args)
+    if op == "bmm":
+        _refuse_packed(op, b)
+    return Call(op=op, a=a, b=tensor_of(b), packed=_packed(b), out=out, epilogue=epilogue, extra=tuple(epilogue_args))
+
+
+def sum_call(
+    op: Op,
+    inp: Tensor,
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """addmm or baddbmm."""
+    call = product_call(op, a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+    if op == "baddbmm":
+        _refuse_packed(op, b)
+    call.inp, call.alpha, call.beta = inp, alpha, beta
+    return call
+
+
+def int_mm_call(
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """int_mm."""
+    return product_call("int_mm", a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+
+
+def int_mm_mul_call(
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    scale: Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Call:
+    """int_mm with the factor as its epilogue."""
+    _check_dtype("int_mm_mul", out_dtype)
+    return Call(
+        op="int_mm",
+        name="int_mm_mul",
+        a=a,
+        b=tensor_of(b),
+        packed=_packed(b),
+        out=out,
+        epilogue=multiply,
+        extra=(scale,),
+        extra_names=("scale",),
+        out_dtype=out_dtype or (factor_dtype(scale.dtype) if isinstance(scale, Tensor) else None),
+    )
+
+
+def mixed_mm_call(
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    *,
+    scale_b: Tensor | None = None,
+    zero_b: Tensor | None = None,
+    encoding: Encoding = "",
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """mixed_mm."""
+    call = product_call("mixed_mm", a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+    call.scale_b, call.zero_b, call.encoding = scale_b, zero_b, encoding
+    return call
+
+
+def scaled_mm_call(
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    fast_accum: bool = False,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """scaled_mm, a bias being the first part of its epilogue."""
+    _check_dtype("scaled_mm", out_dtype)
+    _check_epilogue("scaled_mm", epilogue, epilogue_args)
+    biases = () if bias is None else (bias,)
+    function = epilogue if bias is None else add_bias if epilogue is None else BiasThen(epilogue)
+    return Call(
+        op="scaled_mm",
+        a=a,
+        b=tensor_of(b),
+        packed=_packed(b),
+        scale_a=scale_a,
+        scale_b=scale_b,
+        fast_accum=bool(fast_accum),
+        out_dtype=out_dtype,
+        out=out,
+        epilogue=function,
+        extra=(*biases, *epilogue_args),
+        extra_names=("bias",) * len(biases),
+    )
+
+
+CALLS: dict[str, tuple[Callable[..., Call], tuple[str, ...]]] = {
+    "mm": (product_call, ("mm",)),
+    "addmm": (sum_call, ("addmm",)),
+    "bmm": (product_call, ("bmm",)),
+    "baddbmm": (sum_call, ("baddbmm",)),
+    "int_mm": (int_mm_call, ()),
+    "int_mm_mul": (int_mm_mul_call, ()),
+    "mixed_mm": (mixed_mm_call, ()),
+    "scaled_mm": (scaled_mm_call, ()),
+}
+"""Operation to the function that makes its call, and the arguments that come before those of the caller."""
+
+
+def _check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
+    if epilogue_args and epilogue is None:
+        raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue")
+
+
+def _refuse_packed(name: str, b: object) -> None:
+    if isinstance(b, PackedOperand):
+        raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand; products without a batch take those")
+
+
+def _check_dtype(name: str, dtype: object) -> None:
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise InvalidProblemError(f"{name}: out_dtype must be a torch.dtype, got {dtype!r}")

@@ -1,0 +1,56 @@
+"""The aten backend: torch's own operations as choices.
+
+====================  ==============================================================  ============================================
+choice                call                                                            for
+====================  ==============================================================  ============================================
+aten:mm               torch.mm(a, b)                                                  mm
+aten:addmm            torch.addmm(inp, a, b, beta=beta, alpha=alpha), inp as M×N      addmm
+aten:bias_addmm       the same with inp as a vector of N: cuBLASLt adds it by itself  addmm on a GPU
+aten:bmm              torch.bmm(a, b)                                                 bmm
+aten:baddbmm          torch.baddbmm(inp, a, b, beta=beta, alpha=alpha)                baddbmm
+aten:_int_mm          torch._int_mm(a, b)                                             int_mm
+aten:_int_mm_pad      the same on operands padded with zeros                          int_mm on a GPU, where _int_mm refuses
+aten:mixed_mm         torch.mm(a, (b.to(a.dtype) − zero_b) · scale_b)                 mixed_mm
+aten:_scaled_mm       torch._scaled_mm(a, b, scale_a, scale_b, bias)                  scaled_mm where it is supported
+aten:dequantized_mm   a product of wider floats                                       scaled_mm elsewhere, and on a CPU
+====================  ==============================================================  ============================================
+
+With an epilogue each of them is the unfused way: the operation, then the function applied eagerly (``aten:mm+eager``). Only
+``_scaled_mm`` takes a bias with it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...choice import Availability, Offers
+from ...device import DeviceInfo
+from ...problem import Problem
+from ...settings import Settings
+from .choice import NAME, AtenChoice
+from .offers import offers
+
+__all__ = ["BACKEND", "AtenChoice"]
+
+
+class AtenBackend:
+    """torch itself, on every device."""
+
+    name = NAME
+
+    def available(self, device: DeviceInfo) -> Availability:
+        """Yes where torch sees the device."""
+        if device.type != "cpu" and not torch.cuda.is_available():
+            return Availability(ok=False, detail=f"torch {torch.__version__} sees no GPU here")
+        return Availability(ok=True, detail=f"torch {torch.__version__}")
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - every device
+        """Yes."""
+        return True
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:  # noqa: ARG002 - nothing to tune
+        """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
+        return offers(problem, device)
+
+
+BACKEND = AtenBackend()

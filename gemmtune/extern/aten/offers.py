@@ -1,0 +1,97 @@
+"""What torch has for a problem. Exactly one choice is the baseline, and it does every problem that there is."""
+
+from __future__ import annotations
+
+from ...choice import Claims, Offers, Refusal
+from ...device import DeviceInfo
+from ...problem import Problem
+from ...problem.dtypes import dtype_name
+from ..scaling import has_plain_bias, mode_of
+from . import int8, scaled
+from .choice import COMPOSED_SCALED, NAME, AtenChoice
+from .claims import composed_scaled_claims, dense_claims, int_claims, mixed_claims, scaled_claims
+from .eager import gemm_dtype
+
+__all__ = ["offers"]
+
+
+def offers(problem: Problem, device: DeviceInfo) -> Offers:
+    """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
+    match problem.op:
+        case "int_mm":
+            return _int_mm(problem)
+        case "mixed_mm":
+            return Offers(choices=(_choice(problem, "mixed_mm", mixed_claims(problem, device), baseline=True),))
+        case "scaled_mm":
+            return _scaled_mm(problem, device)
+    return _dense(problem, device)
+
+
+def _dense(problem: Problem, device: DeviceInfo) -> Offers:
+    claims = dense_claims(problem, device)
+    if problem.op != "addmm" or device.type == "cpu":
+        return Offers(choices=(_choice(problem, problem.op, claims, baseline=True),))
+    if problem.beta == "zero":
+        refused = "beta is 0: there is no bias to add"
+    elif gemm_dtype(problem) != problem.dtype:
+        refused = f"a result in {dtype_name(problem.out.dtype)} is not what the fused bias gives"
+    elif not _bias_repeats_rows(problem):
+        refused = (
+            f"inp {problem.inp} is not a row of N={problem.n} elements repeated along M; expected shape [N], [1, N] or stride 0"
+        )
+    else:
+        one_dim = problem.inp is not None and len(problem.inp.size) == 1
+        vector = _choice(problem, "bias_addmm", claims, baseline=one_dim, bias="vector")
+        return Offers(choices=(vector, _choice(problem, "addmm", claims, baseline=not one_dim, bias="matrix")))
+    return Offers(
+        choices=(_choice(problem, "addmm", claims, baseline=True),),
+        refusals=(Refusal(name=f"{NAME}:bias_addmm", reason=refused),),
+    )
+
+
+def _int_mm(problem: Problem) -> Offers:
+    reason = int8.why_not_native(problem)
+    if reason is None:
+        return Offers(choices=(_choice(problem, "_int_mm", int_claims(problem), baseline=True),))
+    return Offers(
+        choices=(_choice(problem, "_int_mm_pad", int_claims(problem), baseline=True),),
+        refusals=(Refusal(name=f"{NAME}:_int_mm", reason=reason),),
+    )
+
+
+def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
+    """On a CPU torch's operation is written for any CPU, and a product of wider floats is often faster: both compete."""
+    reason = scaled.why_not_native(problem, device)
+    composed = _choice(problem, COMPOSED_SCALED, composed_scaled_claims(problem, device), baseline=reason is not None)
+    if reason is not None:
+        return Offers(choices=(composed,), refusals=(Refusal(name=f"{NAME}:_scaled_mm", reason=reason),))
+    fused = has_plain_bias(problem)
+    form = {"scales": mode_of(problem)} | ({"bias": "fused"} if fused else {})
+    claims = scaled_claims(problem, device, fused=fused)
+    native = _choice(problem, "_scaled_mm", claims, baseline=True, eager=not fused, **form)
+    return Offers(choices=(native, composed) if device.type == "cpu" else (native,))
+
+
+def _choice(problem: Problem, name: str, claims: Claims, *, baseline: bool, eager: bool = True, **kwargs: str) -> AtenChoice:
+    """``name`` begins with ``bias_`` where the ATen operation has no such prefix; with ``eager`` an epilogue follows eagerly."""
+    if problem.op not in ("int_mm", "scaled_mm") and gemm_dtype(problem) != problem.dtype:
+        kwargs["gemm_dtype"] = dtype_name(gemm_dtype(problem))
+    aten_name = name.removeprefix("bias_")
+    return AtenChoice(
+        name=f"{NAME}:{name}" + "+eager" * (eager and problem.epilogue is not None),
+        backend=NAME,
+        problem=problem,
+        claims=claims,
+        info={"aten": aten_name, **kwargs},
+        baseline=baseline,
+        aten_name=aten_name,
+        kwargs=kwargs,
+    )
+
+
+def _bias_repeats_rows(problem: Problem) -> bool:
+    """inp is one row of N elements, added to every row of the result."""
+    inp = problem.inp
+    if inp is None or inp.size[-1:] != (problem.n,):
+        return False
+    return problem.m == 1 or inp.expanded(problem.out.size).stride[0] == 0

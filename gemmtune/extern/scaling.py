@@ -1,0 +1,153 @@
+"""scaled_mm as cuBLASLt has it, alone or behind torch's ``_scaled_mm``: pairs of kinds of scales, and how it wants them to lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from ..problem import Problem
+from ..problem.scales import SCALE_BLOCK
+
+__all__ = ["MODES", "Mode", "at_blocks", "has_plain_bias", "mode_of", "scale_placer"]
+
+Tensor = torch.Tensor
+Block = tuple[int | None, int | None]
+KB_MULTIPLE = 4
+"""cuBLASLt wants the scales of square blocks with a multiple of this many along K (cuBLAS documentation, on their layouts)."""
+
+
+def _one(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - one number for whatever size
+    return scale
+
+
+def _rows(scale: Tensor, grow: int) -> Tensor:
+    """[M, 1], packed, grown by so many rows."""
+    return pad(scale, (0, 0, 0, grow)) if grow else scale.contiguous()
+
+
+def _columns(scale: Tensor, grow: int) -> Tensor:
+    """[1, N], packed, grown by so many columns."""
+    return pad(scale, (0, grow)) if grow else scale.contiguous()
+
+
+def _long_a(scale: Tensor, grow: int) -> Tensor:
+    """[M, K/128] with packed columns, grown by so many rows."""
+    columns = scale.t()
+    return (pad(columns, (0, grow)) if grow else columns.contiguous()).t()
+
+
+def _long_b(scale: Tensor, grow: int) -> Tensor:
+    """[K/128, N] as [N, K/128] with packed columns, N grown by so many."""
+    return (pad(scale, (0, grow)) if grow else scale.contiguous()).t()
+
+
+def _square_a(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - so few rows more begin no block
+    """[M/128, K/128] as [K/128, M/128] with packed columns, K/128 grown to a multiple of 4."""
+    missing = -scale.shape[1] % KB_MULTIPLE
+    return (pad(scale, (0, missing)) if missing else scale.contiguous()).t()
+
+
+def _square_b(scale: Tensor, grow: int) -> Tensor:
+    """[K/128, N/128] with packed columns, K/128 grown to a multiple of 4."""
+    return _square_a(scale.t(), grow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A pair of kinds of scales.
+
+    ``a`` and ``b`` are the blocks (rows, columns) that one number is for, None meaning all. ``recipes`` are the values of
+    ``torch.nn.functional.ScalingType``. ``place_a(scale, rows)`` and ``place_b(scale, columns)`` lay scales out for operands that
+    have grown by so many rows or columns.
+    """
+
+    a: Block
+    b: Block
+    recipes: tuple[int, int]
+    place_a: Callable[[Tensor, int], Tensor]
+    place_b: Callable[[Tensor, int], Tensor]
+
+    @property
+    def blocks(self) -> bool:
+        """There are several scales along K."""
+        return self.a[1] is not None
+
+
+_ALL: Block = (None, None)
+_SQUARE: Block = (SCALE_BLOCK, SCALE_BLOCK)
+_LONG_A: Block = (1, SCALE_BLOCK)
+_LONG_B: Block = (SCALE_BLOCK, 1)
+MODES: dict[str, Mode] = {
+    "tensor": Mode(a=_ALL, b=_ALL, recipes=(0, 0), place_a=_one, place_b=_one),
+    "row": Mode(a=(1, None), b=(None, 1), recipes=(1, 1), place_a=_rows, place_b=_columns),
+    "1x128_128x128": Mode(a=_LONG_A, b=_SQUARE, recipes=(4, 5), place_a=_long_a, place_b=_square_b),
+    "128x128_128x1": Mode(a=_SQUARE, b=_LONG_B, recipes=(5, 4), place_a=_square_a, place_b=_long_b),
+    "1x128_128x1": Mode(a=_LONG_A, b=_LONG_B, recipes=(4, 4), place_a=_long_a, place_b=_long_b),
+}
+"""The coarsest first. Scales that are coarser than those of a mode are repeated to be as fine."""
+
+
+def mode_of(problem: Problem) -> str:
+    """The name of the coarsest mode that has the problem's scales."""
+    block_a, block_b = problem.scale_block("scale_a"), problem.scale_block("scale_b")
+    for name, mode in MODES.items():
+        if _finer(mode.a, block_a, (problem.m, problem.k)) and _finer(mode.b, block_b, problem.b_size):
+            return name
+    raise AssertionError(f"the last mode has all scales, but not those of {problem}")
+
+
+def at_blocks(scale: Tensor, size: tuple[int, int], block: Block) -> Tensor:
+    """A scale of an operand of ``size`` as a matrix with one number for each ``block``, which is as fine as the scale or finer."""
+    if scale.numel() == 1:
+        scale = scale.reshape(1, 1)
+    for dim, side in enumerate(block):
+        count = 1 if side is None else -(-size[dim] // side)
+        if scale.shape[dim] == 1 and count > 1:
+            scale = scale.expand(*(count if d == dim else n for d, n in enumerate(scale.shape)))
+        elif scale.shape[dim] != count:
+            scale = scale.repeat_interleave(SCALE_BLOCK, dim).narrow(dim, 0, count)
+    return scale
+
+
+def scale_placer(problem: Problem, rows: int = 0, cols: int = 0) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """place(scale_a, scale_b): the scales as cuBLASLt wants them, for operands that have grown by so many rows and columns.
+
+    Where they lie so already they are not copied. Several numbers have to begin at an aligned address.
+    """
+    mode = MODES[mode_of(problem)]
+    size_a, size_b = (problem.m, problem.k), problem.b_size
+    moved_a, moved_b = (
+        mode.a != _ALL and layout is not None and layout.offset != 0 for layout in (problem.scale_a, problem.scale_b)
+    )
+
+    def place(scale_a: Tensor, scale_b: Tensor) -> tuple[Tensor, Tensor]:
+        scale_a = at_blocks(scale_a.clone() if moved_a else scale_a, size_a, mode.a)
+        scale_b = at_blocks(scale_b.clone() if moved_b else scale_b, size_b, mode.b)
+        return mode.place_a(scale_a, rows), mode.place_b(scale_b, cols)
+
+    return place
+
+
+def _finer(block: Block, coarse: tuple[int, int], size: tuple[int, int]) -> bool:
+    """Whether numbers for ``coarse`` blocks of an operand of ``size`` can be repeated into numbers for each ``block``."""
+    return all(
+        whole >= extent if side is None else whole >= extent or whole % side == 0
+        for side, whole, extent in zip(block, coarse, size, strict=True)
+    )
+
+
+def has_plain_bias(problem: Problem) -> bool:
+    """Whether the epilogue is ``acc + x`` with x a packed row of N elements of out's dtype, which cuBLASLt adds itself."""
+    epilogue, out = problem.epilogue, problem.out
+    if problem.device_type != "cuda" or epilogue is None or len(epilogue.operands) != 1:
+        return False
+    ops = [node.op for node in epilogue.nodes]
+    x = epilogue.operands[0]
+    row = x.size in ((problem.n,), (1, problem.n)) and (x.stride[-1] == 1 or problem.n == 1) and x.offset == 0
+    wanted = epilogue.result_dtype in (None, out.dtype)
+    narrow = out.dtype in (torch.bfloat16, torch.float16) and x.dtype == out.dtype
+    two_terms = sorted(ops[:3]) == ["acc", "add", "operand"] and len(epilogue.nodes[2].args) == 2
+    return two_terms and ops[3:] in ([], ["cast"]) and row and wanted and narrow

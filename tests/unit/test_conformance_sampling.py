@@ -1,0 +1,37 @@
+"""Samples of cases: everything has its part, and it is always the same part."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gemmtune.conformance.properties import PROPERTIES
+from gemmtune.conformance.sampling import sample_order
+from gemmtune.conformance.scope import Scope
+from gemmtune.conformance.traits import Traits
+
+SCOPE = Scope(traits=Traits(ops=("mm", "addmm", "bmm"), dtypes=("float16", "bfloat16"), out=True))
+CASES = [case for p in PROPERTIES if p.needs(SCOPE) is None for case in p.cases(SCOPE)]
+NAMES = list(dict.fromkeys(case.property_name for case in CASES))
+
+
+def test_it_is_an_order_of_the_same_cases() -> None:
+    assert Counter(sample_order(CASES, seed=0)) == Counter(CASES)
+
+
+def test_each_round_has_every_property() -> None:
+    order = sample_order(CASES, seed=0)
+    assert [case.property_name for case in order[: len(NAMES)]] == NAMES
+    least = min(Counter(case.property_name for case in CASES).values())
+    assert set(Counter(case.property_name for case in order[: least * len(NAMES)]).values()) == {least}
+
+
+def test_operations_and_dtypes_take_turns() -> None:
+    first = sample_order(CASES, seed=0)[: len(NAMES)]
+    assert {(case.op, case.dtype) for case in first} == {(case.op, case.dtype) for case in CASES}
+    some = [case for case in sample_order(CASES, seed=0) if case.property_name == "bound"][:6]
+    assert len({(case.op, case.dtype) for case in some}) == 6
+
+
+def test_the_seed_says_which() -> None:
+    assert sample_order(CASES, seed=3) == sample_order(CASES, seed=3) != sample_order(CASES, seed=4)
+    assert sample_order([], seed=0) == []

@@ -1,0 +1,160 @@
+"""Tensor descriptors: what they say of a layout, when they are made, and which function of Triton's versions takes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gemmtune.device import preset
+from gemmtune.problem import Layout, Problem
+from gemmtune.templates.triton.launch import Launcher
+from gemmtune.templates.triton.persistent import descriptors, launch
+from gemmtune.templates.triton.persistent.configs import describable, turned, why_not_persistent
+from gemmtune.templates.triton.persistent.descriptors import Description, encoder, takes_encoded
+from gemmtune.templates.triton.source import Argument
+
+pytest.importorskip("triton", reason="the launchers are Triton's")
+
+import triton
+from triton.backends.nvidia import driver
+
+
+def _layout(size: tuple[int, int], stride: tuple[int, int], offset: int = 0) -> Layout:
+    return Layout(size=size, stride=stride, dtype=torch.float16, offset=offset)
+
+
+DESCRIBABLE = {
+    "rows": (_layout((70, 79), (80, 1)), (70, 79), (80, 1)),
+    "columns": (_layout((79, 70), (1, 80)), (70, 79), (80, 1)),
+    "one-row": (_layout((1, 79), (79, 1)), (1, 79), (80, 1)),
+    "one-column": (_layout((79, 1), (1, 79)), (1, 79), (80, 1)),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBABLE)
+def test_a_description_has_the_contiguous_lines(name: str) -> None:
+    layout, shape, strides = DESCRIBABLE[name]
+    assert describable(layout)
+    description = Description.of(layout, (16, 32))
+    assert (description.shape, description.strides, description.block) == (shape, strides, (16, 32))
+    assert description.turned is turned(layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        _layout((70, 79), (79, 1)),
+        _layout((70, 79), (80, 1), offset=2),
+        _layout((70, 79), (160, 2)),
+        _layout((70, 79), (0, 1)),
+        _layout((70, 79), (72, 1)),
+        _layout((70, 79), (8, 8)),
+    ],
+    ids=str,
+)
+def test_what_a_descriptor_cannot_describe(layout: Layout) -> None:
+    assert not describable(layout)
+
+
+def _two(arg: Any, metadata: Any) -> list[Any]:
+    return [(arg.base.data_ptr(), metadata, arg.padding, arg.round_f32_to_tf32), *arg.shape, *arg.strides]
+
+
+def _three(arg: Any, metadata: Any, base_args: Any) -> list[Any]:
+    return _two(arg, metadata)
+
+
+@pytest.mark.parametrize("make", [_two, _three], ids=["3.6-3.7", "3.8-3.9"])
+def test_each_address_is_encoded_once(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    monkeypatch.setattr(driver, "make_tensordesc_arg", make)
+    encode = encoder(Description.of(_layout((70, 79), (80, 1)), (16, 32)), "meta")
+    first = encode(1024)
+    assert first == ((1024, "meta", "zero", False), 70, 79, 80, 1)
+    assert encode(2048) is not first
+    assert encode(1024) is first
+
+
+def test_addresses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "make_tensordesc_arg", _two)
+    monkeypatch.setattr(descriptors, "MOST_KNOWN", 2)
+    encode = encoder(Description.of(_layout((70, 79), (80, 1)), (16, 32)), None)
+    first = encode(16)
+    encode(32)
+    assert encode(16) is first
+    encode(48)
+    assert encode(16) == first
+    assert encode(16) is not first
+
+
+def _closure(below: Any) -> Any:
+    launcher = below
+
+    def inner(*args: Any) -> Any:
+        return launcher(*args)
+
+    return inner
+
+
+FOUND: dict[str, tuple[Any, bool, Any]] = {
+    "closure": (_closure(print), False, print),
+    "closure-of-something-else": (_closure(lambda: None), False, None),
+    "no-closure": (print, False, None),
+    "one-for-all": (_closure(lambda: None), True, len),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_function_that_takes_encoded_descriptors(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    function, packed, expected = FOUND[name]
+    active = SimpleNamespace(utils=SimpleNamespace(launch=len))
+    monkeypatch.setattr(triton.runtime.driver, "_active", active)
+    call = Launcher(function=function, grid=(1, 1, 1), middle=("middle",), packed=packed)
+    found = takes_encoded(SimpleNamespace(run="launcher"), call)
+    assert found == (None if expected is None else replace(call, function=expected))
+
+
+def test_a_version_that_is_not_known_takes_tritons_descriptors() -> None:
+    call = Launcher(function=print, grid=(1, 1, 1), middle=(), packed=False)
+    assert takes_encoded(SimpleNamespace(run=print), call) is None
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any) -> None:
+        self.calls.append(args)
+
+
+def _argument(name: str, kind: str) -> Argument:
+    return Argument(name=name, type=kind, source=(kind, name))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["flat", "packed"])
+def test_the_arguments_come_in_the_signatures_order(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
+    record = _Recorder()
+    call = Launcher(function=record, grid=(5, 1, 1), middle=("middle",), packed=packed)
+    encode: Any = {name: (lambda address, name=name: (name, address)) for name in ("a", "b", "out")}
+    a, b, out, inp, x = (torch.zeros(4) for _ in range(5))
+    launch._bind_plain(call, 3, encode, (9,))(out, a, b, None, 1.0, 0.0, ())
+    kinds = {"a": "descriptor", "b": "descriptor", "inp": "pointer", "x0": "pointer", "out": "descriptor", "beta": "scalar"}
+    arguments = [*(_argument(name, kind) for name, kind in kinds.items()), _argument("group_m", "runtime")]
+    launch._bind_general(call, 3, encode, arguments, (9,))(out, a, b, inp, 2.0, 3.0, (x,))
+    plain = ("a", a.data_ptr(), "b", b.data_ptr(), "out", out.data_ptr(), 9)
+    general = ("a", a.data_ptr(), "b", b.data_ptr(), inp.data_ptr(), x.data_ptr(), "out", out.data_ptr(), 3.0, 9)
+    assert record.calls == [(5, 1, 1, 1003, "middle", *((values,) if packed else values)) for values in (plain, general)]
+
+
+def test_what_the_template_does_not_serve_is_refused_with_the_reason() -> None:
+    sm90 = preset("sm90")
+    unaligned = Problem.mm(512, 512, 1001, layout="nt", device_type="cuda")
+    assert "begin at multiples of 16 bytes" in (why_not_persistent(unaligned, sm90) or "")
+    assert "no copy engine" in (why_not_persistent(Problem.mm(512, 512, 512, device_type="cuda"), preset("sm80")) or "")
+    assert "not a batch" in (why_not_persistent(Problem.bmm(2, 512, 512, 512, device_type="cuda"), sm90) or "")
+    assert "16 bits" in (why_not_persistent(Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda"), sm90) or "")
+    assert why_not_persistent(Problem.mm(512, 512, 512, device_type="cuda"), sm90) is None
