@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 
+from ..errors import InvalidProblemError
 from .precision import Precision, precision_of
 from .rules import Encoding, Op
 from .scalar import scalar_class
@@ -147,12 +148,17 @@ class Constructors:
 
         ``zeros`` says whether there is a zero_b, of the same shape and dtype (a's unless given) as scale_b. With an ``encoding``, b
         is uint8 [K/2, N].
+
+        Raises:
+            InvalidProblemError: zero points without scales.
         """
         kind = device_type or device_type_here()
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b, dtype)
         if encoding:
             _, b, _ = operand_layouts((), m, n, -(-k // 2), layout, dtype, torch.uint8, dtype)
         scale = weight_scale_layout(n, k, scales, scale_dtype or dtype)
+        if zeros and scale is None:
+            raise InvalidProblemError(f"zeros: got no scales, expected one of {', '.join(get_args(WeightScales)[1:])}")
         return cls._of(
             op="mixed_mm",
             a=a,

@@ -58,7 +58,7 @@ def check(problem: Problem) -> None:
         packed = " (two rows in each byte)" if problem.encoding else ""
         raise InvalidProblemError(
             f"{problem.op}: shapes do not fit, got a {list(a)} and b {list(b)}{packed}; "
-            f"expected a [{'B, ' * (rank - 2)}M, K] and b [{'B, ' * (rank - 2)}K, N]"
+            f"expected a [{'B, ' * (rank - 2)}M, K] and b [{'B, ' * (rank - 2)}K, N]{_packing_remedy(problem)}"
         )
     expected = (*a[:-1], b[-1])
     if problem.out.size != expected:
@@ -73,6 +73,16 @@ def _b_size(problem: Problem) -> tuple[int, ...]:
     """The size of b in numbers rather than bytes."""
     size = problem.b.size
     return (*size[:-2], 2 * size[-2], size[-1]) if problem.encoding else size
+
+
+def _packing_remedy(problem: Problem) -> str:
+    """What to do where shapes do not fit because of how b is packed, or is not said to be."""
+    k, rows = problem.a.size[-1], problem.b.size[-2]
+    if problem.encoding and k % 2:
+        return ", and an even K; append a column of zeros to a and a row to the weight"
+    if problem.op == "mixed_mm" and not problem.encoding and problem.b.dtype == torch.uint8 and 2 * rows == k:
+        return "; if b has two numbers in each byte, give encoding 'int4' or 'uint4'"
+    return ""
 
 
 def _matrices(problem: Problem) -> tuple[tuple[str, Layout], ...]:
@@ -146,7 +156,7 @@ def _check_scale(
 ) -> None:
     what = f"{problem.op}: {name}"
     if scale is None:
-        raise InvalidProblemError(f"{what} is missing, expected the layout of a {dtype_name(dtypes[0])} tensor")
+        raise InvalidProblemError(f"{what} is missing, expected a scale of {dtype_name(dtypes[0])}")
     _expect_dtype(f"{problem.op}: dtype of {name}", scale.dtype, dtypes)
     rows, cols = size
     if block_of(scale.size, (rows, cols), blocks) is None:

@@ -20,11 +20,12 @@ from gemmtune.extern.cublaslt.gemm import Gemm, Matrix, gemm_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.layout import ALIGNED_BYTES
 from gemmtune.settings import Settings
-from gemmtune.templates.triton.build import TritonChoice
+from gemmtune.templates.triton.build import KernelChoice
 from gemmtune.templates.triton.configs import Config
 from gemmtune.templates.triton.geometry import geometry
 from gemmtune.templates.triton.legality import Predicate
 from gemmtune.templates.triton.padding import PaddedChoice
+from gemmtune.templates.triton.small.swap import SwappedChoice, transposed
 from gemmtune.templates.triton.source import Argument
 from gemmtune.templates.triton.spec import specialise
 
@@ -68,13 +69,16 @@ def value_of(argument: Argument, problem: Problem, config: Config) -> int | None
     return None
 
 
-def triton_choices(problem: Problem, arch: str) -> Iterator[tuple[Problem, TritonChoice]]:
-    """The kernels that multiply, each with the problem that it is given: for a choice on copies, that of the copies."""
+def triton_choices(problem: Problem, arch: str) -> Iterator[tuple[Problem, KernelChoice]]:
+    """The kernels that multiply, each with the problem that it is given: for a choice on copies, that of the copies, for one
+    with swapped operands the transposed one."""
     for choice in load("triton").enumerate(problem, preset(arch), QUICK).choices:
         if isinstance(choice, PaddedChoice):
             yield choice.inner.problem, choice.inner
+        elif isinstance(choice, SwappedChoice):
+            yield transposed(problem), choice.inner
         else:
-            assert isinstance(choice, TritonChoice)
+            assert isinstance(choice, KernelChoice)
             yield problem, choice
 
 

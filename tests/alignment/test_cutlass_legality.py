@@ -155,8 +155,8 @@ def test_variants_share_the_kernel_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("problem", [
-    mm(0, 4, 4), mm(4, 4, 0), Problem.int_mm(32, 32, 32, device_type="cuda"), Problem.mm(4, 4, 4, dtype=F32, device_type="cpu"),
-], ids=["no-rows", "no-k", "int_mm", "cpu"])  # fmt: skip
+    mm(0, 4, 4), mm(4, 4, 0), Problem.int_mm(32, 0, 32, device_type="cuda"), Problem.mm(4, 4, 4, dtype=F32, device_type="cpu"),
+], ids=["no-rows", "no-k", "int_mm-no-columns", "cpu"])  # fmt: skip
 def test_problems_that_it_does_not_serve_are_refused_with_a_reason(problem: Problem) -> None:
     device = preset("avx2" if problem.device_type == "cpu" else "sm90")
     found = CutlassBackend().enumerate(problem, device, Settings())

@@ -20,9 +20,10 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.templates.triton.build import TritonChoice
 from gemmtune.templates.triton.padding import PaddedChoice
+from gemmtune.templates.triton.small.swap import SwappedChoice
 
 pytestmark = pytest.mark.gpu
-KINDS: tuple[type[Choice], ...] = (AtenChoice, CublasLtChoice, TritonChoice, PaddedChoice)
+KINDS: tuple[type[Choice], ...] = (AtenChoice, CublasLtChoice, TritonChoice, PaddedChoice, SwappedChoice)
 M, N, K = 24, 40, 56
 NAMES = [
     "rows+0@0", "rows+0@1", "rows+0@2", "rows+0@4", "rows+0@8", "rows+1@0", "rows+4@3", "rows+8@0", "rows+17@7", "columns+0@1",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +16,7 @@ from gemmtune.templates.triton.configs import Config
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 
 import triton_jobs
+from interpreter import Run, interpreting_process
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PLAIN = Config(block_m=16, block_n=32, block_k=16, stages=1, warps=1)
@@ -27,21 +24,12 @@ SPLIT = Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1, split_k=3)
 GROUPED = Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1, group_m=2)
 CONFIGS = [PLAIN, SPLIT]
 
-Run = Callable[..., Any]
-
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Run]:
     """Runs a function of triton_jobs in a process whose Triton interprets."""
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(torch.zeros, 1).result()
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
-        yield lambda function, *args, **kwargs: pool.submit(function, *args, **kwargs).result()
+    with interpreting_process() as run:
+        yield run
 
 
 def _name(value: object) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 
 from gemmtune.choice import Kernel
@@ -11,8 +14,12 @@ from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
 from gemmtune.selector.verify import Verdict, Verifier
+from gemmtune.templates.compiled import CompiledChoice
 from gemmtune.templates.triton.build import choice_for
 from gemmtune.templates.triton.configs import Config
+from gemmtune.templates.triton.persistent.choice import persistent_choice
+from gemmtune.templates.triton.small.swap import swapped_choice, transposed
+from gemmtune.templates.triton.small.vec import vector_choice
 
 CPU = preset("portable")
 
@@ -44,15 +51,39 @@ def error_over_bound(problem: Problem, kernel: Kernel, *, seed: int = 0, nan_inp
     return float(((operands.out.double() - value).abs() / allowed).max()) if operands.out.numel() else 0.0
 
 
-def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False) -> list[float]:
+Family = Callable[[Problem, Config], CompiledChoice]
+
+
+def direct(problem: Problem, config: Config) -> CompiledChoice:
+    """The mm template."""
+    return choice_for(problem, CPU, config)
+
+
+def swapped(problem: Problem, config: Config) -> CompiledChoice:
+    """The mm template with swapped operands; ``config`` is for the transposed problem."""
+    return swapped_choice(problem, choice_for(transposed(problem), CPU, config))
+
+
+def vector(problem: Problem, config: Config) -> CompiledChoice:
+    """The template without tensor cores."""
+    return vector_choice(problem, CPU, config)
+
+
+def persistent(problem: Problem, config: Config) -> CompiledChoice:
+    """The template whose programs work off several tiles: three programs here, which have unlike numbers of them."""
+    choice = persistent_choice(problem, CPU, config)
+    return replace(choice, programs=min(choice.programs, 3))
+
+
+def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False, family: Family = direct) -> list[float]:
     """``error_over_bound`` of each config."""
-    return [error_over_bound(problem, choice_for(problem, CPU, config).build(), nan_inp=nan_inp) for config in configs]
+    return [error_over_bound(problem, family(problem, config).build(), nan_inp=nan_inp) for config in configs]
 
 
-def verdicts(problem: Problem, configs: list[Config]) -> list[Verdict]:
+def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct) -> list[Verdict]:
     """What verification says of each config."""
     verifier = Verifier(problem, torch.device("cpu"))
-    choices = [choice_for(problem, CPU, config) for config in configs]
+    choices = [family(problem, config) for config in configs]
     return [verifier.check(choice, choice.build()) for choice in choices]
 
 

@@ -11,11 +11,19 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import gemmtune
+import gemmtune.templates.cpp.configs as cpp
+import gemmtune.templates.cutlass.configs as cutlass
+import gemmtune.templates.triton.legality as triton
 from gemmtune import cli, settings
 from gemmtune.backends import BACKENDS
-from gemmtune.problem.problem import DENSE_OPS
+from gemmtune.cli import spec
+from gemmtune.device import preset
+from gemmtune.errors import InvalidProblemError
+from gemmtune.extern.cublaslt.gemm import gemm_of
+from gemmtune.problem.rules import BATCHED_OPS
 from gemmtune.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +38,10 @@ def section(title: str) -> str:
 
 
 def table(text: str) -> list[list[str]]:
-    """The rows of the one table in a text, without its head."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return rows[2:]
+    """The rows of the first table in a text, without its head."""
+    lines = itertools.dropwhile(lambda line: not line.startswith("|"), text.splitlines())
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows][2:]
 
 
 def docstrings_of_settings() -> dict[str, str]:
@@ -63,8 +72,34 @@ def test_the_glossary_names_the_backends_and_has_each_word_once():
 
 def test_the_support_table_has_the_operations_and_backends():
     rows = {name.strip("`"): (cpu, cuda) for name, cpu, cuda in table(section("Support"))}
-    assert rows["operations"] == (", ".join(DENSE_OPS), ", ".join(DENSE_OPS))
+    assert rows["operations"] == ("all", "all")
     assert [name for name in rows if name in BACKENDS] == list(BACKENDS)
+
+
+def test_the_operations_and_their_backends_are_those_of_the_code():
+    told: dict[str, set[str]] = {}
+    for operations, _, backends in table(section("Operations")):
+        told |= {name: set(re.findall(r"`(\w+)`", backends)) for name in re.findall(r"`(\w+)", operations)}
+    assert set(told) == set(spec.OPS)
+    assert set(told) <= set(gemmtune.__all__)
+    for name in spec.OPS:
+        assert {backend for backend in BACKENDS if backend != "aten" and serves(backend, name)} == told[name], name
+
+
+def serves(backend: str, operation: str) -> bool:
+    """Whether a backend has something for the operation, by its own predicate."""
+    sizes = (2, 256, 256, 256) if operation in BATCHED_OPS else (256, 256, 256)
+    cpu, gpu = (spec.Spec(op=operation, device_type=kind).problem(sizes, "test") for kind in ("cpu", "cuda"))
+    if backend == "cublaslt":
+        with contextlib.suppress(InvalidProblemError):
+            return bool(gemm_of(gpu))
+        return False
+    reason = {
+        "triton": lambda: triton.check_problem(gpu, preset("sm90")),
+        "cutlass": lambda: cutlass.check_problem(gpu, preset("sm90")),
+        "cpp": lambda: cpp.unsupported(cpu),
+    }[backend]()
+    return reason is None
 
 
 def test_the_commands_are_those_of_the_command_line():
@@ -72,14 +107,26 @@ def test_the_commands_are_those_of_the_command_line():
     assert sorted(commands) == sorted(cli.cli.commands)
 
 
-def test_the_python_example_prints_what_it_says(own_store):
-    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    [expected] = re.findall(r"```text\n(.*?)```", section("In Python"), re.DOTALL)
+def test_the_first_python_example_is_short():
+    [code] = re.findall(r"```python\n(.*?)```", section("In Python"), re.DOTALL)
     assert len([line for line in code.splitlines() if line]) == 6
+
+
+@pytest.mark.parametrize("title", ["In Python", "Operations"])
+def test_the_python_examples_print_what_they_say(title: str, own_store):
+    [(code, expected)] = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", section(title), re.DOTALL)
     printed = io.StringIO()
     with settings.patch(search="quick"), contextlib.redirect_stdout(printed):
         exec(compile(code, "README.md", "exec"), {})
     assert printed.getvalue() == expected
+
+
+def test_the_commands_for_quantized_operations_are_right():
+    lines = re.findall(r"^gemmtune (choices|tune) (.*)$", section("Operations"), re.MULTILINE)
+    assert len(lines) == 2
+    for _, arguments in lines:
+        words = ["choices", *arguments.split(), *([] if "--arch" in arguments else ["--arch", "sm90"]), "--backends", "aten"]
+        assert CliRunner().invoke(cli.cli, words).exit_code == 0, words
 
 
 def test_the_names_that_the_readme_uses_exist():
@@ -113,6 +160,14 @@ def test_nothing_names_a_path_outside_the_repository(path):
     text = path.read_text().removeprefix("#!/usr/bin/env bash")
     # An absolute path, or one that leaves the repository, stands by itself: not in a word, an address or a variable.
     assert not re.findall(r"(?<![\w.:/$}])/\w+/\S+|(?<!\w)\.\./\S+", text)
+
+
+def test_the_triton_families_of_the_architecture_are_the_templates():
+    text = (ROOT / "docs" / "architecture.md").read_text().split("\n## The Triton families\n")[1]
+    places = {Path(row[0].strip("`")).parts[0] for row in table(text)}
+    folder = ROOT / "gemmtune" / "templates" / "triton"
+    assert all((folder / place).exists() for place in places)
+    assert {path.parent.name for path in folder.glob("*/*.jinja")} <= places
 
 
 def test_the_house_in_the_architecture_is_the_package():

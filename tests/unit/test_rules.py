@@ -190,7 +190,7 @@ def test_constructors_of_mixed_mm() -> None:
     assert PACKED.bytes == 2 * 4 * 64 + 32 * 5 + 2 * 4 * 5 + 2 * 5
     assert Problem.mixed_mm(4, 5, 6, dtype=BF16, dtype_b=E4M3).scales == ()
     assert Problem.mixed_mm(4, 5, 64, scales="tensor", scale_dtype=F32).scale_b == SCALAR
-    odd = r"got a \[4, 7\] and b \[8, 5\] \(two rows in each byte\); expected a \[M, K\] and b \[K, N\], and an even K; append a column"
+    odd = r"\(two rows in each byte\); expected a \[M, K\] and b \[K, N\], and an even K; append a column of zeros to a"
     with pytest.raises(InvalidProblemError, match=odd):
         Problem.mixed_mm(4, 5, 7, encoding="uint4")
     with pytest.raises(InvalidProblemError, match=r"zeros: got no scales, expected one of tensor, column, group_32"):

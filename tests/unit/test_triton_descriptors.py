@@ -13,7 +13,7 @@ from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.templates.triton.launch import Launcher
 from gemmtune.templates.triton.persistent import descriptors, launch
-from gemmtune.templates.triton.persistent.configs import describable, turned, why_not_persistent
+from gemmtune.templates.triton.persistent.configs import describable, why_not_persistent
 from gemmtune.templates.triton.persistent.descriptors import Description, encoder, takes_encoded
 from gemmtune.templates.triton.source import Argument
 
@@ -41,7 +41,6 @@ def test_a_description_has_the_contiguous_lines(name: str) -> None:
     assert describable(layout)
     description = Description.of(layout, (16, 32))
     assert (description.shape, description.strides, description.block) == (shape, strides, (16, 32))
-    assert description.turned is turned(layout)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +77,17 @@ def test_each_address_is_encoded_once(monkeypatch: pytest.MonkeyPatch, make: Any
     assert encode(1024) is first
 
 
+def test_tritons_encoder_gets_address_sizes_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = _Recorder()
+    utils = SimpleNamespace(fill_tma_descriptor=record, fill_tma_descriptor_tiled=record)
+    monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(utils=utils))
+    metadata = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [16, 32], "fp4_padded": False}
+    assert list(encoder(Description.of(_layout((70, 79), (80, 1)), (16, 32)), metadata)(1024)) == [None, 70, 79, 80, 1]
+    ((address, swizzle, itemsize, _, block, shape, strides, padding),) = record.calls
+    assert (address, swizzle, itemsize, block, padding) == (1024, 3, 2, [16, 32], 0)
+    assert (tuple(shape), tuple(strides)) == ((70, 79), (80, 1))
+
+
 def test_addresses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "make_tensordesc_arg", _two)
     monkeypatch.setattr(descriptors, "MOST_KNOWN", 2)
@@ -90,20 +100,16 @@ def test_addresses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mon
     assert encode(16) is not first
 
 
-def _closure(below: Any) -> Any:
-    launcher = below
-
-    def inner(*args: Any) -> Any:
-        return launcher(*args)
-
-    return inner
+def _wrapped(below: Any) -> Any:
+    """As Triton wraps the function of a kernel one of whose arguments is a descriptor."""
+    return driver.wrap_handle_tensordesc(below, {"0": "tensordesc<bf16[16, 16]>"}, [{}])
 
 
 FOUND: dict[str, tuple[Any, bool, Any]] = {
-    "closure": (_closure(print), False, print),
-    "closure-of-something-else": (_closure(lambda: None), False, None),
+    "below-a-closure": (_wrapped(print), False, print),
+    "something-else-below-it": (_wrapped(_two), False, None),
     "no-closure": (print, False, None),
-    "one-for-all": (_closure(lambda: None), True, len),
+    "one-for-all-kernels": (_wrapped(_two), True, len),
 }
 
 

@@ -85,7 +85,7 @@ def test_the_grid_has_a_program_for_each_split_of_each_tile() -> None:
     assert where.k_per_split == 160
 
 
-@pytest.mark.parametrize(("splits", "groups"), [(2, 1), (6, 1), (7, 3), (16, 4), (30, 5), (64, 8)])
+@pytest.mark.parametrize(("splits", "groups"), [(2, 1), (8, 1), (9, 3), (16, 4), (30, 5), (64, 8)])
 def test_many_splits_are_added_up_in_groups(splits: int, groups: int) -> None:
     where = geometry(Problem.mm(32, 64, 32 * 64 * 15, device_type="cuda"), _config(split_k=splits))
     assert (where.splits, where.groups) == (splits, groups)

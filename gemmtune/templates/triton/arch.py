@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...device import DeviceInfo
 
-__all__ = ["ARCHS", "Arch", "arch_of"]
+__all__ = ["ARCHS", "Arch", "arch_of", "can_overlap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +83,8 @@ def arch_of(device: DeviceInfo) -> Arch:
     known = sorted((int(name[2:]), name) for name in ARCHS if name.startswith("sm"))
     older = [name for capability, name in known if capability <= device.capability]
     return ARCHS[older[-1] if older else "sm75"]
+
+
+def can_overlap(capability: int) -> bool:
+    """May a kernel be launched before the one before it has ended, and wait for it by itself (programmatic dependent launch)?"""
+    return capability >= 90

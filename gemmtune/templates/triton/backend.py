@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...choice import Availability, Offers, Refusal
+from ...choice import Availability, Choice, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...settings import Settings
-from .build import TritonChoice, choice_for
+from .build import KernelChoice, TritonChoice, choice_for
 from .configs import SET_SIZES, Config, pool, splits_for
 from .legality import Predicate, Resources, check_problem
+from .mixed.offers import WORDS_CHOICES, words_choices
 from .padding import PADDED_CHOICES, padded_choices
+from .persistent.choice import PERSISTENT_CHOICES, persistent_choices
 from .rank import select
+from .small.swap import SWAPPED_CHOICES, swapped_choices
+from .small.vec import VECTOR_CHOICES, vector_choices
 
 __all__ = ["TritonBackend"]
 
@@ -28,7 +33,7 @@ INTERPRETER_CONFIGS = (
 
 
 class TritonBackend:
-    """Choices from the mm template."""
+    """Choices from the mm template and its relatives."""
 
     name = "triton"
 
@@ -59,13 +64,9 @@ class TritonBackend:
             return Offers(refusals=(Refusal(name=self.name, reason=reason),))
         if device.type == "cpu":
             return self._interpreted(problem, device)
-        chosen = chosen_configs(problem, device, settings.search)
-        if not chosen:
+        if not chosen_configs(problem, device, settings.search):
             return Offers(refusals=(Refusal(name=self.name, reason=f"no config is legal for {problem} on {device.arch}"),))
-        direct = [choice_for(problem, device, config) for config in chosen]
-        most = PADDED_CHOICES[settings.search]
-        padded = padded_choices(problem, device, most, lambda aligned: chosen_configs(aligned, device, settings.search))
-        return Offers(choices=(*direct, *padded))
+        return Offers(choices=tuple(choice for family in FAMILIES for choice in family(problem, device, settings.search)))
 
     def _interpreted(self, problem: Problem, device: DeviceInfo) -> Offers:
         predicate = Predicate(problem, device)
@@ -78,6 +79,54 @@ class TritonBackend:
             else:
                 refusals.append(Refusal(name=f"{self.name}:{config}", reason=reason))
         return Offers(choices=tuple(choices), refusals=tuple(refusals))
+
+
+def direct_choices(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
+    """The mm template on the operands as they are; fewer of it where weights have a template of their own."""
+    others = len(words_choices(problem, device, WORDS_CHOICES[search])) if search != "exhaustive" else 0
+    configs = chosen_configs(problem, device, search)
+    return [choice_for(problem, device, config) for config in configs[: len(configs) - others]]
+
+
+def choices_for_weights(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
+    """Weights read as words."""
+    return words_choices(problem, device, WORDS_CHOICES[search])
+
+
+def choices_on_copies(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
+    """The mm template, and programs that work off tile after tile, on aligned copies of the operands."""
+    most, most_persistent = PADDED_CHOICES[search]
+
+    def kernels(aligned: Problem) -> Sequence[KernelChoice]:
+        return (
+            *(choice_for(aligned, device, config) for config in chosen_configs(aligned, device, search)[:most]),
+            *persistent_choices(aligned, device, most_persistent),
+        )
+
+    return padded_choices(problem, device, kernels)
+
+
+def choices_for_few_rows(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
+    """The mm template with swapped operands, and products without tensor cores."""
+    return (
+        *swapped_choices(problem, device, SWAPPED_CHOICES[search]),
+        *vector_choices(problem, device, VECTOR_CHOICES[search]),
+    )
+
+
+def choices_over_tiles(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
+    """Programs that work off tile after tile."""
+    return persistent_choices(problem, device, PERSISTENT_CHOICES[search])
+
+
+FAMILIES: tuple[Callable[[Problem, DeviceInfo, str], Sequence[Choice]], ...] = (
+    choices_for_weights,
+    direct_choices,
+    choices_over_tiles,
+    choices_for_few_rows,
+    choices_on_copies,
+)
+"""What the backend has for a GPU: (problem, device, search) to choices, each with its own predicate and its own ranking."""
 
 
 @functools.lru_cache(maxsize=1024)

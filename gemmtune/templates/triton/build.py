@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -14,22 +16,25 @@ from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
+from ...problem.rules import QUANTIZED_OPS
 from ..compiled import Artifact, CompiledChoice
+from .arch import can_overlap
 from .artifact import mm_artifact
 from .configs import Config
 from .geometry import geometry
 from .kernels import Target, compile_kernel, kernel_key, load_function, marker, use_ptx
 from .launch import bind_compiled, bind_interpreted
 from .legality import Predicate
+from .quantized import rounds_weights
 from .source import Source, render_source
-from .spec import specialise
+from .spec import KernelSpec, specialise
 
-__all__ = ["TritonChoice", "choice_for", "target_of"]
+__all__ = ["KernelChoice", "TritonChoice", "choice_for", "target_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonChoice(CompiledChoice):
-    """The mm template with one config, compiled for ``target`` or, where that is None, run by Triton's interpreter on the CPU.
+class KernelChoice(CompiledChoice):
+    """One kernel that multiplies, of one config, compiled for ``target`` or, where that is None, run by the interpreter on the CPU.
 
     With ``from_ptx``, ``build`` loads the kernel's PTX on a GPU newer than ``target``.
     """
@@ -39,9 +44,21 @@ class TritonChoice(CompiledChoice):
     from_ptx: bool = field(default=False, repr=False)
 
     @functools.cached_property
+    @abstractmethod
     def source(self) -> Source:
         """The rendered kernel."""
-        return render_source(specialise(self.problem, self.config, interpret=self.target is None))
+
+    @property
+    def spec(self) -> KernelSpec:
+        """What the source depends on."""
+        capability = int(self.target.arch) if self.target is not None and self.target.backend == "cuda" else 0
+        return specialise(
+            self.problem,
+            self.config,
+            interpret=self.target is None,
+            dependent=can_overlap(capability),
+            capability=capability,
+        )
 
     @functools.cached_property
     def _kernel_key(self) -> str:
@@ -73,9 +90,13 @@ class TritonChoice(CompiledChoice):
             raise UnavailableError(f"{self.name} runs in the interpreter: it is compiled for no GPU")
         return self.target.name
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The mm kernel."""
-        return (mm_artifact(self.kernel(), Predicate(self.problem, device), self.config),)
+    def variants(self) -> Sequence[Self]:
+        """The same kernel with the other answer to whether its launch may overlap the kernel before it."""
+        if not self.spec.dependent:
+            return ()
+        config = dataclasses.replace(self.config, pdl=not self.config.pdl)
+        name = self.name.replace(str(self.config), str(config))
+        return (dataclasses.replace(self, name=name, info={**self.info, "pdl": config.pdl}, config=config),)
 
     def forward(self) -> Self:
         """With ``from_ptx``."""
@@ -114,6 +135,11 @@ class TritonChoice(CompiledChoice):
         arguments = self.source.arguments
         if self.target is None:
             return Kernel(run=bind_interpreted(load_function(self.source), arguments, self.problem, where, self.config))
+        return Kernel(run=bind_compiled(self.loaded(), arguments, self.problem, where, self.config))
+
+    def loaded(self) -> Any:
+        """Triton's compiled kernel for the current device, one for all problems of its class. Raises as ``build``."""
+        assert self.target is not None
         key = (self._kernel_key, self.target, self.from_ptx, torch.cuda.current_device())
         compiled = _loaded.get(key)
         if compiled is None:
@@ -121,7 +147,21 @@ class TritonChoice(CompiledChoice):
             if self.from_ptx:
                 use_ptx(compiled)
             _loaded[key] = compiled
-        return Kernel(run=bind_compiled(compiled, arguments, self.problem, where, self.config))
+        return compiled
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonChoice(KernelChoice):
+    """The mm template with one config."""
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The rendered kernel."""
+        return render_source(self.spec)
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The mm kernel."""
+        return (mm_artifact(self.kernel(), Predicate(self.problem, device), self.config),)
 
 
 _loaded: dict[tuple[str, Target, bool, int], Any] = {}
@@ -145,10 +185,12 @@ def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonCh
         partials=problem.accumulator,
         epilogue_input=problem.accumulator,
         splits=where.splits,
+        weights=rounds_weights(problem),
         input_mode=problem.precision.input_mode,
     )
+    template = problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
     return TritonChoice(
-        name=f"triton:{'bmm' if problem.batched else 'mm'}_{config}",
+        name=f"triton:{template}_{config}",
         backend="triton",
         problem=problem,
         claims=claims,
@@ -159,6 +201,7 @@ def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonCh
             "warps": config.warps,
             "group_m": config.group_m,
             "splits": where.splits,
+            "pdl": config.pdl,
             "grid": list(where.grid),
         },
         config=config,

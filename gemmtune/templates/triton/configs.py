@@ -22,6 +22,7 @@ class Config:
 
     A program computes ``block_m`` × ``block_n`` elements, ``block_k`` of the summed dimension at a time, with ``warps`` warps;
     ``stages`` is Triton's num_stages. ``group_m`` tile rows are worked off together; ``split_k`` programs share one tile's sum.
+    ``pdl``: the launch may overlap the end of the kernel before it (programmatic dependent launch, sm90 and newer).
     """
 
     block_m: int
@@ -31,6 +32,7 @@ class Config:
     warps: int
     group_m: int = 8
     split_k: int = 1
+    pdl: bool = False
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k", "warps"):
@@ -45,7 +47,8 @@ class Config:
         text = f"{self.block_m}x{self.block_n}x{self.block_k}_s{self.stages}_w{self.warps}"
         if self.group_m != GROUP_M:
             text += f"_g{self.group_m}"
-        return text + (f"_k{self.split_k}" if self.split_k > 1 else "")
+        text += f"_k{self.split_k}" if self.split_k > 1 else ""
+        return text + ("_pdl" if self.pdl else "")
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from .configs import Config
 
 __all__ = ["Geometry", "geometry"]
 
-FEW_SPLITS = 6
+FEW_SPLITS = 8
 """Up to here one program adds up all splits of a tile."""
 
 

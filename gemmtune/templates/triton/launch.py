@@ -6,7 +6,7 @@ integers, which Triton's launcher takes as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...choice import Run
 from ...problem import Layout, Problem
+from ...problem.dtypes import FLOAT8
 from .configs import Config
 from .geometry import Geometry
 from .kernels import initialise, toolchain
@@ -22,7 +23,7 @@ from .source import Argument
 from .spec import strides_of
 from .workspace import Workspace
 
-__all__ = ["Launcher", "bind_compiled", "bind_interpreted", "launcher_of"]
+__all__ = ["Launcher", "bind_compiled", "bind_interpreted", "constants_of", "launcher_of"]
 
 Extra = tuple[Tensor, ...]
 FLAT_VERSIONS = ((3, 6),)
@@ -35,7 +36,7 @@ def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]
     out = (problem.batch, problem.m, problem.n)
     layouts = {
         "a": (problem.a, (problem.batch, problem.m, problem.k)),
-        "b": (problem.b, (problem.batch, problem.k, problem.n)),
+        "b": (problem.b, (problem.batch, problem.b.size[-2], problem.n)),
         "out": (problem.out, out),
     }
     if problem.inp is not None:
@@ -45,7 +46,7 @@ def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]
     return layouts
 
 
-def _constants(arguments: Sequence[Argument], problem: Problem, where: Geometry) -> dict[str, int]:
+def constants_of(arguments: Sequence[Argument], problem: Problem, where: Geometry) -> dict[str, int]:
     """The values of every argument that is the same in each call, by argument name."""
     layouts = _layouts(problem)
     values: dict[str, int] = {}
@@ -56,31 +57,37 @@ def _constants(arguments: Sequence[Argument], problem: Problem, where: Geometry)
             case ("stride", operand, dim):
                 layout, shape = layouts[operand]
                 values[argument.name] = strides_of(layout, shape)[dim]
+            case ("scale", name, dim):
+                values[argument.name] = getattr(problem, name).stride[dim]
             case ("runtime", name):
                 values[argument.name] = getattr(where, name)
     return values
 
 
-def _tensor(name: str, out: Any, a: Any, b: Any, inp: Any, extra: Sequence[Any]) -> Any:
-    named: Mapping[str, Any] = {"out": out, "a": a, "b": b, "inp": inp}
-    return named[name] if name in named else extra[int(name[1:])]
+def _tensors(problem: Problem, out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, extra: Extra) -> dict[str, Tensor | None]:
+    """Each tensor by the name of its argument; 8-bit floats as the bytes that the interpreter reads."""
+    scales = [name for name in ("scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
+    names = [*scales, *(f"x{i}" for i in range(len(extra) - len(scales)))]
+    given = {"out": out, "a": a, "b": b, "inp": inp, **dict(zip(names, extra, strict=True))}
+    return {name: x.view(torch.uint8) if x is not None and x.dtype in FLOAT8 else x for name, x in given.items()}
 
 
 def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
     """A ``Run`` that executes the kernel on the CPU in Triton's interpreter."""
-    constants = _constants(arguments, problem, where)
+    constants = constants_of(arguments, problem, where)
     elements = config.block_m * config.block_n * where.slots
 
     def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
         values: list[Any] = []
+        tensors = _tensors(problem, out, a, b, inp, extra)
         for argument in arguments:
             match argument.source:
                 case ("pointer", "workspace"):
-                    values.append(torch.full((elements,), torch.nan, dtype=problem.accumulator))
+                    values.append(torch.full((elements,), _unwritten(problem.accumulator), dtype=problem.accumulator))
                 case ("pointer", "counters"):
                     values.append(torch.zeros(where.counters, dtype=torch.int32))
                 case ("pointer", name):
-                    values.append(_tensor(name, out, a, b, inp, extra))
+                    values.append(_as_words(tensors[name]) if argument.type == "*i32" else tensors[name])
                 case ("scalar", name):
                     values.append(float(alpha if name == "alpha" else beta))
                 case _:
@@ -90,15 +97,25 @@ def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Prob
     return run
 
 
+def _as_words(x: Tensor | None) -> Tensor | None:
+    """A tensor of bytes as the 32-bit words of its first column, whose address is what a kernel for words is given."""
+    return x.as_strided((x.shape[0],), (1,)).view(torch.int32) if x is not None and x.dtype.itemsize == 1 else x
+
+
+def _unwritten(dtype: torch.dtype) -> float:
+    """A number that shows in the result if a partial sum is used that was never written."""
+    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max // 3
+
+
 def bind_compiled(compiled: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
     """A ``Run`` for the current CUDA device, which must be the current device again at each call."""
     initialise(compiled)
     device = torch.cuda.current_device()
-    constants = _constants(arguments, problem, where)
+    constants = constants_of(arguments, problem, where)
     tail = tuple(constants[a.name] for a in arguments if a.name in constants)
     pointers = [a.source[1] for a in arguments if a.source[0] == "pointer"]
     scalars = [a.source[1] for a in arguments if a.source[0] == "scalar"]
-    call = launcher_of(compiled, where.grid)
+    call = launcher_of(compiled, where.grid, pdl=config.pdl)
     if pointers == ["a", "b", "out"] and not scalars:
         return _bind_plain(call, device, tail)
     workspace = None
@@ -167,10 +184,12 @@ class Launcher:
     packed: bool
 
 
-def launcher_of(compiled: Any, grid: tuple[int, int, int]) -> Launcher:
+def launcher_of(compiled: Any, grid: tuple[int, int, int], *, pdl: bool = False) -> Launcher:
     """The cheapest way to launch: the C function below Triton's launcher object where the version's argument order is known.
 
     Launch hooks (a profiler's) are not called. Kernels that want scratch memory go through Triton's launcher, which allocates it.
+    ``pdl``: the launch may overlap the end of the kernel before it, which this kernel must wait for by itself; Triton's launcher
+    object is not told, and launches in order.
     """
     launcher = compiled.run
     handle, metadata = compiled.function, compiled.packed_metadata
@@ -179,7 +198,7 @@ def launcher_of(compiled: Any, grid: tuple[int, int, int]) -> Launcher:
     unknown = torch.version.hip is not None or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS)
     if unknown or needs_scratch or getattr(launcher, "gsan_enabled", False):
         return Launcher(function=launcher, grid=grid, middle=(handle, metadata, None, None, None), packed=False)
-    flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+    flags = (launcher.launch_cooperative_grid, pdl)
     middle: tuple[Any, ...]
     if version in FLAT_VERSIONS:
         middle = (handle, *flags, None, None, metadata, None, None, None)

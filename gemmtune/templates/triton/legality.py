@@ -12,14 +12,14 @@ import torch
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.rules import why_not_dense
 from .arch import arch_of
+from .classes import INT32_LIMIT
 from .configs import Config
+from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
 from .spec import KernelSpec, OperandClass, divisor, specialise
 
-__all__ = ["Predicate", "Resources", "check", "check_problem", "estimate"]
+__all__ = ["INT32_LIMIT", "Predicate", "Resources", "check", "check_problem", "estimate"]
 
-INT32_LIMIT = 2**31
 MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
 ASYNC_BYTES = 4
@@ -28,6 +28,13 @@ LEAST_BLOCK = 16
 """The least side of a tile that ``tl.dot`` takes on every target."""
 MOST_THREADS = 1024
 LEAST_ROW_BYTES = 64
+LEAST_BLOCK_K_OF_BYTES = 32
+"""Elements along K that an instruction for operands of 8 bits multiplies at a time."""
+TENSOR_MEMORY = 100
+"""From this compute capability on tcgen05 is what multiplies for a warp group."""
+PADDING = 9 / 8
+LEAST_MIXED = 80
+"""The least compute capability on which mixed operands are served, as by PyTorch's Inductor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +47,13 @@ class Resources:
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no config at all can serve the problem on this device, or None."""
-    reason = why_not_dense(problem)
-    if reason is not None:
-        return reason
+    if problem.op == "mixed_mm":
+        if device.type == "cuda" and device.capability < LEAST_MIXED:
+            return f"{device.arch}: mixed_mm is served from sm{LEAST_MIXED}"
+        if problem.dtype != torch.float32 and not any(
+            n <= 1 or s == 1 for n, s in zip(problem.b.size, problem.b.stride, strict=True)
+        ):
+            return f"b has strides {list(problem.b.stride)}: neither its rows nor its columns are contiguous"
     if problem.empty:
         return "the result has no elements: nothing is launched"
     if problem.prepacked and problem.device_type != "cpu":
@@ -74,19 +85,26 @@ class Predicate:
         self.device = device
         self.arch = arch_of(device)
         self.least_bytes = problem.bytes
+        self.product = product_dtype(problem, device.capability)
+        self.number_bytes = (problem.a.dtype.itemsize, problem.b.dtype.itemsize / per_byte(problem))
+        """Bytes in memory of a number of a, and of b."""
+        self.scales_weights = rounds_weights(problem) is not None
         self._staging: dict[int, tuple[Staging, Staging]] = {}
 
     def check(self, config: Config) -> str | None:
         """Why ``config`` may not be offered, or None."""
         device = self.device
-        reason = _check_shape(self.problem, config)
+        reason = _check_shape(self.problem, config) or self._check_scales(config)
         if reason or device.type == "cpu":
             return reason
         threads = config.warps * device.warp_size
         if threads > MOST_THREADS:
             return f"{config.warps} warps of {device.warp_size}: more than {MOST_THREADS} threads"
-        if self.instruction(config) != "fma" and config.block_k * self.problem.dtype.itemsize < LEAST_ROW_BYTES:
+        if self.instruction(config) != "fma" and config.block_k * self.product.itemsize < LEAST_ROW_BYTES:
             return f"block_k {config.block_k}: rows of less than {LEAST_ROW_BYTES} bytes starve a tensor core"
+        if self._multiplies_as_tf32(config):
+            tile = f"{config.block_m}x{config.block_n}"
+            return f"tile {tile}, {config.warps} warps: float32 would be multiplied as tf32 on {device.arch}"
         if self.instruction(config) == "fma":
             most = _most_fma_elements(self.problem, config)
             if config.block_m * config.block_n > most * threads:
@@ -100,6 +118,27 @@ class Predicate:
             return f"registers: needs about {need.registers} for each thread, {device.arch} has {self.arch.registers_per_thread}"
         return None
 
+    def _multiplies_as_tf32(self, config: Config) -> bool:
+        """Would Triton take tcgen05 for float32, although asked for ieee? It does where an operand comes from a narrower type."""
+        tensor_memory = self.device.capability >= TENSOR_MEMORY and self.arch.warp_group
+        ieee = self.product == torch.float32 and self.problem.precision.input_mode == "ieee" and self._rewritten(1, "fma")
+        return tensor_memory and ieee and config.block_m >= 64 and config.warps % 4 == 0
+
+    def _check_scales(self, config: Config) -> str | None:
+        quantized = quantized_of(self.problem, config.block_k, capability=self.device.capability, static=False)
+        if quantized is None:
+            return None
+        for scale in quantized.scales:
+            if scale.along_k and scale.block[scale.k_dim] % config.block_k:
+                return (
+                    f"block_k {config.block_k}: does not divide the {scale.block[scale.k_dim]} elements that share one {scale.name}"
+                )
+        if (quantized.fresh or quantized.imprecise) and config.block_k > NARROW_SUM:
+            return f"block_k {config.block_k}: sums of 8-bit floats are narrow, and may have {NARROW_SUM} terms"
+        if self.product.itemsize == 1 and config.block_k < LEAST_BLOCK_K_OF_BYTES:
+            return f"block_k {config.block_k}: products of 8 bits need {LEAST_BLOCK_K_OF_BYTES} at least"
+        return None
+
     def check_split(self, config: Config) -> str | None:
         """``check`` for a config that is legal without splits: they change no resource of a program."""
         tiles = -(-self.problem.m // config.block_m) * -(-self.problem.n // config.block_n) * self.problem.batch
@@ -107,12 +146,14 @@ class Predicate:
 
     def instruction(self, config: Config) -> str:
         """Which instruction multiplies: ``fma``, ``mma`` (one warp) or ``warp_group`` (wgmma, tcgen05)."""
-        arch, dtype = self.arch, self.problem.dtype
+        arch, dtype = self.arch, self.product
         if dtype == torch.float64:
             return "mma" if arch.fp64_tensor_core else "fma"
         if not arch.tensor_core or (dtype == torch.float32 and self.problem.precision.input_mode == "ieee"):
             return "fma"
-        return "warp_group" if arch.warp_group and config.block_m >= 64 and config.warps % 4 == 0 else "mma"
+        # Triton has no form of tcgen05 for integers.
+        grouped = arch.warp_group and not (dtype == torch.int8 and self.device.capability >= TENSOR_MEMORY)
+        return "warp_group" if grouped and config.block_m >= 64 and config.warps % 4 == 0 else "mma"
 
     def resources(self, config: Config) -> Resources:
         """An upper bound of the shared memory, and an estimate of the registers."""
@@ -127,7 +168,7 @@ class Predicate:
         return staging
 
     def _stage(self, config: Config) -> tuple[Staging, Staging]:
-        spec = specialise(self.problem, config)
+        spec = specialise(self.problem, config, capability=self.device.capability)
         mask_a, mask_b = _mask_divisors(spec)
         widths = (vector_bytes(spec.a, mask_divisor=mask_a), vector_bytes(spec.b, mask_divisor=mask_b))
         hip = self.device.type == "hip"
@@ -137,29 +178,52 @@ class Predicate:
     def _smem_bytes(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         problem, arch = self.problem, self.arch
         acc_bytes = problem.accumulator.itemsize
-        # Triton widens 16-bit operands of an FMA to the accumulator's type on their way.
-        itemsize = max(problem.dtype.itemsize, acc_bytes) if how == "fma" else problem.dtype.itemsize
         buffers = config.stages if how == "warp_group" else max(config.stages - 1, 1)
         waiting = min(arch.sync_buffers, config.stages) if how == "warp_group" else 1
-        a, b = staging
-        rows = config.block_m * (buffers if a.asynchronous else waiting) + config.block_n * (buffers if b.asynchronous else waiting)
+        sizes = 0.0
+        for i, (staged, block) in enumerate(zip(staging, (config.block_m, config.block_n), strict=True)):
+            # Triton widens 16-bit operands of an FMA to the accumulator's type on their way.
+            rewritten = self._rewritten(i, how)
+            itemsize = max(self.number_bytes[i], acc_bytes) if how == "fma" and not rewritten else self.number_bytes[i]
+            sizes += block * config.block_k * itemsize * (buffers if staged.asynchronous else waiting)
+            if rewritten:
+                sizes += block * config.block_k * self.product.itemsize * arch.sync_buffers
+        if how == "fma" and self._rewritten(1, how):
+            # Both go to the layout of the multiplication as float32, through padded memory.
+            sizes += (config.block_m + config.block_n) * config.block_k * 4 * PADDING
         # The tile on its way from the layout of the accumulator to that of the store reuses the memory of the stages.
         converted = config.block_m * config.block_n * max(acc_bytes, problem.out.dtype.itemsize)
-        return max(rows * config.block_k * itemsize, converted) + arch.barrier_bytes
+        # Each scale may change from the layout of its load to that of the sum.
+        scales = len(problem.scales) * (config.block_m + config.block_n) * 4
+        return max(int(sizes) + scales, converted) + arch.barrier_bytes
+
+    def _rewritten(self, operand: int, how: str) -> bool:
+        """Does operand 0 (a) or 1 (b) go from shared memory through registers and back there, converted or transposed?"""
+        layout, stored = ((self.problem.a, self.problem.b)[operand], self.number_bytes[operand])
+        if stored != self.product.itemsize or (operand and self.problem.op == "mixed_mm"):
+            return True
+        # Matrix units read operands of 8 bits along K only (PTX ISA).
+        return self.product.itemsize == 1 and how != "fma" and layout.stride[-1 if operand == 0 else -2] != 1
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         threads = config.warps * self.device.warp_size
-        itemsize = self.problem.dtype.itemsize
+        itemsize = self.product.itemsize
         total = BASE_REGISTERS + config.block_m * config.block_n * self.problem.accumulator.itemsize // 4 // threads
         if how == "fma":
-            return total
+            return (
+                total
+                + config.block_k * (config.block_m * self._rewritten(0, how) + config.block_n * self._rewritten(1, how)) // threads
+            )
         if how == "mma":
             total += _fragment_registers(config, itemsize, self.device.warp_size)
         elif itemsize == 4 and self.problem.a.stride[-1] != 1:
             # From shared memory wgmma takes 32-bit operands along K alone (PTX ISA): this a goes through registers.
             total += config.block_m * config.block_k // threads
-        for staged, block in zip(staging, (config.block_m, config.block_n), strict=True):
-            block_bytes = block * config.block_k // threads * itemsize
+        for i, (staged, block) in enumerate(zip(staging, (config.block_m, config.block_n), strict=True)):
+            block_bytes = int(block * config.block_k // threads * self.number_bytes[i])
+            if self._rewritten(i, how):
+                # Weights with scales or zero points of their own are float32 for a while.
+                total += block * config.block_k // threads * (4 if i and self.scales_weights else itemsize) // 4
             if not staged.asynchronous or config.stages == 1:
                 # The block passes through registers; each separate access holds an address and a result that is packed later.
                 total += block_bytes // 4 + 7 * block_bytes // staged.width // 4
@@ -208,7 +272,9 @@ def _most_fma_elements(problem: Problem, config: Config) -> int:
     """Accumulators of one thread up to which an FMA kernel keeps its fragments in registers, found by compiling for every arch."""
     if config.block_k > 32:
         return 0
-    if problem.dtype.itemsize == 2:
+    if problem.dtype.itemsize <= 2:
+        return 512 // config.block_k
+    if problem.op == "mixed_mm":
         return 512 // config.block_k
     return 64 if problem.dtype.itemsize == 4 else 32
 

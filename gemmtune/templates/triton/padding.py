@@ -1,7 +1,7 @@
-"""The mm template on aligned copies of its operands.
+"""Our kernels on aligned copies of their operands.
 
 Rows that start at odd addresses can only be read element by element, which costs more than to copy them once: a first kernel copies
-what is not aligned, with zeros appended, and the mm kernel then runs as on aligned operands. Zeros along K add nothing to a sum.
+what is not aligned, with zeros appended, and a kernel then runs as on aligned operands. Zeros along K add nothing to a sum.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from ...choice import Kernel, Run
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from ...problem.rules import why_not_dense
 from ..compiled import Artifact, CompiledChoice
-from ..render import environment, load_template
 from .artifact import copy_artifact
-from .build import TritonChoice, choice_for
-from .configs import Config
+from .build import KernelChoice
+from .copies import Copy, copy_source
 from .kernels import compile_kernel, initialise, kernel_key, marker, use_ptx
 from .launch import Launcher, launcher_of
-from .source import PACKAGE, SIGNATURE_DTYPES, Argument, Source
+from .source import Source
 
 __all__ = ["PADDED_CHOICES", "PaddedChoice", "padded_choices"]
 
-PADDED_CHOICES = {"quick": 3, "default": 8, "exhaustive": 24}
-"""How many configs a search tries on padded operands."""
+PADDED_CHOICES = {"quick": (3, 1), "default": (8, 3), "exhaustive": (24, 12)}
+"""How many configs of the mm template, and of the persistent one, a search tries on padded operands."""
 PAD_WARPS = 4
-TILE_ELEMENTS = 2048
-WIDEST_TILE = 512
 K_MULTIPLES = (64, 32, 16)
 """K is padded to the largest of these that adds at most a sixteenth of work, else to the last."""
 MOST_EXTRA = 1 / 16
@@ -44,72 +42,20 @@ MOST_BATCHES = 65535
 """The batch is an axis of the grid other than the first, which CUDA limits to this."""
 
 
-ConfigSource = Callable[[Problem], Sequence[Config]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """One operand to copy: from ``source`` to the row-major block [batch, rows, cols] (or its transpose) that ``target`` describes.
-
-    ``turned`` tells that the operand's columns are the block's rows.
-    """
-
-    letter: str
-    source: Layout
-    target: Layout
-    turned: bool
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns of the copy, the columns being neighbours in memory."""
-        size, stride = self.target.size, self.target.stride
-        rows, cols = (size[-1], stride[-1]) if self.turned else (size[-2], stride[-2])
-        return rows, cols
-
-    @property
-    def elements(self) -> int:
-        """Elements of the copy over the whole batch."""
-        rows, cols = self.block
-        return self.batch * rows * cols
-
-    @property
-    def batch(self) -> int:
-        """Matrices; 1 without a batch dimension."""
-        return self.source.size[0] if len(self.source.size) == 3 else 1
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns that one program copies."""
-        cols = min(WIDEST_TILE, 1 << (self.block[1] - 1).bit_length())
-        return TILE_ELEMENTS // cols, cols
-
-    @property
-    def programs(self) -> int:
-        """Programs for one matrix."""
-        (rows, cols), (tile_rows, tile_cols) = self.block, self.tile
-        return -(-rows // tile_rows) * -(-cols // tile_cols)
-
-    @property
-    def constants(self) -> tuple[int, ...]:
-        """The kernel's integers for this operand, in its order."""
-        size, stride = self.source.size, self.source.stride
-        rows, cols, row_stride, col_stride = size[-2], size[-1], stride[-2], stride[-1]
-        if self.turned:
-            rows, cols, row_stride, col_stride = cols, rows, col_stride, row_stride
-        return (self.programs, rows, cols, *self.block, stride[0] if len(size) == 3 else 0, row_stride, col_stride)
+Kernels = Callable[[Problem], Sequence[KernelChoice]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedChoice(CompiledChoice):
-    """A TritonChoice for the padded problem, behind a kernel that makes the copies."""
+    """The kernel of a choice for the padded problem, behind one that makes the copies."""
 
-    inner: TritonChoice = field(repr=False)
+    inner: KernelChoice = field(repr=False)
     copies: tuple[Copy, ...] = field(repr=False)
 
     @functools.cached_property
     def source(self) -> Source:
         """The copying kernel."""
-        return copy_source(self.copies)
+        return copy_source(self.copies, dependent=self.inner.spec.dependent)
 
     @functools.cached_property
     def _copy_key(self) -> str:
@@ -117,7 +63,7 @@ class PaddedChoice(CompiledChoice):
 
     @property
     def content_hash(self) -> str:
-        """Over both kernels."""
+        """Over both kernels, and how they are launched."""
         return hashlib.sha256(f"{self.inner.content_hash} after {self._copy_key}".encode()).hexdigest()
 
     @property
@@ -140,6 +86,13 @@ class PaddedChoice(CompiledChoice):
         """The copying kernel, then those of the mm."""
         return (copy_artifact(self._compile_copy()), *self.inner.artifacts(device))
 
+    def variants(self) -> Sequence[Self]:
+        """With the other answer to whether the launches of both kernels may overlap the kernel before."""
+        return tuple(
+            dataclasses.replace(self, name=f"{inner.name}_pad", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
+            for inner in self.inner.variants()
+        )
+
     def forward(self) -> Self:
         """Both kernels from their PTX."""
         return dataclasses.replace(self, inner=self.inner.forward())
@@ -160,16 +113,18 @@ class PaddedChoice(CompiledChoice):
             use_ptx(compiled)
         initialise(compiled)
         grid = (sum(copy.programs for copy in self.copies), self.copies[0].batch, 1)
-        return Kernel(run=bind(launcher_of(compiled, grid), self.copies, self.inner.build().run, torch.cuda.current_device()))
+        call = launcher_of(compiled, grid, pdl=self.inner.config.pdl)
+        return Kernel(run=bind(call, self.copies, self.inner.build().run, torch.cuda.current_device()))
 
 
 class _Address:
-    """Stands for a tensor where only its address is asked."""
+    """Stands for a tensor where only its address and its dtype are asked."""
 
-    __slots__ = ("_address",)
+    __slots__ = ("_address", "dtype")
 
-    def __init__(self, address: int) -> None:
+    def __init__(self, address: int, dtype: torch.dtype) -> None:
         self._address = address
+        self.dtype = dtype
 
     def data_ptr(self) -> int:
         return self._address
@@ -192,7 +147,7 @@ def bind(call: Launcher, copies: Sequence[Copy], inner: Run, device: int) -> Run
         pointers: list[int] = []
         for letter, step in zip(letters, steps, strict=True):
             pointers += (operands[letter].data_ptr(), address)
-            operands[letter] = _Address(address)
+            operands[letter] = _Address(address, dtype)
             address += step
         values = (*pointers, *constants)
         arguments: tuple[Any, ...] = (values,) if call.packed else values
@@ -238,16 +193,21 @@ def padded_layout(layout: Layout, along_k: int, k: int, *, turned: bool) -> Layo
     return Layout(size=tuple(size), stride=(*lead, *stride), dtype=layout.dtype)
 
 
-def padded_choices(problem: Problem, device: DeviceInfo, count: int, configs: ConfigSource) -> list[PaddedChoice]:
-    """Up to ``count`` choices on padded operands, none where padding cannot pay. ``configs`` gives those of a problem."""
+def padded_choices(problem: Problem, device: DeviceInfo, kernels: Kernels) -> list[PaddedChoice]:
+    """The choices on padded operands, none where padding cannot pay. ``kernels`` gives those of a problem, the padded one."""
     padded = padded_problem(problem) if worth_padding(problem, device) else None
     if padded is None:
         return []
     inner_problem, copies = padded
-    return [padded_choice(problem, choice_for(inner_problem, device, config), copies) for config in configs(inner_problem)[:count]]
+    return [padded_choice(problem, _overlapping(kernel), copies) for kernel in kernels(inner_problem)]
 
 
-def padded_choice(problem: Problem, inner: TritonChoice, copies: tuple[Copy, ...]) -> PaddedChoice:
+def _overlapping(kernel: KernelChoice) -> KernelChoice:
+    """The kernel, launched while the copies are made where it can wait for them by itself."""
+    return kernel if kernel.config.pdl else next(iter(kernel.variants()), kernel)
+
+
+def padded_choice(problem: Problem, inner: KernelChoice, copies: tuple[Copy, ...]) -> PaddedChoice:
     """The choice that runs ``inner``, made for the padded problem, on copies."""
     return PaddedChoice(
         name=f"{inner.name}_pad",
@@ -262,29 +222,9 @@ def padded_choice(problem: Problem, inner: TritonChoice, copies: tuple[Copy, ...
 
 def worth_padding(problem: Problem, device: DeviceInfo) -> bool:
     """Copies pay where each element is used several times, and need a GPU: on the CPU only the interpreter runs Triton."""
-    return device.type != "cpu" and min(problem.m, problem.n) >= LEAST_USES and problem.batch <= MOST_BATCHES
-
-
-@functools.lru_cache(maxsize=1024)
-def copy_source(copies: tuple[Copy, ...]) -> Source:
-    """The copying kernel for these operands. Sizes and strides are arguments; the tile and unit strides are part of the text."""
-    shapes = [(c.letter, *c.tile, c.constants[-1] == 1) for c in copies]
-    text = environment().from_string(load_template(PACKAGE, "pad.py.jinja")).render(operands=shapes)
-    pointers = [
-        Argument(
-            name=f"{c.letter}_{end}", type=f"*{SIGNATURE_DTYPES[c.source.dtype]}", source=("pointer", c.letter), divisor=divisor
-        )
-        for c in copies
-        for end, divisor in (("from", 1), ("to", 16))
-    ]
-    numbers = [
-        Argument(
-            name=f"{c.letter}_{name}",
-            type="i64" if "stride" in name else "i32",
-            source=("runtime", name),
-            divisor=16 if name == "to_cols" else 1,
-        )
-        for c in copies
-        for name in ("programs", "rows", "cols", "to_rows", "to_cols", "batch_stride", "row_stride", "col_stride")
-    ]
-    return Source(text=text, function="gemmtune_pad", arguments=(*pointers, *numbers))
+    return (
+        why_not_dense(problem) is None
+        and device.type != "cpu"
+        and min(problem.m, problem.n) >= LEAST_USES
+        and problem.batch <= MOST_BATCHES
+    )

@@ -19,7 +19,7 @@ from .configs import Config
 from .geometry import geometry
 from .legality import Predicate, Resources
 
-__all__ = ["estimate_us", "select"]
+__all__ = ["estimate_us", "loop_step_us", "select"]
 
 LATENCY_US = 0.8
 """From the issue of a copy to its arrival, memory under load."""
@@ -46,7 +46,7 @@ def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
     resident = min(max(programs / device.sm_count, 1.0), blocks_per_sm)
     waves = math.ceil(programs / (device.sm_count * blocks_per_sm))
     steps = -(-problem.k // (config.block_k * config.split_k))
-    busy_us, store_us = _step_us(predicate, config), STORE_US * config.block_m * config.block_n / 16384
+    busy_us, store_us = loop_step_us(predicate, config), STORE_US * config.block_m * config.block_n / 16384
     # A step takes as long as its products, or as the copies that it waits for, which the other resident programs hide in part.
     asynchronous = config.stages > 1 and any(staged.asynchronous for staged in predicate.staging(config))
     wait_us = LATENCY_US / (config.stages - 1) if asynchronous else SYNC_STEP_US + busy_us
@@ -78,18 +78,18 @@ def _blocks_per_sm(device: DeviceInfo, arch: Arch, config: Config, need: Resourc
     return max(min(by_smem, by_registers, arch.threads_per_sm // threads, MOST_BLOCKS_PER_SM), 1)
 
 
-def _step_us(predicate: Predicate, config: Config) -> float:
-    """Time of the products of one step of the loop on an otherwise idle multiprocessor."""
+def loop_step_us(predicate: Predicate, config: Config, *, sustained: float = 1.0) -> float:
+    """Time of the products of one step of the loop on an otherwise idle multiprocessor, at a share of its rate."""
     arch, how = predicate.arch, predicate.instruction(config)
-    itemsize = predicate.problem.dtype.itemsize
+    itemsize = predicate.product.itemsize
     flops = 2.0 * config.block_m * config.block_n * config.block_k
     if how == "fma":
         rate = arch.fma_tflops * (0.5 if itemsize == 8 else 0.7)
     else:
-        rate = arch.tensor_tflops * {8: 1 / 15, 4: 0.5, 2: 1.0}[itemsize]
+        rate = arch.tensor_tflops * {8: 1 / 15, 4: 0.5, 2: 1.0, 1: 2.0}[itemsize]
         if arch.warp_group and how == "mma":
             rate *= 0.55
-    rate *= {1: 0.5, 2: 0.75}.get(config.warps, 1.0)
+    rate *= sustained * {1: 0.5, 2: 0.75}.get(config.warps, 1.0)
     # Each block is written to shared memory once and read by the multiply, at least 64 rows of it by a warp group.
     fed_rows = max(config.block_m, 64) if how == "warp_group" else config.block_m
     rows = config.block_m + config.block_n + (fed_rows + config.block_n) * (1 if how == "warp_group" else 2)
@@ -105,15 +105,16 @@ STORE_US = 0.5
 def _memory_us(predicate: Predicate, config: Config, *, resident: float, tiles: int) -> float:
     """Time for the traffic: distinct bytes from memory, all bytes of all tiles from L2, as fast as the copies in flight allow."""
     problem, device, arch = predicate.problem, predicate.device, predicate.arch
-    itemsize = problem.dtype.itemsize
+    a_bytes, b_bytes = predicate.number_bytes
+    row_pair_bytes = config.block_m * a_bytes + config.block_n * b_bytes
     active = min(tiles * config.split_k, device.sm_count)
-    stage_bytes = (config.block_m + config.block_n) * config.block_k * itemsize
+    stage_bytes = row_pair_bytes * config.block_k
     in_flight_bytes = active * resident * max(config.stages - 1, 1) * stage_bytes
     reach_gbps = min(in_flight_bytes / LATENCY_US * 1e-3, active * SM_GBPS)
     partials = 2.0 * tiles * config.split_k * config.block_m * config.block_n * problem.accumulator.itemsize
-    traffic = tiles * problem.k * (config.block_m + config.block_n) * itemsize + (partials if config.split_k > 1 else 0.0)
+    traffic = tiles * problem.k * row_pair_bytes + (partials if config.split_k > 1 else 0.0)
     # Rows shorter than a cache line of 128 bytes waste part of each transfer.
-    row_bytes = config.block_k * itemsize
+    row_bytes = config.block_k * min(a_bytes, b_bytes)
     reach_gbps *= 1.0 if row_bytes >= 128 else 0.9 if row_bytes >= 64 else 0.7
     dram_us, l2_us, reach_us = (
         1e-3 * count / gbps

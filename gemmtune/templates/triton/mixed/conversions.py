@@ -1,0 +1,191 @@
+"""Numbers out of words: source text of the functions that a kernel for words starts with.
+
+A 16-bit float whose exponent says 2^e and whose significand's last bit counts 1 holds the integer 2^e + n for small n: the bits of
+n are put there, and 2^e is subtracted, which is exact. float16 has room for 8 bits of n at 2^10. bfloat16 has room for 7 at 2^7, so
+that the highest bit of a byte is a number of its own. Signed numbers are first shifted by half their range, which flips one bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..printer import TRITON_DTYPES
+
+__all__ = ["WordFormat", "conversions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordFormat:
+    """What a word holds: 4 numbers of 8 ``bits`` or 8 of 4, ``signed`` or not, to become ``dtype``."""
+
+    bits: int
+    signed: bool
+    dtype: torch.dtype
+
+    @property
+    def per_word(self) -> int:
+        """Numbers in a word."""
+        return 32 // self.bits
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Which of the numbers that are neighbours in memory ``numbers`` has in each place: with 4 bits, one half of the word holds
+        every other one."""
+        return (0, 1, 2, 3) if self.bits == 8 else (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def conversions(form: WordFormat, *, interpret: bool) -> str:
+    """The functions ``word_values``, ``numbers``, ``dealt``, ``fragments``, ``threads`` and ``held`` for words of this format.
+
+    ``numbers(x, R, C)`` are [R, C / per word] words as [R, C] numbers. ``dealt`` brings other numbers
+    into their order. ``threads`` reorders [R, C] numbers so that those of a word are of one thread in a fragment of mma.sync,
+    ``fragments`` so that they are in one of wgmma; ``held`` waits for a sum.
+    """
+    values = _portable(form) if interpret else _assembly(form)
+    held = _HELD_INTERPRETED if interpret else _HELD
+    return "\n\n".join((values, _NUMBERS_8 if form.bits == 8 else _NUMBERS_4, _THREADS, held))
+
+
+_NUMBERS_8 = """
+@triton.jit
+def numbers(x, R: tl.constexpr, C: tl.constexpr):
+    e0, e1, e2, e3 = word_values(x)
+    return tl.reshape(tl.join(tl.join(e0, e2), tl.join(e1, e3)), (R, C))
+
+
+@triton.jit
+def fragments(x, R: tl.constexpr, C: tl.constexpr):
+    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 16, 4, 2, 2)), (0, 1, 3, 2, 4)), (R, C))
+
+
+@triton.jit
+def dealt(x, R: tl.constexpr, C: tl.constexpr):
+    return x
+"""
+
+_NUMBERS_4 = """
+@triton.jit
+def numbers(x, R: tl.constexpr, C: tl.constexpr):
+    e0, e1, e2, e3, e4, e5, e6, e7 = word_values(x)
+    y = tl.join(tl.join(tl.join(e0, e4), tl.join(e2, e6)), tl.join(tl.join(e1, e5), tl.join(e3, e7)))
+    return tl.reshape(y, (R, C))
+
+
+@triton.jit
+def fragments(x, R: tl.constexpr, C: tl.constexpr):
+    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 32, 4, 2, 2, 2)), (0, 1, 3, 4, 2, 5)), (R, C))
+
+
+@triton.jit
+def dealt(x, R: tl.constexpr, C: tl.constexpr):
+    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 8, 2, 4)), (0, 1, 3, 2)), (R, C))
+"""
+
+_THREADS = """
+@triton.jit
+def threads(x, R: tl.constexpr, C: tl.constexpr):
+    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 32, 4, 2, 2, 2)), (0, 1, 4, 2, 3, 5)), (R, C))
+"""
+# Of 32 elements along K a thread has four neighbours in each half, two of which go into one multiplication: those two pairs are
+# made neighbours in memory, so that they arrive in neighbouring registers.
+
+_HELD = """
+@triton.jit
+def held(x):
+    # Triton keeps warp-group multiplications in flight across a step of the loop, with their first operand in registers that the
+    # next step overwrites. Whatever reads the sum waits for it.
+    return tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+
+_HELD_INTERPRETED = """
+@triton.jit
+def held(x):
+    return x
+"""
+
+
+def _portable(form: WordFormat) -> str:
+    """The same by shifts, in the type in which the interpreter multiplies."""
+    shifts = [form.bits * i for i in form.order]
+    if form.signed:
+        values = [f"((x << {32 - form.bits - shift}) >> {32 - form.bits}).to(tl.float32)" for shift in shifts]
+    else:
+        values = [f"((x >> {shift}) & {2**form.bits - 1}).to(tl.float32)" for shift in shifts]
+    listed = ",\n        ".join(values)
+    return f"@triton.jit\ndef word_values(x):\n    return (\n        {listed},\n    )"
+
+
+def _assembly(form: WordFormat) -> str:
+    count = form.per_word
+    made = {
+        (8, torch.float16): _bytes_to_float16,
+        (8, torch.bfloat16): _bytes_to_bfloat16,
+        (4, torch.float16): _nibbles,
+        (4, torch.bfloat16): _nibbles,
+    }[form.bits, form.dtype](form)
+    pairs = [f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, p{i};" for i in range(count // 2)]
+    registers = ".reg .b32 t, " + ", ".join(f"p{i}" for i in range(count // 2)) + ", q0, q1;"
+    lines = "\n".join(f'        "{line} "' for line in ("{ " + registers, *made, *pairs, "}"))
+    constraints = ",".join(["=h"] * count + ["r"])
+    types = ", ".join([TRITON_DTYPES[form.dtype]] * count)
+    call = f'tl.inline_asm_elementwise(\n{lines},\n        "{constraints}", [x], dtype=({types}), is_pure=True, pack=1)'
+    return f"@triton.jit\ndef word_values(x):\n    return {call}"
+
+
+def _source(count: int) -> str:
+    return f"${count}"
+
+
+def _bytes_to_float16(form: WordFormat) -> list[str]:
+    x = _source(4)
+    flip = "0x80808080" if form.signed else "0"
+    bias = "0x64806480" if form.signed else "0x64006400"
+    return [
+        f"xor.b32 t, {x}, {flip};",
+        "prmt.b32 p0, t, 0x64646464, 0x4140;",
+        "prmt.b32 p1, t, 0x64646464, 0x4342;",
+        f"mov.b32 q0, {bias};",
+        "sub.f16x2 p0, p0, q0;",
+        "sub.f16x2 p1, p1, q0;",
+    ]
+
+
+def _bytes_to_bfloat16(form: WordFormat) -> list[str]:
+    """128 + the low seven bits, and 128 or 256 for the highest one, which counts −128 or 128."""
+    x = _source(4)
+    lines = [f"prmt.b32 p0, {x}, 0x43434343, 0x4140;", f"prmt.b32 p1, {x}, 0x43434343, 0x4342;"]
+    for pair in ("p0", "p1"):
+        lines += [f"and.b32 q0, {pair}, 0xff80ff80;", f"and.b32 {pair}, {pair}, 0xff7fff7f;", "mov.b32 t, 0x3f803f80;"]
+        if form.signed:
+            lines += ["mov.b32 q1, 0xbf80bf80;", f"fma.rn.bf16x2 {pair}, q0, q1, {pair};"]
+        else:
+            lines += ["mov.b32 q1, 0xc380c380;", "fma.rn.bf16x2 q0, q0, t, q1;", f"fma.rn.bf16x2 {pair}, q0, t, {pair};"]
+    return lines
+
+
+def _nibbles(form: WordFormat) -> list[str]:
+    """Pairs (i, i + 4) of the numbers of a word, which are the same four bits of its halves."""
+    x = _source(8)
+    half = form.dtype == torch.float16
+    exponent, middle = ("6400", "6408") if half else ("4300", "4308")
+    pattern = middle if form.signed else exponent
+    lines = [f"mov.b32 q0, 0x{pattern}{pattern};"]
+    # (word & mask) ^ q0: the pattern of the exponent, and for signed numbers the flipped highest bit.
+    if half:
+        upper = "0x64806480" if form.signed else "0x64006400"
+        lines += [f"shr.b32 t, {x}, 8;", f"mov.b32 q1, {upper};"]
+        for pair, word in (("p0", x), ("p2", "t")):
+            lines += [f"lop3.b32 {pair}, {word}, 0x000f000f, q0, 0x6a;", f"sub.f16x2 {pair}, {pair}, q0;"]
+        for pair, word in (("p1", x), ("p3", "t")):
+            lines.append(f"lop3.b32 {pair}, {word}, 0x00f000f0, q1, 0x6a;")
+        # (1024 + 16 n) / 16 - 64, or 72 where n was shifted by 8.
+        sixteenth, offset = "0x2c002c00", "0xd480d480" if form.signed else "0xd400d400"
+        lines += [f"mov.b32 t, {sixteenth};", f"mov.b32 q1, {offset};"]
+        return [*lines, *(f"fma.rn.f16x2 {pair}, {pair}, t, q1;" for pair in ("p1", "p3"))]
+    lines.append(f"lop3.b32 p0, {x}, 0x000f000f, q0, 0x6a;")
+    for i in (1, 2, 3):
+        lines += [f"shr.b32 t, {x}, {4 * i};", f"lop3.b32 p{i}, t, 0x000f000f, q0, 0x6a;"]
+    lines += ["mov.b32 q1, 0x3f803f80;", f"mov.b32 q0, {'0xc308c308' if form.signed else '0xc300c300'};"]
+    return [*lines, *(f"fma.rn.bf16x2 p{i}, p{i}, q1, q0;" for i in range(4))]

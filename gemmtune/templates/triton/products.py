@@ -1,0 +1,119 @@
+"""The statements of the mm template's loop that only quantized operations have: numbers out of bytes, scales, the product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from ...problem.dtypes import FLOAT8
+from .printer import TRITON_DTYPES, cast
+from .quantized import Quantized, ScaleClass
+from .spec import KernelSpec
+
+__all__ = ["FLOAT8_FROM_BITS", "ScaleNames", "product", "scale_load"]
+
+FLOAT8_FROM_BITS = """
+@triton.jit
+def e4m3_value(bits):
+    bits = bits.to(tl.uint16)
+    magnitude = ((bits & 0x7F) << 7).to(tl.float16, bitcast=True) * 256.0
+    value = tl.where((bits & 0x80) != 0, -magnitude, magnitude)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), value).to(tl.float16)
+
+
+@triton.jit
+def e5m2_value(bits):
+    return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+"""
+"""Helpers of kernels that are given 8-bit floats as bytes. e4m3fn has float16's significand and a narrower exponent whose bias is
+less by 8; e5m2 is the upper half of a float16."""
+
+
+class ScaleNames(Protocol):
+    """Where a kernel's scales are: the hooks' writer is one of these."""
+
+    def scale_pointer(self, name: str) -> str:
+        """The name of a pointer."""
+        ...
+
+    def scale_stride(self, scale: ScaleClass, dim: int) -> str:
+        """A stride as an expression."""
+        ...
+
+
+def scale_load(names: ScaleNames, scale: ScaleClass, rows: str, cols: str, *, vector: tuple[int, ...] = (0, 1)) -> str:
+    """A load of the scales of an operand's elements (rows, cols), float32. ``rows`` and ``cols`` are indices into the operand.
+
+    Those of ``vector`` are vectors, the others scalars: the result is a column, a row or, without a vector that counts, a scalar.
+    """
+    terms, vectors = [names.scale_pointer(scale.name)], []
+    for dim, index in enumerate((rows, cols)):
+        stride = names.scale_stride(scale, dim)
+        if stride == "0":
+            continue
+        block = scale.block[dim]
+        place = index if block == 1 else f"(({index}) // {block})"
+        terms.append(place if stride == "1" else f"{place} * {stride}")
+        vectors += [dim] if dim in vector else []
+    address = " + ".join(terms)
+    if not vectors:
+        return f"tl.load({address}).to(tl.float32)"
+    # scale_a is for rows of a and of out, the others are for columns of b and of out.
+    mask, shape = ("rows < M", "[:, None]") if vectors == [0] else ("cols < N", "[None, :]")
+    return f"tl.load({address}, mask={mask}, other=0.0).to(tl.float32){shape}"
+
+
+def product(spec: KernelSpec, names: ScaleNames) -> list[str]:
+    """Statements that add the product of ``a_block`` and ``b_block``, as they were loaded, to ``acc``; they begin at ``k0``."""
+    quantized = spec.quantized
+    assert quantized is not None
+    acc = TRITON_DTYPES[spec.accumulator]
+    lines = list(_numbers(quantized, spec))
+    lines += _weights(quantized, spec, names)
+    if spec.interpret and quantized.product != torch.int8:
+        # numpy, on which the interpreter computes, has no bfloat16.
+        lines += [f"{block} = {block}.to({acc})" for block in ("a_block", "b_block")]
+    floats = spec.accumulator == torch.int32 and quantized.product != torch.int8
+    dot = f'tl.dot(a_block, b_block, {{}}input_precision="{spec.input_precision}", out_dtype={"tl.float32" if floats else acc}{{}})'
+    if not quantized.fresh:
+        precise = "" if quantized.imprecise is None else f", max_num_imprecise_acc={quantized.imprecise}"
+        return [*lines, "acc = " + dot.format("acc, ", precise)]
+    lines.append("part = " + dot.format("", ""))
+    for scale in quantized.on_sums:
+        rows, cols = ("rows", "k0") if scale.name == "scale_a" else ("k0", "cols")
+        vector = (0,) if scale.name == "scale_a" else (1,)
+        lines.append(f"part = part * {scale_load(names, scale, rows, cols, vector=vector)}")
+    return [*lines, f"acc = acc + {'part.to(tl.int32)' if floats else 'part'}"]
+
+
+def _numbers(quantized: Quantized, spec: KernelSpec) -> Iterator[str]:
+    """What was loaded as numbers: 8-bit floats that come as bytes as float16, four bits as bytes."""
+    for block, dtype in (("a_block", quantized.a), ("b_block", quantized.b)):
+        if quantized.by_bits and dtype in FLOAT8:
+            yield f"{block} = {'e4m3' if dtype == torch.float8_e4m3fn else 'e5m2'}_value({block})"
+    if quantized.encoding:
+        yield "both = tl.permute(tl.join(b_block & 15, b_block >> 4), (0, 2, 1))"
+        yield f"b_block = tl.reshape(both, ({spec.block_k}, {spec.block_n}))"
+    if quantized.op == "int_mm" and quantized.product != torch.int8:
+        yield from (f"{block} = {block}.to(tl.float16)" for block in ("a_block", "b_block"))
+    if quantized.encoding == "int4":
+        yield "b_block = (b_block ^ 8).to(tl.int8) - 8"
+
+
+def _weights(quantized: Quantized, spec: KernelSpec, names: ScaleNames) -> Iterator[str]:
+    """Weights of mixed_mm as numbers of a's type: zero points subtracted, and scales applied that change along K."""
+    if quantized.op != "mixed_mm":
+        return
+    scales = sorted(quantized.on_weights, key=lambda scale: scale.name != "zero_b")
+    if scales:
+        yield "b_block = b_block.to(tl.float32)"
+    for scale in scales:
+        yield f"b_block = b_block {'-' if scale.name == 'zero_b' else '*'} {scale_load(names, scale, 'k0', 'cols', vector=(1,))}"
+    if scales and not spec.even_k:
+        yield "b_block = tl.where((ks < k_end - k0)[:, None], b_block, 0.0)"
+    elif not scales and quantized.b in FLOAT8 and not quantized.by_bits:
+        yield "b_block = b_block.to(tl.float16)"
+    if scales or quantized.product != torch.float16 or quantized.b not in FLOAT8:
+        yield f"b_block = {cast('b_block', quantized.product, interpret=spec.interpret)}"

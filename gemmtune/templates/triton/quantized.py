@@ -1,0 +1,158 @@
+"""What a kernel of a quantized operation is compiled for: the numbers that it multiplies, scales, and how its sums stay precise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ...problem import Layout, Problem
+from ...problem.dtypes import FLOAT8
+from ...problem.rules import QUANTIZED_OPS, Encoding, Op
+from .classes import IntClass
+
+__all__ = ["NARROW_SUM", "Quantized", "ScaleClass", "ScaleName", "per_byte", "product_dtype", "quantized_of", "rounds_weights"]
+
+NATIVE_FLOAT8 = 89
+"""From this compute capability on a tensor core multiplies 8-bit floats, and Triton converts both kinds of them."""
+INTEGER_PRODUCTS = 80
+"""From this one on Triton multiplies int8."""
+PROMOTING = 90
+"""There the multiplication can add its narrow sum to a float32 one (Triton's max_num_imprecise_acc)."""
+NARROW_SUM = 128
+"""Elements along K that a narrow sum of 8-bit floats may have: see ``numerics.bounds``."""
+
+ScaleName = Literal["scale_a", "scale_b", "zero_b"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleClass:
+    """A scale or zero point: one element for each ``block`` (rows, columns) of an operand.
+
+    ``strides`` along rows and columns of blocks, the constant 0 along a dimension that has only one.
+    """
+
+    name: ScaleName
+    dtype: torch.dtype
+    strides: tuple[IntClass, IntClass]
+    block: tuple[int, int]
+
+    @classmethod
+    def of(cls, problem: Problem, name: ScaleName, layout: Layout, *, static: bool) -> ScaleClass:
+        """That of one of the problem's scales."""
+        pairs = zip(layout.size, layout.stride, strict=True) if len(layout.size) == 2 else ((1, 0), (1, 0))
+        rows, cols = (IntClass.of(0 if n == 1 else s, static=static, constants=(0, 1), limit=0) for n, s in pairs)
+        block = problem.scale_block(name)
+        # Of a block that is all there is, the size does not matter, and would only split kernels.
+        return cls(
+            name=name,
+            dtype=layout.dtype,
+            strides=(rows, cols),
+            block=(1 if rows.constant == 0 else block[0], 1 if cols.constant == 0 else block[1]),
+        )
+
+    @property
+    def k_dim(self) -> int:
+        """The dimension that is summed over."""
+        return 1 if self.name == "scale_a" else 0
+
+    @property
+    def along_k(self) -> bool:
+        """It is another one for another part of a sum."""
+        return self.strides[self.k_dim].constant != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """The part of a kernel's specification that only quantized operations have.
+
+    ``a`` and ``b`` are the dtypes of the numbers; they are converted to ``product`` and multiplied. With ``by_bits`` the kernel
+    is given 8-bit floats as bytes. ``imprecise``: so many elements of K go into a narrow sum at most, None for no limit; with
+    ``fresh`` each step of the loop makes a sum of its own, which is then added.
+    """
+
+    op: Op
+    encoding: Encoding
+    a: torch.dtype
+    b: torch.dtype
+    product: torch.dtype
+    by_bits: bool
+    scales: tuple[ScaleClass, ...]
+    imprecise: int | None
+    fresh: bool
+
+    def scale(self, name: ScaleName) -> ScaleClass | None:
+        """One of the scales, if it is there."""
+        return next((scale for scale in self.scales if scale.name == name), None)
+
+    @property
+    def on_weights(self) -> tuple[ScaleClass, ...]:
+        """What is applied to b before it is multiplied: zero points, and where weights are floats of 16 bits or more the scales
+        that change along K."""
+        if self.op != "mixed_mm":
+            return ()
+        return tuple(scale for scale in self.scales if scale.name == "zero_b" or scale.along_k)
+
+    @property
+    def on_sums(self) -> tuple[ScaleClass, ...]:
+        """What multiplies the sum of each step."""
+        return tuple(scale for scale in self.scales if scale.along_k) if self.op == "scaled_mm" else ()
+
+    @property
+    def on_result(self) -> tuple[ScaleClass, ...]:
+        """What multiplies the whole sum."""
+        return tuple(scale for scale in self.scales if not scale.along_k and scale.name != "zero_b")
+
+
+def per_byte(problem: Problem) -> int:
+    """Numbers of b in one stored element."""
+    return 2 if problem.encoding else 1
+
+
+def product_dtype(problem: Problem, capability: int) -> torch.dtype:
+    """The dtype in which a kernel multiplies: for 8-bit floats theirs where a tensor core takes it, else float16.
+
+    int8 on sm75 is multiplied as float16 too, for which Triton has FMAs there: sums of one step of the loop are exact in float32.
+    """
+    if problem.op == "scaled_mm" and capability < NATIVE_FLOAT8:
+        return torch.float16
+    if problem.op == "int_mm" and 0 < capability < INTEGER_PRODUCTS:
+        return torch.float16
+    return problem.dtype
+
+
+def rounds_weights(problem: Problem) -> torch.dtype | None:
+    """The dtype to which the mm template rounds weights before it multiplies them, None where it multiplies them as they are."""
+    if problem.op != "mixed_mm":
+        return None
+    grouped = problem.scale_b is not None and ScaleClass.of(problem, "scale_b", problem.scale_b, static=False).along_k
+    return problem.dtype if grouped or problem.zero_b is not None else None
+
+
+def quantized_of(problem: Problem, block_k: int, *, capability: int, static: bool) -> Quantized | None:
+    """What the kernel of a problem is told beside the classes of its operands; None for the dense operations."""
+    if problem.op not in QUANTIZED_OPS:
+        return None
+    given: tuple[tuple[ScaleName, Layout | None], ...] = (
+        ("scale_a", problem.scale_a),
+        ("scale_b", problem.scale_b),
+        ("zero_b", problem.zero_b),
+    )
+    scales = tuple(ScaleClass.of(problem, name, layout, static=static) for name, layout in given if layout is not None)
+    product = product_dtype(problem, capability)
+    along_k = any(scale.along_k for scale in scales)
+    narrow = problem.op == "scaled_mm" and not problem.fast_accum and capability >= NATIVE_FLOAT8
+    promoting = narrow and not along_k and capability == PROMOTING
+    return Quantized(
+        op=problem.op,
+        encoding=problem.encoding,
+        a=problem.a.dtype,
+        b=problem.b.dtype,
+        product=product,
+        by_bits=capability < NATIVE_FLOAT8 and any(x.dtype in FLOAT8 for x in (problem.a, problem.b)),
+        scales=scales,
+        imprecise=min(block_k, NARROW_SUM) if promoting else None,
+        fresh=(problem.op == "int_mm" and product != torch.int8)
+        or (problem.op == "scaled_mm" and (along_k or (narrow and not promoting))),
+    )

@@ -1,0 +1,1 @@
+"""Kernels for products of few rows, whose time is that of reading b once: swapped operands, and products without tensor cores."""

@@ -1,0 +1,164 @@
+"""What the Triton backend offers for the quantized operations, and the kernels that come of it, compiled without a GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gemmtune.conformance.architectures import inspect_choices
+from gemmtune.device import preset
+from gemmtune.problem import Layout, Problem
+from gemmtune.problem.rules import QUANTIZED_OPS
+from gemmtune.settings import Settings
+from gemmtune.templates.compiled import CompiledChoice
+from gemmtune.templates.triton import BACKEND
+from gemmtune.templates.triton.build import TritonChoice, choice_for
+from gemmtune.templates.triton.configs import SET_SIZES, Config
+from gemmtune.templates.triton.legality import check
+from gemmtune.templates.triton.mixed.configs import WordsConfig
+from gemmtune.templates.triton.mixed.offers import words_choices, words_configs
+from gemmtune.templates.triton.mixed.words import WordsChoice, why_not_config, why_not_words, words_choice
+
+CUDA: dict[str, Any] = {"device_type": "cuda"}
+E4M3 = torch.float8_e4m3fn
+TILE = Config(block_m=64, block_n=64, block_k=64, stages=3, warps=4)
+PROBLEMS: dict[str, Problem] = {
+    "int": Problem.int_mm(512, 512, 512, **CUDA),
+    "int-odd": Problem.int_mm(100, 99, 101, layout="nn", **CUDA),
+    "int-row": Problem.int_mm(1, 512, 512, layout="tn", **CUDA),
+    "scaled": Problem.scaled_mm(512, 512, 512, **CUDA),
+    "scaled-blocks": Problem.scaled_mm(500, 512, 512, dtype=torch.float8_e5m2, dtype_b=E4M3, scales="block_128x128", **CUDA),
+    "int8": Problem.mixed_mm(16, 4096, 4096, scales="column", **CUDA),
+    "int8-nn": Problem.mixed_mm(64, 512, 512, layout="nn", scales="column", **CUDA),
+    "int4": Problem.mixed_mm(256, 4096, 4096, encoding="int4", scales="group_128", **CUDA),
+    "uint4-zeros": Problem.mixed_mm(16, 4096, 4096, dtype=torch.bfloat16, encoding="uint4", scales="group_64", zeros=True, **CUDA),
+    "e4m3-odd": Problem.mixed_mm(100, 99, 102, dtype_b=E4M3, scales="group_32", **CUDA),
+    "float32": Problem.mixed_mm(512, 512, 512, dtype=torch.float32, dtype_b=torch.uint8, scales="group_64", zeros=True, **CUDA),
+}  # fmt: skip
+
+
+def _choices(problem: Problem, arch: str, search: Any = "default") -> list[CompiledChoice]:
+    offers = BACKEND.enumerate(problem, preset(arch), Settings(search=search))
+    return [choice for choice in offers.choices if isinstance(choice, CompiledChoice)]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_search_tries_few_choices_each_with_a_name_and_a_hash_of_its_own(name: str) -> None:
+    choices = _choices(PROBLEMS[name], "sm90")
+    assert 0 < len(choices) <= (SET_SIZES["default"] or 0)
+    assert len({choice.name for choice in choices}) == len(choices)
+    assert len({choice.content_hash for choice in choices}) == len(choices)
+
+
+@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm89", "sm90", "sm100", "sm120", "gfx942"])
+@pytest.mark.parametrize("op", QUANTIZED_OPS)
+def test_every_architecture_is_served_or_refused_with_a_reason(op: str, arch: str) -> None:
+    device = preset(arch)
+    problem: Problem = getattr(Problem, op)(64, 512, 512, device_type="cuda")
+    offers = BACKEND.enumerate(problem, device, Settings(search="quick"))
+    assert bool(offers.choices) != bool(offers.refusals)
+    assert bool(offers.choices) == (op != "mixed_mm" or arch != "sm75")
+
+
+def test_weights_without_a_contiguous_dimension_are_refused_but_for_float32() -> None:
+    strided = Layout(size=(512, 512), stride=(2, 1024), dtype=torch.int8)
+    half = replace(Problem.mixed_mm(64, 512, 512, **CUDA), b=strided)
+    full = replace(Problem.mixed_mm(64, 512, 512, dtype=torch.float32, **CUDA), b=strided)
+    (refusal,) = BACKEND.enumerate(half, preset("sm90"), Settings()).refusals
+    assert "neither its rows nor its columns are contiguous" in refusal.reason
+    assert BACKEND.enumerate(full, preset("sm90"), Settings()).choices
+
+
+@pytest.mark.parametrize(
+    ("problem", "config", "words"),
+    [
+        (Problem.mixed_mm(64, 512, 512, scales="group_32", **CUDA), TILE, "does not divide the 32 elements"),
+        (Problem.scaled_mm(64, 512, 512, scales="block_1x128", **CUDA), replace(TILE, block_k=256), "does not divide the 128"),
+        (Problem.scaled_mm(64, 512, 512, **CUDA), replace(TILE, block_k=256), "may have 128 terms"),
+        (Problem.int_mm(64, 512, 512, **CUDA), replace(TILE, block_k=16), "products of 8 bits need 32"),
+    ],
+    ids=["group", "block", "narrow", "bytes"],
+)
+def test_what_a_config_may_not_do(problem: Problem, config: Config, words: str) -> None:
+    assert words in (check(problem, preset("sm90"), config) or "")
+
+
+def test_sums_of_8_bit_floats_are_promoted_unless_asked_not_to() -> None:
+    texts = {
+        fast: choice_for(Problem.scaled_mm(512, 512, 512, fast_accum=fast, **CUDA), preset("sm90"), TILE).source.text
+        for fast in (False, True)
+    }
+    assert "max_num_imprecise_acc=64" in texts[False]
+    assert "max_num_imprecise_acc" not in texts[True]
+    older = choice_for(Problem.scaled_mm(512, 512, 512, **CUDA), preset("sm89"), TILE).source.text
+    assert "acc = acc + part" in older
+
+
+def test_claims_say_whether_weights_are_rounded() -> None:
+    device, words = preset("sm90"), WordsConfig(block_m=16, block_n=64, block_k=128, stages=3, warps=2)
+    grouped = Problem.mixed_mm(16, 512, 512, encoding="int4", scales="group_128", **CUDA)
+    from_zero = Problem.mixed_mm(16, 512, 512, encoding="int4", scales="group_128", zeros=True, **CUDA)
+    column = Problem.mixed_mm(16, 512, 512, scales="column", **CUDA)
+    assert choice_for(column, device, TILE).claims.weights is None
+    assert choice_for(grouped, device, TILE).claims.weights is torch.float16
+    assert words_choice(grouped, device, words).claims.weights is None
+    assert words_choice(from_zero, device, words).claims.weights is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (Problem.mixed_mm(16, 512, 512, dtype=torch.float32, **CUDA), "16-bit floats and integers"),
+        (Problem.mixed_mm(16, 512, 512, dtype_b=torch.float8_e5m2, **CUDA), "16-bit floats and integers"),
+        (Problem.mixed_mm(16, 512, 512, layout="nn", **CUDA), "columns must be contiguous"),
+        (Problem.mixed_mm(16, 512, 500, **CUDA), "multiples of 16 bytes"),
+        (Problem.int_mm(16, 512, 512, **CUDA), "has no weights"),
+    ],
+    ids=["float32", "e5m2", "rows", "odd", "op"],
+)
+def test_why_weights_are_not_read_as_words(problem: Problem, words: str) -> None:
+    assert words in (why_not_words(problem, preset("sm90")) or "")
+    assert not words_choices(problem, preset("sm90"), None)
+
+
+def test_warp_groups_are_for_sm90_and_need_weights_as_rows() -> None:
+    problem, config = PROBLEMS["int4"], WordsConfig(block_m=64, block_n=128, block_k=128, stages=3, warps=4, fragments=True)
+    assert why_not_config(problem, preset("sm90"), config) is None
+    assert "single warps would multiply" in (why_not_config(problem, preset("sm80"), config) or "")
+    assert "a warp group would multiply" in (why_not_config(problem, preset("sm90"), replace(config, fragments=False)) or "")
+    assert not any(c.fragments for c in words_configs(problem, preset("sm80")))
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_kernels_compile_within_predicted_resources_to_the_expected_instructions(name: str, arch: str) -> None:
+    pytest.importorskip("triton", reason="compiles with Triton")
+    choices = _choices(PROBLEMS[name], arch)
+    inspections = list(inspect_choices([choices[0], choices[-1]]))
+    wrong = [f"{inspection}: {text}" for inspection in inspections for text in inspection.problems]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_multiplication_of_a_warp_group_is_in_flight_when_its_registers_are_written() -> None:
+    pytest.importorskip("triton", reason="compiles with Triton")
+    choice = next(
+        c
+        for c in words_choices(Problem.mixed_mm(256, 4096, 4096, scales="column", **CUDA), preset("sm90"), None)
+        if "group" in c.name
+    )
+    inner = getattr(choice, "inner", None)
+    assert isinstance(inner, WordsChoice)
+    ptx = inner.kernel().asm["ptx"]
+    # After the last multiplication of a step, and before the branch back, comes a wait for all of them.
+    rest = ptx[ptx.rindex("wgmma.mma_async") :]
+    assert re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", rest[: rest.index("bra")]) == ["0"]
+
+
+def test_problems_of_one_class_share_a_kernel() -> None:
+    keys = {choice_for(Problem.int_mm(m, n, 1024, **CUDA), preset("sm90"), TILE).compile_key for m, n in ((512, 512), (640, 1024))}
+    assert len(keys) == 1
+    assert isinstance(choice_for(PROBLEMS["int"], preset("sm90"), TILE), TritonChoice)

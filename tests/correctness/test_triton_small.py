@@ -1,0 +1,178 @@
+"""Kernels for few rows: values in Triton's interpreter, and what they are when compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemmtune.choice import Status
+from gemmtune.conformance.architectures import inspect_choices
+from gemmtune.device import preset
+from gemmtune.problem import Layout, Problem
+from gemmtune.problem.trace import trace
+from gemmtune.templates.triton.build import choice_for
+from gemmtune.templates.triton.configs import Config
+from gemmtune.templates.triton.padding import PaddedChoice, padded_choices
+from gemmtune.templates.triton.small.swap import swapped_choices, transposed
+from gemmtune.templates.triton.small.vec import vector_choices
+
+pytest.importorskip("triton", reason="the interpreter and the compiler are Triton's")
+
+import triton_jobs
+from interpreter import Run, interpreting_process
+
+SWAPPED = [
+    Config(block_m=64, block_n=16, block_k=32, stages=1, warps=4),
+    Config(block_m=32, block_n=16, block_k=16, stages=1, warps=4, split_k=3),
+]
+VECTOR = [
+    Config(block_m=4, block_n=8, block_k=64, stages=2, warps=2),
+    Config(block_m=4, block_n=32, block_k=16, stages=2, warps=2),
+]
+FAMILIES = [(triton_jobs.swapped, SWAPPED), (triton_jobs.vector, VECTOR)]
+Family = tuple[triton_jobs.Family, list[Config]]
+families = pytest.mark.parametrize("family", FAMILIES, ids=["swapped", "vector"])
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Run]:
+    """Runs a function of triton_jobs in a process whose Triton interprets."""
+    with interpreting_process() as run:
+        yield run
+
+
+@families
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_mm(interpreted: Run, family: Family, dtype: torch.dtype, layout: str) -> None:
+    problem = Problem.mm(3, 37, 75, dtype=dtype, layout=layout, device_type="cpu")
+    assert max(interpreted(triton_jobs.errors, problem, family[1], family=family[0])) <= 1
+
+
+@families
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 33, 64), (2, 32, 128), (4, 64, 63)], ids=str)
+def test_mm_at_the_edges_of_tiles(interpreted: Run, family: Family, shape: tuple[int, int, int]) -> None:
+    problem = Problem.mm(*shape, dtype=torch.float32, device_type="cpu")
+    configs = [replace(config, split_k=1) for config in family[1]]
+    assert max(interpreted(triton_jobs.errors, problem, configs, family=family[0])) <= 1
+
+
+@families
+@pytest.mark.parametrize("bias", ["n", "mn", "m1", "1n", "scalar"])
+@pytest.mark.parametrize("op", ["addmm", "baddbmm"])
+def test_bias_shapes(interpreted: Run, family: Family, op: str, bias: str) -> None:
+    shape = (2, 3, 40, 65) if op == "baddbmm" else (3, 40, 65)
+    problem = getattr(Problem, op)(*shape, dtype=torch.float16, bias=bias, alpha=2, beta=0.5, device_type="cpu")
+    assert max(interpreted(triton_jobs.errors, problem, family[1], family=family[0])) <= 1
+
+
+EPILOGUES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "column": (lambda acc, x: acc * x, ((3, 1),)),
+    "row-and-block": (lambda acc, x, y: acc / (torch.abs(x) + 2) + y, ((40,), (3, 40))),
+    "scalar": (lambda acc, x: torch.nn.functional.silu(acc + x), ((),)),
+}
+
+
+@families
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues(interpreted: Run, family: Family, name: str) -> None:
+    function, sizes = EPILOGUES[name]
+    extra = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
+    problem = replace(
+        Problem.mm(3, 40, 70, dtype=torch.bfloat16, device_type="cpu"), epilogue=trace(function, torch.float32, extra)
+    )
+    assert max(interpreted(triton_jobs.errors, problem, family[1], family=family[0])) <= 1
+
+
+def _layout(size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Layout:
+    return Layout(size=size, stride=stride, dtype=torch.float32, offset=offset)
+
+
+STRIDED = {
+    "padded": (_layout((3, 70), (75, 1)), _layout((70, 40), (1, 71), 3), _layout((3, 40), (44, 1))),
+    "every-second": (_layout((3, 70), (200, 2)), _layout((70, 40), (2, 141)), _layout((3, 40), (1, 3))),
+    "expanded": (_layout((3, 70), (1, 0)), _layout((70, 40), (0, 1)), _layout((3, 40), (40, 1))),
+}
+
+
+@families
+@pytest.mark.parametrize("name", STRIDED)
+def test_strided_operands(interpreted: Run, family: Family, name: str) -> None:
+    a, b, out = STRIDED[name]
+    assert max(interpreted(triton_jobs.errors, Problem(op="mm", a=a, b=b, out=out), family[1], family=family[0])) <= 1
+
+
+@families
+def test_an_empty_sum_and_a_bias_that_is_not_read(interpreted: Run, family: Family) -> None:
+    configs = [replace(config, split_k=1) for config in family[1]]
+    empty = Problem.addmm(3, 40, 0, dtype=torch.float32, bias="n", beta=0.5, device_type="cpu")
+    assert max(interpreted(triton_jobs.errors, empty, configs, family=family[0])) <= 1
+    unread = Problem.addmm(3, 40, 65, dtype=torch.float32, beta=0, device_type="cpu")
+    assert max(interpreted(triton_jobs.errors, unread, configs, nan_inp=True, family=family[0])) <= 1
+
+
+@families
+def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, family: Family) -> None:
+    problem = Problem.addmm(3, 40, 65, dtype=torch.bfloat16, bias="m1", alpha=2, beta=0.5, device_type="cpu")
+    found = interpreted(triton_jobs.verdicts, problem, family[1], family=family[0])
+    assert [verdict.status for verdict in found] == [Status.OK, Status.OK], [verdict.reason for verdict in found]
+
+
+def test_transposing_twice_is_the_problem_itself() -> None:
+    problem = Problem.baddbmm(2, 3, 40, 65, dtype=torch.float16, bias="mn", alpha=2, beta=0.5, device_type="cuda")
+    assert transposed(problem).a == problem.b.transposed
+    assert transposed(transposed(problem)) == problem
+
+
+COMPILED = {
+    "bf16-nt": Problem.mm(16, 6144, 4096, device_type="cuda"),
+    "f16-nn": Problem.addmm(3, 4096, 14336, dtype=torch.float16, layout="nn", device_type="cuda"),
+    "f32-nt": Problem.mm(2, 1000, 4096, dtype=torch.float32, device_type="cuda"),
+    "bmm-bf16-odd": Problem.bmm(3, 4, 1001, 999, device_type="cuda"),
+    "f64-nt": Problem.mm(1, 512, 2048, dtype=torch.float64, device_type="cuda"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90", "sm100"])
+def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, name: str) -> None:
+    device, problem = preset(arch), COMPILED[name]
+    choices = [*swapped_choices(problem, device, 3)[::2], *vector_choices(problem, device, 3)[::2]]
+    inspections = list(inspect_choices(tuple(choices)))
+    wrong = [f"{inspection}: {text}" for inspection in inspections for text in inspection.problems]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_launches_overlap_where_the_architecture_can_and_kernels_wait_by_themselves() -> None:
+    problem = Problem.mm(3, 512, 4096, device_type="cuda")
+    for choice in (*vector_choices(problem, preset("sm90"), 1), *swapped_choices(problem, preset("sm90"), 1)):
+        text = choice.artifacts(preset("sm90"))[0].code
+        wait, trigger = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
+        assert wait < trigger < text.index("cp.async")
+        assert "ld.global" not in text[:wait]
+        (other,) = choice.variants()
+        assert choice.name.replace("_pdl", "") == other.name
+        assert other.compile_key == choice.compile_key
+        assert other.content_hash != choice.content_hash
+        assert other.variants()[0] == choice
+    (older,) = vector_choices(problem, preset("sm80"), 1)
+    assert not older.variants()
+    assert "griddepcontrol" not in older.artifacts(preset("sm80"))[0].code
+
+
+def test_a_copy_lets_the_product_come_into_place_and_waits_before_it_reads() -> None:
+    problem, device = Problem.mm(1000, 1001, 999, device_type="cuda"), preset("sm90")
+    config = Config(block_m=64, block_n=64, block_k=64, stages=4, warps=4)
+    (choice,) = padded_choices(problem, device, lambda aligned: [choice_for(aligned, device, config)])
+    assert choice.name.endswith("_pdl_pad")
+    copy, product = (artifact.code for artifact in choice.artifacts(device))
+    trigger, wait = copy.index("griddepcontrol.launch_dependents"), copy.index("griddepcontrol.wait")
+    assert trigger < wait < copy.index("ld.global")
+    assert product.index("griddepcontrol.wait") < product.index("cp.async")
+    (other,) = choice.variants()
+    assert isinstance(other, PaddedChoice)
+    assert other.name == choice.name.replace("_pdl", "")
+    assert (other.compile_key, other.inner.config.pdl) == (choice.compile_key, False)

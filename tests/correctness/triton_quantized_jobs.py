@@ -1,0 +1,37 @@
+"""What the interpreter tests of the quantized operations run in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gemmtune.choice import Choice
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.selector.verify import Verdict, Verifier
+from gemmtune.templates.triton.build import choice_for
+from gemmtune.templates.triton.configs import Config
+from gemmtune.templates.triton.mixed.configs import WordsConfig
+from gemmtune.templates.triton.mixed.words import words_choice
+
+CPU = preset("portable")
+
+
+def _choice(problem: Problem, config: Config) -> Choice:
+    make: Callable[..., Choice] = words_choice if isinstance(config, WordsConfig) else choice_for
+    return make(problem, CPU, config)
+
+
+def verdicts(problem: Problem, configs: Sequence[Config]) -> list[Verdict]:
+    """What verification says of each config: exact probes, and random data against float64."""
+    verifier = Verifier(problem, torch.device("cpu"))
+    choices = [_choice(problem, config) for config in configs]
+    return [verifier.check(choice, choice.build()) for choice in choices]
+
+
+def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The result for operands of the caller."""
+    out = torch.empty(problem.out.size, dtype=problem.out.dtype)
+    _choice(problem, config).build().run(out, a, b, None, 1.0, 0.0, extra)
+    return out
