@@ -74,13 +74,14 @@ def conformance(gemm: str | None, keyword: str | None, pytest_arguments: tuple[s
     """Test whether a GEMM is right: MODULE:NAME is a function f(a, b), or a module or object with functions named as torch's.
 
     What it is not declared to take, it may refuse; what it returns has to be right. Each case runs in a worker process, so that a
-    crash or a hang is one failure. Exit status: 0 it conforms, 1 it does not, 2 it could not be tested.
+    crash or a hang is one failure. Exit status, by what ran: 0 it conforms, 1 it does not, 2 it could not be tested.
 
     \b
     gemmtune conformance mypkg.ops:matmul
     gemmtune conformance mypkg.ops:matmul --device cuda --trait out --trait dtypes=float16,bfloat16 --level full
     gemmtune conformance mypkg.ops:matmul --repro bound:mm-bf16-127x64x33-seed.7 --in-process
     gemmtune conformance mypkg.ops:matmul --html report.html -- -n 2
+    gemmtune conformance mypkg.ops:slow_to_compile --max-cases 100 --max-seconds 120
     gemmtune conformance --sm 80
     """  # fmt: skip
     try:

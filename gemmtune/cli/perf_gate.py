@@ -88,7 +88,7 @@ def perf_gate(
     gemmtune perf-gate 512x512x512 --dtype float32
     gemmtune perf-gate --shapes models.json --update-baseline
     gemmtune perf-gate --require-baseline
-    gemmtune perf-gate 512x512x512 --against ../main
+    gemmtune perf-gate 512x512x512 --against path/to/another/checkout
     """  # fmt: skip
     try:
         asked = _options(options)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..choice import Claims
-from ..numerics.bounds import Bound, accumulation_bound, exact_limit, underflow
+from ..numerics.bounds import Bound, accumulation_bound, exact_limit
 from ..numerics.compare import Comparer, Finding
 from ..numerics.guards import Checksum, Guards
 from ..numerics.operands import POISONS, Operands, storage_bits
@@ -16,33 +16,22 @@ from ..numerics.pick import Pick
 from ..numerics.probes import Probes
 from ..numerics.reference import Reference, extended_reference, reference, regions
 from ..problem import Problem
-from ..problem.dtypes import dtype_info, dtype_name
+from ..problem.dtypes import dtype_name
 from .case import Case
 from .diagnose import Evidence, diagnose
+from .expected import Expected, Judged, exactly, within
 from .heat import heat_map
 from .outcome import Failure
 from .poisoned import guarded_out, poison_free_memory
 from .refusals import REFUSALS, Refused, is_fatal
 from .subject import Call, Subject
 
-__all__ = ["Bench", "Expected"]
+__all__ = ["WATCHED", "Bench"]
 
 MOST_REMEMBERED = 2**20
 """Elements of a result that is kept, to be recognised if a later call returns it again."""
-MOST_EXPLAINED = 2**28
-"""Elements of a result that is wrong: of a larger one only the first bad element is told."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What a result must be: ``value`` within ``tolerance``, float64 [B, M, N]; with the operands that it came from."""
-
-    name: str
-    operands: Operands
-    value: torch.Tensor
-    tolerance: torch.Tensor
-    known: bool = True
-    """Not known, ``value`` may be wrong itself: then no bug can be named that would explain the result."""
+WATCHED = ("a", "b", "inp", "scale_a", "scale_b", "zero_b")
+"""Inputs that a call must leave as they are, besides those of an epilogue."""
 
 
 class Bench:
@@ -54,11 +43,15 @@ class Bench:
         self.device = device
         self.problem, self.claims = _asked(subject, case.problem(device.type))
         self.probes = Probes(self.problem, device, seed=case.seed)
+        self.extra = self.probes.extra()
+        """The epilogue's operands, the same in every call."""
+        self.generator = torch.Generator(device=device).manual_seed(case.seed)
         self.failures: list[Failure] = []
         self.error_over_bound: float | None = None
         self.grade: float | None = None
         self.choice = ""
-        self._comparer = Comparer(self.problem, self.claims, ())
+        self._judged = Judged(problem=self.problem, claims=self.claims, extra=self.extra)
+        self._comparer = Comparer(self.problem, self.claims, self.extra)
         self._calls = 0
         self._results: list[torch.Tensor] = []
 
@@ -102,6 +95,7 @@ class Bench:
 
     def launch(self, call: Call, *, wait: bool = True) -> object:
         """The bare call, on the current stream. Raises Refused where the GEMM raises an error that leaves the device usable."""
+        call = dataclasses.replace(call, operands=self.given(call.operands))
         try:
             result = self.subject(call)
             if wait and self.device.type == "cuda":
@@ -114,14 +108,18 @@ class Bench:
             self.choice = self.subject.choice_of(call)
         return result
 
+    def given(self, operands: Operands) -> Operands:
+        """``operands`` with those of the epilogue, unless they have some."""
+        return operands if operands.extra or not self.extra else dataclasses.replace(operands, extra=self.extra)
+
     def next_payload(self) -> int:
         """The bits with which out is poisoned next; never the same twice in a row."""
         self._calls += 1
         return POISONS[self.problem.out.dtype][self._calls % 2]
 
     def _checksums(self, operands: Operands) -> dict[str, Checksum]:
-        names = ("a", "b", "inp", "scale_a", "scale_b")
-        tensors = {name: getattr(operands, name, None) for name in names}
+        tensors = {name: getattr(operands, name) for name in WATCHED}
+        tensors |= {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(self.given(operands).extra)}
         return {name: Checksum(tensor) for name, tensor in tensors.items() if tensor is not None and tensor.numel()}
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -148,7 +146,14 @@ class Bench:
         """Bit equality with an exact probe."""
         finding = self._finding()
         self._comparer.pick(result, pick, finding)
-        return self._conclude(finding, result, pick.name, lambda: self._exactly(pick))
+        return self._conclude(finding, result, pick.name, lambda: exactly(self._judged, pick))
+
+    def expect_scaled_pick(self, result: torch.Tensor, pick: Pick) -> bool:
+        """Within the bound of one product, for a probe with scales of any numbers."""
+        finding = self._finding()
+        bound = accumulation_bound(self.problem, self.claims, alpha=1, largest=pick.operands.beside_subnormal, terms=1)
+        self._comparer.picked_within(result, pick, bound, finding)
+        return self._conclude(finding, result, pick.name, lambda: exactly(self._judged, pick, bound))
 
     def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
         """Within the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
@@ -162,7 +167,8 @@ class Bench:
             self._comparer.reference(result, part, self._bound(operands, part, exact=exact), finding)
         ratio = float(finding.ratio)
         self.error_over_bound = max(ratio, self.error_over_bound or 0.0)
-        return self._conclude(finding, result, name, lambda: self._within(operands, references[0], exact=exact))
+        bound = self._bound(operands, references[0], exact=exact)
+        return self._conclude(finding, result, name, lambda: within(self._judged, operands, references[0], bound))
 
     def expect_equal(
         self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str, known: bool = True
@@ -171,7 +177,7 @@ class Bench:
         same = (result == expected) | (result.isnan() & expected.isnan())
         if bool(same.all()):
             return True
-        value = expected.double().reshape(self._matrix_shape)
+        value = expected.double().reshape(self._judged.shape)
         tolerance = torch.zeros_like(value)
         self.explain(result, Expected(name=name, operands=operands, value=value, tolerance=tolerance, known=known))
         return False
@@ -184,10 +190,6 @@ class Bench:
         """Fail with ``message`` unless ``condition``."""
         if not condition:
             self.fail(message)
-
-    @property
-    def _matrix_shape(self) -> tuple[int, int, int]:
-        return self.problem.batch, self.problem.m, self.problem.n
 
     def _finding(self) -> Finding:
         return Finding(self.device, POISONS[self.problem.out.dtype][self._calls % 2])
@@ -214,28 +216,9 @@ class Bench:
         self.fail(f"{name}: {place} {what}", index=bad.index, got=bad.got, expected=bad.expected, tolerance=bad.tolerance)
         return False
 
-    def _exactly(self, pick: Pick) -> Expected | None:
-        """None where several float64 copies of the result would take too much memory."""
-        if self.problem.out.numel > MOST_EXPLAINED:
-            return None
-        rows = slice(0, self.problem.m)
-        value = pick.exact(slice(0, self.problem.batch), rows, torch.float64).expand(self._matrix_shape)
-        return Expected(name=pick.name, operands=pick.operands, value=value, tolerance=torch.zeros_like(value))
-
-    def _within(self, operands: Operands, part: Reference, *, exact: bool) -> Expected | None:
-        """None where only a sample of the result has a reference."""
-        if part.region.rows is not None or part.region.cols is not None:
-            return None
-        info = dtype_info(self.problem.out.dtype)
-        error = self._bound(operands, part, exact=exact)(part.magnitude)
-        tolerance = (
-            error + info.unit_roundoff * (part.value.abs() + error) + underflow(info.dtype, flush=self.claims.flush_subnormals)
-        )
-        return Expected(name="", operands=operands, value=part.value, tolerance=tolerance)
-
     def explain(self, result: torch.Tensor, expected: Expected) -> None:
         """One failure with all that helps: first bad element, count, map, and which known bug gives this result."""
-        got = result.double().reshape(self._matrix_shape)
+        got = result.double().reshape(self._judged.shape)
         bad = self._wrong(got, expected)
         if not bool(bad.any()):  # the comparison that led here knew more, such as a rounding of its own
             bad = got != expected.value
@@ -261,7 +244,7 @@ class Bench:
         return diagnose(
             Evidence(
                 problem=self.problem,
-                operands=expected.operands,
+                operands=self.given(expected.operands),
                 got=got,
                 expected=expected.value,
                 tolerance=expected.tolerance,
@@ -279,13 +262,13 @@ class Bench:
 
     def _unwritten(self, result: torch.Tensor) -> torch.Tensor:
         """Elements that still have the bits of a poison, [B, M, N]."""
-        bits = result.view(storage_bits(result).dtype).reshape(self._matrix_shape)
+        bits = result.view(storage_bits(result).dtype).reshape(self._judged.shape)
         first, second = POISONS[self.problem.out.dtype]
         return (bits == first) | (bits == second)
 
     def _remember(self, result: torch.Tensor) -> None:
         if result.numel() <= MOST_REMEMBERED:
-            self._results = [*self._results[-2:], result.to(torch.float64, copy=True).reshape(self._matrix_shape)]
+            self._results = [*self._results[-2:], result.to(torch.float64, copy=True).reshape(self._judged.shape)]
 
     def _forget(self, wrong: torch.Tensor) -> None:
         """A result that was wrong when it came is no sign of a stale one when it comes again."""
@@ -294,6 +277,8 @@ class Bench:
 
 def _asked(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:
     """The problem and what is claimed for it. Where float32 is declared to be read as tf32, it is a tf32 problem to the probes."""
+    if problem.op == "scaled_mm" and subject.traits.fast_accum:
+        problem = dataclasses.replace(problem, fast_accum=True)
     claims = subject.claims(problem)
     if claims.input_mode == "tf32" and problem.dtype == torch.float32:
         problem = dataclasses.replace(problem, precision=dataclasses.replace(problem.precision, input_mode="tf32"))

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import CaseError
-from ..problem import Layout, Precision, Problem
-from ..problem.standard import scale_layouts
-from .labels import BIASES, DTYPES, OPS, SCALES, SHORT_DTYPES
+from ..problem import Problem
+from .labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
 from .layouts import PLAIN, OperandLayout
+from .statement import problem_of
 
 __all__ = ["Case"]
 
 SCALARS = ("zero", "one", "general")
-_OUT_DTYPES = {"int_mm": torch.int32, "scaled_mm": torch.bfloat16}
+YES_NO = ("no", "yes")
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _SIZES = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)")
 
@@ -27,7 +27,7 @@ class Case:
     """A specification and a seed, never tensors.
 
     ``variant`` is whatever else the property distinguishes, such as the fill of the operands. Layouts are texts of
-    ``OperandLayout``; ``inp`` is that of the added operand, whose shape is ``bias``.
+    ``OperandLayout``; ``inp`` is that of the added operand, whose shape is ``bias``, and that of scales and zero points.
     """
 
     property_name: str
@@ -46,6 +46,15 @@ class Case:
     alpha: str = "one"
     beta: str = "one"
     scales: str = "tensor"
+    """What one scale is for, of ``labels.SCALES_OF``."""
+    scale_dtype: str = ""
+    """Empty: a's for mixed_mm, float32 for the others."""
+    weights: str = ""
+    """What b holds. Empty: int8 for mixed_mm, for the others what a holds; scaled_mm may have the other 8-bit float."""
+    zeros: str = "no"
+    """Whether there are zero points, ``yes`` or ``no``."""
+    result: str = ""
+    """The dtype of the result of scaled_mm; empty: bfloat16."""
     variant: str = ""
     seed: int = 0
 
@@ -53,6 +62,8 @@ class Case:
         for name, value, legal in (
             ("op", self.op, OPS), ("dtype", self.dtype, tuple(DTYPES)), ("bias", self.bias, BIASES),
             ("alpha", self.alpha, SCALARS), ("beta", self.beta, SCALARS), ("scales", self.scales, SCALES),
+            ("scale_dtype", self.scale_dtype, ("", *NARROW_FLOATS)), ("zeros", self.zeros, YES_NO),
+            ("result", self.result, ("", *NARROW_FLOATS)), ("weights", self.weights, ("", *self._legal_weights)),
         ):  # fmt: skip
             if value not in legal:
                 raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")
@@ -62,6 +73,12 @@ class Case:
             raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
             OperandLayout.parse(text)
+        if self.op in SCALES_OF and self.scales not in SCALES_OF[self.op]:
+            raise CaseError(f"scales: got {self.scales!r}, expected for {self.op} one of {', '.join(SCALES_OF[self.op])}")
+
+    @property
+    def _legal_weights(self) -> tuple[str, ...]:
+        return {"mixed_mm": tuple(WEIGHTS), "scaled_mm": FLOAT8}.get(self.op, ())
 
     @property
     def id(self) -> str:
@@ -111,37 +128,34 @@ class Case:
         return self.op in ("addmm", "baddbmm")
 
     @property
+    def quantized(self) -> bool:
+        """Operands, or one of them, have 8 bits or fewer."""
+        return self.op in QUANTIZED
+
+    @property
+    def packed(self) -> bool:
+        """b has two numbers in each byte, so that K is even."""
+        return self.op == "mixed_mm" and bool(WEIGHTS[self.weights or "int8"][1])
+
+    @property
+    def b_dtype(self) -> torch.dtype:
+        """That of b as a tensor."""
+        if self.op == "mixed_mm":
+            return WEIGHTS[self.weights or "int8"][0]
+        return DTYPES[self.weights or self.dtype]
+
+    @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of strides of a, b and the added operand."""
-        texts = (self.a, self.b, *([self.inp] if self.added else []))
+        """The kinds of strides of a, b and the added operand or the scales."""
+        texts = (self.a, self.b, *([self.inp] if self.added or self.quantized else []))
         return frozenset[str]().union(*(OperandLayout.parse(text).kinds for text in texts))
 
     def problem(self, device_type: str) -> Problem:
         """What is asked, as the selector's Problem."""
-        dtype = DTYPES[self.dtype]
-        lead = (self.batch,) if self.batched else ()
-        out_dtype = _OUT_DTYPES.get(self.op, dtype)
-        out_size = (*lead, self.m, self.n)
-        scaled = self.op == "scaled_mm"
-        scale_a, scale_b = scale_layouts(self.m, self.n, self.scales) if scaled else (None, None)  # type: ignore[arg-type]
-        inp: Layout | None = None
-        if self.added:
-            shapes = {"n": (self.n,), "mn": out_size, "m1": (self.m, 1), "1n": (1, self.n), "scalar": ()}
-            inp = OperandLayout.parse(self.inp).layout(shapes[self.bias], dtype)
-        return Problem(
-            op=self.op,  # type: ignore[arg-type]
-            a=OperandLayout.parse(self.a).layout((*lead, self.m, self.k), dtype),
-            b=OperandLayout.parse(self.b).layout((*lead, self.k, self.n), dtype),
-            out=OperandLayout.parse(self.out or PLAIN).layout(out_size, out_dtype),
-            inp=inp,
-            alpha=self.alpha if self.added else "one",  # type: ignore[arg-type]
-            beta=self.beta if self.added else "zero",  # type: ignore[arg-type]
-            device_type=device_type,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            precision=Precision(input_mode="tf32" if self.dtype == "tf32" else "ieee"),
-        )
+        return problem_of(self, device_type)
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
-_OPTIONAL = ("a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "variant", "seed")
+_OPTIONAL = (
+    "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "variant", "seed",
+)  # fmt: skip

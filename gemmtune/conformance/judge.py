@@ -34,7 +34,7 @@ def judge(subject: Subject, case: Case, device: torch.device) -> Outcome:
         verdict = Verdict.REFUSED if scope.may_refuse(case) else Verdict.RAISED
         reason = str(refusal)
     except Impossible as obstacle:
-        verdict, reason = Verdict.REFUSED, f"not possible on this machine: {obstacle}"
+        verdict, reason = Verdict.REFUSED, f"not possible here: {obstacle}"
     failures = tuple(bench.failures)
     if verdict is Verdict.RAISED:
         failures += (Failure(property_name=case.property_name, message=f"raised for what it declares: {reason}"),)

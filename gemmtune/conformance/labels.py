@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["BIASES", "DTYPES", "FLOATS", "OPS", "SCALES", "SHORT_DTYPES"]
+from ..problem.rules import Encoding
 
-OPS = ("mm", "addmm", "bmm", "baddbmm", "int_mm", "scaled_mm")
+__all__ = [
+    "BIASES",
+    "DTYPES",
+    "FLOAT8",
+    "FLOATS",
+    "NARROW_FLOATS",
+    "OPS",
+    "QUANTIZED",
+    "SCALES",
+    "SCALES_OF",
+    "SHORT_DTYPES",
+    "WEIGHTS",
+]
+
+OPS = ("mm", "addmm", "bmm", "baddbmm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+QUANTIZED = ("int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+"""Operations on operands of 8 bits or fewer; 2-D, with nothing added."""
 BIASES = ("n", "mn", "m1", "1n", "scalar")
-SCALES = ("tensor", "row")
-"""One scale for each of a and b, or one for each row of a and each column of b."""
+
+SCALES_OF: dict[str, tuple[str, ...]] = {
+    "int_mm_mul": ("tensor", "row", "column"),
+    "mixed_mm": ("none", "tensor", "column", "group_32", "group_64", "group_128"),
+    "scaled_mm": ("tensor", "row", "block_1x128", "block_128x128"),
+}
+"""What one scale is for: everything, a row of the result, a column of b or of the result, so many elements along K of a column.
+
+Of scaled_mm ``row``: a row of a and a column of b; ``block_1x128``: 128 elements along K of those; ``block_128x128``: the same for
+a, and for b 128 rows by 128 columns."""
+SCALES = tuple(dict.fromkeys(word for words in SCALES_OF.values() for word in words))
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -24,8 +49,20 @@ DTYPES: dict[str, torch.dtype] = {
 """Input dtypes; ``tf32`` is float32 under torch's tf32 setting."""
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 """What is tried where no dtypes are declared, in this order."""
+NARROW_FLOATS = ("float32", "float16", "bfloat16")
+"""Dtypes of results, scales, and a of mixed_mm."""
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 SHORT_DTYPES = {
     "float64": "f64", "float32": "f32", "tf32": "tf32", "float16": "f16", "bfloat16": "bf16",
     "int8": "i8", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
 }  # fmt: skip
 """As case ids have them."""
+WEIGHTS: dict[str, tuple[torch.dtype, Encoding]] = {
+    "int8": (torch.int8, ""),
+    "uint8": (torch.uint8, ""),
+    "int4": (torch.uint8, "int4"),
+    "uint4": (torch.uint8, "uint4"),
+    "float8_e4m3fn": (torch.float8_e4m3fn, ""),
+    "float8_e5m2": (torch.float8_e5m2, ""),
+}
+"""b of mixed_mm: its dtype, and how two numbers are packed into each byte."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ..errors import ConformanceError
 from .labels import DTYPES, OPS, SHORT_DTYPES
 from .layouts import KINDS
+from .properties import PROPERTIES
 from .scope import Level
 from .subject import SubjectSpec
 from .traits import Traits
@@ -22,7 +23,7 @@ STDOUT = "-"
 LEVELS = tuple(level.name.lower() for level in Level)
 ARCHITECTURES = ("75", "80", "90", "100")
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
-_LEAST = {"max_examples": 1, "seed": 0, "min_executed": 1}
+_LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,9 @@ class RunOptions:
     op: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
+    properties: tuple[str, ...] = ()
+    max_cases: int | None = None
+    max_seconds: float | None = None
     trait: tuple[str, ...] = ()
     traits: str | None = None
     max_examples: int | None = None
@@ -77,13 +81,15 @@ class RunOptions:
             words = value if option.kind == "many" else (value,)
             for word in words:
                 if option.choices and word is not None and word not in option.choices:
-                    raise ConformanceError(f"{option.name}: got {word!r}, expected one of {', '.join(option.choices)}")
+                    raise ConformanceError(f"{option.word}: got {word!r}, expected one of {', '.join(option.choices)}")
         for name, least in _LEAST.items():
             number = getattr(self, name)
             if number is not None and number < least:
                 raise ConformanceError(f"{name}: got {number}, expected at least {least}")
-        if self.timeout <= 0:
-            raise ConformanceError(f"timeout: got {self.timeout:g}, expected a number of seconds above 0")
+        for name in ("timeout", "max_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0:
+                raise ConformanceError(f"{name}: got {seconds:g}, expected a number of seconds above 0")
         drawing = [name for name in ("derandomize", "random", "seed") if getattr(self, name) not in (None, False)]
         if len(drawing) > 1:
             raise ConformanceError(f"got {' and '.join(drawing)}, expected one of them: each says how cases are drawn")
@@ -122,7 +128,12 @@ class RunOptions:
     @property
     def narrowed(self) -> bool:
         """Only a part of what the level has is asked for."""
-        return bool(self.op or self.dtype or self.layout or self.repro)
+        return bool(self.op or self.dtype or self.layout or self.properties or self.repro or self.sampled)
+
+    @property
+    def sampled(self) -> bool:
+        """The cases are a sample, in an order in which any first part of it is one too."""
+        return (self.max_cases is not None or self.max_seconds is not None) and not self.repro
 
     def given(self) -> dict[str, Any]:
         """The options that do not have their defaults."""
@@ -169,16 +180,23 @@ class Option:
     kind: Literal["text", "integer", "seconds", "flag", "many"] = "text"
     choices: tuple[str, ...] = ()
     shared: bool = False
+    spelled: str = ""
+    """Where it is not spelled as it is named."""
+
+    @property
+    def word(self) -> str:
+        """Without dashes before it."""
+        return self.spelled or self.name
 
     @property
     def spelling(self) -> str:
         """As the command has it."""
-        return "--" + self.name.replace("_", "-")
+        return "--" + self.word.replace("_", "-")
 
     @property
     def pytest_spelling(self) -> str:
         """As pytest has it."""
-        return self.spelling if self.shared else "--gemm-" + self.name.replace("_", "-")
+        return self.spelling if self.shared else "--gemm-" + self.word.replace("_", "-")
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -191,6 +209,20 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(name="layout", kind="many", choices=tuple(KINDS), metavar="KIND", help=f"Only these strides: {', '.join(KINDS)}."),
     Option(
+        name="properties", spelled="property", kind="many", choices=tuple(p.name for p in PROPERTIES), metavar="NAME",
+        help="Only these properties, such as integers,edges.",
+    ),
+    Option(
+        name="max_cases", kind="integer", metavar="N",
+        help="Only N of the cases, a sample of every property, operation and dtype; --seed takes another. Nothing more is drawn "
+        "unless --max-examples is given.",
+    ),
+    Option(
+        name="max_seconds", kind="seconds", metavar="S",
+        help="Begin no case later than S seconds after the first. Cases come in the order of a sample, so that each property has "
+        "had some.",
+    ),
+    Option(
         name="trait", kind="many", metavar="NAME=VALUE",
         help="What the GEMM declares: out, alpha, beta, empty, dtypes=float16,bfloat16, min_alignment=16, multiples=1,8,8, …",
     ),
@@ -198,7 +230,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="max_examples", kind="integer", metavar="N", shared=True, help="Cases drawn for each property."),
     Option(name="derandomize", kind="flag", shared=True, help="Draw the same cases in every run. This is the default."),
     Option(name="random", kind="flag", help="Draw other cases in every run."),
-    Option(name="seed", kind="integer", metavar="N", help="Draw the cases of this seed."),
+    Option(name="seed", kind="integer", metavar="N", help="Draw, or sample, the cases of this seed."),
     Option(name="skips_file", metavar="FILE", shared=True, help="Cases not to run: on each line an id or pattern, # and why."),
     Option(name="xfails_file", metavar="FILE", shared=True, help="Cases known to fail, alike; it is an error if one passes."),
     Option(name="strict_lists", kind="flag", help="It is an error if a line of these files fits no case, as it is in CI."),
@@ -210,7 +242,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(name="sm_compile_only", kind="flag", help="With sm: do not run them."),
     Option(name="sanitize", kind="flag", help="Run a few cases under compute-sanitizer as well (CUDA)."),
-    Option(name="min_executed", kind="integer", metavar="N", help="It is a failure if fewer cases than this are executed."),
+    Option(
+        name="min_executed", kind="integer", metavar="N",
+        help="It is a failure if fewer cases than this are executed. When not given: 40, 80 or 160 by level, and 1 where -k or any "
+        "option takes only a part of the level.",
+    ),
     Option(name="in_process", kind="flag", help="No worker process: for debuggers. A crash then ends the run."),
     Option(name="timeout", kind="seconds", metavar="S", help="Seconds for one case, imports and compilation included; 120."),
     Option(name="json", metavar="FILE", help="Write the report as JSON; - is standard output."),

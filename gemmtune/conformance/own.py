@@ -19,6 +19,7 @@ from ..device import detect
 from ..extern.flags import precision_scope
 from ..problem import Problem
 from ..selector.offers import offers_for
+from .labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from .subject import Call, Subject
 from .traits import Traits
 
@@ -26,12 +27,18 @@ __all__ = ["BackendSubject", "aten", "cpp", "cublaslt", "cutlass", "triton"]
 
 MOST_KERNELS = 256
 """Kernels that are kept bound, for the cases that repeat a problem."""
-DENSE = Traits(
-    ops=("mm", "addmm", "bmm", "baddbmm"),
+EVERYTHING = Traits(
+    ops=OPS,
     out=True,
     alpha=True,
     beta=True,
-    bias=("n", "mn", "m1", "1n", "scalar"),
+    bias=BIASES,
+    scales=SCALES,
+    scale_dtypes=NARROW_FLOATS,
+    weights=tuple(WEIGHTS),
+    zeros=True,
+    float8_pairs=True,
+    results=NARROW_FLOATS,
     streams=True,
     capturable=True,
     splits=64,
@@ -53,13 +60,13 @@ class BackendSubject(Subject):
         _, kernel = self._bound(call.problem)
         x = call.operands
         if call.out is None and kernel.run_new is not None:
-            return kernel.run_new(x.a, x.b, x.inp, x.alpha, x.beta, ())
+            return kernel.run_new(x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
         out = (
             call.out
             if call.out is not None
             else torch.empty(call.problem.out.size, dtype=call.problem.out.dtype, device=x.a.device)
         )
-        kernel.run(out, x.a, x.b, x.inp, x.alpha, x.beta, ())
+        kernel.run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
         return out
 
     def choice_of(self, call: Call) -> str:
@@ -97,10 +104,10 @@ class BackendSubject(Subject):
         return choice, choice.build()
 
 
-aten = BackendSubject("aten", DENSE)
-cublaslt = BackendSubject("cublaslt", dataclasses.replace(DENSE, devices=("cuda",)))
-triton = BackendSubject("triton", dataclasses.replace(DENSE, deterministic=True))
-cutlass = BackendSubject("cutlass", dataclasses.replace(DENSE, devices=("cuda",), deterministic=True))
+aten = BackendSubject("aten", EVERYTHING)
+cublaslt = BackendSubject("cublaslt", dataclasses.replace(EVERYTHING, devices=("cuda",)))
+triton = BackendSubject("triton", dataclasses.replace(EVERYTHING, deterministic=True))
+cutlass = BackendSubject("cutlass", dataclasses.replace(EVERYTHING, devices=("cuda",), deterministic=True))
 cpp = BackendSubject(
-    "cpp", dataclasses.replace(DENSE, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
+    "cpp", dataclasses.replace(EVERYTHING, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import CaseError
-from .checks import batch, cuda, edges, extremes, large, layouts, memory, metamorphic, repeat, scalars, special, values
+from .checks import batch, cuda, edges, extremes, large, layouts, memory, metamorphic, repeat, scalars, scales, special, values
 from .property import Property
 
 __all__ = ["PROPERTIES", "property_named"]
@@ -12,6 +12,7 @@ PROPERTIES: tuple[Property, ...] = (
     *values.PROPERTIES,
     *edges.PROPERTIES,
     *scalars.PROPERTIES,
+    *scales.PROPERTIES,
     *special.PROPERTIES,
     *extremes.PROPERTIES,
     *layouts.PROPERTIES,

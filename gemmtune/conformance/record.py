@@ -23,12 +23,12 @@ class Record:
     known: str | None = None
     drawn: bool = False
     sanitized: bool = False
-    """Found by compute-sanitizer, which has to be there again to see it."""
+    """Found by compute-sanitizer, which has to be there again to see it. It is none of the cases that are judged one by one."""
 
     @property
     def executed(self) -> bool:
         """The GEMM was called, and gave an answer or failed to."""
-        return self.outcome is not None and self.outcome.verdict is not Verdict.REFUSED
+        return self.outcome is not None and self.outcome.verdict is not Verdict.REFUSED and not self.sanitized
 
     @property
     def refused(self) -> bool:

@@ -1,4 +1,4 @@
-"""Errors that a GEMM raises: what is a refusal, what is the end of its device, and what this machine cannot do."""
+"""Errors that a GEMM raises: what is a refusal, what is the end of its device, and what is not possible here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class Impossible(Exception):
-    """This machine lacks what the case needs, such as memory. That says nothing of the GEMM."""
+    """What the case needs is not there, such as the memory, or the kernel that is to be tested. That says nothing of the GEMM."""
 
 
 def is_fatal(error: BaseException) -> bool:

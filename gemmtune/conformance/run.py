@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,10 +24,11 @@ from .properties import PROPERTIES
 from .property import Property
 from .record import Record
 from .reproduction import cases_to_repeat
+from .sampling import sample_order
 from .scope import Level, Scope
 from .traits import Traits
 
-__all__ = ["Ground", "Run", "find_ground", "scope_of"]
+__all__ = ["PAST_TIME", "Ground", "Run", "find_ground", "scope_of"]
 
 COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
 """A crash costs a worker process, a hang the whole time that a case may take as well."""
@@ -34,6 +37,7 @@ MOST_COSTS = 20
 MOST_COSTS_OF_ALL = 100
 """What a run may cost; then no other case is run."""
 DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
+PAST_TIME = "not run: the time was over"
 LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
 """Where the options take in all of a level. What has fewer cases than this was not enumerated as it should be."""
 
@@ -114,6 +118,18 @@ def scope_of(options: RunOptions, traits: Traits, device_type: str) -> Scope:
     )
 
 
+def _check_asked(scope: Scope) -> None:
+    """Raise ConformanceError where nothing of what an option asks for is declared."""
+    all_ops = dataclasses.replace(scope, ops=())
+    every = dataclasses.replace(scope, dtypes=(), layouts=())
+    dtypes = tuple(dict.fromkeys(dtype for op in scope.tested_ops for dtype in every.tested_dtypes(op)))
+    for name, asked, declared in (
+        ("op", scope.ops, all_ops.tested_ops), ("dtype", scope.dtypes, dtypes), ("layout", scope.layouts, every.tested_kinds),
+    ):  # fmt: skip
+        if asked and not set(asked) & set(declared):
+            raise ConformanceError(f"{name}: got {', '.join(asked)}, expected what the GEMM declares: {', '.join(declared)}")
+
+
 class Run:
     """Judges cases. ``runner`` is made when the first case needs it, unless there is one already."""
 
@@ -124,6 +140,9 @@ class Run:
         self.skips = CaseList.read(options.skips_file)
         self.xfails = CaseList.read(options.xfails_file)
         self._repeated = cases_to_repeat(options.repro)
+        if not options.repro:
+            _check_asked(self.scope)
+        self._begun_s: float | None = None
         self._runner = runner
         self._costs: Counter[str] = Counter()
 
@@ -147,22 +166,33 @@ class Run:
 
     def cases(self) -> list[Case]:
         """Those of the options, property by property, each once."""
-        if self.options.repro:
-            return self._repeated
-        return list(self._enumerated(self.scope))
+        return self._repeated if self.options.repro else list(self._asked)
+
+    @functools.cached_property
+    def everything(self) -> tuple[Case, ...]:
+        """The cases of which the options may take a sample."""
+        return tuple(self._enumerated(self.scope, self.options.properties))
+
+    @functools.cached_property
+    def _asked(self) -> tuple[Case, ...]:
+        if not self.options.sampled:
+            return self.everything
+        return tuple(sample_order(self.everything, seed=self.options.seed or 0)[: self.options.max_cases])
 
     def drawn_properties(self) -> tuple[Property, ...]:
         """Those for which further cases are drawn."""
-        if self.options.repro:
+        options = self.options
+        if options.repro or (options.max_cases is not None and options.max_examples is None):
             return ()
-        return tuple(p for p in PROPERTIES if p.drawn and p.needs(self.scope) is None and any(True for _ in p.cases(self.scope)))
+        asked = (p for p in PROPERTIES if p.drawn and (not options.properties or p.name in options.properties))
+        return tuple(p for p in asked if p.needs(self.scope) is None and any(True for _ in p.cases(self.scope)))
 
     def stale_lines(self, ids: set[str]) -> list[str]:
         """A complaint for each line of the lists that fits none of ``ids`` and no other case of the GEMM, at any level."""
         left = [case_list.unmatched(ids) for case_list in (self.skips, self.xfails)]
         if any(case_list.lines for case_list in left):
             widest = dataclasses.replace(self.scope, level=Level.EXHAUSTIVE, ops=(), dtypes=(), layouts=())
-            known = [case.id for case in self._enumerated(widest)]
+            known = [case.id for case in self._enumerated(widest, ())]
             left = [case_list.unmatched(known) for case_list in left]
         return [text for case_list in left for text in case_list.complaints()]
 
@@ -183,10 +213,10 @@ class Run:
         return 1 if narrowed or self.options.narrowed else LEAST_EXECUTED[self.scope.level]
 
     @staticmethod
-    def _enumerated(scope: Scope) -> Iterator[Case]:
+    def _enumerated(scope: Scope, properties: Collection[str]) -> Iterator[Case]:
         seen: set[str] = set()
         for candidate in PROPERTIES:
-            if candidate.needs(scope) is not None:
+            if candidate.needs(scope) is not None or (properties and candidate.name not in properties):
                 continue
             for case in candidate.cases(scope):
                 if case.id not in seen:
@@ -196,10 +226,8 @@ class Run:
     # Judging
 
     def judge(self, case: Case, *, drawn: bool = False) -> Record:
-        """Run a case, unless it is listed as not to be run or its property has crashed too often."""
-        reason = self.skips.reason(case.id)
-        if reason is None and self.exhausted(case.property_name):
-            reason = "not run: too many cases have crashed or hung before"
+        """Run a case, unless it is listed as not to be run or no more of its property are run."""
+        reason = self.skips.reason(case.id) or self.ended(case.property_name)
         if reason is not None:
             return Record(case=case, outcome=None, reason=reason, drawn=drawn)
         if self._runner is None:
@@ -208,9 +236,15 @@ class Run:
         self._costs[case.property_name] += COSTS.get(outcome.verdict, 0)
         return Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
 
-    def exhausted(self, property_name: str) -> bool:
-        """So many cases of a property have crashed that no more are run."""
-        return self._costs[property_name] >= MOST_COSTS or self._costs.total() >= MOST_COSTS_OF_ALL
+    def ended(self, property_name: str) -> str | None:
+        """Why no more cases of a property are run: the time is over, or too many have crashed. None: they are."""
+        now_s, most_s = time.monotonic(), self.options.max_seconds
+        self._begun_s = now_s if self._begun_s is None else self._begun_s
+        if most_s is not None and now_s > self._begun_s + most_s:
+            return f"{PAST_TIME} ({most_s:g} s)"
+        if self._costs[property_name] >= MOST_COSTS or self._costs.total() >= MOST_COSTS_OF_ALL:
+            return "not run: too many cases have crashed or hung before"
+        return None
 
     def close(self) -> None:
         """End the worker process."""

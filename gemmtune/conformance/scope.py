@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from .case import Case
-from .labels import DTYPES, FLOATS, OPS
+from .forms import forms_of
+from .labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS
 from .layouts import KINDS, PLAIN
 from .traits import Traits
 
@@ -46,15 +47,15 @@ class Scope:
     def tested_dtypes(self, op: str) -> tuple[str, ...]:
         """Input dtypes to test for one operation. What is not declared is left to those that are tried by default."""
         declared = self.traits.dtypes
-        if op == "int_mm":
+        if op in ("int_mm", "int_mm_mul"):
             legal: tuple[str, ...] = ("int8",)
-            declared = None
+            offered = legal
         elif op == "scaled_mm":
-            legal = ("float8_e4m3fn", "float8_e5m2")
-            declared = tuple(d for d in declared or () if d in legal) or ("float8_e4m3fn",)
+            legal = FLOAT8
+            offered = tuple(name for name in declared if name in legal) or FLOAT8[:1] if declared is not None else legal
         else:
-            legal = tuple(name for name in DTYPES if name not in ("int8", "float8_e4m3fn", "float8_e5m2"))
-        offered = declared if declared is not None else legal if op == "int_mm" else FLOATS
+            legal = (*NARROW_FLOATS, "tf32") if op == "mixed_mm" else tuple(d for d in DTYPES if d not in ("int8", *FLOAT8))
+            offered = declared if declared is not None else FLOATS
         kept = [name for name in offered if name in legal and (not self.dtypes or name in self.dtypes)]
         return tuple(name for name in kept if name != "tf32" or self.device_type == "cuda")
 
@@ -78,11 +79,13 @@ class Scope:
             return False
         if case.out and not traits.out:
             return False
-        if case.op == "scaled_mm" and case.scales not in traits.scales:
+        if case.packed and case.k % 2:
+            return False
+        if case.quantized and not any(form.fits(case) for form in forms_of(case.op, traits)):
             return False
         if case.added and (case.bias not in traits.bias or not self._scalars_declared(case)):
             return False
-        return traits.min_alignment <= DTYPES[case.dtype].itemsize or self._aligned(case)
+        return traits.min_alignment <= min(DTYPES[case.dtype].itemsize, case.b_dtype.itemsize) or self._aligned(case)
 
     def may_refuse(self, case: Case) -> bool:
         """Whether something about an allowed case is undeclared, so that the GEMM may raise an error instead of computing it."""

@@ -39,6 +39,8 @@ def cases(draw: st.DrawFn, wanted: Property, scope: Scope) -> Case:
         b=draw(layouts(scope, batched=base.batched)),
         seed=draw(st.integers(0, 2**16 - 1)),
     )  # fmt: skip
+    if case.packed:
+        case = case.changed(k=k + k % 2)
     hypothesis.assume(scope.allows(case))
     return case
 
@@ -64,10 +66,14 @@ def layouts(draw: st.DrawFn, scope: Scope, *, batched: bool) -> str:
     )
 
 
+def _form(case: Case) -> tuple[str, ...]:
+    return case.scales, case.scale_dtype, case.weights, case.zeros, case.result
+
+
 def _bases(wanted: Property, scope: Scope) -> list[Case]:
     """One enumerated case of each sort, sizes, strides and dtype aside: those are drawn."""
     sorts = {
-        (case.op, case.out, case.inp, case.bias, case.alpha, case.beta, case.scales, case.variant): case
+        (case.op, case.out, case.inp, case.bias, case.alpha, case.beta, *_form(case), case.variant): case
         for case in reversed(list(wanted.cases(scope)))
     }
     return sorted(sorts.values(), key=lambda case: OPS.index(case.op))

@@ -1,8 +1,10 @@
 """The GEMM under test: found by name, called by one of two conventions.
 
 A **function** is called as ``f(a, b)``, with ``out=``, ``alpha=``, ``beta=`` and ``bias=`` where its traits declare them; with 3-D
-operands for bmm, int8 ones for int_mm, and ``scale_a=``, ``scale_b=``, ``out_dtype=`` for scaled_mm. A **namespace** (a module, an
-object) has a function for each operation, called as torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on.
+operands for bmm and int8 ones for int_mm. A **namespace** (a module, an object) has a function for each operation, called as
+torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on. Both are called as gemmtune's own for the other operations:
+``int_mm_mul(a, b, scale)``, ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with what there is of the last three,
+``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``.
 """
 
 from __future__ import annotations
@@ -94,9 +96,7 @@ class FunctionSubject(_Wrapped):
             keywords[self.traits.bias_name] = x.inp
             keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
             keywords |= {"beta": x.beta} if self.traits.beta else {}
-        if problem.op == "scaled_mm":
-            keywords |= _scales(call)
-        return self._function(x.a, x.b, **keywords)
+        return self._function(x.a, x.b, *x.extra, **keywords, **_scales(call))
 
 
 class NamespaceSubject(_Wrapped):
@@ -112,19 +112,20 @@ class NamespaceSubject(_Wrapped):
     def __call__(self, call: Call) -> object:
         problem, x = call.problem, call.operands
         keywords: dict[str, Any] = {} if call.out is None else {"out": call.out}
-        function = self._functions[problem.op]
+        function = self._functions["int_mm_mul" if problem.epilogue else problem.op]
         if problem.inp is not None:
             keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
             keywords |= {"beta": x.beta} if self.traits.beta else {}
             return function(x.inp, x.a, x.b, **keywords)
-        if problem.op == "scaled_mm":
-            keywords |= _scales(call)
-        return function(x.a, x.b, **keywords)
+        return function(x.a, x.b, *x.extra, **keywords, **_scales(call))
 
 
 def _scales(call: Call) -> dict[str, Any]:
+    """The keywords of scaled_mm and mixed_mm."""
     x = call.operands
-    return {"scale_a": x.scale_a, "scale_b": x.scale_b, "out_dtype": call.problem.out.dtype}
+    given = {"scale_a": x.scale_a, "scale_b": x.scale_b, "zero_b": x.zero_b, "encoding": x.encoding or None}
+    keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return keywords | ({"out_dtype": call.problem.out.dtype} if call.problem.op == "scaled_mm" else {})
 
 
 def load(spec: SubjectSpec) -> Subject:

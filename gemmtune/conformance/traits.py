@@ -15,7 +15,7 @@ from ..choice import Claims
 from ..errors import TraitsError
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
-from .labels import BIASES, DTYPES, OPS, SCALES
+from .labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from .layouts import KINDS
 
 __all__ = ["ATTRIBUTE", "Traits", "gemm"]
@@ -35,7 +35,7 @@ class Traits:
     """
 
     ops: tuple[str, ...] | None = None
-    """Of mm, addmm, bmm, baddbmm, int_mm, scaled_mm. None: mm for a function, what it has for a namespace."""
+    """Of mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, mixed_mm, scaled_mm. None: mm for a function, what it has for a namespace."""
     dtypes: tuple[str, ...] | None = None
     """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""
     layouts: tuple[str, ...] | None = None
@@ -50,7 +50,19 @@ class Traits:
     bias: tuple[str, ...] = ("n",)
     """Shapes of the added operand of addmm and baddbmm: n, mn, m1, 1n, scalar."""
     scales: tuple[str, ...] = ("tensor",)
-    """Of scaled_mm: one scale for each tensor, or ``row``: one for each row of a and each column of b."""
+    """What one scale is for, of those that an operation has (``labels.SCALES_OF``): tensor, row, column, group_32, …"""
+    scale_dtypes: tuple[str, ...] = ()
+    """Dtypes of scales that are taken besides the usual one: that of a for mixed_mm, float32 for int_mm_mul."""
+    weights: tuple[str, ...] = ("int8",)
+    """What b of mixed_mm may be: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
+    zeros: bool = False
+    """Takes ``zero_b=`` (mixed_mm with scales)."""
+    float8_pairs: bool = False
+    """a and b of scaled_mm may be of different 8-bit floats."""
+    results: tuple[str, ...] = ("bfloat16",)
+    """Dtypes of the result of scaled_mm."""
+    fast_accum: bool = False
+    """Sums of 8-bit floats may stay in the narrow accumulator of the tensor cores (torch's ``use_fast_accum``)."""
     empty: bool = False
     """Sizes of 0 are taken."""
     min_alignment: int = 1
@@ -89,6 +101,9 @@ class Traits:
         _check_words("layouts", self.layouts, tuple(KINDS))
         _check_words("bias", self.bias, BIASES)
         _check_words("scales", self.scales, SCALES)
+        _check_words("scale_dtypes", self.scale_dtypes, NARROW_FLOATS)
+        _check_words("weights", self.weights, tuple(WEIGHTS))
+        _check_words("results", self.results, NARROW_FLOATS)
         _check_words("devices", self.devices, ("cpu", "cuda"))
         _check_words("input_mode", (self.input_mode,), ("ieee", "tf32"))
         for name in ("accumulate", "partials"):
@@ -146,8 +161,9 @@ class Traits:
         return Claims(
             accumulate=accumulate,
             partials=_torch_dtype(self.partials.get(name)) or accumulate,
-            epilogue_input=problem.accumulator,
+            epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
             splits=self.splits,
+            weights=problem.dtype if problem.op == "mixed_mm" and problem.scale_b is not None else None,
             input_mode=mode,
             flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,

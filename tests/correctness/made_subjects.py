@@ -10,7 +10,7 @@ from conformance_gemms import CPU, subject_of
 
 from gemmtune.conformance.case import Case
 from gemmtune.conformance.judge import judge
-from gemmtune.conformance.labels import BIASES, OPS
+from gemmtune.conformance.labels import BIASES
 from gemmtune.conformance.layouts import KINDS
 from gemmtune.conformance.outcome import Outcome, Verdict
 from gemmtune.conformance.subject import Subject
@@ -20,7 +20,8 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Finish = Callable[[torch.Tensor, torch.Tensor | None, float, float], torch.Tensor]
 """(product, added operand in the accumulator's dtype or None, alpha, beta) to what is rounded."""
 EVERYTHING: dict[str, Any] = {
-    "ops": OPS, "dtypes": ("float32", "float16", "bfloat16", "float64", "int8", "float8_e4m3fn"), "layouts": tuple(KINDS),
+    "ops": ("mm", "addmm", "bmm", "baddbmm", "int_mm", "scaled_mm"),
+    "dtypes": ("float32", "float16", "bfloat16", "float64", "int8", "float8_e4m3fn"), "layouts": tuple(KINDS),
     "out": True, "alpha": True, "beta": True, "bias": BIASES, "empty": True, "scales": ("tensor", "row"), "flush_subnormals": False,
 }  # fmt: skip
 

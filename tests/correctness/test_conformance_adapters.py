@@ -29,7 +29,7 @@ UNSOUND = ("alpha-beta", "subnormal")
 """Properties that torch's own operations fail in bfloat16 on some CPUs; docs/conformance.md has the findings."""
 
 
-@pytest.mark.parametrize("target", ["numpy_matmul", "torch_ops:dense", "torch_ops:float8_cpu"])
+@pytest.mark.parametrize("target", ["numpy_matmul", "torch_ops:dense", "torch_ops:float8_cpu", "torch_ops:weights"])
 def test_passes_some_cases_of_each_property(target: str) -> None:
     runner = InProcessRunner(SubjectSpec(target=f"{PACKAGE}.{target}"), "cpu")
     traits = runner.describe().traits
@@ -58,7 +58,9 @@ def test_a_package_that_is_missing_is_named(module: str, package: str) -> None:
         ("torch_ops:dense", ("mm", "addmm", "bmm", "baddbmm")),
         ("torch_ops:int8_cuda", ("int_mm",)),
         ("torch_ops:float8_cuda", ("scaled_mm",)),
-        ("inductor:static", ("mm",)),
+        ("torch_ops:weights", ("mixed_mm",)),
+        ("torch_ops:weights_int8_cpu", ("mixed_mm",)),
+        ("inductor:static", ("mm", "addmm", "bmm")),
         ("inductor:dynamic", ("mm", "addmm", "bmm")),
     ],
 )

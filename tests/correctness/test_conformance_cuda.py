@@ -191,7 +191,7 @@ def test_memory_that_is_not_there_is_no_fault_of_the_gemm(monkeypatch: pytest.Mo
     subject = torch_subject(dtypes=("float16",))
     outcome = judge(subject, cases_of("large-offsets", subject)[0], CPU)
     assert outcome.verdict is Verdict.REFUSED
-    assert outcome.reason == "not possible on this machine: 4.0 GiB of memory were refused"
+    assert outcome.reason == "not possible here: 4.0 GiB of memory were refused"
 
 
 # On a GPU

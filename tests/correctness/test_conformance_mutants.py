@@ -51,7 +51,7 @@ def test_mutant_is_rejected_with_its_diagnosis(mutant: Mutant, runner: Runner) -
 
 
 def test_every_kind_of_bug_has_a_mutant_on_the_cpu_and_most_have_a_diagnosis() -> None:
-    assert sorted(KINDS) == list(range(1, 21))
+    assert sorted(KINDS) == list(range(1, 24))
     assert {mutant.kind for mutant in MUTANTS if not mutant.cuda} == set(KINDS)
     assert len({mutant.kind for mutant in MUTANTS if mutant.diagnosis and not mutant.cuda}) >= LEAST_DIAGNOSED
     assert len({mutant.target for mutant in MUTANTS}) == len(MUTANTS)
@@ -75,6 +75,8 @@ def called(gemm: Gemm, op: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tenso
         "bmm": lambda: gemm.bmm(x[None], y[None]),
         "baddbmm": lambda: gemm.baddbmm(zero, x[None], y[None]),
         "int_mm": lambda: gemm.int_mm(a.to(torch.int8), b.to(torch.int8)),
+        "int_mm_mul": lambda: gemm.int_mm_mul(a.to(torch.int8), b.to(torch.int8), one),
+        "mixed_mm": lambda: gemm.mixed_mm(x, b.to(torch.int8)),
         "scaled_mm": lambda: gemm.scaled_mm(
             x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn), scale_a=one, scale_b=one, out_dtype=torch.float32
         ),

@@ -15,6 +15,7 @@ import torch
 
 from gemmtune.conformance.case import Case
 from gemmtune.conformance.isolation import InProcessRunner
+from gemmtune.conformance.labels import OPS, SCALES, WEIGHTS
 from gemmtune.conformance.outcome import Outcome, Verdict
 from gemmtune.conformance.properties import PROPERTIES, property_named
 from gemmtune.conformance.scope import Level, Scope
@@ -85,7 +86,7 @@ def test_backend_conforms_on_a_gpu(backend: str, name: str) -> None:
 @pytest.mark.parametrize("name", OF_OPERATIONS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_operations_conform_where_nothing_is_multiplied(own_store: Path, device: str, name: str) -> None:
-    declared = {"empty": True, "alpha": True, "beta": True, "ops": ["mm", "addmm", "bmm", "baddbmm"]}
+    declared = {"empty": True, "alpha": True, "beta": True, "ops": OPS, "scales": SCALES, "weights": tuple(WEIGHTS), "zeros": True}
     gemm = InProcessRunner(SubjectSpec(target="gemmtune", declared=declared), device)
     scope = Scope(traits=gemm.describe().traits, device_type=device, level=Level.SMOKE)
     assert_conforming([gemm.run(case) for case in property_named(name).cases(scope)])

@@ -7,10 +7,12 @@ cases have each combination. Operations and dtypes are always all there; each be
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..case import Case
+from ..forms import form_number, forms_of
 from ..labels import DTYPES, OPS
 from ..scope import Level, Scope
 from ..sizes import fitting, plain_pairs, shapes
@@ -132,8 +134,12 @@ class Sample:
                 alpha="general" if traits.alpha else "one",
                 beta="general" if traits.beta else "one",
             )
-        if op == "scaled_mm":
-            case = case.changed(scales=traits.scales[number % len(traits.scales)])
+        if case.quantized:
+            forms = forms_of(op, traits)
+            if not forms:
+                return None
+            case = forms[form_number(number + zlib.crc32(self.name.encode()), len(forms))].of(case)
+            case = case.changed(k=case.k + case.k % 2) if case.packed else case
         if not self.admits(case):
             return None
         case = self.finish(case)

@@ -73,7 +73,7 @@ def _cut_off(bench: Bench, unit: float) -> float:
 
 
 def _draw(bench: Bench, size: tuple[int, ...], low: int, high: int) -> torch.Tensor:
-    return torch.randint(low, high + 1, size, generator=bench.probes.generator, device=bench.device)
+    return torch.randint(low, high + 1, size, generator=bench.generator, device=bench.device)
 
 
 def _signs(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _signs(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
 def _sparse(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
     """Zeros and ones, so many that of two such matrices ABOUT products are not 0 in an element."""
     density = min(1.0, math.sqrt(ABOUT / bench.problem.k))
-    return (torch.rand(size, generator=bench.probes.generator, device=bench.device) < density).double()
+    return (torch.rand(size, generator=bench.generator, device=bench.device) < density).double()
 
 
 def _subnormal(case: Case) -> bool:

@@ -101,7 +101,8 @@ def _expect_memory(needed: int, device: torch.device) -> None:
 
 def _far(case: Case) -> Case:
     name, _, kind = case.variant.partition(".")
-    rows, cols = {"a": (case.m, case.k), "b": (case.k, case.n), "out": (case.m, case.n)}[name]
+    held = case.k // 2 if case.packed else case.k
+    rows, cols = {"a": (case.m, case.k), "b": (held, case.n), "out": (case.m, case.n)}[name]
     return case.changed(variant="", **{name: far_layout(kind, rows, cols)})
 
 

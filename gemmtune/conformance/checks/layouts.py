@@ -68,8 +68,8 @@ def _misaligned_pairs(_: Scope) -> list[Pair]:
 
 
 def _off_boundary(case: Case) -> bool:
-    itemsize = DTYPES[case.dtype].itemsize
-    return all(OperandLayout.parse(text).offset * itemsize < BOUNDARY_BYTES for text in (case.a, case.b))
+    sides = ((case.a, DTYPES[case.dtype]), (case.b, case.b_dtype))
+    return all(OperandLayout.parse(text).offset * dtype.itemsize < BOUNDARY_BYTES for text, dtype in sides)
 
 
 def _relayout_cases(scope: Scope) -> Iterator[Case]:

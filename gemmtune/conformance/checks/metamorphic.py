@@ -10,6 +10,8 @@ import dataclasses
 
 import torch
 
+from ...numerics.quantized import numbers
+from ...problem import Layout
 from ...problem.dtypes import dtype_info
 from ..bench import Bench
 from ..case import Case
@@ -17,11 +19,14 @@ from ..labels import DTYPES
 from ..property import Property
 from ..scope import Scope
 from .coverage import Sample, Size, fitted
-from .probing import exact_integers, keeps_significands, made
+from .probing import exact_integers, keeps_significands, made, made_b
+from .special import expect_exactly
 
 __all__ = ["PROPERTIES"]
 
 _SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 31), (96, 40, 65), (17, 130, 16), (1, 40, 64), (65, 1, 33))
+TRANSPOSABLE = ("mm", "bmm", "int_mm", "scaled_mm")
+"""Operations with operands of one kind, and nothing besides but scales."""
 A_SCALE, B_SCALE = 8.0, 4.0
 """Powers of two: the results of scaled operands differ from those of the others in their exponents alone."""
 
@@ -35,21 +40,26 @@ def check_permutation(bench: Bench) -> None:
     m, n = bench.problem.m, bench.problem.n
     rows, cols = (torch.randperm(size, generator=generator).to(bench.device) for size in (m, n))
 
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        """Along the dimensions that are those of the result."""
+    def moved(layout: Layout | None, tensor: torch.Tensor | None, sides: str = "mn") -> torch.Tensor | None:
+        """Along the dimensions that are those of the result: of ``sides``, and as long."""
+        if layout is None or tensor is None:
+            return None
         values = tensor.double()
-        if tensor.dim() >= 2 and tensor.shape[-2] == m:
+        if "m" in sides and tensor.dim() >= 2 and tensor.shape[-2] == m:
             values = values.index_select(-2, rows)
-        return values.index_select(-1, cols) if tensor.dim() and tensor.shape[-1] == n else values
+        return made(layout, values.index_select(-1, cols) if "n" in sides and tensor.shape[-1:] == (n,) else values)
 
-    problem, inp, scales = bench.problem, operands.inp, (operands.scale_a, operands.scale_b)
+    problem = bench.problem
+    factors = zip(problem.epilogue.operands if problem.epilogue else (), operands.extra, strict=True)
     permuted = dataclasses.replace(
         operands,
         a=made(problem.a, operands.a.double().index_select(-2, rows)),
         b=made(problem.b, operands.b.double().index_select(-1, cols)),
-        inp=None if inp is None or problem.inp is None else made(problem.inp, moved(inp)),
-        scale_a=None if scales[0] is None or problem.scale_a is None else made(problem.scale_a, moved(scales[0])),
-        scale_b=None if scales[1] is None or problem.scale_b is None else made(problem.scale_b, moved(scales[1])),
+        inp=moved(problem.inp, operands.inp),
+        scale_a=moved(problem.scale_a, operands.scale_a, "m"),
+        scale_b=moved(problem.scale_b, operands.scale_b, "n"),
+        zero_b=moved(problem.zero_b, operands.zero_b, "n"),
+        extra=tuple(factor for layout, x in factors if (factor := moved(layout, x)) is not None),
     )
     expected = bench.call(operands).index_select(-2, rows).index_select(-1, cols)
     name = "rows of a and columns of b in another order"
@@ -104,25 +114,36 @@ def check_k_padding(bench: Bench) -> None:
     """Columns of zeros after those of a (or rows of zeros after those of b, the variant), against any numbers, change nothing."""
     operands = exact_integers(bench)
     which, _, count = (bench.case.variant or "a.1").partition(".")
-    other = bench.sibling(k=bench.case.k + int(count) * bench.subject.traits.multiples[2])
+    other = bench.sibling(k=bench.case.k + int(count) * bench.subject.traits.multiples[2] * (2 if bench.case.packed else 1))
     padding = exact_integers(other)
     if operands is None or padding is None:
         return _bounded(bench)
     k = bench.case.k
-    a, b = padding.a.double(), padding.b.double()
-    a[..., :k], b[..., :k, :] = operands.a.double(), operands.b.double()
+    encoding = bench.problem.encoding
+    a, b = padding.a.double(), numbers(padding.b, encoding).double()
+    a[..., :k], b[..., :k, :] = operands.a.double(), numbers(operands.b, encoding).double()
     if which == "a":
         a[..., k:] = 0
     else:
         b[..., k:, :] = 0
-    padded = dataclasses.replace(operands, a=made(other.problem.a, a), b=made(other.problem.b, b))
+    padded = dataclasses.replace(
+        operands,
+        a=made(other.problem.a, a),
+        b=made_b(other.problem, b),
+        scale_a=_lengthened(operands.scale_a, padding.scale_a),
+        scale_b=_lengthened(operands.scale_b, padding.scale_b),
+        zero_b=_lengthened(operands.zero_b, padding.zero_b),
+    )
     expected = bench.call(operands)
     other.expect_equal(other.call(padded), expected, padded, name=f"K padded from {k} to {other.case.k} with zeros", known=False)
     return None
 
 
 def check_identity(bench: Bench) -> None:
-    """a times the identity is a; the identity times b is b (the variant). Every bit, where the claims hold those of one input."""
+    """a times the identity is a; the identity times b is b (the variant), or times scales that are powers of two.
+
+    Every bit, where the claims hold those of one input.
+    """
     probes, problem = bench.probes, bench.problem
     kind = "normal" if keeps_significands(bench) else "integers"
     plain = problem.precision.input_mode == "ieee"
@@ -130,17 +151,22 @@ def check_identity(bench: Bench) -> None:
     if bench.case.variant == "b":
         operands = dataclasses.replace(operands, a=made(problem.a, _identity(operands.a)))
     else:
-        operands = dataclasses.replace(operands, b=made(problem.b, _identity(operands.b)))
-    exact = (operands.b if bench.case.variant == "b" else operands.a).double()
-    for scale in (operands.scale_a, operands.scale_b):
-        exact = exact if scale is None else exact * scale.double()
-    result = bench.call(operands)
-    bench.expect_equal(result, exact.to(result.dtype), operands, name="times the identity")
+        operands = dataclasses.replace(operands, b=made_b(problem, _identity(numbers(operands.b, problem.encoding))))
+    expect_exactly(bench, operands, name="times the identity")
 
 
 def _bounded(bench: Bench) -> None:
     operands = bench.probes.random()
     bench.expect(bench.call(operands), operands)
+
+
+def _lengthened(scale: torch.Tensor | None, longer: torch.Tensor | None) -> torch.Tensor | None:
+    """``longer`` with the numbers of ``scale`` as its first ones; as many of them if K does not count, or not enough."""
+    if scale is None or longer is None or scale.shape == longer.shape:
+        return scale
+    result = longer.clone()
+    result[: scale.shape[0], : scale.shape[1]] = scale
+    return result
 
 
 def _transposed(scale: torch.Tensor | None) -> torch.Tensor | None:
@@ -161,18 +187,21 @@ def _transposable(scope: Scope, name: str) -> Sample:
         budget=(36, 100, 500),
         shapes=fitted(*_SIZES),
         admits=lambda case: (
-            not case.added and case.scales == "tensor" and scope.allows(case.changed(m=case.n, n=case.m, a=case.b, b=case.a))
+            case.op in TRANSPOSABLE
+            and case.scales == "tensor"
+            and not case.weights
+            and scope.allows(case.changed(m=case.n, n=case.m, a=case.b, b=case.a))
         ),
     )
 
 
-def _floats(case: Case) -> bool:
-    """8-bit floats have too few exponents to be scaled, and int8 too few bits for its own."""
-    return DTYPES[case.dtype].itemsize > 1
+def _wide(case: Case) -> bool:
+    """8-bit floats have too few exponents to be scaled, and integers of 8 bits too few bits."""
+    return (case.b_dtype if case.variant == "b" else DTYPES[case.dtype]).itemsize > 1
 
 
 def _needs_products(scope: Scope) -> str | None:
-    plain = {"mm", "bmm", "int_mm", "scaled_mm"} & set(scope.tested_ops)
+    plain = {*TRANSPOSABLE, "mixed_mm"} & set(scope.tested_ops)
     return None if plain else "every tested operation adds something to the product"
 
 
@@ -181,7 +210,12 @@ PROPERTIES = (
         name="permutation",
         meaning="rows of a and columns of b in another order give the same numbers in that order",
         check=check_permutation,
-        cases=Sample(name="permutation", budget=(36, 100, 500), shapes=fitted(*_SIZES)),
+        cases=Sample(
+            name="permutation",
+            budget=(36, 100, 500),
+            shapes=fitted(*_SIZES),
+            admits=lambda case: case.scales != "block_128x128",  # columns that share a scale would have to stay together
+        ),
     ),
     Property(
         name="transpose",
@@ -194,7 +228,13 @@ PROPERTIES = (
         name="scaling",
         meaning="operands times a power of two give the result times that",
         check=check_scaling,
-        cases=Sample(name="scaling", budget=(36, 100, 500), shapes=fitted(*_SIZES), variants=("a", "b"), admits=_floats),
+        cases=Sample(
+            name="scaling",
+            budget=(36, 100, 500),
+            shapes=fitted(*_SIZES),
+            variants=("a", "b"),
+            admits=_wide,
+        ),
     ),
     Property(
         name="k-padding",
@@ -211,7 +251,7 @@ PROPERTIES = (
             budget=(36, 100, 500),
             shapes=fitted(*_SIZES),
             variants=("a", "b"),
-            admits=lambda case: not case.added,
+            admits=lambda case: not case.added and case.op != "int_mm_mul",
             finish=_square,
         ),
         needs=_needs_products,

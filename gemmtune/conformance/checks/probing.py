@@ -12,9 +12,10 @@ import torch
 from ...numerics.bounds import exact_limit
 from ...numerics.operands import Operands, placed, storage_bits
 from ...numerics.pick import Pick
-from ...problem import Layout
+from ...numerics.quantized import packed, scales_along_k
+from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_info
-from ..bench import Bench
+from ..bench import WATCHED, Bench
 
 __all__ = [
     "Probe",
@@ -23,6 +24,7 @@ __all__ = [
     "fill_bits",
     "keeps_significands",
     "made",
+    "made_b",
     "overwrite",
     "same_bits",
     "stage",
@@ -32,7 +34,9 @@ __all__ = [
 MOST_PRODUCT = 64
 """Of the integers of the fill ``integers``."""
 MOST_SCALED = 4
-"""By alpha or by scales, in exact probes."""
+"""By alpha or by one scale that changes along K, in exact probes."""
+ZEROED = 2
+"""How much larger a · b may be than a · (b − zero_b), in exact probes."""
 MOST_ADDED = 27
 """beta times the added operand, in exact probes."""
 
@@ -79,23 +83,27 @@ def keeps_significands(bench: Bench) -> bool:
 
 def exact_integers(bench: Bench) -> Operands | None:
     """Integers whose sums every claimed number holds, in any order and grouping; None where K is too large for that."""
-    limit = exact_limit(bench.problem, bench.claims)
-    if MOST_SCALED * MOST_PRODUCT * bench.problem.k + MOST_ADDED <= limit:
-        return bench.probes.filled("integers", "integers", general=False)
-    if MOST_SCALED * bench.problem.k + MOST_ADDED <= limit:
-        return bench.probes.integers()
+    limit, scaled = exact_limit(bench.problem, bench.claims), MOST_SCALED ** max(1, scales_along_k(bench.problem))
+    if scaled * MOST_PRODUCT * bench.problem.k + MOST_ADDED <= limit:
+        return bench.given(bench.probes.filled("integers", "integers", general=False))
+    if ZEROED * scaled * bench.problem.k + MOST_ADDED <= limit:
+        return bench.given(bench.probes.integers())
     return None
 
 
 def tensors_of(operands: Operands) -> dict[str, torch.Tensor]:
     """The tensors that a call is given, by name."""
-    names = ("a", "b", "inp", "scale_a", "scale_b")
-    return {name: tensor for name in names if (tensor := getattr(operands, name)) is not None}
+    return {name: tensor for name in WATCHED if (tensor := getattr(operands, name)) is not None}
 
 
 def made(layout: Layout, values: torch.Tensor) -> torch.Tensor:
     """A tensor of that layout with these values, in a buffer of its own."""
     return placed(layout, values.device, values.contiguous())
+
+
+def made_b(problem: Problem, numbers: torch.Tensor) -> torch.Tensor:
+    """A b of these numbers [.., K, N], packed if the problem's b is."""
+    return made(problem.b, packed(numbers) if problem.encoding else numbers)
 
 
 def overwrite(operands: Operands, new: Operands) -> None:

@@ -81,11 +81,17 @@ def _beta_needs(scope: Scope) -> str | None:
 
 def _has_nan(case: Case) -> bool:
     """A dtype with NaN, and a place for it: the added operand is there where the variant is c."""
-    return not dtype_info(DTYPES[case.dtype]).is_integer and (case.added or case.variant != "c")
+    return not dtype_info(_dtype(case)).is_integer and (case.added or case.variant != "c")
 
 
 def _has_infinity(case: Case) -> bool:
-    return dtype_info(DTYPES[case.dtype]).has_infinity and case.k > 1
+    """With zero points there may be two infinities to subtract: whether there are is the kernel's choice."""
+    return dtype_info(_dtype(case)).has_infinity and case.k > 1 and case.zeros == "no"
+
+
+def _dtype(case: Case) -> torch.dtype:
+    """That of the operand which the variant names."""
+    return case.b_dtype if case.variant.startswith("b") else DTYPES[case.dtype]
 
 
 def _with_beta_zero(case: Case) -> Case:

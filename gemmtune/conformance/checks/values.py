@@ -10,8 +10,9 @@ from ...numerics.operands import Operands
 from ...numerics.reference import Region, reference
 from ...problem.dtypes import dtype_info
 from ...problem.rules import DENSE_OPS
-from ..bench import Bench, Expected
+from ..bench import Bench
 from ..case import Case
+from ..expected import Expected
 from ..layouts import OperandLayout
 from ..property import Check, Property
 from ..scope import Scope

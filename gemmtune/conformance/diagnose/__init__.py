@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from . import addressing, epilogue, inputs, k_ranges, rounding
+from . import addressing, epilogue, inputs, k_ranges, quantized, rounding
 from .evidence import Evidence, View
 from .match import Bug, fit
 from .places import place
@@ -25,6 +25,9 @@ BUGS: tuple[Bug, ...] = (
     epilogue.wrong_axis,
     epilogue.per_split,
     epilogue.scales,
+    quantized.factors,
+    quantized.weights,
+    quantized.blocks,
     addressing.transposed,
     addressing.batches,
     addressing.misread,
@@ -33,6 +36,7 @@ BUGS: tuple[Bug, ...] = (
     addressing.clamped,
     addressing.unmasked,
     inputs.unsigned,
+    quantized.clamped_pairs,
     inputs.narrowed,
     inputs.flushed,
     rounding.steps,

@@ -92,7 +92,7 @@ def wrong_axis(view: View) -> Iterator[Suspect]:
 def scales(view: View) -> Iterator[Suspect]:
     """Scales of scaled_mm dropped, or along the other dimension."""
     operands = view.evidence.operands
-    if operands.scale_a is None or operands.scale_b is None:
+    if operands.scale_a is None or operands.scale_b is None or view.scaled_inside:
         return
     plain = view.a @ view.b
     first, second = (x.double().flatten().cpu() for x in (operands.scale_a, operands.scale_b))

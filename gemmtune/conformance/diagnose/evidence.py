@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from ...numerics.operands import Operands, scale_factor, storage_bits
+from ...numerics.quantized import blocks_of_k, numbers, scale_at
 from ...numerics.reference import as_batches
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
@@ -92,6 +93,11 @@ class View:
         """Which rows and columns of an operand the view needs."""
         return {"a": (self.rows, self.inner), "b": (self.inner, self.cols), "inp": (self.rows, self.cols)}[which]
 
+    @property
+    def scaled_inside(self) -> bool:
+        """Scales and zero points are parts of a and b: mixed_mm, and scales that change along K. Else scales are in ``scales``."""
+        return self.problem.op == "mixed_mm" or blocks_of_k(self.problem) > 1
+
     def read(
         self,
         which: Matrix,
@@ -103,26 +109,67 @@ class View:
     ) -> torch.Tensor:
         """An operand's part of the view, as a kernel reads it that has other strides, another offset or other indices in mind.
 
-        NaN where that is outside of the operand's buffer.
+        With scales and zero points where they are ``scaled_inside``. NaN where that is outside of the operand's buffer.
         """
+        values = self.stored(which, stride=stride, offset=offset, rows=rows, cols=cols)
+        if not self.scaled_inside or which == "inp":
+            return values
+        scale = self.scale_of(which, rows=rows, cols=cols)
+        return (values - self.zero_of(rows=rows, cols=cols)) * scale if which == "b" else values * scale
+
+    def scale_of(self, which: Matrix, *, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
+        """scale_a or scale_b of these elements, those of the view unless given; 1 where there is none."""
+        operands = self.evidence.operands
+        return self._scale(which, operands.scale_a if which == "a" else operands.scale_b, rows, cols, 1.0)
+
+    def zero_of(self, *, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
+        """zero_b alike; 0 where there is none."""
+        return self._scale("b", self.evidence.operands.zero_b, rows, cols, 0.0)
+
+    def _scale(
+        self, which: Matrix, scale: torch.Tensor | None, rows: torch.Tensor | None, cols: torch.Tensor | None, default: float
+    ) -> torch.Tensor:
+        if scale is None:
+            return torch.full((1, 1), default, dtype=torch.float64)
+        problem = self.problem
+        size = (problem.m, problem.k) if which == "a" else problem.b_size
+        lines = (x if x is not None else y for x, y in zip((rows, cols), self.lines(which), strict=True))
+        first, second = (x.clamp(0, max(extent - 1, 0)) for x, extent in zip(lines, size, strict=True))
+        return scale_at(scale.cpu(), size, first.unsqueeze(-1), second.unsqueeze(0))
+
+    def stored(
+        self,
+        which: Matrix,
+        *,
+        stride: tuple[int, int, int] | None = None,
+        offset: int | None = None,
+        rows: torch.Tensor | None = None,
+        cols: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The numbers that lie there, without scales and zero points."""
         matrix = self.matrix(which)
         steps = stride or self.strides(which)
         first, second = (x if x is not None else y for x, y in zip((rows, cols), self.lines(which), strict=True))
         start = int(matrix.storage_offset()) if offset is None else offset
-        index = start + self.batches[:, None, None] * steps[0] + first[:, None] * steps[1] + second * steps[2]
+        encoding = self.problem.encoding if which == "b" else ""
+        lines = first // 2 if encoding else first
+        index = start + self.batches[:, None, None] * steps[0] + lines[:, None] * steps[1] + second * steps[2]
         bits = storage_bits(matrix)
         inside = (index >= 0) & (index < len(bits))
-        values = bits[index.clamp(0, len(bits) - 1).to(bits.device)].view(matrix.dtype).double().cpu()
-        return torch.where(inside, values, math.nan)
+        values = bits[index.clamp(0, len(bits) - 1).to(bits.device)].view(matrix.dtype).cpu()
+        if encoding:
+            upper = (first % 2 == 1)[:, None]
+            values = numbers(torch.where(upper, values >> 4, values & 15), encoding)[..., ::2, :]
+        return torch.where(inside, values.double(), math.nan)
 
     @functools.cached_property
     def a(self) -> torch.Tensor:
-        """[b, r, K]"""
+        """[b, r, K], with scales where they are ``scaled_inside``."""
         return self.read("a")
 
     @functools.cached_property
     def b(self) -> torch.Tensor:
-        """[b, K, c]"""
+        """[b, K, c], alike."""
         return self.read("b")
 
     @functools.cached_property
@@ -132,10 +179,13 @@ class View:
 
     @functools.cached_property
     def scales(self) -> torch.Tensor:
-        """scale_a · scale_b, [r or 1, c or 1]; 1 where there are none."""
+        """scale_a · scale_b, or the factor of int_mm_mul, [r or 1, c or 1]; 1 where there are none, or in a and b themselves."""
         operands = self.evidence.operands
+        if operands.extra:
+            factor = operands.extra[0].expand(self.problem.out.size).cpu()
+            return factor[self.rows[:, None], self.cols].double()
         device = operands.a.device
-        scales = scale_factor(operands, self.rows.to(device), self.cols.to(device))
+        scales = None if self.scaled_inside else scale_factor(operands, self.rows.to(device), self.cols.to(device))
         return torch.ones(1, 1, dtype=torch.float64) if scales is None else scales.cpu()
 
     @functools.cached_property

@@ -37,6 +37,8 @@ MOST_RELATIVE, LEAST_RARE, MOST_ALIKE = 0.1, 0.2, 0.5
 def _narrower(view: View) -> tuple[torch.dtype, ...]:
     """Dtypes that a sum may be held in by mistake. Nobody sums float16 in bfloat16, or the other way round."""
     problem = view.problem
+    if dtype_info(problem.accumulator).is_integer:
+        return (torch.float32,)
     dtypes = (problem.dtype,) if problem.dtype.itemsize == 2 else (torch.float32, torch.float16, torch.bfloat16)
     roundoff = dtype_info(problem.accumulator).unit_roundoff
     return tuple(dtype for dtype in dtypes if dtype_info(dtype).unit_roundoff > roundoff > 0)

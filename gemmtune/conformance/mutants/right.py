@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from .gemm import ALL_OPS, DENSE, Gemm
+from ...numerics.quantized import numbers
+from ...problem.rules import Encoding
+from .gemm import ALL_OPS, DENSE, INT8, MIXED, SCALED, Gemm, Weights, spread, unpacked
 from .products import (
     backwards,
     blockwise,
@@ -41,6 +43,7 @@ __all__ = [
     "kahan",
     "last_to_first",
     "no_odd_k",
+    "offset_to_unsigned",
     "one_after_another",
     "packed",
     "padded",
@@ -49,11 +52,14 @@ __all__ = [
     "split_in_2",
     "split_in_3",
     "split_in_7",
+    "sums_of_blocks_scaled",
     "tf32_cut_off",
     "tf32_rounded",
     "transposed_result",
     "tree",
     "truncating_accumulator",
+    "weights_rounded",
+    "zeros_taken_from_sums",
 ]
 
 TILE = 16
@@ -140,3 +146,75 @@ def _even_k(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 no_odd_k = Gemm(gemm_traits=DENSE.changed({"multiples": (1, 1, 2)}), read=_even_k)
 """Says what it does not do, and refuses that."""
+
+
+def _rounded(weights: Weights) -> torch.Tensor:
+    """Rounded to the dtype of a after the subtraction, and after the multiplication."""
+    if weights.scale is None:
+        return unpacked(weights)
+    plain = unpacked(dataclasses.replace(weights, scale=None)).to(weights.dtype).float()
+    return (plain * spread(weights.scale.float(), weights.size)).to(weights.dtype)
+
+
+weights_rounded = Gemm(gemm_traits=MIXED, unpack=_rounded)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ZerosFromSums(Gemm):
+    """a @ (b · scale) − a @ (zero · scale): zero points meet sums of a alone."""
+
+    def mixed_mm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        scale_b: torch.Tensor | None = None,
+        zero_b: torch.Tensor | None = None,
+        encoding: Encoding = "",
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See ``Gemm.mixed_mm``."""
+        size = a.shape[-1], b.shape[-1]
+        scale = torch.ones(()) if scale_b is None else scale_b.float()
+        result = a.float() @ (numbers(b, encoding).float() * spread(scale, size))
+        if zero_b is not None:
+            result = result - a.float() @ (spread(zero_b.float(), size) * spread(scale, size)).expand(size)
+        return result.to(a.dtype) if out is None else out.copy_(result)
+
+
+zeros_taken_from_sums = ZerosFromSums(gemm_traits=MIXED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SumsOfBlocksScaled(Gemm):
+    """Sums of 128 elements of K, each multiplied by its scales before it is added."""
+
+    def scaled_mm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        out_dtype: torch.dtype,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See ``Gemm.scaled_mm``."""
+        (m, k), n = a.shape, b.shape[-1]
+        first, second = spread(scale_a, (m, k)).expand(m, k), spread(scale_b, (k, n)).expand(k, n)
+        acc = torch.zeros(m, n)
+        for i in range(0, k, 128):
+            part = a[:, i : i + 128].float() @ b[i : i + 128].float()
+            acc += part * first[:, i : i + 1] * second[i : i + 1]
+        return acc.to(out_dtype) if out is None else out.copy_(acc)
+
+
+sums_of_blocks_scaled = SumsOfBlocksScaled(gemm_traits=SCALED)
+
+
+def _as_unsigned_with_correction(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a + 128 is unsigned, as some instructions want it; 128 times the sums of b is taken off again."""
+    return (a + 128) @ b - 128 * b.sum(-2, keepdim=True)
+
+
+offset_to_unsigned = Gemm(gemm_traits=INT8, product=_as_unsigned_with_correction)

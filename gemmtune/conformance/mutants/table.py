@@ -29,6 +29,9 @@ KINDS: dict[int, str] = {
     18: "NaN swallowed",
     19: "int8 taken for unsigned",
     20: "a race that shows on some runs",
+    21: "a scale or zero point of other elements",
+    22: "packed numbers taken for others",
+    23: "sums of integers in too few bits",
 }
 """The bugs that the suite has to find, each of which one mutant or several have."""
 _PACKAGE = "gemmtune.conformance.mutants"
@@ -133,6 +136,25 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(19, "sums:int8_read_as_unsigned", "integers", "a read as unsigned integers"),
     _mutant(20, "sums:partial_sum_lost_sometimes", "repeatability", "dropped"),
     _mutant(20, "sums:partial_sum_twice_sometimes", "repeatability", "counted twice"),
+    _mutant(6, "quantized:zero_dropped", "scales", "zero points dropped"),
+    _mutant(6, "quantized:zero_after_the_scale", "scales", "zero points subtracted after the scales were applied"),
+    _mutant(6, "quantized:scale_applied_twice", "scales", "scale_b applied twice"),
+    _mutant(7, "quantized:scale_read_as_bfloat16", "scales", "scale_b read as bfloat16"),
+    _mutant(7, "quantized:factor_read_as_bfloat16", "scales", "factor read as bfloat16"),
+    _mutant(19, "quantized:uint8_read_as_signed", "one-hot-a", "b read as signed integers"),
+    _mutant(21, "quantized:scale_of_the_next_group", "scales", "of the next block along K"),
+    _mutant(21, "quantized:first_group_for_all", "scales", "of the first block used all along K"),
+    _mutant(21, "quantized:remainder_with_the_group_before", "scales", "of the block before used for what is left of K"),
+    _mutant(21, "quantized:column_scale_along_k", "scales", "scale_b on the wrong axis"),
+    _mutant(21, "quantized:zero_of_the_next_column", "scales", "zero points of the next one across"),
+    _mutant(21, "quantized:block_of_a_before", "scales", "scale_a of the block before along K"),
+    _mutant(21, "quantized:row_scales_exchanged", "scales", "scale_a and scale_b on each other's axis"),
+    _mutant(21, "quantized:factor_along_the_rows", "scales", "factor on the wrong axis"),
+    _mutant(22, "quantized:nibbles_swapped", "one-hot-a", "low and high four bits exchanged"),
+    _mutant(22, "quantized:int4_read_as_unsigned", "one-hot-a", "b read as unsigned integers"),
+    _mutant(22, "quantized:uint4_read_as_signed", "one-hot-a", "b read as signed integers"),
+    _mutant(23, "quantized:pairs_clamped_to_16_bits", "bound", "sums of two products clamped to 16 bits"),
+    _mutant(23, "quantized:sums_in_float32", "bound"),
     _mutant(1, "triton_kernels:k_tail_dropped", "edges", "last K block", cuda=True),
     _mutant(2, "triton_kernels:last_row_clamped", "edges", "last row repeats the one before it", cuda=True),
     _mutant(4, "triton_kernels:float16_accumulation", "width", "accumulation in float16", cuda=True),
@@ -153,5 +175,6 @@ RIGHT: tuple[Right, ...] = tuple(
         "blocks_of_4", "blocks_of_8", "blocks_of_16", "kahan", "columns", "as_float64", "truncating_accumulator",
         "float16_accumulation_declared", "bfloat16_accumulation_declared", "float16_partials_declared",
         "bfloat16_partials_declared", "tf32_cut_off", "tf32_rounded", "padded", "packed", "transposed_result", "no_odd_k",
+        "weights_rounded", "zeros_taken_from_sums", "offset_to_unsigned", "sums_of_blocks_scaled",
     )
 )  # fmt: skip

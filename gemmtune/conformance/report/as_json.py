@@ -6,6 +6,9 @@
     options       those that were given               declared  every trait with its value
     verdict       CONFORMS, FAILS or NOT TESTED       exit_status  0, 1 or 2
     executed, failed, refused   cases                 seconds, interrupted
+    sanitized     runs of cases under compute-sanitizer that computed something
+    sample        null, or cases, of (how many cases there are), seed, not_run (of those cases)
+    choices       what ran, where the GEMM says so: name to number of cases
     properties    a list: name, meaning, verdict, reason, executed, failed, known, refused, skipped, error_over_bound
     failures      a list, one for each failed case and property that it violates: case (an id), property, verdict, diagnosis,
                   looks_like, message, choice, index, got, expected, tolerance, bad_elements, elements, tiles, heat, drawn, repeat
@@ -46,6 +49,9 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "executed": summary.executed,
         "failed": summary.failed,
         "refused": summary.refused,
+        "sanitized": summary.sanitized,
+        "sample": _sample(summary),
+        "choices": summary.choices,
         "seconds": round(summary.seconds, 3),
         "interrupted": summary.interrupted,
         "properties": [_property(dataclasses.asdict(p)) for p in summary.properties],
@@ -56,6 +62,18 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "complaints": list(summary.complaints),
         "warnings": list(summary.warnings),
         "notes": list(summary.notes),
+    }
+
+
+def _sample(summary: Summary) -> dict[str, int] | None:
+    run = summary.run
+    if not run.options.sampled:
+        return None
+    return {
+        "cases": len(run.cases()),
+        "of": len(run.everything),
+        "seed": run.options.seed or 0,
+        "not_run": summary.not_run,
     }
 
 

@@ -67,7 +67,7 @@ def _group(summary: Summary, group: FailureGroup) -> dict[str, Any]:
     record, failure = group.found[0]
     heat = next((f.heat for _, f in group.found if f.heat is not None), None)
     mapped = next((r.case.id for r, f in group.found if f.heat is not None), "")
-    ids = list(dict.fromkeys(r.case.id for r, _ in group.found[1:]))
+    ids = [case_id for case_id in dict.fromkeys(r.case.id for r, _ in group.found) if case_id != record.case.id]
     return {
         "group": group,
         "record": record,
@@ -76,6 +76,7 @@ def _group(summary: Summary, group: FailureGroup) -> dict[str, Any]:
         "heat": heat,
         "mapped": mapped,
         "strips": list(strips(heat)) if heat is not None else [],
+        "others": len(ids),
         "ids": ids[:MOST_IDS],
         "more_ids": max(0, len(ids) - MOST_IDS),
         "command": command(summary.run.options, [record.case.id], sanitize=record.sanitized),

@@ -18,7 +18,7 @@ from ..case import Case
 from ..outcome import Failure, Verdict
 from ..properties import PROPERTIES
 from ..record import Record
-from ..run import Run
+from ..run import PAST_TIME, Run
 
 __all__ = ["NOT_ASKED", "TILES", "FailureGroup", "PropertySummary", "Standing", "Summary", "summarise", "tile_places", "versions"]
 
@@ -88,6 +88,8 @@ class Summary:
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: float
+    sanitized: int = 0
+    """Runs of cases under compute-sanitizer that computed something."""
     interrupted: bool = False
 
     @property
@@ -106,9 +108,19 @@ class Summary:
         return sum(map(attrgetter("failed"), self.records))
 
     @property
+    def choices(self) -> dict[str, int]:
+        """In how many cases each choice ran, where the GEMM says what did; the most frequent first."""
+        return dict(Counter(r.outcome.choice for r in self.records if r.executed and r.outcome and r.outcome.choice).most_common())
+
+    @property
+    def not_run(self) -> int:
+        """Cases that were not run: listed as such, after too many crashes, or past the time."""
+        return sum(record.outcome is None for record in self.records)
+
+    @property
     def standing(self) -> Standing:
-        """The verdict. A run that was interrupted before anything failed has none."""
-        if not self.executed or (self.interrupted and not self.failed):
+        """The verdict. Where nothing ran, or nothing failed before an interruption, there is none."""
+        if not (self.executed or self.sanitized) or (self.interrupted and not self.failed):
             return Standing.NOT_TESTED
         return Standing.FAILS if self.failed or self.complaints else Standing.CONFORMS
 
@@ -131,6 +143,7 @@ def summarise(
     seconds: float,
     complaints: Iterable[str] = (),
     notes: Iterable[str] = (),
+    sanitized: int = 0,
     interrupted: bool = False,
 ) -> Summary:
     """Sum up what became of the cases of a run. ``narrowed``: something other than its options took only a part of the cases."""
@@ -148,10 +161,19 @@ def summarise(
         records=records,
         complaints=(*complaints, *surprises, *few, *(stale if run.lists_are_strict else [])),
         warnings=() if run.lists_are_strict else tuple(stale),
-        notes=tuple(notes),
+        notes=(*notes, *_sampling(run, records)),
         seconds=seconds,
+        sanitized=sanitized,
         interrupted=interrupted,
     )
+
+
+def _sampling(run: Run, records: Sequence[Record]) -> Iterator[str]:
+    """What part of the cases a sample was."""
+    if run.options.sampled:
+        late = sum(record.outcome is None and record.reason.startswith(PAST_TIME) for record in records)
+        over = f", of which {late} were not run in time ({run.options.max_seconds:g} s)" if late else ""
+        yield f"sampled {len(run.cases())} of {len(run.everything)} cases, seed {run.options.seed or 0}{over}"
 
 
 def tile_places(index: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
@@ -195,7 +217,7 @@ def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) 
             violated.setdefault(name, []).append(record)
     meanings = {p.name: p.meaning for p in PROPERTIES} | {name: "" for name in violated if name not in _order()}
     for name, meaning in meanings.items():
-        own = [record for record in records if record.case.property_name == name]
+        own = [record for record in records if record.case.property_name == name and not record.sanitized]
         against = violated.get(name, [])
         executed, failed = sum(r.executed for r in own), sum(r.failed for r in against)
         errors = [r.outcome.error_over_bound for r in own if r.outcome and r.outcome.error_over_bound is not None]
@@ -220,9 +242,11 @@ def _why_not(run: Run, name: str, own: Sequence[Record], *, narrowed: bool) -> s
         return f"nothing but refusals: {refusals[0].reason}"
     if own:
         return own[0].reason
-    if narrowed or run.options.repro:
-        return NOT_ASKED
     [wanted] = [p for p in PROPERTIES if p.name == name]
+    if narrowed or run.options.repro or (run.options.properties and name not in run.options.properties):
+        return NOT_ASKED
+    if run.options.sampled and any(case.property_name == name for case in run.everything):
+        return "no case of it is in the sample"
     return wanted.needs(run.scope) or "no case of this level fits what is declared and asked for"
 
 

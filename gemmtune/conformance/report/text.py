@@ -61,9 +61,9 @@ def renderables(summary: Summary) -> Iterator[RenderableType]:
         yield _line(
             f"\n{len(summary.groups) - MOST_GROUPS} more kinds of failures: --json FILE or --html FILE has them all", "bold"
         )
-    if summary.complaints or summary.warnings or summary.notes:
+    if summary.complaints or summary.warnings or summary.notes or summary.choices:
         yield _line("")
-    for text in summary.notes:
+    for text in (*summary.notes, *_choices(summary)):
         yield _line(text)
     yield from _listed("error", summary.complaints, "bold red")
     yield from _listed("warning", summary.warnings, "yellow")
@@ -71,6 +71,13 @@ def renderables(summary: Summary) -> Iterator[RenderableType]:
     yield _line(_verdict(summary), "bold green" if summary.standing is Standing.CONFORMS else "bold red")
     for text in _next_steps(summary):
         yield _line(text)
+
+
+def _choices(summary: Summary) -> Iterator[str]:
+    if choices := summary.choices:
+        first = next(iter(choices))
+        more = ", …: --json FILE has them all" if len(choices) > 1 else ""
+        yield f"{_count(len(choices), 'choice')} ran: {first} in {_count(choices[first], 'case')}{more}"
 
 
 def _listed(sort: str, texts: tuple[str, ...], style: str) -> Iterator[Text]:
@@ -131,10 +138,13 @@ def _group_parts(summary: Summary, group: FailureGroup) -> Iterator[Text]:
 
 
 def _verdict(summary: Summary) -> str:
-    took = f"{_count(summary.executed, 'case')} executed, {summary.refused} refused, in {summary.seconds:.0f} s"
+    runs = f", {_count(summary.sanitized, 'run')} under compute-sanitizer" if summary.sanitized else ""
+    took = f"{_count(summary.executed, 'case')} executed, {summary.refused} refused{runs}, in {summary.seconds:.0f} s"
     if summary.standing is Standing.NOT_TESTED:
         so_far = f"interrupted, without a failure until then; {took}"
         return f"NOT TESTED: {so_far if summary.interrupted else _why_untested(summary)}"
+    if summary.standing is Standing.CONFORMS and not summary.executed:
+        return f"CONFORMS under compute-sanitizer, which is all that ran: {took}"
     if summary.standing is Standing.CONFORMS:
         tested = len(summary.properties) - len(summary.untested)
         return f"CONFORMS in {tested} of {_count(len(summary.properties), 'property', 'properties')}: {took}"
@@ -164,6 +174,8 @@ def _next_steps(summary: Summary) -> Iterator[str]:
             yield "      --html FILE shows where results are wrong; --save-failing DIR keeps the cases for --repro DIR."
     elif summary.standing is Standing.NOT_TESTED and summary.refused:
         yield "Next: say what the GEMM takes with --trait, such as dtypes=float16 or multiples=8,8,8; that is then what is tested."
+    elif summary.standing is Standing.CONFORMS and options.sampled:
+        yield "Next: this was a sample; --seed N takes another one, and without --max-cases and --max-seconds every case runs."
     elif summary.standing is Standing.CONFORMS and options.level != "exhaustive" and not options.repro:
         yield f"Next: --level {'full' if options.level == 'smoke' else 'exhaustive'} tests more."
     open_ = [p for p in summary.untested if p.reason != NOT_ASKED]

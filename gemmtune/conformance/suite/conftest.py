@@ -49,21 +49,27 @@ def _sanitized(run: Run) -> tuple[Any, ...]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Bring the tests of a property together. End the run, with the reason, where there is nothing to test."""
+    """Order the tests: property by property, or sampled cases first. End the run, with the reason, where there is no test."""
     if not config.pluginmanager.has_plugin(PLUGIN):
         pytest.exit(MISSING_PLUGIN, returncode=2)
     if OPTIONS not in config.stash:
         pytest.exit(MISSING_GEMM, returncode=2)
     # A test without parameters is what pytest makes of an empty list of them.
     items[:] = [item for item in items if item.path.parent != FOLDER or _property_of(item) is not None]
-    order = {p.name: i for i, p in enumerate(PROPERTIES)}
-    items.sort(key=lambda item: order.get(_property_of(item) or "", len(order)))
+    if config.stash[OPTIONS].sampled:  # the cases in the order of the sample, and then what is drawn
+        items.sort(key=lambda item: "gemm_case" not in _parameters(item))
+    else:
+        order = {p.name: i for i, p in enumerate(PROPERTIES)}
+        items.sort(key=lambda item: order.get(_property_of(item) or "", len(order)))
+
+
+def _parameters(item: pytest.Item) -> Mapping[str, Any]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 def _property_of(item: pytest.Item) -> str | None:
     """The property that a test is about, empty where it is about something else, None where it is about nothing."""
-    parameters: Mapping[str, Any] = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    for value in parameters.values():
+    for value in _parameters(item).values():
         if isinstance(value, Case):
             return value.property_name
         if isinstance(value, Property):

@@ -30,9 +30,9 @@ class _Explorer:
         self.smallest: Record | None = None
 
     def attempt(self, case: Case) -> None:
-        """Fails where the case does. After too many crashes, cases that are new count as right, which ends the shrinking."""
+        """Fails where the case does. Once no more are run, cases that are new count as right, which ends the shrinking."""
         if case not in self.records:
-            if self.run.exhausted(self.wanted.name):
+            if self.run.ended(self.wanted.name) is not None:
                 return
             self.records[case] = self.run.judge(case, drawn=True)
         record = self.records[case]

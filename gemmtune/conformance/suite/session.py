@@ -35,6 +35,7 @@ class ConformanceSession:
         self._workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
         self._records: list[Record] = []
         self._notes: list[str] = []
+        self._sanitized = 0
         self._complaints: list[str] = []
         self._interrupted = False
         self._done = self._total = 0
@@ -99,6 +100,7 @@ class ConformanceSession:
             self._complaints.append(f"{report.nodeid.partition('::')[2]}: {report.longreprtext.strip().splitlines()[-1]}")
         self._records += found.records
         self._notes += found.notes
+        self._sanitized += found.sanitized
         if self._options.save_failing is not None:
             for record in found.records:
                 if record.failed:
@@ -147,7 +149,7 @@ class ConformanceSession:
 
     def _summary(self, run: Run, session: pytest.Session) -> Summary:
         option = session.config.option
-        narrowed = bool(option.keyword or option.deselect or any("::" in arg for arg in session.config.args))
+        narrowed = bool(option.keyword or option.markexpr or option.deselect or any("::" in arg for arg in session.config.args))
         return summarise(
             run,
             self._records,
@@ -155,5 +157,6 @@ class ConformanceSession:
             seconds=time.monotonic() - self._started_s,
             complaints=self._complaints,
             notes=self._notes,
+            sanitized=self._sanitized,
             interrupted=self._interrupted or bool(session.shouldstop or session.shouldfail),
         )

@@ -24,6 +24,8 @@ class Found:
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Lines for the report."""
+    sanitized: int = 0
+    """Runs under compute-sanitizer that computed something."""
     matrix: MatrixReport | None = None
 
 
