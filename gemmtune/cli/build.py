@@ -14,14 +14,14 @@ from rich.text import Text
 from .. import settings
 from ..backends import TEMPLATES, load
 from ..choice import Choice, Refusal
-from ..device import PRESETS, DeviceInfo, detect, preset
+from ..device import DeviceInfo, detect
 from ..problem import Problem
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, Silent, progress_for
 from ..selector.table import refusal_lines
 from ..settings import Settings
-from .options import filter_options, problem_options, search_options, settings_changes, spec_of
+from .options import arch_option, filter_options, problem_options, search_options, settings_changes, spec_of
 from .output import INTERRUPTED, STDOUT, json_option, note, show, write_json
 from .shapes import problems_of
 
@@ -56,7 +56,7 @@ class Built:
 @click.command()
 @click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
 @click.option("--shapes", "shapes_file", metavar="FILE", help="A JSON file with a list of shapes.")
-@click.option("--arch", metavar="ARCH", help=f"One of {', '.join(PRESETS)}; this machine's device when not given.")
+@arch_option
 @problem_options
 @search_options
 @filter_options
@@ -65,7 +65,7 @@ class Built:
 def build(
     shapes: tuple[str, ...],
     shapes_file: str | None,
-    arch: str | None,
+    arch: DeviceInfo | None,
     backends: str | None,
     search: str | None,
     choice_allowlist_regex: str | None,
@@ -82,7 +82,7 @@ def build(
     gemmtune build 4096x4096x4096 --arch sm90 --backends triton,cutlass
     gemmtune build --shapes models.json --arch sm80 --search quick
     """
-    device = preset(arch) if arch else detect()
+    device = arch or detect()
     problems = problems_of(shapes, shapes_file, spec_of(device.torch_device.type, problem))
     changes = settings_changes(
         backends=backends,

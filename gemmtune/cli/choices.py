@@ -11,10 +11,10 @@ from rich.text import Text
 
 from .. import settings
 from ..choice import Choice, Offers
-from ..device import PRESETS, detect, preset
+from ..device import DeviceInfo, detect
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.table import new_table, refusal_lines
-from .options import filter_options, problem_options, search_options, settings_changes, spec_of
+from .options import arch_option, filter_options, problem_options, search_options, settings_changes, spec_of
 from .output import STDOUT, json_option, show, write_json
 from .shapes import problem_of_word
 
@@ -23,14 +23,14 @@ __all__ = ["choices"]
 
 @click.command()
 @click.argument("shape")
-@click.option("--arch", metavar="ARCH", help=f"One of {', '.join(PRESETS)}; this machine's device when not given.")
+@arch_option
 @problem_options
 @search_options
 @filter_options
 @json_option
 def choices(
     shape: str,
-    arch: str | None,
+    arch: DeviceInfo | None,
     backends: str | None,
     search: str | None,
     choice_allowlist_regex: str | None,
@@ -44,7 +44,7 @@ def choices(
     gemmtune choices 512x512x512 --arch sm80 --backends triton
     gemmtune choices 512x512x512 --arch sm90 --allow 'triton:mm_128x'
     """
-    device = preset(arch) if arch else detect()
+    device = arch or detect()
     wanted = problem_of_word(shape, spec_of(device.torch_device.type, problem))
     changes = settings_changes(
         backends=backends,

@@ -9,14 +9,48 @@ from typing import Any, TypeVar, get_args
 import click
 
 from ..backends import BACKENDS
-from ..device import DeviceInfo, detect
+from ..device import PRESETS, DeviceInfo, detect, preset
+from ..errors import SettingsError, UnavailableError
 from ..problem.problem import Scales, WeightScales
-from ..settings import Search
+from ..settings import Search, Settings
 from .spec import BIASES, DTYPES, ENCODINGS, FACTORS, LAYOUTS, OPS, RESULT_DTYPES, SCALES, WEIGHT_DTYPES, Spec
 
-__all__ = ["device_of", "filter_options", "problem_options", "search_options", "settings_changes", "spec_of"]
+__all__ = ["arch_option", "device_of", "filter_options", "problem_options", "search_options", "settings_changes", "spec_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _WeightDtype(click.Choice[str]):
+    """The name of a dtype of b; four bits are an encoding."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in ENCODINGS:
+            self.fail(f"got {value!r}, which is a way to pack b and not a dtype; give --encoding {value}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _setting(_context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Refuse what the setting that the option stands for refuses."""
+    if value is not None:
+        name = str(option.name)
+        try:
+            Settings(**settings_changes(**{name: value}))
+        except SettingsError as error:
+            raise click.UsageError(f"{option.opts[0]}: {str(error).removeprefix(f'{name}: ')}") from error
+    return value
+
+
+def _preset(_context: click.Context, _option: click.Parameter, value: str | None) -> DeviceInfo | None:
+    try:
+        return None if value is None else preset(value)
+    except UnavailableError as error:
+        raise click.UsageError(f"--{error}") from error
+
+
+arch_option = click.option(
+    "--arch", metavar="ARCH", callback=_preset, help=f"One of {', '.join(PRESETS)}; this machine's device when not given."
+)
+"""The architecture to answer for: the command gets its DeviceInfo, or None."""
 
 
 def problem_options(function: F) -> F:
@@ -39,7 +73,8 @@ def problem_options(function: F) -> F:
         click.option("--beta", type=float, help="Factor of the added operand (addmm, baddbmm)."),
         click.option("--prepacked", is_flag=True, help="b is given through gemmtune.prepack (not for batches)."),
         click.option(
-            "--dtype-b", type=click.Choice(WEIGHT_DTYPES), help="Of b; int8 when not given (mixed_mm), or that of a (scaled_mm)."
+            "--dtype-b", type=_WeightDtype(WEIGHT_DTYPES),
+            help="Of b; int8 when not given (mixed_mm; uint8 with --encoding), or that of a (scaled_mm).",
         ),
         click.option("--encoding", type=click.Choice(ENCODINGS), help="b has two numbers of four bits in each byte (mixed_mm)."),
         click.option(
@@ -58,7 +93,7 @@ def search_options(function: F) -> F:
     """What is tried."""
     return _all(
         click.option(
-            "--backends", metavar="NAMES",
+            "--backends", metavar="NAMES", callback=_setting,
             help=f"Comma-separated, out of {', '.join(BACKENDS)}; all that serve the device when not given.",
         ),
         click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
@@ -68,9 +103,13 @@ def search_options(function: F) -> F:
 def filter_options(function: F) -> F:
     """Which choices may be tried at all."""
     return _all(
-        click.option("--allow", "choice_allowlist_regex", metavar="REGEX", help="Only choices in whose name REGEX is found."),
         click.option(
-            "--deny", "choice_denylist_regex", metavar="REGEX", help="No choice in whose name REGEX is found; wins over --allow."
+            "--allow", "choice_allowlist_regex", metavar="REGEX", callback=_setting,
+            help="Only choices in whose name REGEX is found.",
+        ),
+        click.option(
+            "--deny", "choice_denylist_regex", metavar="REGEX", callback=_setting,
+            help="No choice in whose name REGEX is found; wins over --allow.",
         ),
     )(function)  # fmt: skip
 

@@ -132,7 +132,9 @@ def _unnamed(asked: GateOptions, problem_options: Iterable[str]) -> list[Problem
     context = click.get_current_context()
     for name in problem_options:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name}: got no shapes that it could be for, expected MxNxK, BxMxNxK or --shapes FILE")
+            raise click.UsageError(
+                f"--{name.replace('_', '-')}: got no shapes that it could be for, expected MxNxK, BxMxNxK or --shapes FILE"
+            )
     return problems_without_names(asked)
 
 

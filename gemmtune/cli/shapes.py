@@ -65,14 +65,17 @@ def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> l
     """The problems of words and of a file; what is skipped of the file is noted.
 
     Raises:
-        click.UsageError: there are none, or a word is malformed.
-        InvalidProblemError: the file is malformed.
+        click.UsageError: there are none, or a word or the file is malformed.
+        click.ClickException: the file cannot be read.
     """
     if not shapes and shapes_file is None:
         raise click.UsageError("got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE")
     problems = [problem_of_word(text, spec) for text in shapes]
     if shapes_file is not None:
-        found, skipped = problems_of_file(shapes_file, spec)
+        try:
+            found, skipped = problems_of_file(shapes_file, spec)
+        except InvalidProblemError as error:
+            raise click.UsageError(str(error)) from error
         for entry in skipped:
             note(str(entry))
         problems += found
@@ -108,7 +111,7 @@ def _entries(path: str) -> list[Any]:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidProblemError(f"--shapes: cannot read {path}: {error.strerror}") from error
+        raise click.ClickException(f"--shapes: cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise InvalidProblemError(f"--shapes: {path} is not JSON: {error}") from error
     entries = data.get("shapes") if isinstance(data, dict) else data
@@ -172,6 +175,7 @@ def _truth(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+_WEIGHT_DTYPE = ((check := _one_of(*WEIGHT_DTYPES))[0], f"{check[1]}; four bits are an encoding, int4 or uint4")
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
     "op": _one_of(*OPS),
@@ -185,8 +189,8 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "alpha": (_number, "a number"),
     "beta": (_number, "a number"),
     "prepacked": (_truth, "true or false"),
-    "dtype_b": _one_of(*WEIGHT_DTYPES),
-    "b_dtype": _one_of(*WEIGHT_DTYPES),
+    "dtype_b": _WEIGHT_DTYPE,
+    "b_dtype": _WEIGHT_DTYPE,
     "encoding": _one_of(*ENCODINGS),
     "scales": _one_of(*SCALES),
     "zeros": (_truth, "true or false"),

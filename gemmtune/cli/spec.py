@@ -40,7 +40,6 @@ SCALES = tuple(dict.fromkeys((*get_args(Scales), *get_args(WeightScales), *FACTO
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)[1:]
 TF32_ON_CPU = "tf32 is a precision of CUDA devices; use --device cuda, or float32"
 _NARROW = (torch.int8, torch.uint8, *FLOAT8)
-_ALIASES = {"fp8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 _DEFAULT_DTYPES = {"int_mm": "int8", "int_mm_mul": "int8", "scaled_mm": "float8_e4m3fn"}
 DTYPES = (*(dtype_name(d) for d in DENSE_DTYPES), "tf32", "int8", *map(dtype_name, FLOAT8))
 WEIGHT_DTYPES = tuple(map(dtype_name, _NARROW))
@@ -120,7 +119,7 @@ class Spec:
         usual = {field.name: field.default for field in dataclasses.fields(self)}
         for name, takers in _TAKERS.items():
             if op not in takers and getattr(self, name) != usual[name]:
-                raise InvalidProblemError(f"{name}: not for {op}, expected one of {', '.join(takers)}")
+                raise InvalidProblemError(f"{name}: not for {op}, expected {_listed(takers)}")
 
     def _dense_dtype(self, op: str) -> dict[str, Any]:
         """The dtype of a and its precision, which tf32 is a name for."""
@@ -157,8 +156,8 @@ class Spec:
 
     def _mixed_mm(self, sizes: Sequence[int], common: dict[str, Any]) -> Problem:
         weights = _narrow(self.dtype_b or ("uint8" if self.encoding else "int8"), _NARROW, "dtype_b")
-        if self.encoding and weights not in (torch.int8, torch.uint8):
-            raise InvalidProblemError(f"dtype_b: got {self.dtype_b!r} with encoding {self.encoding}, expected uint8")
+        if self.encoding and weights != torch.uint8:
+            raise InvalidProblemError(f"dtype_b: got {self.dtype_b!r} with encoding {self.encoding}, expected uint8 or nothing")
         problem = Problem.mixed_mm(
             *sizes,
             dtype_b=weights,
@@ -195,11 +194,14 @@ class Spec:
 
 def _narrow(name: str, legal: Sequence[torch.dtype], what: str) -> torch.dtype:
     names = {dtype_name(dtype): dtype for dtype in legal}
-    full = _ALIASES.get(name.lower(), name.lower())
-    return names[_one_of(what, full, names)]
+    return names[_one_of(what, name, names)]
 
 
 def _one_of(what: str, value: str, legal: Sequence[str] | dict[str, Any]) -> str:
     if value not in legal:
-        raise InvalidProblemError(f"{what}: got {value!r}, expected one of {', '.join(filter(None, legal))}")
+        raise InvalidProblemError(f"{what}: got {value!r}, expected {_listed([name for name in legal if name])}")
     return value
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{'one of ' * (len(names) > 1)}{', '.join(names)}"

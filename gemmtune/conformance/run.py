@@ -127,7 +127,10 @@ def _check_asked(scope: Scope) -> None:
         ("op", scope.ops, all_ops.tested_ops), ("dtype", scope.dtypes, dtypes), ("layout", scope.layouts, every.tested_kinds),
     ):  # fmt: skip
         if asked and not set(asked) & set(declared):
-            raise ConformanceError(f"{name}: got {', '.join(asked)}, expected what the GEMM declares: {', '.join(declared)}")
+            remedy = f"; declare more with --trait {name}s=…"
+            raise ConformanceError(
+                f"{name}: got {', '.join(asked)}, expected what the GEMM declares: {', '.join(declared)}{remedy}"
+            )
 
 
 class Run:

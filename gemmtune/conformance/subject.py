@@ -80,11 +80,17 @@ class _Wrapped(Subject):
         self.traits = traits
 
 
+NAMED_OPS = ("bmm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+"""A function with one of these names does that operation, if it declares none; addmm has torch's order of arguments in namespaces
+alone."""
+
+
 class FunctionSubject(_Wrapped):
-    """One function for every operation."""
+    """One function for every operation; of those that it does not declare, the one that it is named after, else mm."""
 
     def __init__(self, name: str, function: Callable[..., object], traits: Traits) -> None:
-        super().__init__(name, traits if traits.ops is not None else traits.changed({"ops": ["mm"]}))
+        named = getattr(function, "__name__", "")
+        super().__init__(name, traits.changed({"ops": [named if named in NAMED_OPS else "mm"]}) if traits.ops is None else traits)
         self._function = function
 
     def __call__(self, call: Call) -> object:

@@ -35,7 +35,8 @@ class Traits:
     """
 
     ops: tuple[str, ...] | None = None
-    """Of mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, mixed_mm, scaled_mm. None: mm for a function, what it has for a namespace."""
+    """Of mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, mixed_mm, scaled_mm. None: for a function
+    what it is named after, else mm; what it has for a namespace."""
     dtypes: tuple[str, ...] | None = None
     """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""
     layouts: tuple[str, ...] | None = None
