@@ -154,6 +154,12 @@ def test_sums_are_promoted_every_128_elements() -> None:
     assert {choice.config.operation.tile[2] for choice in choices(scaled_mm(fast_accum=True), search="exhaustive")} > {128}
 
 
+def test_scales_of_blocks_need_registers_too() -> None:
+    tiles = {c.config.operation.tile[:2] for c in choices(scaled_mm(scales="block_1x128"), search="exhaustive")}
+    assert (256, 96) in tiles
+    assert not tiles & {(128, 192), (64, 192)}
+
+
 def test_promoted_sums_need_twice_the_registers() -> None:
     precise, fast = (
         {c.config.operation.tile[:2] for c in choices(scaled_mm(fast_accum=f), search="exhaustive")} for f in (False, True)
@@ -235,6 +241,7 @@ def test_scales_of_blocks_are_read_as_they_lie(scales: str, extent: int, *, colu
         assert op.tile[0] % extent == 0
         assert not op.stream_k
         assert op.kernel_schedule.endswith("FP8Blockwise")
+        assert op.overlaps == ("pingpong" in choice.name)
         assert choice.source.first == 2
         assert not choice.source.fused
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from ..compiled import Artifact, binary_usage, find_cuobjdump
 from .launch import Library
-from .operation import Operation
+from .operation import ELEMENTS, Operation
 
 __all__ = ["gemm_artifact", "instruction"]
 
-_SUFFIX = {"bf16": ".BF16", "tf32": ".TF32"}
+_SUFFIX = {"bf16": ".BF16", "tf32": ".TF32", "e4m3": ".E4M3", "e5m2": ".E5M2"}
 """What follows the type of the sum in the name of an instruction, by the element of the operands."""
 
 
@@ -37,6 +37,8 @@ def instruction(operation: Operation) -> str:
     if operation.a == "f64":
         return "DMMA*"
     group = "G" if operation.modern else ""
-    if operation.a == "s8":
+    if operation.multiplied == "s8":
         return f"I{group}MMA.*.S8.S8*"
-    return f"H{group}MMA.*.F32{_SUFFIX.get(operation.a, '')}"
+    letter = "Q" if ELEMENTS[operation.multiplied].itemsize == 1 else "H"
+    suffix = [_SUFFIX.get(x, "") for x in ((operation.a, operation.b) if letter == "Q" else (operation.multiplied,))]
+    return f"{letter}{group}MMA.*.F32{''.join(suffix)}"

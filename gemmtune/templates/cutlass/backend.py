@@ -11,6 +11,7 @@ from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
+from ...problem.rules import QUANTIZED_OPS
 from ...settings import Settings, current
 from .axes import Axes, Grid, legal_axes
 from .build import NAME, CutlassChoice, name_of
@@ -18,8 +19,9 @@ from .catalogue import operations
 from .configs import Config, check_problem, elements_of, legal_orientation
 from .operation import Operation
 from .orientation import Oriented
+from .quantized import quantized_operations
 from .rank import estimate_us, select
-from .toolkit import find_compiler, find_toolkit
+from .toolkit import Toolkit, find_compiler, find_toolkit
 
 __all__ = ["CutlassBackend"]
 
@@ -28,7 +30,7 @@ OPERATIONS: dict[str, int | None] = {"quick": 3, "default": 12, "exhaustive": No
 
 
 class CutlassBackend:
-    """Choices for dense problems on NVIDIA GPUs."""
+    """Choices for problems on NVIDIA GPUs."""
 
     name = NAME
 
@@ -50,7 +52,7 @@ class CutlassBackend:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
         try:
             toolkit = find_toolkit(settings.cutlass_dir)
-            found = [op for element in elements_of(problem) for op in operations(toolkit, device.capability, element)]
+            found = _operations(problem, toolkit, device.capability)
         except UnavailableError as error:
             return Offers(refusals=(Refusal(name=NAME, reason=str(error)),))
         legal, refusals = _legal(found, problem, device)
@@ -73,6 +75,13 @@ def _toolchain(settings: Settings) -> Availability:
         return Availability(ok=True, detail=f"CUTLASS {toolkit.version}, nvcc {find_compiler().cuda}")
     except UnavailableError as error:
         return Availability(ok=True, detail=f"CUTLASS {toolkit.version}, only kernels that were compiled before: {error}")
+
+
+def _operations(problem: Problem, toolkit: Toolkit, capability: int) -> list[Operation]:
+    """Those with the problem's elements."""
+    if problem.op in QUANTIZED_OPS:
+        return list(quantized_operations(problem, toolkit, capability))
+    return [op for element in elements_of(problem) for op in operations(toolkit, capability, element)]
 
 
 def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tuple[dict[Operation, Oriented], list[Refusal]]:

@@ -58,7 +58,7 @@ class CutlassChoice(CompiledChoice):
             claims=Claims(
                 accumulate=accumulator,
                 partials=accumulator,
-                epilogue_input=accumulator,
+                epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=most_splits(config.axes, operation, grid),
                 input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
             ),
@@ -102,7 +102,8 @@ class CutlassChoice(CompiledChoice):
             beta=problem.beta if reads_inp else "zero",
             added=reads_inp,
             epilogue=problem.epilogue,
-            operands=(*inp, *(x.dtype for x in extra)),
+            scales=len(problem.scales),
+            operands=(*inp, *(x.dtype for x in (*problem.scales, *extra))),
         )
 
     @property

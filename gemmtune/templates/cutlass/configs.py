@@ -9,16 +9,21 @@ import torch
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
-from ...problem.rules import why_not_dense
+from ...problem.rules import DENSE_OPS
 from .axes import Axes
 from .operation import ELEMENTS, Operation
 from .orientation import Oriented, letter, orient
+from .scales import why_not_quantized
 
 __all__ = ["Config", "check_problem", "elements_of", "legal_orientation"]
 
 INT32_LIMIT = 2**31
 MOST_ACCUMULATORS = 208
 """Of a thread: with more of them, and a share for everything else, its 255 registers spill."""
+MOST_SCALED = 216
+"""Of a thread, with scales of blocks: 192 accumulators and 24 scales fit, with 48 scales some are spilled in the main loop."""
+MOST_SATURATED = (2**31 - 1) >> 14
+"""Products of two int8 numbers whose sum fits int32, whatever they are."""
 MOST_OPERANDS = 8
 """That a launch can pass to an epilogue."""
 OPERAND_ELEMENTS: dict[torch.dtype, str] = {
@@ -45,9 +50,6 @@ class Config:
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no operation at all can serve the problem on this device, or None."""
-    reason = why_not_dense(problem)
-    if reason is not None:
-        return reason
     if device.type != "cuda" or device.capability < 75:
         return f"works on CUDA devices of compute capability 7.5 and newer, not on {device.arch}"
     if problem.empty or problem.k == 0:
@@ -56,9 +58,9 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "prepacked operands are served on the CPU only"
     if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
         return "a size does not fit 32 bits"
-    if problem.out.dtype != problem.dtype:
+    if problem.op in DENSE_OPS and problem.out.dtype != problem.dtype:
         return f"the result is {problem.out.dtype}, expected the operands' own {problem.dtype}"
-    reason = _epilogue(problem)
+    reason = why_not_quantized(problem, device) or _epilogue(problem)
     if reason is not None:
         return reason
     if device.capability < 80 and problem.dtype == torch.bfloat16:
@@ -71,14 +73,15 @@ def _epilogue(problem: Problem) -> str | None:
     if problem.epilogue is None:
         return None
     operands, nodes = problem.epilogue.operands, problem.epilogue.nodes
-    if len(operands) + 1 > MOST_OPERANDS:
-        return f"the epilogue has {len(operands)} operands, a launch passes at most {MOST_OPERANDS - 1}"
+    most = MOST_OPERANDS - max(1, len(problem.scales))
+    if len(operands) > most:
+        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
     for i, x in enumerate(operands):
         if x.dtype not in OPERAND_ELEMENTS:
             expected = ", ".join(dtype_name(dtype) for dtype in OPERAND_ELEMENTS)
             return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {expected}"
     if problem.accumulator != torch.float64 and any(node.dtype == torch.float64 for node in nodes):
-        return f"the epilogue computes in float64, this backend in the accumulator's {dtype_name(problem.accumulator)}"
+        return f"the epilogue computes in float64, this backend in the accumulator's {dtype_name(problem.epilogue_dtype)}"
     return None
 
 
@@ -91,7 +94,8 @@ def elements_of(problem: Problem) -> tuple[str, ...]:
 
 def needs_epilogue(problem: Problem) -> bool:
     """More than the bare product is stored."""
-    return problem.alpha != "one" or (problem.inp is not None and problem.beta != "zero") or problem.epilogue is not None
+    reads_inp = problem.inp is not None and problem.beta != "zero"
+    return problem.alpha != "one" or reads_inp or bool(problem.scales) or problem.epilogue is not None
 
 
 def legal_orientation(operation: Operation, problem: Problem, device: DeviceInfo) -> Oriented | str:
@@ -102,7 +106,7 @@ def legal_orientation(operation: Operation, problem: Problem, device: DeviceInfo
     reasons: list[str] = []
     for exchanged in (True, False):
         oriented = orient(problem, exchanged=exchanged)
-        reason = _layouts(operation, oriented)
+        reason = _elements(operation, oriented) or _layouts(operation, oriented)
         if reason is None:
             return oriented
         reasons.append(reason)
@@ -115,6 +119,8 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
         return f"accumulates in {operation.accumulator}"
     if operation.math not in ("multiply_add", "multiply_add_saturate"):
         return f"{operation.math} rounds its operands in ways that the problem does not allow"
+    if operation.math == "multiply_add_saturate" and problem.k > MOST_SATURATED:
+        return f"its sums stop at the limits of int32, which more than {MOST_SATURATED} products can reach"
     if ELEMENTS.get(operation.d) != problem.out.dtype or operation.d == "tf32" or operation.c not in ("void", operation.d):
         return f"stores {operation.d}"
     if operation.kernel_schedule.endswith("Auto"):
@@ -125,9 +131,21 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
         return f"its tiles take {operation.mainloop_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
     if operation.accumulators_per_thread > MOST_ACCUMULATORS:
         return f"{operation.accumulators_per_thread} accumulators of a thread would spill"
+    held = operation.accumulators_per_thread + operation.scales_per_thread
+    if operation.scales_per_thread and held > MOST_SCALED:
+        return f"{held} accumulators and scales of a thread would spill"
     if needs_epilogue(problem) and operation.modern and not operation.tma_store:
         return "its epilogue cannot be a visitor tree: it stores without shared memory"
     return None
+
+
+def _elements(operation: Operation, oriented: Oriented) -> str | None:
+    if operation.scales_a and not oriented.exchanged:
+        return "its scales of blocks are those of the transpose: b comes first"
+    if (ELEMENTS[operation.a], ELEMENTS[operation.b]) == (oriented.a.dtype, oriented.b.dtype):
+        return None
+    order = "exchanged" if oriented.exchanged else "as they are"
+    return f"reads {operation.a} and {operation.b}, which does not fit a and b {order}"
 
 
 def _layouts(operation: Operation, oriented: Oriented) -> str | None:

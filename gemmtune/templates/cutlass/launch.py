@@ -205,7 +205,7 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.raster, words.swizzle = "mn".index(axes.raster), axes.swizzle
     words.decomposition, words.splits = DECOMPOSITIONS.index(axes.decomposition), axes.splits
     words.device = device
-    words.overlaps = 1
+    words.overlaps = int(config.operation.overlaps)
     words.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return words
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ELEMENTS", "Operation"]
+__all__ = ["BLOCKWISE", "ELEMENTS", "FAST_ACCUM", "BlockScales", "Operation"]
 
 ELEMENTS: dict[str, torch.dtype] = {
     "f16": torch.float16,
@@ -16,9 +16,27 @@ ELEMENTS: dict[str, torch.dtype] = {
     "f32": torch.float32,
     "f64": torch.float64,
     "s8": torch.int8,
+    "u8": torch.uint8,
     "s32": torch.int32,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
 }
 """CUTLASS's names of element types."""
+FAST_ACCUM = "FP8FastAccum"
+"""The end of a schedule's name where sums of 8-bit floats stay in the tensor cores."""
+BLOCKWISE = "FP8Blockwise"
+"""The end of a schedule's name where they are scaled before they are added to others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockScales:
+    """Scales of blocks of an operand, ``extent`` of its rows (of a) or columns (of b) by SCALE_BLOCK along K.
+
+    ``along_k``: neighbours in memory are neighbours along K, otherwise across it.
+    """
+
+    extent: int
+    along_k: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +71,9 @@ class Operation:
     kernel_schedule: str
     epilogue_schedule: str
     scheduler: str
+    scales_a: BlockScales | None = None
+    scales_b: BlockScales | None = None
+    """Both or none: the main loop multiplies sums over SCALE_BLOCK elements by scales of blocks."""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Operation:
@@ -81,6 +102,26 @@ class Operation:
         return self.modern and "NoSmem" not in self.epilogue_schedule
 
     @property
+    def multiplied(self) -> str:
+        """The element that tensor cores read: of two different ones, the narrower is converted to the wider."""
+        return self.a if ELEMENTS[self.a].itemsize >= ELEMENTS[self.b].itemsize else self.b
+
+    @property
+    def overlaps(self) -> bool:
+        """A launch may begin before the kernel ahead of it has ended.
+
+        Not where scales of blocks are loaded by the ``cooperative`` kernel: in CUTLASS 4.2, the warp that loads them does not wait
+        for that end (``sm90_gemm_tma_warpspecialized_cooperative.hpp``).
+        """
+        return not (self.scales_a and self.cooperative)
+
+    @property
+    def promotes(self) -> bool:
+        """Sums of 8-bit floats are added to a second set of accumulators, every 128 elements of K."""
+        floats = ELEMENTS[self.multiplied].is_floating_point and ELEMENTS[self.multiplied].itemsize == 1
+        return floats and not self.kernel_schedule.endswith(FAST_ACCUM)
+
+    @property
     def mainloop_bytes(self) -> int:
         """Shared memory of the stages of a and b; 0 for 3.x operations, which have as many stages as fit."""
         sizes = self.tile[0] * ELEMENTS[self.a].itemsize + self.tile[1] * ELEMENTS[self.b].itemsize
@@ -90,4 +131,10 @@ class Operation:
     def accumulators_per_thread(self) -> int:
         """32-bit registers that hold the sums."""
         threads = (256 if self.cooperative else 128) if self.modern else 32 * self.warps[0] * self.warps[1] * self.warps[2]
-        return self.tile[0] * self.tile[1] * ELEMENTS[self.accumulator].itemsize // 4 // threads
+        sets = 2 if self.promotes else 1
+        return sets * self.tile[0] * self.tile[1] * ELEMENTS[self.accumulator].itemsize // 4 // threads
+
+    @property
+    def scales_per_thread(self) -> int:
+        """Registers that hold scales of blocks in the main loop: each thread has sums of every fourth column."""
+        return self.tile[1] // 4 if self.scales_b and self.scales_b.extent == 1 else 0

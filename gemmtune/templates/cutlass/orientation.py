@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...problem import Layout, Problem
 
-__all__ = ["Oriented", "letter", "orient"]
+__all__ = ["Oriented", "block_scaled", "letter", "orient"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,8 @@ class Oriented:
     b: Layout
     out: Layout
     added: tuple[Layout, ...]
-    """The operands that the epilogue reads, broadcast to out: inp first where there is one."""
+    """What is read beside a and b: inp where there is one, or the scales; then the operands of the epilogue. All are broadcast to
+    out but scales of blocks."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -30,6 +31,7 @@ def orient(problem: Problem, *, exchanged: bool) -> Oriented:
     """The problem, or its transpose."""
     reads_inp = problem.inp is not None and problem.beta != "zero"
     added = [problem.inp.expanded(problem.out.size)] if problem.inp is not None and reads_inp else []
+    added += list(problem.scales) if block_scaled(problem) else [x.expanded(problem.out.size) for x in problem.scales]
     added += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
     if not exchanged:
         return Oriented(exchanged=False, a=problem.a, b=problem.b, out=problem.out, added=tuple(added))
@@ -40,6 +42,13 @@ def orient(problem: Problem, *, exchanged: bool) -> Oriented:
         out=problem.out.transposed,
         added=tuple(x.transposed for x in added),
     )
+
+
+def block_scaled(problem: Problem) -> bool:
+    """Scales of both operands change along K."""
+    if problem.op != "scaled_mm":
+        return False
+    return max(problem.scale_block("scale_a")[1], problem.scale_block("scale_b")[0]) < problem.k
 
 
 def letter(layout: Layout) -> str | None:

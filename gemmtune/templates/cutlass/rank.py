@@ -22,7 +22,7 @@ __all__ = ["estimate_us", "select"]
 SM_TFLOPS: dict[int, float] = {75: 1.6, 80: 2.9, 90: 6.2}
 """Of a multiprocessor's tensor cores with 16-bit operands at sustained clocks, by what an operation was written for."""
 SIMT_SHARE = {"f32": 0.07, "f64": 0.035}
-OPERAND_SHARE = {"f16": 1.0, "bf16": 1.0, "tf32": 0.5, "f64": 0.067, "s8": 2.0, "f32": 0.5}
+OPERAND_SHARE = {"f16": 1.0, "bf16": 1.0, "tf32": 0.5, "f64": 0.067, "s8": 2.0, "e4m3": 2.0, "e5m2": 2.0, "f32": 0.5}
 L2_GBPS_PER_SM = {75: 30.0, 80: 40.0, 90: 120.0}
 """What a multiprocessor reads, multicast and all."""
 DRAM_GBPS: dict[int, float] = {75: 300.0, 80: 1900.0, 90: 3900.0}
@@ -50,6 +50,10 @@ CP_ASYNC = 1.5
 """Copies of less than 16 bytes, each addressed by a thread, keep the tensor cores waiting."""
 OWN_SHARE = 6
 """One operation of so many in a search is the problem's own; the others are those that problems share, ``tiles.SHARED``."""
+CONVERTED = 0.7
+"""The rate that is left where an operand is converted in registers."""
+PROMOTED = 0.8
+"""The rate that is left where sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
 """Of two operations that differ in nothing else, the one with operands exchanged is taken: more problems share it."""
 
@@ -65,8 +69,8 @@ def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, devi
     tiles = math.ceil(m / (tile_m * cluster_m)) * math.ceil(n / (tile_n * cluster_n)) * blocks * problem.batch
     usable = max(device.sm_count // blocks * blocks, blocks)
     compute, busy = _compute_us(operation, tiles, usable, math.ceil(k / tile_k), device)
-    itemsize = problem.dtype.itemsize
-    traffic = tiles * k * itemsize * (tile_m / cluster_n + tile_n / cluster_m)
+    a_bytes, b_bytes = oriented.a.dtype.itemsize, oriented.b.dtype.itemsize
+    traffic = tiles * k * (a_bytes * tile_m / cluster_n + b_bytes * tile_n / cluster_m)
     l2_us = traffic / (_of(L2_GBPS_PER_SM, device.capability) * device.sm_count * 1e3)
     gbps = min(_of(DRAM_GBPS, device.capability), DRAM_GBPS_PER_SM * busy)
     dram_us = problem.bytes / (gbps * 1e3)
@@ -101,7 +105,8 @@ def _stages(operation: Operation, device: DeviceInfo) -> int:
     """Of the main loop: as many as fit beside an epilogue, unless the operation has a fixed number."""
     if not operation.modern:
         return operation.stages
-    stage_bytes = (operation.tile[0] + operation.tile[1]) * operation.tile[2] * ELEMENTS[operation.a].itemsize
+    rows_bytes, cols_bytes = operation.tile[0] * ELEMENTS[operation.a].itemsize, operation.tile[1] * ELEMENTS[operation.b].itemsize
+    stage_bytes = (rows_bytes + cols_bytes) * operation.tile[2]
     return max(1, (device.smem_per_block_bytes - EPILOGUE_BYTES) // stage_bytes)
 
 
@@ -112,8 +117,10 @@ def _of(table: dict[int, float], capability: int) -> float:
 
 def _rate(operation: Operation) -> float:
     """TFLOP/s of one multiprocessor."""
-    share = SIMT_SHARE[operation.a] if operation.opcode == "Simt" else OPERAND_SHARE[operation.a]
-    return _of(SM_TFLOPS, operation.introduced) * share
+    share = SIMT_SHARE[operation.a] if operation.opcode == "Simt" else OPERAND_SHARE[operation.multiplied]
+    if operation.a != operation.b and operation.multiplied in ("f16", "bf16"):
+        share *= CONVERTED
+    return _of(SM_TFLOPS, operation.introduced) * (share * PROMOTED if operation.promotes else share)
 
 
 def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[Operation]:

@@ -11,6 +11,7 @@ import torch
 
 from ...problem import Epilogue
 from ...problem.problem import ScalarClass
+from ...problem.scales import SCALE_BLOCK
 from ..cpp.printer import print_epilogue
 from ..render import environment, load_template, template_digest
 from .configs import MOST_OPERANDS, OPERAND_ELEMENTS
@@ -20,7 +21,7 @@ __all__ = ["Source", "flags"]
 
 CPP_ELEMENTS = {
     "f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "cutlass::tfloat32_t", "f32": "float", "f64": "double",
-    "s8": "int8_t", "s32": "int32_t",
+    "s8": "int8_t", "u8": "uint8_t", "s32": "int32_t", "e4m3": "cutlass::float_e4m3_t", "e5m2": "cutlass::float_e5m2_t",
 }  # fmt: skip
 LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
 SCHEDULERS = {"Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "": ""}
@@ -47,16 +48,25 @@ class Source:
     epilogue: Epilogue | None
     """The graph; of its operands only the dtypes matter."""
     operands: tuple[torch.dtype, ...]
-    """Of inp, where it is read, and of the epilogue's operands."""
+    """Of inp, where it is read, or of the scales; and of the epilogue's operands."""
+    scales: int = 0
+    """How many of the operands come first and multiply the sum, or its parts in the main loop."""
+
+    @property
+    def first(self) -> int:
+        """The first operand that the epilogue reads: after scales of blocks, which the main loop does."""
+        return self.scales if self.operation.scales_a else 0
 
     @property
     def fused(self) -> bool:
         """More than the bare product is stored."""
-        return self.alpha != "one" or bool(self.operands) or self.epilogue is not None
+        return self.alpha != "one" or len(self.operands) > self.first or self.epilogue is not None
 
     @property
     def compute(self) -> str:
         """The C++ type of the epilogue's values."""
+        if self.operation.accumulator == "s32" and not self.fused:
+            return "int32_t"
         return "double" if self.operation.accumulator == "f64" else "float"
 
     @property
@@ -88,7 +98,11 @@ def _render(source: Source) -> str:
     template = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
     return _template(template).render(
         compute=source.compute,
-        operands=[OPERAND_ELEMENTS[dtype] for dtype in source.operands],
+        operands=[OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],
+        first=source.first,
+        scales_a=operation.scales_a,
+        scales_b=operation.scales_b,
+        scale_block=SCALE_BLOCK,
         name=operation.name,
         launch_struct=_template("launch.h.jinja").render(most_operands=MOST_OPERANDS),
         calls=_template("calls.h.jinja").render(),
@@ -121,14 +135,16 @@ def _render(source: Source) -> str:
 
 def _pointwise(source: Source) -> str:
     epilogue = source.epilogue
-    names = [f"x{i + source.added}[i]" for i in range(len(source.operands) - source.added)]
+    first = source.added + source.scales
+    names = [f"x{i}[i]" for i in range(first, len(source.operands))]
     statements = print_epilogue(epilogue, "acc", names, "results[i]") if epilogue else ["results[i] = acc;"]
     return _template("pointwise.cuh.jinja").render(
         compute=source.compute,
         alpha=source.alpha,
         beta=source.beta,
         added=source.added,
-        extras=len(source.operands) - source.added,
+        scales=source.scales - source.first,
+        first=source.first,
         operands=len(source.operands),
         statements=statements,
     )

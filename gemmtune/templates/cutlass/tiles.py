@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .operation import ELEMENTS, Operation
+from ...problem.scales import SCALE_BLOCK
+from .operation import BLOCKWISE, ELEMENTS, FAST_ACCUM, Operation
 
-__all__ = ["KINDS", "SHARED", "TILES", "Tile", "is_shared", "own_operations"]
+__all__ = ["KINDS", "SHARED", "TILES", "Tile", "is_shared", "own_operations", "tiled"]
 
 Kind = Literal["pingpong", "cooperative", "stream_k"]
 
@@ -59,8 +60,9 @@ class Tile:
     @classmethod
     def of(cls, operation: Operation) -> Tile | None:
         """What ``operation`` is; None where it is nothing that we would make: its schedule or its depth is another."""
-        lines, rest = divmod(operation.tile[2] * ELEMENTS[operation.a].itemsize, LINE_BYTES)
-        schedules = (operation.kernel_schedule, operation.epilogue_schedule, operation.scheduler)
+        lines, rest = divmod(operation.tile[2] * ELEMENTS[operation.multiplied].itemsize, LINE_BYTES)
+        kernel = operation.kernel_schedule.removesuffix(FAST_ACCUM).removesuffix(BLOCKWISE)
+        schedules = (kernel, operation.epilogue_schedule, operation.scheduler)
         for kind, schedule in KINDS.items():
             if schedules == (schedule.kernel, schedule.epilogue, schedule.scheduler) and not rest:
                 rows, cols, _ = operation.tile
@@ -130,19 +132,30 @@ def own_operations(found: Iterable[Operation]) -> Iterator[Operation]:
         if op.tma_store and op.introduced == 90:
             models.setdefault((op.a, op.b, op.d, op.accumulator, op.layout_a, op.layout_b, op.layout_d), op)
     for model in models.values():
-        for tile in TILES:
-            schedule = KINDS[tile.kind]
-            sizes = (tile.rows, tile.cols, tile.lines * LINE_BYTES // ELEMENTS[model.a].itemsize)
-            cluster = (*tile.cluster, 1)
-            yield dataclasses.replace(
-                model, name=_name(model, sizes, cluster, schedule.label), tile=sizes, cluster=cluster,
-                kernel_schedule=schedule.kernel, epilogue_schedule=schedule.epilogue, scheduler=schedule.scheduler,
-            )  # fmt: skip
+        yield from tiled(model, TILES)
+
+
+SUFFIXES = {"": "", FAST_ACCUM: "_fp8_fastaccum", BLOCKWISE: "_fp8_blockwise"}
+"""What CUTLASS's names say of what follows the name of a schedule."""
+
+
+def tiled(model: Operation, tiles: Iterable[Tile], suffix: str = "") -> Iterator[Operation]:
+    """``model`` with each of ``tiles``, in the tile's schedule with ``suffix``."""
+    for tile in tiles:
+        schedule = KINDS[tile.kind]
+        sizes = (tile.rows, tile.cols, tile.lines * LINE_BYTES // ELEMENTS[model.multiplied].itemsize)
+        cluster = (*tile.cluster, 1)
+        label = schedule.label + SUFFIXES[suffix]
+        yield dataclasses.replace(
+            model, name=_name(model, sizes, cluster, label), tile=sizes, cluster=cluster,
+            kernel_schedule=schedule.kernel + suffix, epilogue_schedule=schedule.epilogue, scheduler=schedule.scheduler,
+        )  # fmt: skip
 
 
 def _name(model: Operation, tile: tuple[int, ...], cluster: tuple[int, ...], label: str) -> str:
     """By CUTLASS's scheme."""
     sizes = ["x".join(map(str, values)) for values in (tile, cluster)]
-    elements = "_".join((model.a, model.b, model.accumulator, model.c, model.d))
+    scales = [f"{x.extent}x{SCALE_BLOCK}f32x" if x else "" for x in (model.scales_a, model.scales_b)]
+    elements = "_".join((scales[0] + model.a, scales[1] + model.b, model.accumulator, model.c, model.d))
     layouts = model.layout_a + model.layout_b + model.layout_d
     return f"cutlass3x_sm90_tensorop_gemm_{elements}_{sizes[0]}_{sizes[1]}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma"
