@@ -92,6 +92,7 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
 
     Raises:
         InvalidProblemError: the file or an entry is malformed; the message names the entry and the field.
+        click.ClickException: the file cannot be read.
     """
     problems: list[Problem] = []
     skipped: list[Skipped] = []
@@ -167,15 +168,15 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _one_of(*legal: str) -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: value in legal, "one of " + ", ".join(legal))
+def _one_of(*legal: str, hint: str = "") -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: value in legal, f"one of {', '.join(legal)}{hint}")
 
 
 def _truth(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-_WEIGHT_DTYPE = ((check := _one_of(*WEIGHT_DTYPES))[0], f"{check[1]}; four bits are an encoding, int4 or uint4")
+_WEIGHT_DTYPE = _one_of(*WEIGHT_DTYPES, hint="; four bits are an encoding, int4 or uint4")
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
     "op": _one_of(*OPS),

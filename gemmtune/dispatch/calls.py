@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import InvalidProblemError
+from ..problem.dtypes import dtype_name
 from ..problem.problem import Encoding, Op
 from .arguments import Call
 from .fused import BiasThen, add_bias, factor_dtype, multiply
@@ -16,6 +17,10 @@ __all__ = ["CALLS", "int_mm_call", "int_mm_mul_call", "mixed_mm_call", "product_
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
+RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Of quantized products that have no result dtype of their own."""
+BIAS_DTYPES = (torch.float64, *RESULT_DTYPES)
+"""What an epilogue takes as an operand that adds."""
 
 
 def tensor_of(b: Tensor | PackedOperand) -> Tensor:
@@ -84,7 +89,8 @@ def int_mm_mul_call(
     out: Tensor | None = None,
 ) -> Call:
     """int_mm with the factor as its epilogue."""
-    _check_dtype("int_mm_mul", out_dtype)
+    if out_dtype is not None:
+        _check_dtype("int_mm_mul", "out_dtype", out_dtype, RESULT_DTYPES)
     return Call(
         op="int_mm",
         name="int_mm_mul",
@@ -130,7 +136,9 @@ def scaled_mm_call(
     epilogue_args: Sequence[Tensor] = (),
 ) -> Call:
     """scaled_mm, a bias being the first part of its epilogue."""
-    _check_dtype("scaled_mm", out_dtype)
+    _check_dtype("scaled_mm", "out_dtype", out_dtype, RESULT_DTYPES)
+    if isinstance(bias, Tensor):
+        _check_dtype("scaled_mm", "dtype of bias", bias.dtype, BIAS_DTYPES)
     _check_epilogue("scaled_mm", epilogue, epilogue_args)
     biases = () if bias is None else (bias,)
     function = epilogue if bias is None else add_bias if epilogue is None else BiasThen(epilogue)
@@ -173,6 +181,6 @@ def _refuse_packed(name: str, b: object) -> None:
         raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand; products without a batch take those")
 
 
-def _check_dtype(name: str, dtype: object) -> None:
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise InvalidProblemError(f"{name}: out_dtype must be a torch.dtype, got {dtype!r}")
+def _check_dtype(name: str, what: str, dtype: object, legal: Sequence[torch.dtype]) -> None:
+    if not isinstance(dtype, torch.dtype) or dtype not in legal:
+        raise InvalidProblemError(f"{name}: {what}: got {dtype!r}, expected one of {', '.join(map(dtype_name, legal))}")

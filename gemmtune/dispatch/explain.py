@@ -53,7 +53,8 @@ class Explanation:
         lines = [f"{self.problem or 'this call'}: {self.pick or 'torch'} ({self.origin})"]
         lines += [self._line(o) for o in self.outcomes]
         if self.missing:
-            lines.append(f"   {self.missing} offered choices are not measured yet")
+            noun = "offered choice is" if self.missing == 1 else "offered choices are"
+            lines.append(f"   {self.missing} {noun} not measured yet")
         if self.refusals:
             lines += [f"   refused: {len(self.refusals)}", *(f"   {line}" for line in refusal_lines(self.refusals))]
         lines += [f"   measured before, but not usable now: {text}" for text in self.elsewhere]

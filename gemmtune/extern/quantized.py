@@ -9,6 +9,7 @@ from ..problem.layout import ALIGNED_BYTES
 from ..problem.scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, SCALE_BLOCK, Blocks, block_of
 
 __all__ = [
+    "CUDA_INT_COLUMN_MULTIPLE",
     "CUDA_INT_LEAST_ROWS",
     "CUDA_INT_MULTIPLE",
     "dequantized",
@@ -23,6 +24,8 @@ Tensor = torch.Tensor
 CUDA_INT_LEAST_ROWS = 17
 CUDA_INT_MULTIPLE = 8
 """torch's ``_int_mm`` on CUDA takes more than 16 rows of a, and K and N that are multiples of 8."""
+CUDA_INT_COLUMN_MULTIPLE = 4
+"""cuBLASLt multiplies int8 only with leading dimensions that are multiples of this: a column-major a needs so many rows."""
 
 
 def packed(weight: Tensor) -> Tensor:
@@ -91,13 +94,14 @@ def _fits_cuda(a: Tensor, b: Tensor) -> bool:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """x as a contiguous matrix or the transpose of one, at an aligned address on CUDA; a copy if it is not.
+    """x as a contiguous matrix or the transpose of one, as ``_int_mm`` takes it on x's device; a copy if it is not.
 
     Strides of a single row or column count too.
     """
     rows, cols = x.shape
     aligned = not x.is_cuda or x.storage_offset() * x.element_size() % ALIGNED_BYTES == 0
-    if aligned and (x.stride() == (cols, 1) or (x.stride() == (1, rows) and rows > 1 and cols > 1)):
+    transposed = x.stride() == (1, rows) and rows > 1 and cols > 1 and not (x.is_cuda and rows % CUDA_INT_COLUMN_MULTIPLE)
+    if aligned and (x.stride() == (cols, 1) or transposed):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..allowed import FILTERS
 from ..choice import Refusal, Status
 
 if TYPE_CHECKING:
@@ -122,17 +123,31 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:
-    """What is not in the table: a line for the failures of one backend with one reason (numbers aside), one for its refusals."""
+    """What is not in the table: a line for the failures of one backend with one reason (numbers aside), one for its refusals.
+
+    What a regex of the user's left out is not folded into the latter.
+    """
     if result.problem.empty:
         return []
     failed = [(o.status.value, o.name, o.reason) for o in result.outcomes if o.status is not Status.OK]
     count = len(failed) + sum(r.count for r in result.refusals)
-    return [f"left out: {_count(count, 'choice')}", *_grouped(failed), *_folded(result.refusals)] if count else []
+    asked, others = _by_regexes(result.refusals)
+    unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in asked]
+    return [f"left out: {_count(count, 'choice')}", *_grouped((*failed, *unwanted)), *_folded(others)] if count else []
 
 
 def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
     """Refusals alone, grouped in the same way."""
     return _grouped(("", refusal.name, refusal.reason) for refusal in refusals)
+
+
+def _by_regexes(refusals: Iterable[Refusal]) -> tuple[list[Refusal], list[Refusal]]:
+    """The refusals for a regex of the settings, and the others."""
+    settings = tuple(f"{name} " for row in FILTERS for name in (row.allow, row.deny))
+    parts: tuple[list[Refusal], list[Refusal]] = ([], [])
+    for refusal in refusals:
+        parts[not refusal.reason.startswith(settings)].append(refusal)
+    return parts
 
 
 def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:

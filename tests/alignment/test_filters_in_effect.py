@@ -230,6 +230,7 @@ def test_the_command_line_filters(backend: FixedBackend, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert f"pick: {FAST}" in text
     assert "left out: 2 choices" in text
+    assert "  refused: fake:slow: choice_allowlist_regex 'multiply|wrong' is not found in the name" in text
     assert "  refused: fake:wrong: choice_denylist_regex 'wrong' is found in the name" in text
 
 
@@ -240,5 +241,5 @@ def test_the_command_line_says_what_leaves_nothing(backend: FixedBackend, capsys
     assert (
         "error: no valid choice for mm 64x48x32 float32 nt on cpu:\n  fake:multiply: refused: choice_denylist_regex 'fake'" in err
     )
-    assert cli.run(["choices", "64x48x32", "--dtype", "float32", "--allow", "("]) == 1
-    assert "error: choice_allowlist_regex: got '(', expected a regular expression" in capsys.readouterr().err
+    assert cli.run(["choices", "64x48x32", "--dtype", "float32", "--allow", "("]) == 2
+    assert "error: --allow: got '(', expected a regular expression" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_int_mm_gives_its_epilogue_the_sum_as_float32(dtype: torch.dtype) -> Non
             assert within(got, exact, exact.abs(), 4)
 
 
-@pytest.mark.parametrize("size", [(1, 20, 33), (16, 16, 16), (17, 7, 8), (40, 16, 9)], ids=str)
+@pytest.mark.parametrize("size", [(1, 20, 33), (16, 16, 16), (17, 7, 8), (18, 9, 16), (40, 16, 9)], ids=str)
 def test_int_mm_on_padded_operands(size: tuple[int, int, int]) -> None:
     """As done on CUDA; the copies are the same anywhere."""
     m, n, k = size
@@ -124,7 +124,8 @@ def test_what_int_mm_takes_on_cuda_and_why_not() -> None:
         assert [c.baseline for c in found.choices] == [True]
         return [r.reason for r in found.refusals]
 
-    assert refusals(17, 8, 8) == refusals(4096, 4096, 4096, "tn") == []
+    assert refusals(17, 8, 8) == refusals(4096, 4096, 4096, "tn") == refusals(20, 24, 40, "tt") == []
+    assert "with a multiple of 4 rows if it is column-major" in refusals(17, 24, 40, "tn")[0]
     assert refusals(16, 8, 8) == ["on CUDA it takes at least 17 rows of a, got 16"]
     assert refusals(17, 12, 8) == ["on CUDA it takes multiples of 8 for N, got 12"]
     assert refusals(17, 8, 12) == ["on CUDA it takes multiples of 8 for K, got 12"]
@@ -231,6 +232,17 @@ def test_scaled_mm_on_copies_that_cuda_takes(size: tuple[int, int, int], scales:
         extra = (scale_a, scale_b, bias) if fused else (scale_a, scale_b)
         for got in results(scaled_kernel(problem), problem, out, x, y, *extra):
             assert within(got, exact, wide_a.abs() @ wide_b.abs() + 2, k)
+
+
+def test_blocks_are_torchs_business_for_e4m3_alone() -> None:
+    def names(dtype: torch.dtype, dtype_b: torch.dtype, *, fast: bool = False) -> list[str]:
+        problem = Problem.scaled_mm(
+            64, 96, 512, dtype=dtype, dtype_b=dtype_b, scales="block_128x128", fast_accum=fast, device_type="cuda"
+        )
+        return [choice.name for choice in offered(problem, "sm90")]
+
+    assert names(E4M3, E4M3) == names(E4M3, E4M3, fast=True) == ["aten:_scaled_mm"]
+    assert names(E4M3, E5M2) == names(E5M2, E4M3) == ["aten:dequantized_mm"]
 
 
 @pytest.mark.parametrize("name", [n for n, mode in MODES.items() if mode.blocks])

@@ -98,11 +98,11 @@ BAD_CALLS = {
     ),
     "result dtype": (
         lambda: gemmtune.int_mm_mul(INT8, WEIGHT, ONE, out_dtype="float16"),
-        "int_mm_mul: out_dtype must be a torch.dtype, got 'float16'",
+        "int_mm_mul: out_dtype: got 'float16', expected one of float32, float16, bfloat16",
     ),
     "result of doubles": (
         lambda: gemmtune.int_mm_mul(INT8, WEIGHT, ONE, out_dtype=torch.float64),
-        "int_mm: dtype of out: got torch.float64, expected one of float32, float16, bfloat16",
+        "int_mm_mul: out_dtype: got torch.float64, expected one of float32, float16, bfloat16",
     ),
     "mixed_mm of doubles": (
         lambda: gemmtune.mixed_mm(A.double(), WEIGHT),
@@ -151,6 +151,10 @@ BAD_CALLS = {
     "scale shape": (
         lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, torch.ones(4), ONE),
         r"scaled_mm: scale_a must have one element or shape \[4, 1\] or \[1, 1\], got \[4\]",
+    ),
+    "bias dtype": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, ONE, ONE, bias=torch.ones(5, dtype=torch.int32)),
+        "scaled_mm: dtype of bias: got torch.int32, expected one of float64, float32, float16, bfloat16",
     ),
     "bias shape": (
         lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, ONE, ONE, bias=torch.ones(4)),

@@ -40,10 +40,26 @@ def test_every_command_has_help_and_json(capsys, name):
          "Invalid value for '--json': got 'nowhere/x.json', but the folder 'nowhere' does not exist; make it, or name another"),
         (["show", "--json", "."], "Invalid value for '--json': got '.', which is a folder; expected a file to write, or -"),
         (["tune", "1x2x3", "--device", "tpu"], "--device: got 'tpu', expected cpu, cuda or cuda:N, for instance cuda:1"),
+        (["tune", "1x2x3", "--backends", "tirton"],
+         "--backends: got 'tirton', expected names out of aten, cublaslt, triton, cutlass, cpp"),
+        (["perf-gate", "1x2x3", "--backends", ","], "--backends: got nothing, expected at least one of aten, cublaslt, triton"),
+        (["choices", "1x2x3", "--arch", "sm1"],
+         "--arch: got 'sm1', expected one of sm75, sm80, sm86, sm89, sm90, sm100, sm120, gfx942"),
+        (["build", "1x2x3", "--arch", "sm1"], "--arch: got 'sm1', expected one of"),
+        (["choices", "1x2x3", "--allow", "("], "--allow: got '(', expected a regular expression"),
+        (["tune", "1x2x3", "--deny", "["], "--deny: got '[', expected a regular expression"),
+        (["tune", "1x2x3", "--op", "mixed_mm", "--dtype-b", "int4"],
+         "Invalid value for '--dtype-b': got 'int4', which is a way to pack b and not a dtype; give --encoding int4"),
+        (["choices", "1x2x4", "--op", "mixed_mm", "--encoding", "int4", "--dtype-b", "int8"],
+         "shape 1x2x4: dtype_b: got 'int8' with encoding int4, expected uint8 or nothing"),
+        (["tune", "-4x64x64"], "shape: got one that begins with '-4', expected whole numbers, for instance 16x4096x4096"),
+        (["choices", "1x2x3", "-q"], "No such option"),
         (["frobnicate"], "No such command 'frobnicate'."),
         (["export"], "Missing argument 'FILE'."),
     ],
-    ids=["no-shape", "two-sizes", "bmm-3", "choices", "dtype", "json-folder", "json-is-folder", "device", "command", "argument"],
+    ids=["no-shape", "two-sizes", "bmm-3", "choices", "dtype", "json-folder",
+         "json-is-folder", "device", "backend", "no-backend", "arch",
+         "arch-to-build", "allow", "deny", "dtype-int4", "int4-in-int8", "minus", "option", "command", "argument"],
 )  # fmt: skip
 def test_wrong_usage_exits_with_2_and_says_what_was_expected(capsys, arguments, message):
     assert cli.run(arguments) == 2
@@ -53,25 +69,21 @@ def test_wrong_usage_exits_with_2_and_says_what_was_expected(capsys, arguments, 
     assert f"error: {message}" in printed.err
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '[{"m": 1}]', '[{"m": 1, "n": 2, "k": 3, "dtype": "int3"}]'])
+def test_a_malformed_file_of_shapes_is_wrong_usage(capsys, tmp_path, text):
+    path = tmp_path / "shapes.json"
+    path.write_text(text)
+    assert cli.run(["tune", "--shapes", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["tune", "1x2x3", "--backends", "tirton"],
-            "backends: got 'tirton', expected names out of aten, cublaslt, triton, cutlass, cpp",
-        ),
-        (
-            ["tune", "1x2x3", "--backends", ","],
-            "backends: got nothing, expected at least one of aten, cublaslt, triton, cutlass, cpp",
-        ),
-        (
-            ["choices", "1x2x3", "--arch", "sm1"],
-            "arch: got 'sm1', expected one of sm75, sm80, sm86, sm89, sm90, sm100, sm120, gfx942",
-        ),
         (["tune", "--shapes", "nowhere.json"], "--shapes: cannot read nowhere.json: No such file or directory"),
         (["merge", "nowhere.sqlite"], "store: got nowhere.sqlite, which does not exist, expected a store file of gemmtune"),
     ],
-    ids=["backend", "no-backend", "arch", "shapes", "merge"],
+    ids=["shapes", "merge"],
 )
 def test_what_cannot_be_done_exits_with_1_and_a_line(capsys, own_store, arguments, message):
     assert cli.run(arguments) == 1

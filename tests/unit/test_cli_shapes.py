@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 
+import click
 import pytest
 import torch
 
@@ -134,6 +135,8 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({**ENTRY, "layout": ["n"]}, 'entry 2 (a): layout: got ["n"], expected one of nn, nt, tn, tt'),
         ({**ENTRY, "op": "nn"}, 'entry 2 (a): op: got "nn", expected one of mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, mixed_mm, '
          'scaled_mm'),
+        ({**ENTRY, "op": "mixed_mm", "b_dtype": "int4"}, 'entry 2 (a): b_dtype: got "int4", expected one of int8, uint8, '
+         'float8_e4m3fn, float8_e5m2; four bits are an encoding, int4 or uint4'),
         ({"n": 1, "k": 1}, "entry 2: m: missing, expected a whole number"),
         ({**ENTRY, "op": "bmm"}, "entry 2 (a): got 3 sizes for bmm, expected BxMxNxK"),
         ({**ENTRY, "layuot": "nt"},
@@ -141,7 +144,8 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
          "dtype_b, b_dtype, encoding, scales, zeros, scale_dtype, out_dtype, fast_accum"),
         (7, "entry 2: got 7, expected an object with m, n and k"),
     ],
-    ids=["text", "negative", "bool", "dtype", "layout", "op", "missing", "bmm-without-batch", "unknown-field", "no-object"],
+    ids=["text", "negative", "bool", "dtype", "layout", "op", "dtype_b", "missing", "bmm-without-batch", "unknown-field",
+         "no-object"],
 )  # fmt: skip
 def test_malformed_entries_are_named(tmp_path, entry, message):
     path = file_with(tmp_path, [ENTRY, entry])
@@ -159,7 +163,7 @@ def test_malformed_files(tmp_path, data):
 
 
 def test_a_missing_file():
-    with pytest.raises(InvalidProblemError, match=r"^--shapes: cannot read nowhere/x.json: No such file or directory$"):
+    with pytest.raises(click.ClickException, match=r"^--shapes: cannot read nowhere/x.json: No such file or directory$"):
         problems_of_file("nowhere/x.json", CPU)
 
 
@@ -207,7 +211,7 @@ E4M3, E5M2, F32, F16, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float
         ({}, {"dtype": BF16}),
         ({"dtype": "float16", "dtype_b": "float8_e5m2"}, {"dtype_b": E5M2}),
         ({"dtype": "float16", "encoding": "int4", "scales": "group_128"}, {"encoding": "int4", "scales": "group_128"}),
-        ({"dtype": "float16", "dtype_b": "int8", "encoding": "uint4"}, {"encoding": "uint4"}),
+        ({"dtype": "float16", "dtype_b": "uint8", "encoding": "uint4"}, {"encoding": "uint4"}),
         ({"dtype": "float16", "scales": "column", "zeros": True, "scale_dtype": "float32"},
          {"scales": "column", "zeros": True, "scale_dtype": F32}),
         ({"dtype": "float32", "layout": "nn"}, {"dtype": F32, "layout": "nn"}),
@@ -266,15 +270,17 @@ def test_quantized_problems_may_be_prepacked():
 @pytest.mark.parametrize(
     ("op", "options", "message"),
     [
-        ("int_mm", {"dtype": "bfloat16"}, "dtype of int_mm: got 'bfloat16', expected one of int8"),
+        ("int_mm", {"dtype": "bfloat16"}, "dtype of int_mm: got 'bfloat16', expected int8"),
         ("int_mm", {"scales": "row"}, "scales: not for int_mm, expected one of int_mm_mul, mixed_mm, scaled_mm"),
-        ("mm", {"zeros": True}, "zeros: not for mm, expected one of mixed_mm"),
+        ("mm", {"zeros": True}, "zeros: not for mm, expected mixed_mm"),
         ("mixed_mm", {"dtype": "int8"}, "dtype: got 'int8'"),
         ("mixed_mm", {"dtype": "float64"}, "dtype: got 'float64' for mixed_mm, expected one of float32, tf32, float16, bfloat16"),
         ("mixed_mm", {"scales": "row"}, "scales: got 'row', expected one of none, tensor, column, group_32, group_64, group_128"),
         ("mixed_mm", {"zeros": True}, "zeros: got no scales, expected one of tensor, column, group_32, group_64, group_128"),
         ("mixed_mm", {"encoding": "int4", "dtype_b": "float8_e5m2"},
-         "dtype_b: got 'float8_e5m2' with encoding int4, expected uint8"),
+         "dtype_b: got 'float8_e5m2' with encoding int4, expected uint8 or nothing"),
+        ("mixed_mm", {"encoding": "uint4", "dtype_b": "int8"},
+         "dtype_b: got 'int8' with encoding uint4, expected uint8 or nothing"),
         ("scaled_mm", {"dtype": "float16"}, "dtype of scaled_mm: got 'float16', expected one of float8_e4m3fn, float8_e5m2"),
         ("scaled_mm", {"scales": "column"}, "scales: got 'column', expected one of tensor, row, block_1x128, block_128x128"),
         ("scaled_mm", {"out_dtype": "float64"},

@@ -177,6 +177,9 @@ def test_scaled_mm(fake, scales, dtypes, order):
     scale_a, scale_b = (torch.rand(layout.size) + 0.5 for layout in made.scales)
     out = torch.zeros(m, n, dtype=torch.float16) if order == "n" else torch.zeros(n, m, dtype=torch.float16).t()
     problem = dataclasses.replace(made, a=Layout.of(a), b=Layout.of(b), out=Layout.of(out), fast_accum=True)
+    if dtypes[0] == E5M2 and scales.startswith("block"):
+        assert "expected float8_e4m3fn" in offers(problem).refusals[0].reason
+        return
     choice = offers(problem).choices[0]
     choice.build().run(out, a, b, None, 1, 0, (scale_a, scale_b))
     whole_a = spread(scale_a, (m, k), BLOCKS_OF_A, "a").double()

@@ -113,6 +113,14 @@ def test_refusals_take_one_line_for_each_backend():
     ]
 
 
+def test_what_a_regex_left_out_is_told_by_name():
+    regex = "choice_denylist_regex 'n' is found in the name"
+    refusals = (*(Refusal(name=f"triton:m{i}", reason="spills") for i in (1, 2)), Refusal(name="triton:n", reason=regex))
+    lines = text_of(problem_result(FAST, refusals=refusals)).splitlines()
+    start = lines.index("left out: 3 choices")
+    assert lines[start + 1 : start + 3] == [f"  refused: triton:n: {regex}", "  refused: triton: 2 choices: spills (2)"]
+
+
 def test_the_most_frequent_reasons_are_shown():
     refusals = tuple(Refusal(name=f"cutlass:{i} operations", reason="x" * i, count=i) for i in range(1, 6))
     text = text_of(problem_result(FAST, refusals=refusals))

@@ -16,6 +16,7 @@ from fixed_backend import FixedBackend, install
 import gemmtune
 from gemmtune import settings
 from gemmtune.choice import Refusal, Status
+from gemmtune.dispatch.explain import Explanation
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.problem import Problem
 from gemmtune.selector.session import Session
@@ -233,6 +234,14 @@ def test_a_worker_process_survives_what_the_choices_do(backend: FixedBackend):
         "fake:multiply": "ok", "fake:slow": "ok", "fake:segfault": "crashed", "fake:hang": "timed_out",
     }  # fmt: skip
     assert result.pick == "fake:multiply"
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"), [(1, "1 offered choice is not measured yet"), (2, "2 offered choices are not measured yet")]
+)
+def test_explain_counts_what_is_not_measured(missing: int, line: str):
+    explanation = Explanation(problem=None, pick=None, origin="nothing is known", missing=missing)
+    assert str(explanation).splitlines() == ["this call: torch (nothing is known)", f"   {line}"]
 
 
 def test_explain_tells_what_differs_from_an_earlier_machine(backend: FixedBackend):

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from ...choice import Kernel
 from ...problem import Layout, Problem
-from ..quantized import CUDA_INT_LEAST_ROWS, CUDA_INT_MULTIPLE, int_product
+from ..quantized import CUDA_INT_COLUMN_MULTIPLE, CUDA_INT_LEAST_ROWS, CUDA_INT_MULTIPLE, int_product
 from .eager import then_eager, where_contiguous
 
 __all__ = ["kernel_of", "padded", "padding_of", "why_not_native"]
@@ -29,7 +29,10 @@ def why_not_native(problem: Problem) -> str | None:
             return f"on CUDA it takes multiples of {CUDA_INT_MULTIPLE} for {name}, got {size}"
     for name, layout in (("a", problem.a), ("b", problem.b)):
         if not _regular(layout):
-            return f"on CUDA {name} has to lie without gaps at an aligned address, got {layout}"
+            return (
+                f"on CUDA {name} has to lie without gaps at an aligned address, with a multiple of {CUDA_INT_COLUMN_MULTIPLE} rows "
+                f"if it is column-major, got {layout}"
+            )
     return None
 
 
@@ -40,10 +43,13 @@ def padding_of(problem: Problem) -> tuple[int, int, int]:
 
 
 def padded(x: Tensor, rows: int, cols: int) -> Tensor:
-    """A copy of a matrix with so many rows and columns of zeros behind it, row-major or column-major as it was."""
-    if x.stride(0) == 1 and x.stride(1) != 1:
-        return pad(x.t(), (0, rows, 0, cols)).t()
-    return pad(x, (0, cols, 0, rows))
+    """A copy of a matrix with so many rows and columns of zeros behind it.
+
+    Column-major if it was so and has then as many rows as ``_int_mm`` takes of such a matrix, else row-major.
+    """
+    if x.stride(0) == 1 and x.stride(1) != 1 and (x.shape[0] + rows) % CUDA_INT_COLUMN_MULTIPLE == 0:
+        return pad(x.t(), (0, rows, 0, cols)).contiguous().t()
+    return pad(x, (0, cols, 0, rows)).contiguous()
 
 
 def kernel_of(problem: Problem, aten_name: str) -> Kernel:
@@ -85,9 +91,9 @@ def _padded_product(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _regular(layout: Layout) -> bool:
-    """Whether the matrix, or its transpose, lies in memory without gaps and at an aligned address."""
+    """Whether the matrix, or its transpose, lies in memory as ``_int_mm`` takes it on CUDA."""
     rows, cols = layout.size
-    transposed = layout.stride == (1, rows) and rows > 1 and cols > 1
+    transposed = layout.stride == (1, rows) and rows > 1 and cols > 1 and rows % CUDA_INT_COLUMN_MULTIPLE == 0
     return (layout.stride == (cols, 1) or transposed) and layout.offset == 0
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from ...choice import Kernel
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
+from ...problem.dtypes import dtype_name
 from ...problem.layout import ALIGNED_BYTES
 from ..quantized import scaled_product
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
@@ -46,6 +47,9 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
         return f"scales for {mode} are tried on sm90 only, got {device.arch}"
     if torch.version.cuda and _cuda_version(torch.version.cuda) < CUDA_OF_VECTOR_SCALES:
         return f"scales for {mode} need CUDA 12.9, got {torch.version.cuda}"
+    dtypes = (problem.a.dtype, problem.b.dtype)
+    if MODES[mode].blocks and torch.float8_e5m2 in dtypes:
+        return f"with scales for {mode} it multiplies float8_e4m3fn only, got {' and '.join(map(dtype_name, dtypes))}"
     return None
 
 
@@ -134,13 +138,13 @@ def _plain_call(problem: Problem) -> ScaledCall:
 
 def _blocks_call(problem: Problem, mode: Mode) -> ScaledCall:
     """What ``torch.nn.functional.scaled_mm`` calls: it tells the kinds of scales by name, where the older call goes by shapes and
-    takes square blocks only if K is a multiple of 512."""
-    (recipe_a, recipe_b), dtype, fast = mode.recipes, problem.out.dtype, problem.fast_accum
+    takes square blocks only if K is a multiple of 512. It refuses ``use_fast_accum`` with blocks, which is a permission only."""
+    (recipe_a, recipe_b), dtype = mode.recipes, problem.out.dtype
     function = torch.ops.aten._scaled_mm_v2
 
     def call(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         nothing: list[int] = []
-        arguments = (a, b, [scale_a], [recipe_a], nothing, [scale_b], [recipe_b], nothing, bias, dtype, nothing, fast)
+        arguments = (a, b, [scale_a], [recipe_a], nothing, [scale_b], [recipe_b], nothing, bias, dtype, nothing, False)
         result: Tensor = function.default(*arguments) if out is None else function.out(*arguments, out=out)
         return result
 

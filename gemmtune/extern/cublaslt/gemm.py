@@ -16,7 +16,7 @@ from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.problem import DENSE_OPS, Op
 from ...problem.rules import why_not
-from ..scaling import has_plain_bias, mode_of
+from ..scaling import MODES, has_plain_bias, mode_of
 
 __all__ = ["OPS", "Gemm", "Matrix", "gemm_of"]
 
@@ -101,6 +101,9 @@ def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
     row, column = _view(problem.a.transposed, transposed=False), _view(problem.b, transposed=False)
     if row is None or column is None:
         raise InvalidProblemError(f"8-bit floats: expected a row-major a and a column-major b, got {problem.a} and {problem.b}")
+    mode = mode_of(problem)
+    if MODES[mode].blocks and torch.float8_e5m2 in (problem.a.dtype, problem.b.dtype):
+        raise InvalidProblemError(f"scales for {mode}: expected float8_e4m3fn, got {problem.a} and {problem.b}")
     bias = problem.epilogue.operands[0] if problem.epilogue is not None else None
     if bias is not None and not swapped:
         raise InvalidProblemError("a bias along the rows of out, which is column-major: cuBLASLt adds it along its columns")
@@ -116,7 +119,7 @@ def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
         bias_batch_stride=0,
         swapped=swapped,
         batch=1,
-        scaling=mode_of(problem),
+        scaling=mode,
     )
 
 

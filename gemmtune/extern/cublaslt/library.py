@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...problem import Problem
+from ..scaling import MODES
 from .constants import (
     COMPUTE_TF32,
     COMPUTE_TYPES,
@@ -141,7 +142,8 @@ class Descriptors:
         if gemm.scaling != "tensor":
             for attribute, mode in zip((DescAttribute.A_SCALE_MODE, DescAttribute.B_SCALE_MODE), modes, strict=True):
                 _set(setter, self.operation, attribute, ctypes.c_int32(mode))
-        _set(setter, self.operation, DescAttribute.FAST_ACCUM, ctypes.c_int8(fast_accum))
+        # Sums with scales for blocks are promoted at each block anyway.
+        _set(setter, self.operation, DescAttribute.FAST_ACCUM, ctypes.c_int8(fast_accum and not MODES[gemm.scaling].blocks))
         self.set_scales(PLACEHOLDER, PLACEHOLDER)
 
     def _matrix(self, matrix: Matrix, batch: int) -> int:
