@@ -13,6 +13,7 @@ from gemmtune.conformance.architectures import inspect_choices
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rules import QUANTIZED_OPS
+from gemmtune.selector.mixed import by_mixed_mm_choice
 from gemmtune.settings import Settings
 from gemmtune.templates.compiled import CompiledChoice
 from gemmtune.templates.triton import BACKEND
@@ -21,6 +22,7 @@ from gemmtune.templates.triton.configs import SET_SIZES, Config
 from gemmtune.templates.triton.legality import check
 from gemmtune.templates.triton.mixed.configs import WordsConfig
 from gemmtune.templates.triton.mixed.offers import words_choices, words_configs
+from gemmtune.templates.triton.mixed.vec import why_not_words_vector, words_vector_choices
 from gemmtune.templates.triton.mixed.words import WordsChoice, why_not_config, why_not_words, words_choice
 
 CUDA: dict[str, Any] = {"device_type": "cuda"}
@@ -133,6 +135,98 @@ def test_warp_groups_are_for_sm90_and_need_weights_as_rows() -> None:
     assert not any(c.fragments for c in words_configs(problem, preset("sm80")))
 
 
+def _large(m: int, **options: Any) -> Problem:
+    return Problem.mixed_mm(m, 8192, 8192, **{"scales": "column", **options}, **CUDA)
+
+
+INT4: dict[str, Any] = {"encoding": "int4", "scales": "group_128"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "fastest"),
+    [
+        (_large(1), "16x128x128_s6_w4_k2_pdl"),
+        (_large(16), "16x64x128_s3_w2_k4_pdl"),
+        (_large(16, **INT4), "16x64x128_s3_w2_k4_swap_pdl"),
+        (_large(64), "64x64x128_s3_w4_k3_group_pdl"),
+        (_large(64, **INT4), "64x128x128_s4_w4_k4_group_pdl"),
+        (_large(256), "64x128x128_s4_w4_group_pdl"),
+        (_large(4096), "128x128x64_s4_w8_group_pdl"),
+        (_large(4096, **INT4), "64x128x128_s3_w4_group_pdl"),
+        (_large(16, dtype=torch.bfloat16), "16x128x256_s4_w4_k2_pdl"),
+    ],
+    ids=str,
+)
+def test_a_quick_search_holds_what_was_measured_to_be_the_fastest(problem: Problem, fastest: str) -> None:
+    assert f"triton:mixed_words_{fastest}" in [choice.name for choice in _choices(problem, "sm90", "quick")]
+
+
+@pytest.mark.parametrize(
+    ("problem", "count"),
+    [
+        (_large(1), 1),
+        (_large(32), 1),
+        (_large(64, **INT4), 1),
+        (_large(16, layout="nn"), 1),
+        (_large(65), 0),
+        (_large(16, dtype=torch.bfloat16), 0),
+        (Problem.mixed_mm(16, 4096, 2048, **CUDA), 0),
+        (Problem.mixed_mm(1, 4104, 4096, **CUDA), 0),
+        (Problem.int_mm(16, 4096, 4096, **CUDA), 0),
+    ],
+    ids=str,
+)
+def test_one_choice_is_recommended_for_known_shapes(problem: Problem, count: int) -> None:
+    offers = BACKEND.enumerate(problem, preset("sm90"), Settings(search="quick"))
+    assert [choice.info.get("heuristic", False) for choice in offers.choices[:2]] == [bool(count), False]
+    assert sum("heuristic" in choice.info for choice in offers.choices) == count
+    if count:
+        assert by_mixed_mm_choice(offers, Settings(mixed_mm_choice="heuristic")).choices == offers.choices[:1]
+
+
+def test_one_and_two_rows_of_bytes_go_without_tensor_cores() -> None:
+    device = preset("sm90")
+    for m in (1, 2):
+        choices = words_vector_choices(_large(m), device, 4)
+        assert len(choices) == 4
+        assert all(choice.config.block_m == m for choice in choices)
+        assert {choice.name for choice in choices} <= {choice.name for choice in _choices(_large(m), "sm90")}
+    assert "at most 2 rows" in (why_not_words_vector(_large(3), device) or "")
+    assert "weights of 8 bits" in (why_not_words_vector(_large(1, **INT4), device) or "")
+    assert "each weight" in (why_not_words_vector(_large(1, scales="group_64"), device) or "")
+    assert "each weight" in (why_not_words_vector(_large(1, dtype_b=torch.uint8, zeros=True), device) or "")
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_kernels_without_tensor_cores_compile_within_predicted_resources(dtype: torch.dtype, arch: str) -> None:
+    pytest.importorskip("triton", reason="compiles with Triton")
+    choices = [choice for m in (1, 2) for choice in words_vector_choices(_large(m, dtype=dtype), preset(arch), 2)]
+    wrong = [f"{inspection}: {text}" for inspection in inspect_choices(choices) for text in inspection.problems]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("scales", "config"),
+    [
+        ("tensor", Config(block_m=128, block_n=256, block_k=128, stages=4, warps=8)),
+        ("block_128x128", Config(block_m=256, block_n=128, block_k=128, stages=3, warps=8)),
+        ("block_128x128", Config(block_m=128, block_n=128, block_k=128, stages=3, warps=4)),
+    ],
+)
+def test_sums_of_one_step_need_registers_of_their_own(scales: Any, config: Config) -> None:
+    problem = Problem.scaled_mm(4096, 4096, 7168, scales=scales, **CUDA)
+    assert "registers" in (check(problem, preset("sm90"), config) or "")
+    assert check(problem, preset("sm90"), replace(config, block_m=128, block_n=128, warps=8)) is None
+
+
+def test_a_prepacked_operand_is_read_as_it_is() -> None:
+    problem = Problem.mm(512, 512, 512, dtype=torch.float16, prepacked=True, **CUDA)
+    choices = _choices(problem, "sm90")
+    assert choices
+    assert all(choice.packed_format is None for choice in choices)
+
+
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_kernels_compile_within_predicted_resources_to_the_expected_instructions(name: str, arch: str) -> None:
@@ -162,3 +256,8 @@ def test_problems_of_one_class_share_a_kernel() -> None:
     keys = {choice_for(Problem.int_mm(m, n, 1024, **CUDA), preset("sm90"), TILE).compile_key for m, n in ((512, 512), (640, 1024))}
     assert len(keys) == 1
     assert isinstance(choice_for(PROBLEMS["int"], preset("sm90"), TILE), TritonChoice)
+
+
+def test_the_interpreter_has_a_tile_for_small_products_of_bytes() -> None:
+    offers = BACKEND.enumerate(Problem.int_mm(16, 32, 64, device_type="cpu"), preset("portable"), Settings())
+    assert [choice.name for choice in offers.choices] == ["triton:int_mm_16x16x32_s1_w1"]

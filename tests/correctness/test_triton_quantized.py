@@ -118,6 +118,15 @@ def test_mixed_mm_by_words(interpreted: Run, dtype: torch.dtype, name: str) -> N
     _right(interpreted, problem, replace(WORDS, split_k=2, steps=2) if dtype == torch.float16 else replace(WORDS, swap=False))
 
 
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize(("name", "dtype"), [("int8", DTYPES[0]), ("uint8-column", DTYPES[1])], ids=str)
+def test_few_rows_by_words_without_tensor_cores(interpreted: Run, name: str, dtype: torch.dtype, m: int) -> None:
+    bias = torch.zeros(42, dtype=torch.float16)
+    epilogue = trace(lambda acc, x: torch.relu(acc + x), torch.float32, [bias])
+    problem = replace(Problem.mixed_mm(m, 42, 192, dtype=dtype, **WEIGHTS[name], **CPU), epilogue=epilogue)
+    _right(interpreted, problem, Config(block_m=m, block_n=8, block_k=64, stages=2, warps=1))
+
+
 def test_words_with_an_epilogue_and_one_row(interpreted: Run) -> None:
     bias = torch.zeros(48, dtype=torch.float16)
     problem = Problem.mixed_mm(1, 48, 192, encoding="int4", scales="group_64", **CPU)

@@ -17,6 +17,7 @@ from gemmtune.selector.precompile import precompile
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings, current
 from gemmtune.templates.triton.mixed.offers import words_choices
+from gemmtune.templates.triton.mixed.vec import words_vector_choices
 
 pytestmark = pytest.mark.gpu
 
@@ -82,6 +83,17 @@ def test_words(m: int, dtype: torch.dtype, name: str) -> None:
     if not choices:
         pytest.skip("no words template for this device")
     _verify(problem, choices[:: max(1, len(choices) // 4)])
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype_b", [torch.int8, torch.uint8], ids=str)
+def test_few_rows_by_words_without_tensor_cores(m: int, dtype: torch.dtype, dtype_b: torch.dtype) -> None:
+    problem = Problem.mixed_mm(m, 523, 2048, dtype=dtype, dtype_b=dtype_b, scales="column", **CUDA)
+    choices = words_vector_choices(problem, detect("cuda"), None)
+    if not choices:
+        pytest.skip("no words template for this device")
+    _verify(problem, choices)
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])

@@ -13,13 +13,18 @@ from gemmtune.selector.verify import Verdict, Verifier
 from gemmtune.templates.triton.build import choice_for
 from gemmtune.templates.triton.configs import Config
 from gemmtune.templates.triton.mixed.configs import WordsConfig
+from gemmtune.templates.triton.mixed.vec import words_vector_choice
 from gemmtune.templates.triton.mixed.words import words_choice
 
 CPU = preset("portable")
+SMALLEST_TILE = 16
+"""Of a tensor core: a config of fewer rows is one of a template that uses none."""
 
 
 def _choice(problem: Problem, config: Config) -> Choice:
     make: Callable[..., Choice] = words_choice if isinstance(config, WordsConfig) else choice_for
+    if config.block_m < SMALLEST_TILE:
+        make = words_vector_choice
     return make(problem, CPU, config)
 
 

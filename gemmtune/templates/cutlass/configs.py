@@ -54,8 +54,6 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return f"works on CUDA devices of compute capability 7.5 and newer, not on {device.arch}"
     if problem.empty or problem.k == 0:
         return "the product is empty: nothing is launched"
-    if problem.prepacked:
-        return "prepacked operands are served on the CPU only"
     if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
         return "a size does not fit 32 bits"
     if problem.op in DENSE_OPS and problem.out.dtype != problem.dtype:

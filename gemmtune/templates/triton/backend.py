@@ -14,7 +14,8 @@ from ...settings import Settings
 from .build import KernelChoice, TritonChoice, choice_for
 from .configs import SET_SIZES, Config, pool, splits_for
 from .legality import Predicate, Resources, check_problem
-from .mixed.offers import WORDS_CHOICES, words_choices
+from .mixed.offers import WORDS_CHOICES, with_recommendation, words_choices
+from .mixed.vec import WORDS_VECTOR_CHOICES, words_vector_choices
 from .padding import PADDED_CHOICES, padded_choices
 from .persistent.choice import PERSISTENT_CHOICES, persistent_choices
 from .rank import select
@@ -25,6 +26,7 @@ __all__ = ["TritonBackend"]
 
 INTERPRETER_CONFIGS = (
     Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1),
+    Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1),
     Config(block_m=32, block_n=16, block_k=32, stages=2, warps=4),
     Config(block_m=16, block_n=32, block_k=16, stages=1, warps=1, split_k=2),
     Config(block_m=64, block_n=64, block_k=64, stages=2, warps=4),
@@ -66,7 +68,8 @@ class TritonBackend:
             return self._interpreted(problem, device)
         if not chosen_configs(problem, device, settings.search):
             return Offers(refusals=(Refusal(name=self.name, reason=f"no config is legal for {problem} on {device.arch}"),))
-        return Offers(choices=tuple(choice for family in FAMILIES for choice in family(problem, device, settings.search)))
+        choices = [choice for family in FAMILIES for choice in family(problem, device, settings.search)]
+        return Offers(choices=with_recommendation(problem, choices))
 
     def _interpreted(self, problem: Problem, device: DeviceInfo) -> Offers:
         predicate = Predicate(problem, device)
@@ -83,14 +86,18 @@ class TritonBackend:
 
 def direct_choices(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
     """The mm template on the operands as they are; fewer of it where weights have a template of their own."""
-    others = len(words_choices(problem, device, WORDS_CHOICES[search])) if search != "exhaustive" else 0
-    configs = chosen_configs(problem, device, search)
-    return [choice_for(problem, device, config) for config in configs[: len(configs) - others]]
+    most = SET_SIZES[search]
+    if most is not None:
+        most -= len(choices_for_weights(problem, device, search))
+    return [choice_for(problem, device, config) for config in chosen_configs(problem, device, search)[:most]]
 
 
 def choices_for_weights(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
     """Weights read as words."""
-    return words_choices(problem, device, WORDS_CHOICES[search])
+    return (
+        *words_choices(problem, device, WORDS_CHOICES[search]),
+        *words_vector_choices(problem, device, WORDS_VECTOR_CHOICES[search]),
+    )
 
 
 def choices_on_copies(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:

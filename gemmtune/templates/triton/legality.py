@@ -16,14 +16,13 @@ from .arch import arch_of
 from .classes import INT32_LIMIT
 from .configs import Config
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
-from .spec import KernelSpec, OperandClass, divisor, specialise
+from .spec import specialise
+from .staging import Staging, staging_of
 
 __all__ = ["INT32_LIMIT", "Predicate", "Resources", "check", "check_problem", "estimate"]
 
 MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
-ASYNC_BYTES = 4
-"""The narrowest copy that can go to shared memory without passing through registers (cp.async, PTX ISA)."""
 LEAST_BLOCK = 16
 """The least side of a tile that ``tl.dot`` takes on every target."""
 MOST_THREADS = 1024
@@ -56,8 +55,6 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
             return f"b has strides {list(problem.b.stride)}: neither its rows nor its columns are contiguous"
     if problem.empty:
         return "the result has no elements: nothing is launched"
-    if problem.prepacked and problem.device_type != "cpu":
-        return "prepacked operands are served on the CPU only"
     if problem.precision.input_mode not in ("ieee", "tf32"):
         return f"input mode {problem.precision.input_mode}: only ieee and tf32 are known"
     if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
@@ -89,6 +86,7 @@ class Predicate:
         self.number_bytes = (problem.a.dtype.itemsize, problem.b.dtype.itemsize / per_byte(problem))
         """Bytes in memory of a number of a, and of b."""
         self.scales_weights = rounds_weights(problem) is not None
+        self.quantized = quantized_of(problem, NARROW_SUM, capability=device.capability, static=False)
         self._staging: dict[int, tuple[Staging, Staging]] = {}
 
     def check(self, config: Config) -> str | None:
@@ -125,7 +123,7 @@ class Predicate:
         return tensor_memory and ieee and config.block_m >= 64 and config.warps % 4 == 0
 
     def _check_scales(self, config: Config) -> str | None:
-        quantized = quantized_of(self.problem, config.block_k, capability=self.device.capability, static=False)
+        quantized = self.quantized
         if quantized is None:
             return None
         for scale in quantized.scales:
@@ -164,16 +162,10 @@ class Predicate:
         """How a and b reach shared memory."""
         staging = self._staging.get(config.block_k)
         if staging is None:
-            staging = self._staging[config.block_k] = self._stage(config)
+            spec = specialise(self.problem, config, capability=self.device.capability)
+            always = self.device.type == "hip"
+            staging = self._staging[config.block_k] = staging_of(spec, async_copy=self.arch.async_copy, always=always)
         return staging
-
-    def _stage(self, config: Config) -> tuple[Staging, Staging]:
-        spec = specialise(self.problem, config, capability=self.device.capability)
-        mask_a, mask_b = _mask_divisors(spec)
-        widths = (vector_bytes(spec.a, mask_divisor=mask_a), vector_bytes(spec.b, mask_divisor=mask_b))
-        hip = self.device.type == "hip"
-        a, b = (Staging(width=w, asynchronous=hip or (self.arch.async_copy and w >= ASYNC_BYTES)) for w in widths)
-        return a, b
 
     def _smem_bytes(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         problem, arch = self.problem, self.arch
@@ -208,12 +200,14 @@ class Predicate:
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         threads = config.warps * self.device.warp_size
         itemsize = self.product.itemsize
-        total = BASE_REGISTERS + config.block_m * config.block_n * self.problem.accumulator.itemsize // 4 // threads
+        sums = config.block_m * config.block_n * self.problem.accumulator.itemsize // 4 // threads
+        total = BASE_REGISTERS + sums
         if how == "fma":
             return (
                 total
                 + config.block_k * (config.block_m * self._rewritten(0, how) + config.block_n * self._rewritten(1, how)) // threads
             )
+        total += self._narrow_sums(config, how, sums)
         if how == "mma":
             total += _fragment_registers(config, itemsize, self.device.warp_size)
         elif itemsize == 4 and self.problem.a.stride[-1] != 1:
@@ -232,13 +226,15 @@ class Predicate:
                 total += 5 * block_bytes // staged.width // 4
         return total
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staging:
-    """How an operand reaches shared memory: by accesses of ``width`` bytes, past the registers or through them."""
-
-    width: int
-    asynchronous: bool
+    def _narrow_sums(self, config: Config, how: str, sums: int) -> int:
+        """Registers of the sums of one step beside the ``sums`` that they are added to."""
+        if self.quantized is None:
+            return 0
+        if self.quantized.fresh:
+            return sums
+        # A warp group that promotes its sums itself has those of the 64 rows in hand.
+        promotes = self.quantized.imprecise is not None and how == "warp_group"
+        return sums // max(config.block_m // (16 * config.warps), 1) if promotes else 0
 
 
 def _check_shape(problem: Problem, config: Config) -> str | None:
@@ -277,27 +273,6 @@ def _most_fma_elements(problem: Problem, config: Config) -> int:
     if problem.op == "mixed_mm":
         return 512 // config.block_k
     return 64 if problem.dtype.itemsize == 4 else 32
-
-
-def vector_bytes(operand: OperandClass, *, mask_divisor: int) -> int:
-    """The widest access in bytes that addresses and mask along an operand's contiguous dimension allow, at least one element."""
-    itemsize = operand.dtype.itemsize
-    dim = operand.contiguous_dim
-    if dim is None:
-        return itemsize
-    bounds = [operand.pointer_divisor, mask_divisor * itemsize]
-    for i, stride in enumerate(operand.strides):
-        if i != dim:
-            bounds.append((divisor(stride.constant) if stride.constant is not None else stride.divisor) * itemsize)
-    return max(min(bounds), itemsize)
-
-
-def _mask_divisors(spec: KernelSpec) -> tuple[int, int]:
-    """By how many elements the masks of a and b along their contiguous dimensions are aligned; 16 where there is no mask."""
-    k = 16 if spec.even_k else divisor(spec.k.constant) if spec.k.constant is not None else spec.k.divisor
-    m = divisor(spec.m.constant) if spec.m.constant is not None else spec.m.divisor
-    n = divisor(spec.n.constant) if spec.n.constant is not None else spec.n.divisor
-    return (k if spec.a.contiguous_dim == 2 else m, k if spec.b.contiguous_dim == 1 else n)
 
 
 BASE_REGISTERS = 32
