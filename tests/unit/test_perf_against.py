@@ -31,7 +31,7 @@ def other(tmp_path: Path) -> Path:
     package = tmp_path / "other" / "gemmtune"
     shutil.copytree(Path(gemmtune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "conformance", "cli"))
     (package / "version.py").write_text('__version__ = "0.0.9"\n')
-    aten = package / "extern" / "aten.py"
+    aten = package / "extern" / "aten" / "dense.py"
     source = aten.read_text()
     assert source.count(ONCE) == 1
     fails = "        if a.dim() == 3:\n            raise ValueError('no batches here')\n"
