@@ -96,7 +96,7 @@ PRESETS: dict[str, DeviceInfo] = {
             type="hip", name="AMD Instinct MI300X", arch="gfx942", sm_count=304, smem_per_block_bytes=64 * KIB,
             smem_per_sm_bytes=64 * KIB, registers_per_sm=131072, warp_size=64, l2_bytes=4 * MIB,
         ),
-        _cpu("avx512", ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")),
+        _cpu("avx512", ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")),
         _cpu("avx2", ("avx2", "fma", "f16c")),
         _cpu("portable", ()),
     )

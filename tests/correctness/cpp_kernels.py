@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+
 import pytest
 import torch
 
-from gemmtune.device import detect, preset
-from gemmtune.problem import Problem
+from gemmtune.device import DeviceInfo, detect, preset
+from gemmtune.problem import Layout, Problem
 from gemmtune.templates.cpp import BACKEND
 from gemmtune.templates.cpp.build import CppChoice
 from gemmtune.templates.cpp.configs import Config, refusal
@@ -14,17 +17,33 @@ from gemmtune.templates.cpp.configs import Config, refusal
 CPU = torch.device("cpu")
 ORDER = ("portable", "avx2", "avx512")
 HERE = ORDER[: ORDER.index(detect("cpu").arch) + 1]
+VNNI_FLAGS = {"avx2": "avx_vnni", "avx512": "avx512_vnni"}
+INT8_HERE = (*HERE, *(f"{arch}vnni" for arch in HERE if VNNI_FLAGS.get(arch) in detect("cpu").isa))
+"""Instruction sets for products of int8: those with an instruction for bytes have one that does without it, too."""
+
+SIZES = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129)
+DENSE = ("row", "column", "row-padded", "column-padded", "every-second")
+EXPANDED = ("same-row", "same-column", "one-element")
+
 needs_compiler = pytest.mark.skipif(not BACKEND.available(detect("cpu")).ok, reason="needs a C++ compiler")
 on_each_isa = pytest.mark.parametrize("arch", HERE)
+on_each_int8_isa = pytest.mark.parametrize("arch", INT8_HERE)
+
+
+def device_for(arch: str) -> DeviceInfo:
+    """The preset of an instruction set, with an instruction for bytes exactly if the name says ``vnni``."""
+    name = arch.removesuffix("vnni")
+    isa = tuple(flag for flag in preset(name).isa if flag not in VNNI_FLAGS.values())
+    return dataclasses.replace(preset(name), isa=(*isa, VNNI_FLAGS[name]) if arch.endswith("vnni") else isa)
 
 
 def mr_for(arch: str, dtype: torch.dtype) -> int:
     """Rows of the micro-tile: all that register allocation may get wrong on the widest, few to compile for the others."""
-    return 14 if arch == "avx512" and dtype == torch.float32 else 3
+    return 14 if arch.startswith("avx512") and dtype in (torch.float32, torch.int8) else 3
 
 
-def choice_for(problem: Problem, arch: str, **changes: object) -> CppChoice:
-    """A choice with small blocks, so that small problems have many of them."""
+def config_for(problem: Problem, arch: str, **changes: object) -> Config:
+    """Small blocks, so that small problems have many of them."""
     values = {
         "mr": mr_for(arch, problem.dtype),
         "nv": 2,
@@ -34,13 +53,51 @@ def choice_for(problem: Problem, arch: str, **changes: object) -> CppChoice:
         "task_n": 2,
         "direct": False,
     } | changes
-    config = Config(**values)
-    assert refusal(config, problem, preset(arch)) is None
-    (found,) = BACKEND.choices_of((config,), problem, preset(arch)).choices
+    return Config(**values)
+
+
+def choice_for(problem: Problem, arch: str, **changes: object) -> CppChoice:
+    """The choice of ``config_for``, which must be legal."""
+    config = config_for(problem, arch, **changes)
+    assert refusal(config, problem, device_for(arch)) is None
+    (found,) = BACKEND.choices_of((config,), problem, device_for(arch)).choices
     return found
 
 
+def legal(problem: Problem, arch: str, **changes: object) -> bool:
+    """Whether there is such a choice."""
+    return refusal(config_for(problem, arch, **changes), problem, device_for(arch)) is None
+
+
 def call(problem: Problem, arch: str, *operands: torch.Tensor, inp=None, alpha=1.0, beta=0.0, extra=(), **changes) -> torch.Tensor:
-    out = torch.full(problem.out.size, float("nan"), dtype=problem.out.dtype)
-    choice_for(problem, arch, **changes).build().run(out, *operands, inp, alpha, beta, extra)
+    """The result for a and b as given; a prepacked b is packed here."""
+    out = torch.empty_strided(problem.out.size, problem.out.stride, dtype=problem.out.dtype)
+    out.fill_(float("nan") if out.is_floating_point() else 0x5A5A5A5B)
+    choice = choice_for(problem, arch, **changes)
+    a, b = operands
+    choice.build().run(out, a, choice.pack(b), inp, alpha, beta, extra)
     return out
+
+
+def strides_of(rng: random.Random, rows: int, columns: int, kind: str) -> tuple[int, int]:
+    pad = rng.choice((1, 4, 8, 17))
+    return {
+        "row": (columns, 1), "column": (1, rows), "row-padded": (columns + pad, 1), "column-padded": (1, rows + pad),
+        "every-second": (2 * columns + 2, 2), "same-row": (0, 1), "same-column": (1, 0), "one-element": (0, 0),
+    }[kind]  # fmt: skip
+
+
+def random_layout(rng: random.Random, size: tuple[int, ...], dtype: torch.dtype, kinds: tuple[str, ...], *, shared: bool) -> Layout:
+    rows, columns = size[-2:]
+    stride = strides_of(rng, rows, columns, rng.choice(kinds))
+    span = 1 + max(rows - 1, 0) * stride[0] + max(columns - 1, 0) * stride[1]
+    lead = (rng.choice((0, span, span + 3)) if shared else span + 3,) if len(size) == 3 else ()
+    return Layout(size=size, stride=lead + stride, dtype=dtype, offset=rng.randrange(16 // dtype.itemsize))
+
+
+def random_config(rng: random.Random, arch: str, dtype: torch.dtype) -> Config:
+    """Any mode, any blocks."""
+    return Config(
+        mr=mr_for(arch, dtype), nv=2, mode=rng.choice(("steps", "columns", "dots")), kc=rng.choice((1, 5, 16, 40, 1000)),
+        task_m=rng.choice((1, 2, 8)), task_n=rng.choice((1, 2, 8)), direct=rng.random() < 0.5,
+    )  # fmt: skip

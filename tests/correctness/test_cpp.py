@@ -10,7 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from cpp_kernels import CPU, HERE, call, choice_for, mr_for, needs_compiler, on_each_isa
+from cpp_kernels import (
+    CPU,
+    DENSE,
+    EXPANDED,
+    HERE,
+    SIZES,
+    call,
+    choice_for,
+    needs_compiler,
+    on_each_isa,
+    random_config,
+    random_layout,
+)
 
 from gemmtune import settings
 from gemmtune.choice import Kernel, Status
@@ -20,9 +32,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.selector.verify import Verifier
 from gemmtune.templates.cpp import BACKEND
 from gemmtune.templates.cpp.build import CppChoice
-from gemmtune.templates.cpp.configs import Config
 
-SIZES = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 pytestmark = needs_compiler
@@ -33,26 +43,6 @@ def _threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def strides_of(rng: random.Random, rows: int, columns: int, kind: str) -> tuple[int, int]:
-    pad = rng.choice((1, 4, 8, 17))
-    return {
-        "row": (columns, 1), "column": (1, rows), "row-padded": (columns + pad, 1), "column-padded": (1, rows + pad),
-        "every-second": (2 * columns + 2, 2), "same-row": (0, 1), "same-column": (1, 0), "one-element": (0, 0),
-    }[kind]  # fmt: skip
-
-
-DENSE = ("row", "column", "row-padded", "column-padded", "every-second")
-EXPANDED = ("same-row", "same-column", "one-element")
-
-
-def random_layout(rng: random.Random, size: tuple[int, ...], dtype: torch.dtype, kinds: tuple[str, ...], *, shared: bool) -> Layout:
-    rows, columns = size[-2:]
-    stride = strides_of(rng, rows, columns, rng.choice(kinds))
-    span = 1 + max(rows - 1, 0) * stride[0] + max(columns - 1, 0) * stride[1]
-    lead = (rng.choice((0, span, span + 3)) if shared else span + 3,) if len(size) == 3 else ()
-    return Layout(size=size, stride=lead + stride, dtype=dtype, offset=rng.randrange(16 // dtype.itemsize))
 
 
 def random_case(rng: random.Random, dtype: torch.dtype, arch: str) -> CppChoice | None:
@@ -72,10 +62,7 @@ def random_case(rng: random.Random, dtype: torch.dtype, arch: str) -> CppChoice 
         device_type="cpu",
         prepacked=not batch and rng.random() < 0.3,
     )
-    config = Config(
-        mr=mr_for(arch, dtype), nv=2, mode=rng.choice(("steps", "columns", "dots")), kc=rng.choice((1, 5, 16, 40, 1000)),
-        task_m=rng.choice((1, 2, 8)), task_n=rng.choice((1, 2, 8)), direct=rng.random() < 0.5,
-    )  # fmt: skip
+    config = random_config(rng, arch, dtype)
     return next(iter(BACKEND.choices_of((config,), problem, preset(arch)).choices), None)
 
 

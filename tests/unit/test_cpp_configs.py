@@ -15,14 +15,15 @@ from gemmtune.problem import Epilogue, Layout, Problem
 from gemmtune.problem.epilogue import Node, Ref
 from gemmtune.problem.trace import trace
 from gemmtune.templates.cpp import BACKEND
-from gemmtune.templates.cpp.configs import MICRO_TILES, Config, configs, oriented, refusal
+from gemmtune.templates.cpp.configs import MICRO_TILES, Config, configs, refusal
+from gemmtune.templates.cpp.operands import oriented
 from gemmtune.templates.cpp.plan import make_plan
 
 ARCHS = ("avx512", "avx2", "portable")
 FIELDS = (
-    "batch", "m", "n", "k", "a_batch", "a_m", "a_k", "b_batch", "b_panel", "b_column", "b_k", "out_batch", "out_m", "out_n",
-    "inp_batch", "inp_m", "inp_n", "rows", "kc", "block_m", "block_n", "task_m", "task_n", "columns_mode", "direct", "dots",
-    "alpha_zero", "beta_zero", "threads",
+    "batch", "m", "n", "k", "numbers", "a_batch", "a_m", "a_k", "b_batch", "b_panel", "b_column", "b_k", "out_batch", "out_m",
+    "out_n", "inp_batch", "inp_m", "inp_n", "rows", "kc", "block_m", "block_n", "task_m", "task_n", "columns_mode", "direct",
+    "dots", "alpha_zero", "beta_zero", "threads",
 )  # fmt: skip
 INTEGERS = Epilogue(
     nodes=(Node(op="acc", args=(), dtype=torch.float32), Node(op="cast", args=(Ref(0),), dtype=torch.int32)),

@@ -1,4 +1,4 @@
-"""C++ templates: mm, addmm, bmm and baddbmm on a CPU, packed, with fused epilogues."""
+"""C++ templates: every operation on a CPU, packed, with fused epilogues."""
 
 from .backend import CppBackend
 

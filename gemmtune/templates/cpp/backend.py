@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from ...choice import Availability, Claims, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
@@ -11,6 +13,7 @@ from ...settings import Settings
 from .build import CppChoice
 from .compiler import COMPILERS, find_compiler
 from .configs import VECTOR_BYTES, Config, configs, refusal, unsupported
+from .operands import uses_vnni
 
 __all__ = ["CppBackend"]
 
@@ -18,7 +21,7 @@ NAME = "cpp"
 
 
 class CppBackend:
-    """Choices for every dense problem on a CPU."""
+    """Choices for every problem on a CPU."""
 
     name = NAME
 
@@ -58,26 +61,34 @@ class CppBackend:
 
 def _name(config: Config, problem: Problem, device: DeviceInfo) -> str:
     tile = f"{config.mr}x{config.nr(device.arch, problem.accumulator)}"
-    name = f"{NAME}:{device.arch}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
+    isa = f"{device.arch}{'vnni' if uses_vnni(problem, device) else ''}"
+    name = f"{NAME}:{isa}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
     return f"{name}_direct" if config.direct else name
 
 
 def _choice(config: Config, problem: Problem, device: DeviceInfo) -> CppChoice:
-    accumulator = problem.accumulator
     return CppChoice(
         name=_name(config, problem, device),
         backend=NAME,
         problem=problem,
-        claims=Claims(
-            accumulate=accumulator,
-            partials=accumulator,
-            epilogue_input=accumulator,
-            splits=max(1, -(-problem.k // config.kc)),
-        ),
+        claims=_claims(config, problem),
         info={
-            "mode": config.mode, "mr": config.mr, "nr": config.nr(device.arch, accumulator), "kc": config.kc,
+            "mode": config.mode, "mr": config.mr, "nr": config.nr(device.arch, problem.accumulator), "kc": config.kc,
             "task_m": config.task_m, "task_n": config.task_n, "direct": config.direct,
         },
         arch=device.arch,
+        vnni=uses_vnni(problem, device),
         config=config,
     )  # fmt: skip
+
+
+def _claims(config: Config, problem: Problem) -> Claims:
+    """Sums in the accumulator's dtype throughout; weights are scaled as float32 numbers before they are multiplied."""
+    accumulator = problem.accumulator
+    return Claims(
+        accumulate=accumulator,
+        partials=accumulator,
+        epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
+        splits=max(1, -(-problem.k // config.kc)),
+        weights=torch.float32 if problem.op == "mixed_mm" and problem.scale_b is not None else None,
+    )

@@ -19,6 +19,7 @@ from ...problem.dtypes import dtype_info
 from ..made_once import loaded
 from .compiler import artifact_path, compile_source, find_compiler
 from .configs import Config
+from .operands import numbers_per_step, oriented, sides
 from .plan import Plan, make_plan, packed_shape
 from .source import Source
 
@@ -33,13 +34,18 @@ class CppChoice(Choice):
 
     arch: str
     config: Config
+    vnni: bool = False
 
     @property
     def source(self) -> Source:
         """What has to be compiled; the same for all problems that differ in sizes, strides and blocking only."""
+        a, b = sides(self.problem, swapped=oriented(self.problem, self.nr).swapped)
         return Source(
             arch=self.arch,
-            dtype=self.problem.dtype,
+            vnni=self.vnni,
+            a=a,
+            b=b,
+            scales=tuple(layout.dtype for layout in self.problem.scales),
             out_dtype=self.problem.out.dtype,
             mr=self.config.mr,
             nv=self.config.nv,
@@ -74,25 +80,36 @@ class CppChoice(Choice):
     def build(self) -> Kernel:
         """The compiled function with its plan. Calls let go of the GIL and use up to ``torch.get_num_threads()`` threads."""
         library = loaded(lambda: compile_source(self.source, self.name), load)
-        plan = make_plan(self.problem, self.config, self.arch)
+        plan = make_plan(self.problem, self.config, self.arch, vnni=self.vnni)
         return Kernel(run=_bind(library, plan, self.problem, self.name))
 
     @property
     def packed_format(self) -> str | None:
         """Panels of ``nr`` columns in the operand's own dtype; the same for every configuration with this micro-tile width."""
-        return f"cpp_{dtype_info(self.problem.dtype).short}_nr{self.nr}" if self.problem.prepacked else None
+        if not self.problem.prepacked:
+            return None
+        numbers = f"x{self._numbers}" if self._numbers > 1 else ""
+        return f"cpp_{dtype_info(self.problem.b.dtype).short}{numbers}_nr{self.nr}"
+
+    @property
+    def _numbers(self) -> int:
+        return numbers_per_step(self.problem.accumulator, self.arch, vnni=self.vnni)
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """b [K, N] as [⌈N/nr⌉, K, nr], contiguous, the columns beyond N zero."""
+        """b [K, N] as [⌈N/nr⌉, K, nr], contiguous, or for int8 products [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers]; zero beyond its end."""
         if self.packed_format is None:
             return b
+        given = b.view(torch.uint8) if b.dtype.itemsize == 1 else b  # of 8-bit floats torch fills and copies few
         k, n = b.shape
-        packed = b.new_zeros(packed_shape(k, n, self.nr))
+        shape = packed_shape(k, n, self.nr, self._numbers)
+        packed = given.new_zeros((shape[0], shape[1] * self._numbers, self.nr))
         whole = n // self.nr
-        packed[:whole] = b[:, : whole * self.nr].reshape(k, whole, self.nr).transpose(0, 1)
+        packed[:whole, :k] = given[:, : whole * self.nr].reshape(k, whole, self.nr).transpose(0, 1)
         if n % self.nr:
-            packed[whole, :, : n % self.nr] = b[:, whole * self.nr :]
-        return packed
+            packed[whole, :k, : n % self.nr] = given[:, whole * self.nr :]
+        if self._numbers > 1:
+            packed = packed.reshape(shape[0], shape[1], self._numbers, self.nr).transpose(2, 3).contiguous()
+        return packed.view(b.dtype)
 
 
 @functools.cache
@@ -141,8 +158,13 @@ def _bind(library: ctypes.CDLL, plan: Plan, problem: Problem, name: str) -> Run:
     def fail() -> NoReturn:
         raise MemoryError(f"{name}: not enough memory for the packed panels of a {sizes} product")
 
-    plain = problem.inp is None and not (problem.epilogue and problem.epilogue.operands) and problem.alpha == "one"
+    plain = problem.inp is None and not _operand_count(problem) and problem.alpha == "one"
     return _plain(library, plan, fail) if plain else _general(library, plan, problem, fail)
+
+
+def _operand_count(problem: Problem) -> int:
+    """Tensors that come after a, b and inp."""
+    return len(problem.scales) + (len(problem.epilogue.operands) if problem.epilogue else 0)
 
 
 def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:
@@ -183,8 +205,7 @@ def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Ru
 
 def _general(library: ctypes.CDLL, plan: Plan, problem: Problem, fail: Callable[[], NoReturn]) -> Run:
     function = library.gemmtune_gemm
-    operand_count = len(problem.epilogue.operands) if problem.epilogue else 0
-    function.argtypes = [_POINTER] * 5 + [ctypes.c_double] * 2 + [ctypes.c_int] + [_POINTER] * operand_count
+    function.argtypes = [_POINTER] * 5 + [ctypes.c_double] * 2 + [ctypes.c_int] + [_POINTER] * _operand_count(problem)
     function.restype = ctypes.c_int
     words, swapped, has_inp, threads = plan.words, plan.swapped, problem.inp is not None, torch.get_num_threads
 

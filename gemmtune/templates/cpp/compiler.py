@@ -13,7 +13,7 @@ from pathlib import Path
 from ...errors import UnavailableError
 from ...settings import cache_dir
 from ..made_once import compile_text, made_once
-from .source import Source, flags
+from .source import Source
 
 __all__ = ["COMPILERS", "Compiler", "artifact_path", "compile_source", "find_compiler"]
 
@@ -66,7 +66,7 @@ def compile_source(source: Source, name: str) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise UnavailableError(f"{name}: no C++ compiler on PATH, expected one of {', '.join(COMPILERS)}; install g++ or clang++")
-    command = [compiler.path, *flags(source.arch)]
+    command = [compiler.path, *source.flags]
     return made_once(
         lambda: artifact_path(source, compiler), lambda made: compile_text(command, source.text, ".cpp", made, name), name
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+
+import torch
 
 from ...problem import Layout, Problem
-from .configs import Config, oriented
+from .configs import Config
+from .operands import EVERYTHING, numbers_per_step, oriented, scale_words, sides
 
 __all__ = ["Plan", "make_plan", "packed_shape"]
 
@@ -15,10 +18,10 @@ _BLOCK_BYTES = 16 << 20
 _SUMS_BYTES = 64 << 20
 """Sums that rest between two blocks of K."""
 _DOT_STEP = 16
-"""Blocks of K for dot products are whole vectors, of any instruction set."""
+"""Blocks of K for dot products are whole vectors, of any instruction set; of bytes with two steps each, twice that."""
 _US_PER_THREAD = 4.0
 """Less work than this is not worth waking a thread for."""
-_FLOPS_PER_US = 200e3
+_FLOPS_PER_US = {torch.float64: 100e3, torch.float32: 200e3, torch.int32: 500e3}
 _BYTES_PER_US = 20e3
 """What one core does in a microsecond, roughly."""
 
@@ -31,39 +34,53 @@ class Plan:
     swapped: bool
 
 
-def packed_shape(k: int, n: int, nr: int) -> tuple[int, int, int]:
-    """The shape of a prepacked operand: panels of ``nr`` columns, each with its K rows one after the other."""
-    return (-(-n // nr), k, nr)
+def packed_shape(k: int, n: int, nr: int, numbers: int = 1) -> tuple[int, ...]:
+    """The shape of a prepacked operand: panels of ``nr`` columns, each with its K rows one after the other, or with so many rows at
+    once as ``numbers`` says, column by column."""
+    return (-(-n // nr), -(-k // numbers), nr, *((numbers,) if numbers > 1 else ()))
 
 
-def make_plan(problem: Problem, config: Config, arch: str) -> Plan:
+def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False) -> Plan:
     """The plan of ``config`` for the problem. The order of the words is that of ``struct Plan`` in the template."""
     nr = config.nr(arch, problem.accumulator)
     x = oriented(problem, nr)
-    m, n, k = x.a.size[-2], x.b.size[-1], problem.k
+    m, n = x.a.size[-2], x.b.size[-1]
+    numbers = numbers_per_step(problem.accumulator, arch, vnni=vnni)
+    k = -(-problem.k // numbers)
+    kc = _steps_at_a_time(problem, config, k)
     itemsize = problem.accumulator.itemsize
-    kc = -(-config.kc // _DOT_STEP) * _DOT_STEP if config.mode == "dots" else config.kc
-    kc = min(kc, max(k, 1))
-    direct, b_words = _b_words(problem, config, x.b, nr)
-    rows = _rows(m, config.rows(arch))
+    direct, b_words = _b_words(problem, config, x.b, nr, numbers)
+    rows = _even(m, config.rows(arch))
     most = _BLOCK_BYTES // (kc * itemsize)
     block_n = _block(n, nr, most)
     block_m = _block(m, rows, min(most, _SUMS_BYTES // (block_n * itemsize)) if k > kc else most)
     inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
     words = [
-        problem.batch, m, n, k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
+        problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
         _even(-(-m // rows), config.task_m), _even(-(-n // nr), config.task_n),
         int(config.mode != "steps"), direct, int(config.mode == "dots"),
-        int(problem.alpha == "zero"), int(problem.beta == "zero"), _threads(problem),
+        int(problem.alpha == "zero"), int(problem.beta == "zero"), _threads(problem), *_scale_words(problem, x.swapped),
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():
         words += _strides(layout, problem, x.swapped)
     return Plan(words=(ctypes.c_int64 * len(words))(*words), swapped=x.swapped)
 
 
-def _rows(m: int, mr: int) -> int:
-    """Rows of a panel: M in as few panels as possible, about equally high."""
-    return _even(m, mr)
+def _steps_at_a_time(problem: Problem, config: Config, steps: int) -> int:
+    """``config.kc`` rounded up to what the kernels read at a time, or all steps."""
+    whole = (_DOT_STEP if config.mode == "dots" else 1) * (2 if problem.encoding else 1)
+    return min(-(-config.kc // whole) * whole, max(steps, 1))
+
+
+def _scale_words(problem: Problem, swapped: bool) -> list[int]:
+    """How many numbers along K have their scales in common, left and right; then each scale's blocks and strides."""
+    scales = scale_words(problem)
+    if not scales:
+        return []
+    shifts = []
+    for side in sides(problem, swapped=swapped):
+        shifts.append(min((scales[i].k_shift for i in (side.scale, side.zero) if i is not None), default=EVERYTHING))
+    return [*shifts, *(word for scale in scales for word in astuple(scale))]
 
 
 def _block(size: int, panel: int, most: int) -> int:
@@ -77,11 +94,12 @@ def _even(count: int, most: int) -> int:
     return max(1, -(-count // parts))
 
 
-def _b_words(problem: Problem, config: Config, b: Layout, nr: int) -> tuple[int, list[int]]:
-    """How many panels are read in place, and where a panel starts: strides of batch, panel, column and k."""
+def _b_words(problem: Problem, config: Config, b: Layout, nr: int, numbers: int) -> tuple[int, list[int]]:
+    """How many panels are read in place, and where a panel starts: strides of batch, panel, column and of one row of b along K."""
     if problem.prepacked:
-        panels, k, _ = packed_shape(problem.k, problem.n, nr)
-        return (panels if config.direct else 0), [0, k * nr, 1, nr]
+        panel = [*packed_shape(problem.b.size[-2], problem.n, nr, numbers), 1]
+        panels, elements = panel[0], panel[1] * panel[2] * panel[3]
+        return (panels if config.direct else 0), [0, elements, numbers, nr]
     batch, k_stride, n_stride = _three(b)
     whole, panels = b.size[-1] // nr, -(-b.size[-1] // nr)
     direct = panels if config.mode == "dots" else whole if config.direct else 0
@@ -102,5 +120,5 @@ def _strides(layout: Layout, problem: Problem, swapped: bool) -> tuple[int, int,
 
 def _threads(problem: Problem) -> int:
     """How many threads are worth their start."""
-    work_us = problem.flops / _FLOPS_PER_US + problem.bytes / _BYTES_PER_US
+    work_us = problem.flops / _FLOPS_PER_US[problem.accumulator] + problem.bytes / _BYTES_PER_US
     return max(1, int(work_us / _US_PER_THREAD))

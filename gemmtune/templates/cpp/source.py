@@ -10,8 +10,9 @@ import jinja2
 import torch
 
 from ...problem import Epilogue
-from ...problem.dtypes import accumulator_dtype, dtype_name
-from .configs import DOT_TILES, VECTOR_BYTES
+from ...problem.dtypes import dtype_name
+from .configs import DOT_TILES
+from .operands import VECTOR_BYTES, Side, numbers_per_step
 from .printer import COMPUTE_TYPES, STORAGE_TYPES, print_epilogue
 
 __all__ = ["Source", "flags"]
@@ -26,7 +27,14 @@ _ARCH_FLAGS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }  # fmt: skip
+_VNNI_FLAGS = {"avx512": ("-mavx512vnni",), "avx2": ("-mavxvnni",)}
 """The instruction sets by name, not ``-march=native``: an artifact then means the same on every machine that shares the cache."""
+
+_C_TYPES = {torch.float64: "double", torch.float32: "float", torch.int32: "uint32_t"}
+_NARROW_TYPES = {
+    torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", "int4": "i4", "uint4": "u4",
+}  # fmt: skip
+"""The C++ types of sums, and of numbers of eight bits and less."""
 
 _UNROLL = {"avx512": 4, "avx2": 4, "portable": 2}
 _AHEAD = 48
@@ -34,21 +42,40 @@ _AHEAD_BYTES = 1024
 """How far ahead of its use b is asked for where it is read in place: in steps of K, and along the columns of dot products."""
 
 
-def flags(arch: str) -> tuple[str, ...]:
+def flags(arch: str, *, vnni: bool = False) -> tuple[str, ...]:
     """The compiler's flags for an instruction set. No fast-math: NaN, infinities and rounding follow IEEE 754."""
-    return (*_COMMON_FLAGS, *_ARCH_FLAGS[arch])
+    return (*_COMMON_FLAGS, *_ARCH_FLAGS[arch], *(_VNNI_FLAGS[arch] if vnni else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Everything that decides the text of a kernel. Sizes, strides and blocking are arguments of the compiled function."""
+    """Everything that decides the text of a kernel. Sizes, strides and blocking are arguments of the compiled function.
+
+    ``a`` and ``b`` are the operands on the left and on the right, ``scales`` the dtypes of ``Problem.scales``.
+    """
 
     arch: str
-    dtype: torch.dtype
+    vnni: bool = False
+    a: Side
+    b: Side
     out_dtype: torch.dtype
     mr: int
     nv: int
+    scales: tuple[torch.dtype, ...] = ()
     epilogue: Epilogue | None = None
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        """The dtype in which products are summed."""
+        dtypes = (self.a.dtype, self.b.dtype)
+        if dtypes == (torch.int8, torch.int8):
+            return torch.int32
+        return torch.float64 if torch.float64 in dtypes else torch.float32
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The compiler's flags."""
+        return flags(self.arch, vnni=self.vnni)
 
     @property
     def text(self) -> str:
@@ -70,39 +97,77 @@ def _environment() -> jinja2.Environment:
 
 @functools.lru_cache(maxsize=1024)
 def _render(source: Source) -> str:
-    accumulator = accumulator_dtype(source.dtype)
+    values = _types(source) | _operands(source) | _epilogue(source)
+    return _environment().get_template("gemm.cpp.jinja").render(
+        **values,
+        arch=source.arch,
+        mr=source.mr,
+        nv=source.nv,
+        unroll=_UNROLL[source.arch],
+        ahead=_AHEAD,
+        ahead_bytes=_AHEAD_BYTES,
+        dot_rows=DOT_TILES[source.arch][0],
+        dot_columns=DOT_TILES[source.arch][1],
+        fused=source.arch != "portable",
+    )  # fmt: skip
+
+
+def _types(source: Source) -> dict[str, object]:
+    """Of the sums, and the vectors of them."""
+    accumulator, vector_bytes = source.accumulator, VECTOR_BYTES[source.arch]
+    kind = {torch.float64: "d", torch.float32: "", torch.int32: "i"}[accumulator]
+    return {
+        "c_type": _C_TYPES[accumulator],
+        "suffix": {torch.float64: "pd", torch.float32: "ps", torch.int32: "epi32"}[accumulator],
+        "register": f"__m{vector_bytes * 8}{kind}",
+        "vector_bytes": vector_bytes,
+        "integers": accumulator == torch.int32,
+        "numbers": numbers_per_step(accumulator, source.arch, vnni=source.vnni),
+    }
+
+
+def _operands(source: Source) -> dict[str, object]:
+    """Of a, b, their scales, and the result."""
+    found = [
+        {
+            "name": name,
+            "dtype": side.encoding or dtype_name(side.dtype),
+            "c_type": _NARROW_TYPES.get(side.encoding or side.dtype) or STORAGE_TYPES[side.dtype],
+            "scale": side.scale,
+            "zero": side.zero,
+        }
+        for name, side in (("a", source.a), ("b", source.b))
+    ]
+    types = [str(side["c_type"]) for side in found]
+    narrow = any(name in _NARROW_TYPES.values() for name in types)
+    if source.vnni:
+        found[1]["c_type"] = "o8"
+    return {
+        "a": found[0],
+        "b": found[1],
+        "sides": found,
+        "narrow": narrow,
+        "halves": [name for name in ("i4", "u4") if name in types],
+        "scales": [STORAGE_TYPES[dtype] for dtype in source.scales],
+        "t_out": "int32_t" if source.out_dtype == torch.int32 else STORAGE_TYPES[source.out_dtype],
+    }
+
+
+def _epilogue(source: Source) -> dict[str, object]:
+    """Its statements, and the operands that these read."""
     epilogue = source.epilogue
-    operands = epilogue.operands if epilogue else ()
-    statements = print_epilogue(epilogue, "acc[j]", [f"e{i}[j]" for i in range(len(operands))], "result[j]") if epilogue else []
-    result = COMPUTE_TYPES[epilogue.nodes[-1].dtype] if epilogue else ""
-    return (
-        _environment()
-        .get_template("gemm.cpp.jinja")
-        .render(
-            arch=source.arch,
-            dtype=dtype_name(source.dtype),
-            c_type=COMPUTE_TYPES[accumulator],
-            suffix="pd" if accumulator == torch.float64 else "ps",
-            register=f"__m{VECTOR_BYTES.get(source.arch, 16) * 8}{'d' if accumulator == torch.float64 else ''}",
-            vector_bytes=VECTOR_BYTES[source.arch],
-            mr=source.mr,
-            nv=source.nv,
-            unroll=_UNROLL[source.arch],
-            ahead=_AHEAD,
-            ahead_bytes=_AHEAD_BYTES,
-            dot_rows=DOT_TILES[source.arch][0],
-            dot_columns=DOT_TILES[source.arch][1],
-            fused=source.arch != "portable",
-            t_in=STORAGE_TYPES[source.dtype],
-            t_out=STORAGE_TYPES[source.out_dtype],
-            extras=[{"c_type": STORAGE_TYPES[x.dtype], "compute": COMPUTE_TYPES[x.dtype]} for x in operands],
-            statements=statements,
-            result_type="float" if result == "bool" else result,
-        )
-    )
+    if epilogue is None:
+        return {"extras": [], "statements": [], "result_type": ""}
+    names = [f"e{i}[j]" for i in range(len(epilogue.operands))]
+    result = COMPUTE_TYPES[epilogue.nodes[-1].dtype]
+    return {
+        "extras": [{"c_type": STORAGE_TYPES[x.dtype], "compute": COMPUTE_TYPES[x.dtype]} for x in epilogue.operands],
+        "statements": print_epilogue(epilogue, "acc[j]", names, "result[j]"),
+        "result_type": "float" if result == "bool" else result,
+    }
 
 
 @functools.lru_cache(maxsize=1024)
 def _digest(source: Source) -> str:
-    text = "\n".join((*flags(source.arch), source.text))
+    text = "\n".join((*source.flags, source.text))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

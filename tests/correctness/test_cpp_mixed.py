@@ -1,0 +1,237 @@
+"""Products with weights of 8 and 4 bits by the cpp backend, for every instruction set that this machine has."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+import torch
+from cpp_kernels import (
+    CPU,
+    DENSE,
+    EXPANDED,
+    HERE,
+    SIZES,
+    call,
+    choice_for,
+    device_for,
+    legal,
+    needs_compiler,
+    on_each_isa,
+    random_config,
+    random_layout,
+)
+from quantized_operands import every_byte, exact_operands, unpacked
+
+from gemmtune import settings
+from gemmtune.choice import Status
+from gemmtune.problem import Layout, Problem
+from gemmtune.problem.trace import trace
+from gemmtune.selector.verify import Verifier
+from gemmtune.templates.cpp import BACKEND
+from gemmtune.templates.cpp.build import CppChoice
+
+pytestmark = needs_compiler
+WEIGHTS = {
+    "int8": (torch.int8, ""), "uint8": (torch.uint8, ""), "e4m3": (torch.float8_e4m3fn, ""), "e5m2": (torch.float8_e5m2, ""),
+    "int4": (torch.uint8, "int4"), "uint4": (torch.uint8, "uint4"),
+}  # fmt: skip
+WAYS = [{"mr": 3, "mode": mode, "direct": direct} for mode in ("steps", "columns", "dots") for direct in (False, True)]
+on_each_weight = pytest.mark.parametrize("weight", WEIGHTS)
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.templates.cpp.plan._US_PER_THREAD", 1e-6)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def mixed(m: int, n: int, k: int, weight: str, **changes: object) -> Problem:
+    dtype_b, encoding = WEIGHTS[weight]
+    values = {"dtype": torch.float32, "dtype_b": dtype_b, "encoding": encoding, "layout": "nn", "device_type": "cpu"} | changes
+    return Problem.mixed_mm(m, n, k, **values)
+
+
+def every_way(problem: Problem, arch: str):
+    """Problem and configuration for each way in which b can be read: by rows, by columns, prepacked."""
+    for letter, prepacked in itertools.product("nt", (False, True)):
+        k = problem.b.size[-2]
+        stride = (problem.n, 1) if letter == "n" else (1, k)
+        b = dataclasses.replace(problem.b, stride=stride)
+        laid_out = dataclasses.replace(problem, b=b, prepacked=prepacked)
+        yield from ((laid_out, way) for way in WAYS if legal(laid_out, arch, **way))
+
+
+def assert_exact(problem: Problem, arch: str, *, seed: int = 0, **way: object) -> None:
+    a, b, scales, expected = exact_operands(problem, seed)
+    got = call(problem, arch, a, b, extra=scales, **way)
+    assert torch.equal(got.double(), expected), f"{problem} {way}: {(got.double() - expected).abs().max()} off"
+
+
+@on_each_isa
+@on_each_weight
+def test_every_bit_pattern_is_read_as_its_number(arch: str, weight: str) -> None:
+    k, patterns = 70, every_byte(WEIGHTS[weight][0])
+    problem = mixed(2, 256, k, weight)
+    b = patterns.view(torch.uint8).expand(problem.b.size).contiguous().view(patterns.dtype)
+    expected = unpacked(b, problem.encoding).sum(0).expand(2, -1)
+    count = 0
+    for laid_out, way in every_way(problem, arch):
+        stored = b if laid_out.b.stride[-1] == 1 else b.view(torch.uint8).t().contiguous().t().view(b.dtype)
+        got = call(laid_out, arch, torch.ones(2, k), stored, kc=32, **way).double()
+        assert torch.equal(got.nan_to_num(nan=0.123), expected.nan_to_num(nan=0.123)), f"{laid_out} {way}"
+        assert torch.equal(got.isnan(), expected.isnan())
+        count += 1
+    assert count >= 8
+
+
+@pytest.mark.parametrize(("arch", "weight"), [*((HERE[-1], weight) for weight in WEIGHTS), *((arch, "int4") for arch in HERE[:-1])])
+def test_groups_scales_and_zero_points(arch: str, weight: str) -> None:
+    """K ends within a group, and a block of K within another one; columns end within a panel."""
+    for scales in ("tensor", "column", "group_32", "group_64", "group_128"):
+        for laid_out, way in every_way(mixed(5, 70, 166, weight, scales=scales, zeros=True), arch):
+            assert_exact(laid_out, arch, kc=36, **way)
+
+
+@on_each_isa
+def test_full_panels_of_every_height(arch: str) -> None:
+    """As many rows as the micro-tile has, and fewer, with all its registers in use."""
+    rows = {"avx512": 14, "avx2": 6, "portable": 6}[arch]
+    for m in range(1, rows + 2):
+        for laid_out, way in every_way(mixed(m, 70, 70, "int4", scales="group_32", zeros=True), arch):
+            assert_exact(laid_out, arch, **way | {"mr": rows})
+
+
+@on_each_isa
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale_dtype", [torch.float32, None], ids=["float32-scales", "own-scales"])
+def test_activations_of_16_bits(arch: str, dtype: torch.dtype, scale_dtype: torch.dtype | None) -> None:
+    for m, weight in ((1, "int4"), (20, "int4")):
+        problem = mixed(m, 40, 96, weight, dtype=dtype, scales="group_32", zeros=True, scale_dtype=scale_dtype)
+        for laid_out, way in every_way(problem, arch):
+            a, b, scales, expected = exact_operands(laid_out, 3)
+            got = call(laid_out, arch, a, b, extra=scales, **way)
+            assert torch.equal(got, expected.to(dtype)), f"{laid_out} {way}"
+
+
+@on_each_isa
+@pytest.mark.parametrize("k", [2, 4, 30, 32, 34, 62, 64, 66, 126, 130, 258])
+def test_every_remainder_of_k(arch: str, k: int) -> None:
+    for m in (1, 17):
+        for laid_out, way in every_way(mixed(m, 33, k, "int4", scales="group_32", zeros=True), arch):
+            assert_exact(laid_out, arch, kc=1000, **way)
+
+
+@on_each_isa
+def test_scales_of_any_stride(arch: str) -> None:
+    base = mixed(3, 70, 166, "int4", scales="group_64", zeros=True)
+    for stride in ((1, 3), (0, 1), (1, 0), (0, 0), (200, 2), (70, 1)):
+        scale = dataclasses.replace(base.scale_b, stride=stride, offset=1)
+        column = dataclasses.replace(base.zero_b, size=(1, 70), stride=(70, 1))
+        for laid_out, way in every_way(dataclasses.replace(base, scale_b=scale, zero_b=column), arch):
+            assert_exact(laid_out, arch, **way)
+
+
+@on_each_isa
+@pytest.mark.parametrize("weight", ["int8", "int4"])
+def test_a_result_stored_by_columns_or_too_narrow(arch: str, weight: str) -> None:
+    """Computed transposed, with the weights on the left."""
+    wide = mixed(40, 37, 166, weight, scales="group_32", zeros=True)
+    by_columns = dataclasses.replace(wide, out=Layout(size=(40, 37), stride=(1, 40), dtype=torch.float32))
+    for problem in (by_columns, mixed(40, 3, 166, weight, scales="group_32", zeros=True)):
+        ways = list(every_way(problem, arch))
+        assert any(way["mode"] == "dots" for _, way in ways) == (weight == "int8")
+        for laid_out, way in ways:
+            assert_exact(laid_out, arch, **way)
+
+
+@on_each_isa
+def test_beyond_the_end_of_k_there_are_no_zero_points(arch: str) -> None:
+    """An infinite scale makes NaN of zero: of padding, that must not reach a result."""
+    problem = mixed(2, 36, 50, "int8", scales="group_32", zeros=True)
+    scale, zero = torch.full((2, 36), 1.0), torch.full((2, 36), 0.0)
+    scale[1, 5], scale[1, 7] = float("inf"), -float("inf")
+    b = torch.ones(50, 36, dtype=torch.int8)
+    for laid_out, way in every_way(problem, arch):
+        stored = b if laid_out.b.stride[-1] == 1 else b.t().contiguous().t()
+        got = call(laid_out, arch, torch.ones(2, 50), stored, extra=(scale, zero), **way)
+        expected = torch.full((2, 36), 50.0)
+        expected[:, 5], expected[:, 7] = float("inf"), -float("inf")
+        assert torch.equal(got, expected), f"{laid_out} {way}"
+
+
+@on_each_isa
+def test_an_epilogue_with_operands_after_the_scales(arch: str) -> None:
+    base = mixed(9, 50, 64, "int4", scales="group_32", zeros=True)
+    a, b, scales, expected = exact_operands(base, 8)
+    bias = torch.arange(50.0)
+    problem = dataclasses.replace(base, epilogue=trace(lambda acc, x: torch.relu(acc + x), torch.float32, (bias,)))
+    got = call(problem, arch, a, b, extra=(*scales, bias))
+    assert torch.equal(got.double(), torch.relu(expected + bias))
+
+
+def random_case(rng: random.Random, arch: str) -> CppChoice | None:
+    kinds = (("int8", torch.bfloat16, "column"), ("e4m3", torch.float16, "none"), ("int4", torch.bfloat16, "group_32"))
+    weight, dtype, scales = rng.choice(kinds)
+    dtype_b, encoding = WEIGHTS[weight]
+    m, n, k = (rng.choice(SIZES) for _ in range(3))
+    k += k % 2 if encoding else 0
+    made = mixed(m, n, k, weight, dtype=dtype, scales=scales, zeros=scales != "none")
+    problem = dataclasses.replace(
+        made,
+        a=random_layout(rng, (m, k), dtype, DENSE + EXPANDED, shared=True),
+        b=random_layout(rng, made.b.size, dtype_b, DENSE + EXPANDED, shared=True),
+        out=random_layout(rng, (m, n), dtype, DENSE, shared=False),
+        prepacked=rng.random() < 0.3,
+    )
+    config = random_config(rng, arch, dtype)
+    return next(iter(BACKEND.choices_of((config,), problem, device_for(arch)).choices), None)
+
+
+@on_each_isa
+def test_any_layout_and_size(arch: str) -> None:
+    rng = random.Random(f"mixed {arch}")
+    checked = 0
+    while checked < 25:
+        choice = random_case(rng, arch)
+        if choice is None:
+            continue
+        torch.set_num_threads(rng.choice((1, 2, 3)))
+        verdict = Verifier(choice.problem, CPU).check(choice, choice.build())
+        assert verdict.status == Status.OK, f"{choice.problem} {choice}: {verdict.reason}"
+        checked += not choice.problem.empty
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 512), (40, 131, 300)], ids=str)
+@pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])
+def test_every_offered_configuration(shape: tuple[int, int, int], prepacked: bool) -> None:
+    for letters in ("nn", "nt"):
+        problem = mixed(*shape, "int4", dtype=torch.bfloat16, scales="group_128", zeros=True, layout=letters)
+        problem = dataclasses.replace(problem, prepacked=prepacked)
+        verifier = Verifier(problem, CPU)
+        choices = BACKEND.enumerate(problem, device_for(HERE[-1]), settings.current()).choices
+        assert choices
+        for choice in choices:
+            verdict = verifier.check(choice, choice.build())
+            assert verdict.status == Status.OK, f"{choice}: {verdict.reason}"
+
+
+@on_each_isa
+@on_each_weight
+def test_pack_keeps_the_bytes(arch: str, weight: str) -> None:
+    problem = dataclasses.replace(mixed(5, 101, 40, weight), prepacked=True)
+    choice = choice_for(problem, arch, direct=True)
+    rows = problem.b.size[0]
+    b = torch.randint(0, 256, (101, rows), dtype=torch.uint8, generator=torch.Generator().manual_seed(2)).t()
+    packed = choice.pack(b.view(problem.b.dtype))
+    short = {"e4m3": "e4m3", "e5m2": "e5m2", "int8": "i8"}.get(weight, "u8")
+    assert choice.packed_format == f"cpp_{short}_nr{choice.nr}"
+    assert packed.dtype == problem.b.dtype
+    assert packed.shape == (-(-101 // choice.nr), rows, choice.nr)
+    columns = packed.view(torch.uint8).transpose(0, 1).reshape(rows, -1)
+    assert torch.equal(columns[:, :101], b)
+    assert not columns[:, 101:].any()
