@@ -18,7 +18,7 @@ from typing import Any
 
 import jinja2
 
-__all__ = ["HookError", "PartialRender", "environment", "load_template", "render", "template_digest"]
+__all__ = ["HookError", "PartialRender", "environment", "load_template", "render", "template", "template_digest"]
 
 
 class HookError(RuntimeError):
@@ -41,6 +41,12 @@ def load_template(package: str, file_name: str) -> str:
 def template_digest(package: str, file_name: str) -> str:
     """The SHA-256 of a template's text, in hexadecimal."""
     return hashlib.sha256(load_template(package, file_name).encode()).hexdigest()
+
+
+@functools.cache
+def template(package: str, file_name: str) -> jinja2.Template:
+    """The same, compiled once in a process."""
+    return _compiled(load_template(package, file_name))
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
@@ -15,8 +14,8 @@ from ...problem.rules import QUANTIZED_OPS
 from ...settings import Settings, current
 from .axes import Axes, Grid, legal_axes
 from .build import NAME, CutlassChoice, name_of
-from .catalogue import operations
-from .configs import Config, check_problem, elements_of, legal_orientation
+from .catalogue import distinct_operations, without_twins
+from .configs import Config, Legality, check_problem, elements_of
 from .operation import Operation
 from .orientation import Oriented
 from .quantized import quantized_operations
@@ -80,16 +79,17 @@ def _toolchain(settings: Settings) -> Availability:
 def _operations(problem: Problem, toolkit: Toolkit, capability: int) -> list[Operation]:
     """Those with the problem's elements."""
     if problem.op in QUANTIZED_OPS:
-        return list(quantized_operations(problem, toolkit, capability))
-    return [op for element in elements_of(problem) for op in operations(toolkit, capability, element)]
+        return without_twins(quantized_operations(problem, toolkit, capability))
+    return [op for element in elements_of(problem) for op in distinct_operations(toolkit, capability, element)]
 
 
 def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tuple[dict[Operation, Oriented], list[Refusal]]:
     """How each legal operation computes the problem; and one refusal for each reason why others do not."""
     legal: dict[Operation, Oriented] = {}
     refused: Counter[str] = Counter()
-    for op in _without_twins(found):
-        how = legal_orientation(op, problem, device)
+    legality = Legality(problem, device)
+    for op in found:
+        how = legality.orientation(op)
         if isinstance(how, str):
             refused[how] += 1
         else:
@@ -124,11 +124,3 @@ def _allowed(
 
 def _counted(refused: Counter[str]) -> list[Refusal]:
     return [Refusal(name=f"{NAME}:{count} operations", reason=reason, count=count) for reason, count in refused.most_common()]
-
-
-def _without_twins(found: list[Operation]) -> list[Operation]:
-    """One of each group that we would make the same kernel of: the type of c, which is never read, does not matter."""
-    kept: dict[Operation, Operation] = {}
-    for op in sorted(found, key=lambda op: op.c != "void"):
-        kept.setdefault(dataclasses.replace(op, name="", c=""), op)
-    return list(kept.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import UnavailableError
@@ -17,7 +19,7 @@ from .operation import Operation
 from .tiles import own_operations
 from .toolkit import Toolkit
 
-__all__ = ["operations"]
+__all__ = ["distinct_operations", "operations", "without_twins"]
 
 LISTING = Path(__file__).with_name("listing.py")
 TIMEOUT_S = 120.0
@@ -32,6 +34,24 @@ def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operati
         UnavailableError: the generator of this copy failed, with what it printed.
     """
     return _operations(toolkit, capability, element, cache_dir("cutlass"))
+
+
+def distinct_operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
+    """``operations``, ``without_twins``. Raises UnavailableError."""
+    return _distinct(toolkit, capability, element, cache_dir("cutlass"))
+
+
+def without_twins(found: Iterable[Operation]) -> list[Operation]:
+    """One of each group that we would make the same kernel of: the type of c, which is never read, does not matter."""
+    kept: dict[Operation, Operation] = {}
+    for op in sorted(found, key=lambda op: op.c != "void"):
+        kept.setdefault(dataclasses.replace(op, name="", c=""), op)
+    return list(kept.values())
+
+
+@functools.lru_cache(maxsize=32)
+def _distinct(toolkit: Toolkit, capability: int, element: str, folder: Path) -> tuple[Operation, ...]:
+    return tuple(without_twins(_operations(toolkit, capability, element, folder)))
 
 
 @functools.lru_cache(maxsize=32)

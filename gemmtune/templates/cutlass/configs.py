@@ -15,7 +15,7 @@ from .operation import ELEMENTS, Operation
 from .orientation import Oriented, letter, orient
 from .scales import why_not_quantized
 
-__all__ = ["Config", "check_problem", "elements_of", "legal_orientation"]
+__all__ = ["Config", "Legality", "check_problem", "elements_of"]
 
 INT32_LIMIT = 2**31
 MOST_ACCUMULATORS = 208
@@ -96,19 +96,36 @@ def needs_epilogue(problem: Problem) -> bool:
     return problem.alpha != "one" or reads_inp or bool(problem.scales) or problem.epilogue is not None
 
 
-def legal_orientation(operation: Operation, problem: Problem, device: DeviceInfo) -> Oriented | str:
-    """How ``operation`` computes the problem, or why it cannot."""
-    reason = _arithmetic(operation, problem, device)
-    if reason is not None:
-        return reason
-    reasons: list[str] = []
-    for exchanged in (True, False):
-        oriented = orient(problem, exchanged=exchanged)
-        reason = _elements(operation, oriented) or _layouts(operation, oriented)
-        if reason is None:
-            return oriented
-        reasons.append(reason)
-    return reasons[0]
+class Legality:
+    """One problem on one device: what is asked of thousands of operations is worked out once."""
+
+    def __init__(self, problem: Problem, device: DeviceInfo) -> None:
+        self._problem = problem
+        self._device = device
+        self._orientations = [orient(problem, exchanged=exchanged) for exchanged in (True, False)]
+        self._known: dict[tuple[object, ...], Oriented | str] = {}
+
+    def orientation(self, operation: Operation) -> Oriented | str:
+        """How ``operation`` computes the problem, or why it cannot."""
+        reason = _arithmetic(operation, self._problem, self._device)
+        if reason is not None:
+            return reason
+        op = operation
+        asked = (
+            op.a, op.b, bool(op.scales_a), op.layout_a, op.layout_b, op.layout_d, op.alignment_a, op.alignment_b, op.alignment_d,
+        )  # fmt: skip
+        if asked not in self._known:
+            self._known[asked] = self._fitting(operation)
+        return self._known[asked]
+
+    def _fitting(self, operation: Operation) -> Oriented | str:
+        reasons: list[str] = []
+        for oriented in self._orientations:
+            reason = _elements(operation, oriented) or _layouts(operation, oriented)
+            if reason is None:
+                return oriented
+            reasons.append(reason)
+        return reasons[0]
 
 
 def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> str | None:

@@ -13,7 +13,7 @@ from ...problem import Epilogue
 from ...problem.problem import ScalarClass
 from ...problem.scales import SCALE_BLOCK
 from ..cpp.printer import print_epilogue
-from ..render import environment, load_template, template_digest
+from ..render import template, template_digest
 from .configs import MOST_OPERANDS, OPERAND_ELEMENTS
 from .operation import Operation
 
@@ -157,4 +157,4 @@ def _integers(values: tuple[int, ...], modern: bool) -> list[str]:
 
 @functools.cache
 def _template(name: str) -> jinja2.Template:
-    return environment().from_string(load_template(__package__, name))
+    return template(__package__, name)

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from ...problem import Layout
-from ..render import environment, load_template
+from ..render import template
 from .source import PACKAGE, SIGNATURE_DTYPES, Argument, Source
 
 __all__ = ["Copy", "copy_source"]
@@ -74,7 +74,7 @@ def copy_source(copies: tuple[Copy, ...], *, dependent: bool) -> Source:
     ``dependent``: it waits for the kernel before it by itself.
     """
     shapes = [(c.letter, *c.tile, c.constants[-1] == 1) for c in copies]
-    text = environment().from_string(load_template(PACKAGE, "pad.py.jinja")).render(operands=shapes, dependent=dependent)
+    text = template(PACKAGE, "pad.py.jinja").render(operands=shapes, dependent=dependent)
     pointers = [
         Argument(
             name=f"{c.letter}_{end}", type=f"*{SIGNATURE_DTYPES[c.source.dtype]}", source=("pointer", c.letter), divisor=divisor

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...problem import Epilogue
-from ..render import PartialRender, environment, load_template
+from ..render import PartialRender, template
 from .arguments import SIGNATURE_DTYPES, Argument
 from .printer import ROUND_BFLOAT16, TRITON_DTYPES, cast, print_epilogue
 from .products import FLOAT8_FROM_BITS, product, scale_load
@@ -125,7 +125,7 @@ class Writer:
 
     def part(self, file_name: str) -> str:
         """The text of a part that templates share."""
-        text = environment().from_string(load_template(PACKAGE, file_name)).render(**self.hooks, **self.values)
+        text = template(PACKAGE, file_name).render(**self.hooks, **self.values)
         return text.removesuffix("\n")
 
     def pointer(self, name: str) -> str:

@@ -16,7 +16,7 @@ from ....choice import Kernel, Run
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ...compiled import Artifact, CompiledChoice
-from ...render import environment, load_template
+from ...render import template
 from ..artifact import copy_artifact
 from ..kernels import compile_kernel, initialise, kernel_key, marker, use_ptx
 from ..launch import Launcher, launcher_of
@@ -132,7 +132,7 @@ def ordered_choice(problem: Problem, device: DeviceInfo, config: WordsConfig) ->
 @functools.lru_cache(maxsize=64)
 def order_source(dtype: torch.dtype, bits: int, *, dependent: bool) -> Source:
     """The copying kernel. Sizes and strides are arguments."""
-    text = environment().from_string(load_template(PACKAGE, TEMPLATE)).render(bits=bits, block=BLOCK, dependent=dependent)
+    text = template(PACKAGE, TEMPLATE).render(bits=bits, block=BLOCK, dependent=dependent)
     pointers = [
         Argument(name=name, type=f"*{SIGNATURE_DTYPES[dtype]}", source=("pointer", "a"), divisor=divisor)
         for name, divisor in (("a_from", 1), ("a_to", 16))
