@@ -17,6 +17,7 @@ import click
 from rich.text import Text
 
 from .. import settings
+from ..cache import cache_dir
 from ..conformance.files import json_text, write
 from ..conformance.matrices import exit_status, matrix
 from ..conformance.options import OPTIONS, STDOUT, Option, RunOptions
@@ -147,7 +148,7 @@ def _clean() -> Iterator[None]:
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:
-        with settings.environment(CLEAN | {"HYPOTHESIS_STORAGE_DIRECTORY": str(settings.cache_dir("hypothesis"))}):
+        with settings.environment(CLEAN | {"HYPOTHESIS_STORAGE_DIRECTORY": str(cache_dir("hypothesis"))}):
             yield
     finally:
         sys.dont_write_bytecode = before

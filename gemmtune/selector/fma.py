@@ -17,8 +17,8 @@ from typing import Literal
 
 import jinja2
 
+from ..cache import cache_dir
 from ..device import DeviceInfo
-from ..settings import cache_dir
 
 __all__ = ["fma_gflops"]
 

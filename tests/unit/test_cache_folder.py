@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import gemmtune
-from gemmtune import settings
+from gemmtune import cache, settings
+from gemmtune.cache import cache_dir
 
 
 @pytest.fixture
@@ -26,24 +27,24 @@ def test_kernels_go_to_a_temporary_folder_with_one_warning(unusable: Path, tmp_p
         with pytest.warns(
             RuntimeWarning, match=r"cache_dir: got .*file/cache, expected a folder that can be written .* Set cache_dir"
         ):
-            folder = settings.cache_dir("cpp")
+            folder = cache_dir("cpp")
         assert folder.is_dir()
         assert folder.is_relative_to(tmp_path / "temporary")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert settings.cache_dir("cpp") == folder
+            assert cache_dir("cpp") == folder
 
 
 def test_a_folder_that_others_can_write_is_refused(unusable: Path, tmp_path: Path):
     with settings.patch(cache_dir=str(unusable)), pytest.warns(RuntimeWarning):
-        shared = settings.cache_dir()
+        shared = cache_dir()
     shared.chmod(0o777)
-    settings._writable.cache_clear()
+    cache._writable.cache_clear()
     with (
         settings.patch(cache_dir=str(unusable)),
         pytest.raises(gemmtune.SettingsError, match="is not a folder that only this user"),
     ):
-        settings.cache_dir()
+        cache_dir()
 
 
 def test_a_call_tunes_and_runs_without_it(unusable: Path):

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("backends",),
     ("settings",),
-    ("allowed",),
+    ("allowed", "cache"),
     ("problem",),
     ("device",),
     ("numerics",),

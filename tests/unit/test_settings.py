@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
+from gemmtune.cache import cache_dir
 from gemmtune.errors import SettingsError
 from gemmtune.settings import Settings
 
@@ -129,7 +130,7 @@ def test_folders(tmp_path: Path) -> None:
     assert dataclasses.replace(made, store_path=str(tmp_path / "x.db")).store_file == tmp_path / "x.db"
     assert Settings().folder.name == "gemmtune"
     with settings.patch(cache_dir=str(tmp_path)):
-        assert settings.cache_dir("cpp", "so") == tmp_path / "cpp" / "so"
+        assert cache_dir("cpp", "so") == tmp_path / "cpp" / "so"
     assert (tmp_path / "cpp" / "so").is_dir()
 
 

@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from types import MappingProxyType
+from typing import get_args
 
 import torch
 
 from ...problem import Layout, Precision, Problem
-from ...problem.problem import BiasShape, Op
+from ...problem.problem import BiasShape, Encoding, Op, Scales, WeightScales
 from ...problem.trace import trace
 
 __all__ = ["matrix_problems"]
@@ -32,7 +33,7 @@ BATCH = 3
 @functools.cache
 def matrix_problems() -> MappingProxyType[str, Problem]:
     """The problems of the matrix by name: ``mm-bf16-nt``, ``mm-bf16-nt-offset``. Shapes, biases and scalars take turns."""
-    return MappingProxyType({**dict(_crossed()), **dict(_corners())})
+    return MappingProxyType({**dict(_crossed()), **dict(_quantized()), **dict(_corners())})
 
 
 def _crossed() -> Iterator[tuple[str, Problem]]:
@@ -60,6 +61,32 @@ def _problem(op: Op, dtype: str, layout: str, turn: int) -> Problem:
                 BATCH, m, n, k, dtype=kind, layout=layout, bias=bias, alpha=alpha, beta=beta, device_type="cuda",
                 precision=precision,
             )  # fmt: skip
+
+
+def _quantized() -> Iterator[tuple[str, Problem]]:
+    """Operands of 8 bits and fewer: every kind of scale, dtype and encoding at least once."""
+    for (i, layout), (m, n, k) in zip(enumerate(LAYOUTS), SHAPES, strict=False):
+        yield f"int_mm-{layout}", Problem.int_mm(m, n, k, layout=layout, device_type="cuda")
+        scales = get_args(Scales)[i]
+        pair = (torch.float8_e4m3fn, torch.float8_e5m2)
+        yield f"scaled_mm-{scales}", Problem.scaled_mm(
+            m, n, k, dtype=pair[i % 2], dtype_b=pair[i // 2], scales=scales, fast_accum=i % 2 == 1, device_type="cuda"
+        )  # fmt: skip
+    product = Problem.int_mm(512, 768, 1024, device_type="cuda")
+    factor = torch.empty(768, device="meta")
+    scaled = trace(lambda acc, x: acc * x, product.epilogue_dtype, (factor,))
+    yield "int_mm-mul", replace(product, out=Layout.contiguous(product.out.size, torch.bfloat16), epilogue=scaled)
+    weights: tuple[tuple[str, torch.dtype, Encoding], ...] = (
+        ("s8", torch.int8, ""), ("u8", torch.uint8, ""), ("e4m3", torch.float8_e4m3fn, ""), ("int4", torch.uint8, "int4"),
+        ("uint4", torch.uint8, "uint4"),
+    )  # fmt: skip
+    for (i, (name, dtype_b, encoding)), (j, m) in itertools.product(enumerate(weights), enumerate((1, 16, 200))):
+        scales = get_args(WeightScales)[(i + 2 * j) % len(get_args(WeightScales))]
+        dtype = (torch.float16, torch.bfloat16)[(i + j) % 2]
+        yield f"mixed_mm-{name}-{m}", Problem.mixed_mm(
+            m, 4096, 4096, dtype=dtype, dtype_b=dtype_b, encoding=encoding, scales=scales, zeros=scales != "none" and j == 1,
+            device_type="cuda",
+        )  # fmt: skip
 
 
 def _corners() -> Iterator[tuple[str, Problem]]:

@@ -10,8 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...cache import cache_dir
 from ...errors import UnavailableError
-from ...settings import cache_dir
 from ..made_once import compile_text, made_once
 from .source import Source
 

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from ...cache import cache_dir
 from ...errors import UnavailableError
-from ...settings import cache_dir
 from .operation import Operation
 from .tiles import own_operations
 from .toolkit import Toolkit

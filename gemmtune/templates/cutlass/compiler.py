@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ...settings import cache_dir
+from ...cache import cache_dir
 from ..made_once import compile_text, made_once
 from .source import Source, flags
 from .toolkit import Toolkit, find_compiler

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ... import settings
+from ...cache import cache_dir
 from ...errors import CompileError, UnavailableError
 from .source import Source
 
@@ -77,7 +77,7 @@ def load_function(source: Source) -> Any:
 
 
 def _folder() -> Path:
-    return settings.cache_dir("triton", f"triton-{toolchain().__version__}")
+    return cache_dir("triton", f"triton-{toolchain().__version__}")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -105,7 +105,7 @@ def _own_cache() -> Iterator[None]:
     """Triton's artifacts go below our cache folder, for the duration of one compilation or load."""
     cache = toolchain().knobs.cache
     with _cache_lock, cache.scope():
-        cache.dir = str(settings.cache_dir("triton", "artifacts"))
+        cache.dir = str(cache_dir("triton", "artifacts"))
         yield
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...problem import Epilogue, Problem
+from ...problem import Epilogue, Layout, Problem
 from ...problem.dtypes import FLOAT8
 from ...problem.problem import ScalarClass
 from .classes import IntClass, OperandClass, divisor, strides_of
@@ -79,18 +79,10 @@ def specialise(
     With ``static``, sizes and strides are constants of the kernel; else they are arguments, of which the kernel knows whether they
     are 0 or 1, by which power of two they divide, and whether they need 64 bits. ``capability`` is that of a CUDA device, else 0.
     """
-    batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
-    shape = (batch, m, n)
-    operands = problem.epilogue.operands if problem.epilogue else ()
-    a = OperandClass.of(problem.a, (batch, m, k), static=static)
-    b = OperandClass.of(problem.b, (batch, problem.b.size[-2], n), static=static)
+    m, n, k = problem.m, problem.n, problem.k
     quantized = quantized_of(problem, config.block_k, capability=capability, static=static)
-    if quantized is not None and quantized.by_bits:
-        a, b = (replace(x, dtype=torch.uint8) if x.dtype in FLOAT8 else x for x in (a, b))
-    out = OperandClass.of(problem.out, shape, static=static)
-    reads_inp = problem.inp is not None and problem.beta != "zero"
-    inp = OperandClass.of(problem.inp, shape, static=static, broadcast=True) if problem.inp is not None and reads_inp else None
-    extra = tuple(OperandClass.of(layout, shape, static=static, broadcast=True) for layout in operands)
+    a, b = _inputs(problem, quantized, static=static)
+    out, inp, extra = _epilogue_side(problem, static=static)
     epilogue_side = (out, *([inp] if inp else []), *extra)
     even_k = k % config.block_k == 0
     return KernelSpec(
@@ -102,14 +94,14 @@ def specialise(
         m=_size_class(m, static, any(x.contiguous_dim == 1 for x in (a, *epilogue_side))),
         n=_size_class(n, static, any(x.contiguous_dim == 2 for x in (b, *epilogue_side))),
         k=_size_class(k, static, not even_k and (a.contiguous_dim == 2 or b.contiguous_dim == 1)),
-        batched=batch > 1,
+        batched=problem.batch > 1,
         even_k=even_k,
         edge=Edge(
             m=_edge(a.contiguous_dim == 1, m, config.block_m),
             n=_edge(b.contiguous_dim == 2, n, config.block_n),
         ),
         alpha=problem.alpha,
-        beta=problem.beta if reads_inp else "zero",
+        beta=problem.beta if inp else "zero",
         epilogue=Epilogue(nodes=problem.epilogue.nodes) if problem.epilogue else None,
         input_precision=problem.precision.input_mode,
         accumulator=problem.accumulator,
@@ -123,6 +115,26 @@ def specialise(
         interpret=interpret,
         quantized=quantized,
     )
+
+
+def _inputs(problem: Problem, quantized: Quantized | None, *, static: bool) -> tuple[OperandClass, OperandClass]:
+    a = OperandClass.of(problem.a, (problem.batch, problem.m, problem.k), static=static)
+    b = OperandClass.of(problem.b, (problem.batch, problem.b.size[-2], problem.n), static=static)
+    if quantized is not None and quantized.by_bits:
+        a, b = (replace(x, dtype=torch.uint8) if x.dtype in FLOAT8 else x for x in (a, b))
+    return a, b
+
+
+def _epilogue_side(problem: Problem, *, static: bool) -> tuple[OperandClass, OperandClass | None, tuple[OperandClass, ...]]:
+    """out, inp if it is read, and the epilogue's operands."""
+    shape = (problem.batch, problem.m, problem.n)
+
+    def added(layout: Layout) -> OperandClass:
+        return OperandClass.of(layout, shape, static=static, broadcast=True)
+
+    inp = added(problem.inp) if problem.inp is not None and problem.beta != "zero" else None
+    operands = problem.epilogue.operands if problem.epilogue else ()
+    return OperandClass.of(problem.out, shape, static=static), inp, tuple(map(added, operands))
 
 
 def _size_class(size: int, static: bool, masks_contiguous: bool) -> IntClass:
