@@ -64,8 +64,8 @@ def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collectio
     closely (and no time outside of those seen: where the reference alone was disturbed, ratios mean nothing).
 
     After the first rounds those drop out that are surely lost, or neither among the first ``effort.finalists`` nor near the
-    fastest, except the ones named in ``keep``; of those that dropped out the larger of the two times counts. Ends when the order
-    near the top is settled, or the budget is spent.
+    fastest, except the ones named in ``keep``; they compare by their ratios, but are never faster than they were seen. Ends when
+    the order near the top is settled, or the budget is spent.
     """
     if not contenders:
         return {}
@@ -113,11 +113,13 @@ def _evaluate(rounds: Mapping[str, list[float]]) -> dict[str, Ranked]:
     for name, times in rounds.items():
         time_us, margin_us = median_margin(times)
         dropped = len(times) < count
-        # Who dropped out has the first rounds only, at the clocks of those: neither its times nor its ratios may flatter it.
+        # Who dropped out has the first rounds only, at the clocks of those: its ratios compare.
         ratio, spread = median_margin([t / r for t, r in zip(times, rounds[reference], strict=False)])
         paired_us, paired_margin_us = ratio * medians[reference], spread * medians[reference]
         closer = paired_margin_us < margin_us and min(times) <= paired_us <= max(times)
-        if (dropped and paired_us > time_us) or (not dropped and name != reference and closer):
+        if dropped:
+            time_us, margin_us = max(paired_us, min(times)), paired_margin_us
+        elif name != reference and closer:
             time_us, margin_us = paired_us, paired_margin_us
         ranked[name] = Ranked(time_us=time_us, margin_us=margin_us)
     return ranked

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from planted_choices import BF16, CLAIMS, CPU, Opaque, Rewritten, Segfaulting, planted, simple, triton_choice
 
 from gemmtune import settings
@@ -58,7 +59,17 @@ class TestProblems:
         problems = matrix_problems().values()
         assert {len(p.inp.size) for p in problems if p.inp} == {0, 1, 2, 3}
         assert {(p.alpha, p.beta) for p in problems if p.inp} >= {("general", "general"), ("one", "one"), ("one", "zero")}
-        assert sum(p.epilogue is not None for p in problems) == 2
+        assert sum(p.epilogue is not None for p in problems) == 3
+
+    def test_quantized_operations_have_every_scale_dtype_and_encoding(self) -> None:
+        problems = matrix_problems().values()
+        weights = [p for p in problems if p.op == "mixed_mm"]
+        assert {(p.b.dtype, p.encoding) for p in weights} >= {
+            (torch.int8, ""), (torch.uint8, ""), (torch.float8_e4m3fn, ""), (torch.uint8, "int4"), (torch.uint8, "uint4"),
+        }  # fmt: skip
+        assert {p.scale_block("scale_b")[0] for p in weights if p.scale_b} >= {32, 64, 128, 4096}
+        assert {len(p.scales) for p in weights} == {0, 1, 2}
+        assert {p.scale_block("scale_b") for p in problems if p.op == "scaled_mm"} >= {(128, 1), (128, 128)}
 
 
 class TestChoices:
@@ -66,7 +77,8 @@ class TestChoices:
     def test_each_compilation_once_and_those_of_a_problem_side_by_side(self, arch: str) -> None:
         problems = dict(list(matrix_problems().items())[::7])
         choices = matrix_choices(arch, "quick", problems=problems)
-        assert len(choices) > 8 * len(problems)
+        served = sum(p.op != "mixed_mm" or arch != "sm75" for p in problems.values())
+        assert len(choices) > 7 * served
         assert len({choice.compile_key for choice in choices}) == len(choices)
         assert {choice.arch for choice in choices} == {arch}
         groups = [problem for problem, _ in itertools.groupby(choices, key=lambda choice: choice.problem)]

@@ -275,7 +275,7 @@ def test_broken_kernels_are_found(problem: Problem, run: Run, reason: str) -> No
     assert reason in result.reason
 
 
-@pytest.mark.parametrize(("which", "name"), enumerate(("scale_b", "zero_b")))
+@pytest.mark.parametrize(("which", "name"), list(enumerate(("scale_b", "zero_b"))))
 def test_changed_scales_are_noticed(which: int, name: str) -> None:
     def doubling(out: Matrix, a: Matrix, b: Matrix, inp: Any, alpha: float, beta: float, extra: tuple[Matrix, ...]) -> None:
         on_sums(COLUMNS)(out, a, b, inp, alpha, beta, extra)
