@@ -192,13 +192,25 @@ class Database:
                 yield limit
 
     def write(self, rows: Iterable[Row], limits: Iterable[Limit] = ()) -> None:
-        """Put rows and limits in the place of those with the same identity. Called inside ``transaction``."""
+        """Put rows and limits in the place of those with the same identity. Called inside ``transaction``.
+
+        Raises:
+            sqlite3.DatabaseError: SQLITE_CORRUPT, also where a damaged index, of which SQLite says nothing, hides what was put.
+        """
         connection = self.connection()
+        rows = list(rows)
         for row in rows:
             connection.execute(_UPSERT, (self._scope(*row.scope), *row.record, row.checksum))
             self._cache.pop(row.scope, None)
         for limit in limits:
             connection.execute(_UPSERT_LIMIT, (limit.fingerprint, *limit.record, limit.checksum))
+
+        for row in {row.identity: row for row in rows}.values():
+            kept = self.rows(*row.scope).get(row.content_hash)
+            if kept is None or kept.checksum != row.checksum:
+                error = sqlite3.DatabaseError("a row is not found where it was just put")
+                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+                raise error
 
     def _scope(self, key: str, fingerprint: str) -> int:
         connection = self.connection()

@@ -17,6 +17,7 @@ from store_cases import KEYS, MACHINES, NOBODY, in_child, journals, one_warning,
 from gemmtune.errors import StoreError
 from gemmtune.selector.database import Database
 from gemmtune.selector.key import canonical
+from gemmtune.selector.row import Row
 from gemmtune.selector.store import Store, open_store
 from gemmtune.settings import Settings
 
@@ -327,3 +328,21 @@ def test_a_schema_that_is_no_text_is_damage(path: Path) -> None:
         store = open_store(settings_for(path))
         store.put([row(7)])
     assert "hash7" in hashes(Store.open(path))
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "always"])
+def test_what_an_index_hides_is_written_again_or_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    store, whole, hidden = Store.open(tmp_path / "store.sqlite"), Database.rows, [True] * times
+
+    def rows(database: Database, key: str, fingerprint: str) -> dict[str, Row]:
+        return {} if database.path is not None and hidden and hidden.pop() else whole(database, key, fingerprint)
+
+    monkeypatch.setattr(Database, "rows", rows)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store.put([row(0)])
+        assert store.rows(row(0).key, row(0).fingerprint).keys() == {row(0).content_hash}
+    assert [("a row is not found where it was just put" in str(w.message)) for w in caught] == [True] * (times - 1)
+    assert store.writable is (times == 1)
