@@ -1,7 +1,8 @@
 """Our own backends as GEMMs under test: ``gemmtune conformance gemmtune.conformance.own:triton``.
 
 For each call one of the choices that the backend offers for the problem, and another one for another problem, so that a run goes
-through many configs. The public operations, with tuning, are tested as ``gemmtune conformance gemmtune``.
+through many configs. The public operations, with tuning, are tested as ``gemmtune conformance gemmtune``. ``triton_sm80``,
+``cutlass_sm75`` and the like are the kernels for an older architecture, whose PTX the driver translates for the GPU at hand.
 """
 
 from __future__ import annotations
@@ -15,15 +16,28 @@ import torch
 
 from .. import settings
 from ..choice import Choice, Claims, Kernel
-from ..device import detect
+from ..device import detect, preset
 from ..extern.flags import precision_scope
 from ..problem import Problem
 from ..selector.offers import offers_for
+from ..templates.compiled import CompiledChoice
+from .architectures import how_to_run
 from .labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from .subject import Call, Subject
 from .traits import Traits
 
-__all__ = ["BackendSubject", "aten", "cpp", "cublaslt", "cutlass", "triton"]
+__all__ = [
+    "BackendSubject",
+    "aten",
+    "cpp",
+    "cublaslt",
+    "cutlass",
+    "cutlass_sm75",
+    "cutlass_sm80",
+    "triton",
+    "triton_sm75",
+    "triton_sm80",
+]
 
 MOST_KERNELS = 256
 """Kernels that are kept bound, for the cases that repeat a problem."""
@@ -47,12 +61,16 @@ EVERYTHING = Traits(
 
 
 class BackendSubject(Subject):
-    """The choices of one backend. A problem for which it has none is refused with the backend's own reasons."""
+    """The choices of one backend. A problem for which it has none is refused with the backend's own reasons.
 
-    def __init__(self, backend: str, traits: Traits) -> None:
-        self.name = f"gemmtune backend {backend}"
+    With ``arch`` those that it has for that architecture, which is the GPU's own or an older one.
+    """
+
+    def __init__(self, backend: str, traits: Traits, arch: str | None = None) -> None:
+        self.name = f"gemmtune backend {backend}" + (f" for {arch}" if arch else "")
         self.backend = backend
         self.traits = traits
+        self.arch = arch
         self._bound = functools.lru_cache(MOST_KERNELS)(self._bind)
 
     def __call__(self, call: Call) -> torch.Tensor:
@@ -90,7 +108,7 @@ class BackendSubject(Subject):
         Raises:
             NotImplementedError: the backend offers none; with its reasons.
         """
-        device = detect(problem.device_type)
+        device = preset(self.arch) if self.arch else detect(problem.device_type)
         offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,)))
         if problem.empty or problem.k == 0 or not offers.choices:
             reasons = (
@@ -101,13 +119,25 @@ class BackendSubject(Subject):
 
     def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
         choice = self.choice(problem)
-        return choice, choice.build()
+        return choice, self._made_to_run(choice).build()
+
+    def _made_to_run(self, choice: Choice) -> Choice:
+        """The choice, or one of its PTX. Raises NotImplementedError: this device cannot run kernels of ``arch``."""
+        if self.arch is None or not isinstance(choice, CompiledChoice):
+            return choice
+        way = how_to_run(self.arch, detect(choice.problem.device_type))
+        if way.mode is None:
+            raise NotImplementedError(f"{self.backend}: {way.reason}")
+        return choice.forward() if way.mode == "forward" else choice
 
 
 aten = BackendSubject("aten", EVERYTHING)
 cublaslt = BackendSubject("cublaslt", dataclasses.replace(EVERYTHING, devices=("cuda",)))
 triton = BackendSubject("triton", dataclasses.replace(EVERYTHING, deterministic=True))
-cutlass = BackendSubject("cutlass", dataclasses.replace(EVERYTHING, devices=("cuda",), deterministic=True))
+_ON_CUDA = dataclasses.replace(EVERYTHING, devices=("cuda",), deterministic=True)
+cutlass = BackendSubject("cutlass", _ON_CUDA)
+triton_sm75, triton_sm80 = (BackendSubject("triton", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
+cutlass_sm75, cutlass_sm80 = (BackendSubject("cutlass", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
 cpp = BackendSubject(
     "cpp", dataclasses.replace(EVERYTHING, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
 )

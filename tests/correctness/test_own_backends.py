@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmtune.conformance import own
 from gemmtune.conformance.case import Case
 from gemmtune.conformance.isolation import InProcessRunner
 from gemmtune.conformance.labels import OPS, SCALES, WEIGHTS
@@ -20,6 +21,7 @@ from gemmtune.conformance.outcome import Outcome, Verdict
 from gemmtune.conformance.properties import PROPERTIES, property_named
 from gemmtune.conformance.scope import Level, Scope
 from gemmtune.conformance.subject import SubjectSpec
+from gemmtune.problem import Problem
 
 ON_CPU = ("aten", "cpp")
 ON_GPU = ("aten", "cublaslt", "triton")
@@ -31,6 +33,10 @@ KNOWN = {
     ("aten", "cuda"): ("alpha-beta:baddbmm-f16-*variant.large*",),
 }
 """Cases that torch itself gets wrong, see docs/conformance.md; verification leaves such a choice out of every pick."""
+FORWARD = ("sm75", "sm80")
+"""Older architectures, whose kernels run on a newer GPU as PTX that the driver translates."""
+EVERY_FORWARD = 7
+"""Each of its cases is a kernel of its own to be compiled, and translated."""
 EVERY = 3
 """On a CPU each third case, another third for each property: `gemmtune conformance gemmtune.conformance.own:cpp` runs all."""
 
@@ -81,6 +87,21 @@ def test_backend_conforms_on_a_gpu(backend: str, name: str) -> None:
         pytest.importorskip("nvmath", reason="the cublaslt backend needs gemmtune[cublaslt]")
     check(backend, name, "cuda")
     torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("arch", FORWARD)
+def test_kernels_for_an_older_architecture_are_its_own(arch: str) -> None:
+    subject = getattr(own, f"triton_{arch}")
+    choice = subject.choice(Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda"))
+    assert choice.arch == arch
+    assert arch in subject.name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["integers", "bound"])
+@pytest.mark.parametrize("arch", FORWARD)
+def test_kernels_for_an_older_architecture_conform(arch: str, name: str) -> None:
+    check(f"triton_{arch}", name, "cuda", EVERY_FORWARD)
 
 
 @pytest.mark.parametrize("name", OF_OPERATIONS)
