@@ -62,7 +62,7 @@ def picks(problem: Problem, claims: Claims, device: torch.device) -> Iterator[Pi
     yield probes.both(random)
 
 
-def holds(problem: Problem, device: torch.device) -> None:
+def assert_holds(problem: Problem, device: torch.device) -> None:
     claims = claims_for(problem)
     for pick in picks(problem, claims, device):
         finding = Finding(device, 0)
@@ -78,7 +78,7 @@ def holds(problem: Problem, device: torch.device) -> None:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_torchs_int_mm_is_exact(cuda: torch.device, size: tuple[int, int, int]) -> None:
-    holds(Problem.int_mm(*size, device_type="cuda"), cuda)
+    assert_holds(Problem.int_mm(*size, device_type="cuda"), cuda)
 
 
 @pytest.mark.skipif(
@@ -103,7 +103,7 @@ def test_torchs_scaled_mm_stays_within(
     problem = Problem.scaled_mm(
         *size, dtype=dtype, dtype_b=dtype_b, out_dtype=out_dtype, scales=scales, fast_accum=fast_accum, device_type="cuda"
     )  # type: ignore[arg-type]
-    holds(problem, cuda)
+    assert_holds(problem, cuda)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -113,7 +113,7 @@ def test_torchs_scaled_mm_stays_within(
 def test_torchs_mm_passes(cuda: torch.device, dtype: torch.dtype, mode: str, size: tuple[int, int, int]) -> None:
     problem = Problem.mm(*size, dtype=dtype, device_type="cuda", precision=Precision(input_mode=mode))  # type: ignore[arg-type]
     with precision_scope(problem):
-        holds(problem, cuda)
+        assert_holds(problem, cuda)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)

@@ -152,7 +152,7 @@ def test_scales_multiply_rows_and_columns() -> None:
     assert torch.equal(reference(per_tensor, Region()).value[0], exact.double() / 2)
 
 
-def true_error_allowed(problem: Problem, claims: Claims, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+def assert_error_allowed(problem: Problem, claims: Claims, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     """Fails if some element is further from the rational product than bound and last rounding allow."""
     bound = accumulation_bound(problem, claims, alpha=1, extended=True)
     info = dtype_info(problem.out.dtype)
@@ -174,7 +174,7 @@ def test_the_bound_is_never_below_the_true_error(dtype: torch.dtype) -> None:
         operands = probes.filled(*fills)
         a, b = (x.to(problem.accumulator) for x in (operands.a, operands.b))
         for product in orders(problem.accumulator).values():
-            true_error_allowed(problem, claims, product(a, b).to(problem.out.dtype), operands.a, operands.b)
+            assert_error_allowed(problem, claims, product(a, b).to(problem.out.dtype), operands.a, operands.b)
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)

@@ -42,7 +42,7 @@ def interpreted() -> Iterator[Run]:
             yield lambda function, *args: pool.submit(function, *args).result()
 
 
-def _right(run: Run, problem: Problem, *configs: Config) -> None:
+def assert_right(run: Run, problem: Problem, *configs: Config) -> None:
     found = run(jobs.verdicts, problem, configs)
     assert [verdict.status for verdict in found] == [Status.OK] * len(configs), [verdict.reason for verdict in found]
 
@@ -50,7 +50,7 @@ def _right(run: Run, problem: Problem, *configs: Config) -> None:
 @pytest.mark.parametrize(("shape", "layout"), [((17, 18, 70), "nn"), ((1, 33, 64), "nt"), ((33, 1, 5), "tt")], ids=str)
 def test_int_mm_is_exact(interpreted: Run, shape: tuple[int, int, int], layout: str) -> None:
     problem = Problem.int_mm(*shape, layout=layout, **CPU)
-    _right(interpreted, problem, SPLIT if shape[2] > 32 else PLAIN)
+    assert_right(interpreted, problem, SPLIT if shape[2] > 32 else PLAIN)
 
 
 def test_the_epilogue_of_int_mm_gets_the_sum_as_float32(interpreted: Run) -> None:
@@ -58,20 +58,20 @@ def test_the_epilogue_of_int_mm_gets_the_sum_as_float32(interpreted: Run) -> Non
     epilogue = trace(lambda acc, x: acc * x, torch.float32, [scale])
     plain = Problem.int_mm(17, 18, 70, **CPU)
     problem = replace(plain, epilogue=epilogue, out=replace(plain.out, dtype=torch.float16))
-    _right(interpreted, problem, PLAIN, SPLIT)
+    assert_right(interpreted, problem, PLAIN, SPLIT)
 
 
 @pytest.mark.parametrize("scales", ["tensor", "row", "block_1x128", "block_128x128"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3)], ids=["e4m3", "e5m2-e4m3"])
 def test_scaled_mm(interpreted: Run, dtypes: tuple[torch.dtype, torch.dtype], scales: Any) -> None:
     problem = Problem.scaled_mm(3, 140, 150, dtype=dtypes[0], dtype_b=dtypes[1], scales=scales, **CPU)
-    _right(interpreted, problem, SPLIT)
+    assert_right(interpreted, problem, SPLIT)
 
 
 def test_scaled_mm_with_fast_accum_a_bias_and_another_layout(interpreted: Run) -> None:
     bias = torch.zeros(18, dtype=torch.bfloat16)
     problem = Problem.scaled_mm(17, 18, 70, layout="nn", fast_accum=True, out_dtype=torch.float32, **CPU)
-    _right(interpreted, replace(problem, epilogue=trace(lambda acc, x: acc + x, torch.float32, [bias])), PLAIN)
+    assert_right(interpreted, replace(problem, epilogue=trace(lambda acc, x: acc + x, torch.float32, [bias])), PLAIN)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
@@ -108,14 +108,14 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 @pytest.mark.parametrize(("dtype", "layout"), list(zip(DTYPES, ["nt", "tn", "nn"], strict=True)), ids=str)
 def test_mixed_mm(interpreted: Run, dtype: torch.dtype, name: str, layout: str) -> None:
     problem = Problem.mixed_mm(9, 18, 134, dtype=dtype, layout=layout, **(WEIGHTS | FLOAT_WEIGHTS)[name], **CPU)
-    _right(interpreted, problem, SPLIT if dtype == torch.float16 else PLAIN)
+    assert_right(interpreted, problem, SPLIT if dtype == torch.float16 else PLAIN)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_mixed_mm_by_words(interpreted: Run, dtype: torch.dtype, name: str) -> None:
     problem = Problem.mixed_mm(9, 40, 128, dtype=dtype, **WEIGHTS[name], **CPU)
-    _right(interpreted, problem, replace(WORDS, split_k=2, steps=2) if dtype == torch.float16 else replace(WORDS, swap=False))
+    assert_right(interpreted, problem, replace(WORDS, split_k=2, steps=2) if dtype == torch.float16 else replace(WORDS, swap=False))
 
 
 @pytest.mark.parametrize("m", [1, 2])
@@ -124,14 +124,14 @@ def test_few_rows_by_words_without_tensor_cores(interpreted: Run, name: str, dty
     bias = torch.zeros(42, dtype=torch.float16)
     epilogue = trace(lambda acc, x: torch.relu(acc + x), torch.float32, [bias])
     problem = replace(Problem.mixed_mm(m, 42, 192, dtype=dtype, **WEIGHTS[name], **CPU), epilogue=epilogue)
-    _right(interpreted, problem, Config(block_m=m, block_n=8, block_k=64, stages=2, warps=1))
+    assert_right(interpreted, problem, Config(block_m=m, block_n=8, block_k=64, stages=2, warps=1))
 
 
 def test_words_with_an_epilogue_and_one_row(interpreted: Run) -> None:
     bias = torch.zeros(48, dtype=torch.float16)
     problem = Problem.mixed_mm(1, 48, 192, encoding="int4", scales="group_64", **CPU)
     epilogue = trace(lambda acc, x: torch.relu(acc + x), torch.float32, [bias])
-    _right(interpreted, replace(problem, epilogue=epilogue), WORDS, replace(WORDS, split_k=3))
+    assert_right(interpreted, replace(problem, epilogue=epilogue), WORDS, replace(WORDS, split_k=3))
 
 
 STRIDED = {
@@ -144,13 +144,13 @@ STRIDED = {
 @pytest.mark.parametrize("name", STRIDED)
 def test_strided_weights(interpreted: Run, name: str) -> None:
     problem = replace(Problem.mixed_mm(17, 18, 70, scales="column", **CPU), b=STRIDED[name])
-    _right(interpreted, problem, PLAIN)
+    assert_right(interpreted, problem, PLAIN)
 
 
 def test_strided_scales(interpreted: Run) -> None:
     scale = Layout(size=(3, 18), stride=(2, 7), dtype=torch.float16, offset=1)
     problem = replace(Problem.mixed_mm(17, 18, 192, scales="group_64", **CPU), scale_b=scale)
-    _right(interpreted, problem, PLAIN, WORDS)
+    assert_right(interpreted, problem, PLAIN, WORDS)
 
 
 def test_packed_rows_are_low_nibble_first(interpreted: Run) -> None:

@@ -25,7 +25,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CUDA: dict[str, Any] = {"device_type": "cuda"}
 
 
-def _verify(problem: Problem, choices: Sequence[Choice]) -> None:
+def assert_verified(problem: Problem, choices: Sequence[Choice]) -> None:
     assert choices
     failures = precompile(choices, current())
     assert not failures, failures
@@ -44,14 +44,14 @@ def _quick(problem: Problem, most: int = 4) -> list[Choice]:
 @pytest.mark.parametrize("shape", [(256, 512, 384), (1, 1024, 2048), (16, 96, 4096), (99, 101, 67)], ids=str)
 def test_int_mm(shape: tuple[int, int, int], layout: str) -> None:
     problem = Problem.int_mm(*shape, layout=layout, **CUDA)
-    _verify(problem, _quick(problem))
+    assert_verified(problem, _quick(problem))
 
 
 @pytest.mark.parametrize("fast_accum", [False, True], ids=["precise", "fast"])
 @pytest.mark.parametrize("scales", ["tensor", "row", "block_1x128", "block_128x128"])
 def test_scaled_mm(scales: Any, *, fast_accum: bool) -> None:
     problem = Problem.scaled_mm(200, 512, 1024, dtype_b=E5M2, scales=scales, fast_accum=fast_accum, **CUDA)
-    _verify(problem, _quick(problem))
+    assert_verified(problem, _quick(problem))
 
 
 WEIGHTS: dict[str, dict[str, Any]] = {
@@ -71,7 +71,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", [*WEIGHTS, *OTHERS])
 def test_mixed_mm(name: str) -> None:
     problem = Problem.mixed_mm(100, 200, 768, **(WEIGHTS | OTHERS)[name], **CUDA)
-    _verify(problem, [choice for choice in _quick(problem, 20) if "words" not in choice.name][:4])
+    assert_verified(problem, [choice for choice in _quick(problem, 20) if "words" not in choice.name][:4])
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -82,7 +82,7 @@ def test_words(m: int, dtype: torch.dtype, name: str) -> None:
     choices = words_choices(problem, detect("cuda"), None)
     if not choices:
         pytest.skip("no words template for this device")
-    _verify(problem, choices[:: max(1, len(choices) // 4)])
+    assert_verified(problem, choices[:: max(1, len(choices) // 4)])
 
 
 @pytest.mark.parametrize("m", [1, 2])
@@ -93,7 +93,7 @@ def test_few_rows_by_words_without_tensor_cores(m: int, dtype: torch.dtype, dtyp
     choices = words_vector_choices(problem, detect("cuda"), None)
     if not choices:
         pytest.skip("no words template for this device")
-    _verify(problem, choices)
+    assert_verified(problem, choices)
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
