@@ -14,7 +14,7 @@ from gemmtune.problem import Problem
 __all__ = ["Call", "arguments", "gemmtune_call", "torch_call"]
 
 Call = Callable[..., torch.Tensor]
-"""``call(a, b, inp, alpha, beta, extra)``, with the scales at the head of ``extra`` as kernels get them."""
+"""``call(a, b, inp, alpha, beta, extra)``, with c and d, or the scales, at the head of ``extra`` as kernels get them."""
 
 
 def arguments(operands: Operands) -> tuple[object, ...]:
@@ -32,6 +32,8 @@ def gemmtune_call(problem: Problem) -> Call:
         case "addmm" | "baddbmm":
             total = getattr(gemmtune, problem.op)
             return lambda a, b, inp, alpha, beta, _: total(inp, a, b, alpha=alpha, beta=beta)
+        case "mm_plus_mm":
+            return lambda a, b, _inp, _alpha, _beta, extra: gemmtune.mm_plus_mm(a, b, extra[0], extra[1])
         case "int_mm" if fused:
             return lambda a, b, _inp, _alpha, _beta, extra: gemmtune.int_mm_mul(a, b, extra[0], out_dtype=out_dtype)
         case "int_mm":
@@ -54,6 +56,8 @@ def torch_call(problem: Problem) -> Call:
         case "addmm" | "baddbmm":
             total = getattr(torch, problem.op)
             return lambda a, b, inp, alpha, beta, _: total(inp, a, b, alpha=alpha, beta=beta)
+        case "mm_plus_mm":
+            return lambda a, b, _inp, _alpha, _beta, extra: torch.addmm(torch.mm(extra[0], extra[1]), a, b)
         case "int_mm" if fused:
             return lambda a, b, _inp, _alpha, _beta, extra: (torch._int_mm(a, b) * extra[0]).to(out_dtype)
         case "int_mm":

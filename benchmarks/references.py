@@ -1,6 +1,7 @@
 """What gemmtune is measured against: torch's own operation, torch.compile with its autotuner, and a dense product of the same size.
 
-torch's own operation is ``_int_mm`` for int_mm, ``_scaled_mm`` for scaled_mm, and for mixed_mm a cast and a product.
+torch's own operation is ``_int_mm`` for int_mm, ``_scaled_mm`` for scaled_mm; for mixed_mm it is a cast and a product, and
+for mm_plus_mm a product and an addmm.
 """
 
 from __future__ import annotations

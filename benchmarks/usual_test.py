@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from gemmtune.conformance.adapters.torch_ops import weights
+from gemmtune.conformance.adapters.torch_ops import sums, weights
 from gemmtune.conformance.labels import DTYPES, FLOATS, NARROW_FLOATS
 from gemmtune.conformance.traits import Traits
 from gemmtune.problem.rules import Encoding
@@ -74,6 +74,8 @@ def _agrees(
     made = [_drawn(draw, (*lead, *shape), dtype, device) for shape in ((m, k), (k, n))]
     if op in ("addmm", "baddbmm"):
         made.insert(0, _drawn(draw, (n,), dtype, device))
+    if op == "mm_plus_mm":
+        made += [_drawn(draw, shape, dtype, device) for shape in ((m, k), (k, n))]
     keywords = {}
     if op == "scaled_mm":
         keywords = {
@@ -84,6 +86,7 @@ def _agrees(
     if op == "int_mm_mul":
         made.append(draw((n,), device=device))
     others: dict[str, Callable[..., torch.Tensor]] = {
+        "mm_plus_mm": sums.mm_plus_mm,
         "int_mm": torch._int_mm,
         "int_mm_mul": _int_mm_mul,
         "scaled_mm": torch._scaled_mm,

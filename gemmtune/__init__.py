@@ -18,6 +18,7 @@ from .errors import (
 from .ops.dense import addmm, baddbmm, bmm, mm
 from .ops.packing import pack_int4, unpack_int4
 from .ops.quantized import int_mm, int_mm_mul, mixed_mm, scaled_mm
+from .ops.sums import mm_plus_mm
 from .problem import Epilogue, Layout, Precision, Problem
 from .selector.tuning_result import TuningResult
 from .version import __version__
@@ -47,6 +48,7 @@ __all__ = [
     "int_mm_mul",
     "mixed_mm",
     "mm",
+    "mm_plus_mm",
     "pack_int4",
     "prepack",
     "scaled_mm",

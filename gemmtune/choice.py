@@ -38,10 +38,11 @@ class Status(StrEnum):
 class Claims:
     """What a choice says of its arithmetic; verification holds it to exactly this.
 
-    ``accumulate`` is the type of the running sum, ``partials`` the type in which split-K partial sums are stored, ``splits`` how
-    many there may be, ``epilogue_input`` the type to which the accumulator is rounded before the epilogue. ``accumulator_bits`` is
-    how many significand bits the running sum really has, where a matrix unit keeps fewer than its type; None: as many as the type,
-    but for 8-bit floats on a GPU what the narrowest unit has (see ``numerics.bounds``).
+    ``accumulate`` is the type of the running sum, ``partials`` the type in which partial sums are stored (of split-K, or of one of
+    two products that is rounded before the other is added), ``splits`` how many there may be, ``epilogue_input`` the type to which
+    the accumulator is rounded before the epilogue. ``accumulator_bits`` is how many significand bits the running sum really has,
+    where a matrix unit keeps fewer than its type; None: as many as the type, but for 8-bit floats on a GPU what the narrowest unit
+    has (see ``numerics.bounds``).
     """
 
     accumulate: torch.dtype
@@ -60,7 +61,8 @@ class Claims:
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float, float, tuple[torch.Tensor, ...]], None]
 """``run(out, a, b, inp, alpha, beta, extra)``: write the problem's result into ``out``.
 
-``extra`` has the problem's scales (of scale_a, scale_b, zero_b those that it has, in this order), then the epilogue's operands.
+``extra`` has c and d, or the problem's scales (of scale_a, scale_b, zero_b those that it has, in this order), then the epilogue's
+operands.
 """
 
 

@@ -71,6 +71,7 @@ def problem_options(function: F) -> F:
         ),
         click.option("--alpha", type=float, default=1.0, help="Factor of the product (addmm, baddbmm)."),
         click.option("--beta", type=float, help="Factor of the added operand (addmm, baddbmm)."),
+        click.option("--k2", type=click.IntRange(min=0), help="Columns of c; K when not given (mm_plus_mm)."),
         click.option("--prepacked", is_flag=True, help="b is given through gemmtune.prepack (not for batches)."),
         click.option(
             "--dtype-b", type=_WeightDtype(WEIGHT_DTYPES),

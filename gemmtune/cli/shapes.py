@@ -184,6 +184,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "m": (_whole, "a whole number"),
     "n": (_whole, "a whole number"),
     "k": (_whole, "a whole number"),
+    "k2": (_whole, "a whole number"),
     "dtype": _one_of(*DTYPES),
     "layout": _one_of(*LAYOUTS),
     "bias": _one_of(*BIASES),

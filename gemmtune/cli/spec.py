@@ -14,7 +14,7 @@ from ..errors import InvalidProblemError
 from ..problem import Layout, Precision, Problem, precision_of
 from ..problem.dtypes import DTYPES as DENSE_DTYPES
 from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
-from ..problem.problem import DENSE_OPS, BiasShape, Encoding, Scales, WeightScales
+from ..problem.problem import FLOAT_OPS, BiasShape, Encoding, Scales, WeightScales
 
 __all__ = [
     "BIASES",
@@ -30,7 +30,7 @@ __all__ = [
     "Spec",
 ]
 
-OPS = (*DENSE_OPS, "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+OPS = (*FLOAT_OPS, "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
 """Every operation that can be tuned: int_mm_mul is int_mm with an epilogue."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 BIASES: tuple[BiasShape, ...] = get_args(BiasShape)
@@ -49,6 +49,7 @@ _TAKERS: dict[str, tuple[str, ...]] = {
     "bias": ("addmm", "baddbmm", "scaled_mm"),
     "alpha": ("addmm", "baddbmm"),
     "beta": ("addmm", "baddbmm"),
+    "k2": ("mm_plus_mm",),
     "prepacked": ("mm", "addmm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm"),
     "dtype_b": ("mixed_mm", "scaled_mm"),
     "encoding": ("mixed_mm",),
@@ -79,6 +80,7 @@ class Spec:
     scale_dtype: str | None = None
     out_dtype: str | None = None
     fast_accum: bool = False
+    k2: int | None = None
     device_type: str = "cpu"
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:
@@ -128,7 +130,7 @@ class Spec:
             if self.device_type != "cuda":
                 raise InvalidProblemError(TF32_ON_CPU)
             return {"dtype": torch.float32, "precision": Precision(input_mode="tf32")}
-        if op not in DENSE_OPS and name not in RESULT_DTYPES:
+        if op not in FLOAT_OPS and name not in RESULT_DTYPES:
             raise InvalidProblemError(f"dtype: got {name!r} for {op}, expected one of float32, tf32, float16, bfloat16")
         dtype = parse_dtype(name)
         return {"dtype": dtype, "precision": precision_of(dtype, self.device_type)}
@@ -137,6 +139,8 @@ class Spec:
         if op in ("addmm", "baddbmm"):
             options |= {"alpha": self.alpha, "beta": 1.0 if self.beta is None else self.beta}
             options |= {"bias": self.bias} if self.bias is not None else {}
+        if op == "mm_plus_mm":
+            options["k2"] = self.k2
         if op in ("mm", "addmm"):
             options["prepacked"] = self.prepacked
         return cast(Problem, getattr(Problem, op)(*sizes, **options))

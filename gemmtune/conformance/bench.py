@@ -11,6 +11,7 @@ from ..choice import Claims
 from ..numerics.bounds import Bound, accumulation_bound, exact_limit
 from ..numerics.compare import Comparer, Finding
 from ..numerics.guards import Checksum, Guards
+from ..numerics.joined import joined, side_by_side
 from ..numerics.operands import POISONS, Operands, storage_bits
 from ..numerics.pick import Pick
 from ..numerics.probes import Probes
@@ -30,7 +31,7 @@ __all__ = ["WATCHED", "Bench"]
 
 MOST_REMEMBERED = 2**20
 """Elements of a result that is kept, to be recognised if a later call returns it again."""
-WATCHED = ("a", "b", "inp", "scale_a", "scale_b", "zero_b")
+WATCHED = ("a", "b", "c", "d", "inp", "scale_a", "scale_b", "zero_b")
 """Inputs that a call must leave as they are, besides those of an epilogue."""
 
 
@@ -158,7 +159,7 @@ class Bench:
     def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
         """Within the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
         problem = self.problem
-        shape = (problem.batch, problem.m, problem.n, problem.k)
+        shape = (problem.batch, problem.m, problem.n, problem.terms)
         references = [reference(operands, region) for region in regions(*shape, self.device)]
         if problem.dtype == torch.float64 and not exact:
             references.append(extended_reference(operands, *shape))
@@ -243,8 +244,8 @@ class Bench:
     def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> str:
         return diagnose(
             Evidence(
-                problem=self.problem,
-                operands=self.given(expected.operands),
+                problem=joined(self.problem),
+                operands=side_by_side(self.given(expected.operands)),
                 got=got,
                 expected=expected.value,
                 tolerance=expected.tolerance,

@@ -55,6 +55,8 @@ class Case:
     """Whether there are zero points, ``yes`` or ``no``."""
     result: str = ""
     """The dtype of the result of scaled_mm; empty: bfloat16."""
+    k2: str = ""
+    """Columns of c of mm_plus_mm, whose strides are those of a, as d's are those of b; empty: K."""
     variant: str = ""
     seed: int = 0
 
@@ -71,6 +73,8 @@ class Case:
             raise CaseError(f"property: got {self.property_name!r}, expected lower-case words joined by hyphens")
         if self.variant and not re.fullmatch(r"[A-Za-z0-9_.+]+", self.variant):
             raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
+        if self.k2 and (self.op != "mm_plus_mm" or not self.k2.isdecimal()):
+            raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
             OperandLayout.parse(text)
         if self.op in SCALES_OF and self.scales not in SCALES_OF[self.op]:
@@ -123,6 +127,11 @@ class Case:
         return self.op in ("bmm", "baddbmm")
 
     @property
+    def summed(self) -> tuple[int, ...]:
+        """The summed dimension of each product."""
+        return (self.k, int(self.k2 or self.k)) if self.op == "mm_plus_mm" else (self.k,)
+
+    @property
     def added(self) -> bool:
         """There is an added operand."""
         return self.op in ("addmm", "baddbmm")
@@ -157,5 +166,6 @@ class Case:
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
 _OPTIONAL = (
-    "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "variant", "seed",
+    "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "k2", "variant",
+    "seed",
 )  # fmt: skip

@@ -12,6 +12,7 @@ __all__ = [
     "FLOAT8",
     "FLOATS",
     "NARROW_FLOATS",
+    "ONE_PRODUCT",
     "OPS",
     "QUANTIZED",
     "SCALES",
@@ -20,7 +21,9 @@ __all__ = [
     "WEIGHTS",
 ]
 
-OPS = ("mm", "addmm", "bmm", "baddbmm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+OPS = ("mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+ONE_PRODUCT = tuple(op for op in OPS if op != "mm_plus_mm")
+"""Operations that multiply two matrices."""
 QUANTIZED = ("int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
 """Operations on operands of 8 bits or fewer; 2-D, with nothing added."""
 BIASES = ("n", "mn", "m1", "1n", "scalar")

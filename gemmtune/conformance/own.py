@@ -69,7 +69,8 @@ class BackendSubject(Subject):
     def __init__(self, backend: str, traits: Traits, arch: str | None = None) -> None:
         self.name = f"gemmtune backend {backend}" + (f" for {arch}" if arch else "")
         self.backend = backend
-        self.traits = traits
+        # The settings of the process may allow choices that add up in the order of arrival.
+        self.traits = dataclasses.replace(traits, deterministic=traits.deterministic and settings.current().deterministic)
         self.arch = arch
         self._bound = functools.lru_cache(MOST_KERNELS)(self._bind)
 
@@ -110,7 +111,7 @@ class BackendSubject(Subject):
         """
         device = preset(self.arch) if self.arch else detect(problem.device_type)
         offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,)))
-        if problem.empty or problem.k == 0 or not offers.choices:
+        if problem.empty or 0 in problem.summed or not offers.choices:
             reasons = (
                 "; ".join(dict.fromkeys(refusal.reason for refusal in offers.refusals)) or "an empty product is not its business"
             )

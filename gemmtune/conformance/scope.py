@@ -77,6 +77,8 @@ class Scope:
             return False
         if any(s % by or s < least for s, by, least in zip(sizes, traits.multiples, traits.least, strict=True)):
             return False
+        if any(k % traits.multiples[2] or k < traits.least[2] for k in case.summed):
+            return False
         if case.out and not traits.out:
             return False
         if case.packed and case.k % 2:
@@ -91,11 +93,12 @@ class Scope:
         """Whether something about an allowed case is undeclared, so that the GEMM may raise an error instead of computing it."""
         traits = self.traits
         undeclared = traits.dtypes is None or (traits.layouts is None and case.kinds != {PLAIN})
-        return undeclared or (0 in (case.m, case.n, case.k, case.batch) and not traits.empty)
+        return undeclared or (0 in (case.m, case.n, *case.summed, case.batch) and not traits.empty)
 
     def _scalars_declared(self, case: Case) -> bool:
         return (case.alpha == "one" or self.traits.alpha) and (case.beta == "one" or self.traits.beta)
 
     def _aligned(self, case: Case) -> bool:
         problem = case.problem(self.device_type)
-        return all(x.alignment * x.dtype.itemsize >= min(self.traits.min_alignment, 16) for x in (problem.a, problem.b))
+        layouts = [x for x in (problem.a, problem.b, problem.c, problem.d) if x is not None]
+        return all(x.alignment * x.dtype.itemsize >= min(self.traits.min_alignment, 16) for x in layouts)

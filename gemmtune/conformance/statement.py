@@ -45,8 +45,18 @@ def problem_of(case: Case, device_type: str) -> Problem:
         encoding=encoding,
         epilogue=_factor(case) if case.op == "int_mm_mul" else None,
         precision=Precision(input_mode="tf32" if case.dtype == "tf32" else "ieee"),
+        **_second(case),
         **_scales(case),
     )
+
+
+def _second(case: Case) -> dict[str, Any]:
+    """c and d of mm_plus_mm, with the strides of a and b."""
+    if case.op != "mm_plus_mm":
+        return {}
+    _, k2 = case.summed
+    c, d = OperandLayout.parse(case.a), OperandLayout.parse(case.b)
+    return {"c": c.layout((case.m, k2), DTYPES[case.dtype]), "d": d.layout((k2, case.n), DTYPES[case.dtype])}
 
 
 def _scales(case: Case) -> dict[str, Any]:

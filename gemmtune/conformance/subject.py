@@ -4,7 +4,7 @@ A **function** is called as ``f(a, b)``, with ``out=``, ``alpha=``, ``beta=`` an
 operands for bmm and int8 ones for int_mm. A **namespace** (a module, an object) has a function for each operation, called as
 torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on. Both are called as gemmtune's own for the other operations:
 ``int_mm_mul(a, b, scale)``, ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with what there is of the last three,
-``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``.
+``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Wrapped(Subject):
         self.traits = traits
 
 
-NAMED_OPS = ("bmm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+NAMED_OPS = ("bmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
 """A function with one of these names does that operation, if it declares none; addmm has torch's order of arguments in namespaces
 alone."""
 
@@ -102,7 +102,7 @@ class FunctionSubject(_Wrapped):
             keywords[self.traits.bias_name] = x.inp
             keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
             keywords |= {"beta": x.beta} if self.traits.beta else {}
-        return self._function(x.a, x.b, *x.extra, **keywords, **_scales(call))
+        return self._function(x.a, x.b, *_second(call), *x.extra, **keywords, **_scales(call))
 
 
 class NamespaceSubject(_Wrapped):
@@ -123,7 +123,12 @@ class NamespaceSubject(_Wrapped):
             keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
             keywords |= {"beta": x.beta} if self.traits.beta else {}
             return function(x.inp, x.a, x.b, **keywords)
-        return function(x.a, x.b, *x.extra, **keywords, **_scales(call))
+        return function(x.a, x.b, *_second(call), *x.extra, **keywords, **_scales(call))
+
+
+def _second(call: Call) -> tuple[torch.Tensor, ...]:
+    """c and d of mm_plus_mm."""
+    return tuple(x for x in (call.operands.c, call.operands.d) if x is not None)
 
 
 def _scales(call: Call) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Traits:
     """
 
     ops: tuple[str, ...] | None = None
-    """Of mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, mixed_mm, scaled_mm. None: for a function
+    """Of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm. None: for a function
     what it is named after, else mm; what it has for a namespace."""
     dtypes: tuple[str, ...] | None = None
     """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""
@@ -84,7 +84,8 @@ class Traits:
     accumulate: Mapping[str, str] = field(default_factory=dict)
     """Dtype of the running sum by input dtype, where it is not float32 (float64 for float64, int32 for int8)."""
     partials: Mapping[str, str] = field(default_factory=dict)
-    """Dtype of split-K partial sums by input dtype, where it is not that of the running sum."""
+    """Dtype of split-K partial sums by input dtype, where it is not that of the running sum. One product of mm_plus_mm may be
+    rounded to the input dtype unless another is named."""
     splits: int = 1
     """How many split-K partial sums there may be."""
     input_mode: str = "ieee"
@@ -159,11 +160,12 @@ class Traits:
         mode = problem.precision.input_mode if problem.dtype == torch.float32 else "ieee"
         if problem.dtype == torch.float32 and self.input_mode == "tf32":
             mode = "tf32"
+        two = problem.op == "mm_plus_mm"
         return Claims(
             accumulate=accumulate,
-            partials=_torch_dtype(self.partials.get(name)) or accumulate,
+            partials=_torch_dtype(self.partials.get(name)) or (problem.dtype if two else accumulate),
             epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
-            splits=self.splits,
+            splits=2 * self.splits if two else self.splits,
             weights=problem.dtype if problem.op == "mixed_mm" and problem.scale_b is not None else None,
             input_mode=mode,
             flush_subnormals=self.flush_subnormals is not False,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..problem.problem import DENSE_OPS, Encoding, Op
-from .fallback import torch_call, torch_quantized
+from ..problem.problem import QUANTIZED_OPS, Encoding, Op
+from .fallback import torch_call, torch_quantized, torch_sum
 from .prepack import PackedOperand
 
 __all__ = ["Call"]
@@ -42,6 +42,8 @@ class Call:
     out_dtype: torch.dtype | None = None
     name: str = ""
     extra_names: tuple[str, ...] = ()
+    c: torch.Tensor | None = None
+    d: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.name = self.name or self.op
@@ -49,14 +51,15 @@ class Call:
         self.extra_names += tuple(f"epilogue_args[{i}]" for i in range(rest))
 
     @property
-    def scales(self) -> tuple[torch.Tensor, ...]:
-        """scale_a, scale_b and zero_b, as far as they are given: kernels get them before ``extra``."""
-        return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
+    def leading(self) -> tuple[torch.Tensor, ...]:
+        """c and d, or scale_a, scale_b and zero_b, as far as they are given: kernels get them before ``extra``."""
+        return tuple(x for x in (self.c, self.d, self.scale_a, self.scale_b, self.zero_b) if x is not None)
 
     @property
     def inputs(self) -> list[tuple[str, torch.Tensor]]:
         """Every tensor that is read, by the name of its argument."""
-        optional = {"inp": self.inp, "scale_a": self.scale_a, "scale_b": self.scale_b, "zero_b": self.zero_b}
+        optional = {"c": self.c, "d": self.d, "inp": self.inp}
+        optional |= {"scale_a": self.scale_a, "scale_b": self.scale_b, "zero_b": self.zero_b}
         named = [("a", self.a), ("b", self.b), *((name, x) for name, x in optional.items() if x is not None)]
         return named + list(zip(self.extra_names, self.extra, strict=True))
 
@@ -67,7 +70,9 @@ class Call:
 
     def by_torch(self) -> torch.Tensor:
         """The call as torch does it."""
-        if self.op not in DENSE_OPS:
+        if self.c is not None and self.d is not None:
+            return torch_sum(self.a, self.b, self.c, self.d, self.out, self.epilogue, self.extra)
+        if self.op in QUANTIZED_OPS:
             return torch_quantized(
                 self.op,
                 self.a,

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..problem.problem import DENSE_OPS
+from ..problem.problem import FLOAT_OPS
 from .allocate import new_output
 from .arguments import Call
 from .checks import check_operands, check_out, overlaps, why_not_ours
@@ -29,7 +29,7 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
         EpilogueError: the epilogue is no pointwise function.
     """
     check_operands(call.name, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
-    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in DENSE_OPS)
+    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in FLOAT_OPS)
     if reason is not None:
         log.debug("%s runs by torch: %s", call.name, reason)
         return call.by_torch(), None
@@ -65,7 +65,7 @@ def plan_and_execute(call: Call) -> tuple[torch.Tensor, Plan | None]:
         prepare_out(call, problem)
     if problem.empty:
         return new_output(problem.out, call.a) if call.out is None else call.out, None
-    if problem.k == 0:
+    if 0 in problem.summed:
         return call.by_torch(), None
     index = call.a.get_device()
     if index >= 0 and index != torch.cuda.current_device():
@@ -78,7 +78,7 @@ def execute(call: Call, problem: Problem, index: int) -> tuple[torch.Tensor, Pla
     """Run the plan of a problem on the current device."""
     plan = plan_for(problem, index)
     b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
-    extra = (*call.scales, *call.extra)
+    extra = (*call.leading, *call.extra)
     if call.out is None:
         return plan.new(call.a, b, call.inp, call.alpha, call.beta, extra), plan
     plan.kernel.run(call.out, call.a, b, call.inp, call.alpha, call.beta, extra)
@@ -88,7 +88,7 @@ def execute(call: Call, problem: Problem, index: int) -> tuple[torch.Tensor, Pla
 def bring_scalars(call: Call) -> None:
     """Move scalars of another device to that of a, as torch does."""
     device = call.a.device
-    for name in ("inp", "scale_a", "scale_b", "zero_b"):
+    for name in ("c", "d", "inp", "scale_a", "scale_b", "zero_b"):
         value = getattr(call, name)
         if value is not None and value.device != device:
             setattr(call, name, value.to(device))
@@ -119,8 +119,10 @@ def cast_for_autocast(call: Call) -> None:
     if call.b.dtype in eligible:
         call.packed = call.packed if call.b.dtype == dtype else None
         call.b = call.b.to(dtype)
-    if call.inp is not None and call.inp.dtype in eligible:
-        call.inp = call.inp.to(dtype)
+    for name in ("inp", "c", "d"):
+        value = getattr(call, name)
+        if value is not None and value.dtype in eligible:
+            setattr(call, name, value.to(dtype))
     if call.op == "mixed_mm":
         for name in ("scale_b", "zero_b"):
             value = getattr(call, name)

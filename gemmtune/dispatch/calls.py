@@ -13,7 +13,17 @@ from .arguments import Call
 from .fused import BiasThen, add_bias, factor_dtype, multiply
 from .prepack import PackedOperand
 
-__all__ = ["CALLS", "int_mm_call", "int_mm_mul_call", "mixed_mm_call", "product_call", "scaled_mm_call", "sum_call", "tensor_of"]
+__all__ = [
+    "CALLS",
+    "int_mm_call",
+    "int_mm_mul_call",
+    "mixed_mm_call",
+    "mm_plus_mm_call",
+    "product_call",
+    "scaled_mm_call",
+    "sum_call",
+    "tensor_of",
+]
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
@@ -66,6 +76,24 @@ def sum_call(
         _refuse_packed(op, b)
     call.inp, call.alpha, call.beta = inp, alpha, beta
     return call
+
+
+def mm_plus_mm_call(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """mm_plus_mm."""
+    _check_epilogue("mm_plus_mm", epilogue, epilogue_args)
+    for name, x in (("c", c), ("d", d)):
+        if not isinstance(x, Tensor):
+            raise InvalidProblemError(f"mm_plus_mm: {name} must be a torch.Tensor, got {type(x).__name__}")
+    return Call(op="mm_plus_mm", a=a, b=b, c=c, d=d, out=out, epilogue=epilogue, extra=tuple(epilogue_args))
 
 
 def int_mm_call(
@@ -163,6 +191,7 @@ CALLS: dict[str, tuple[Callable[..., Call], tuple[str, ...]]] = {
     "addmm": (sum_call, ("addmm",)),
     "bmm": (product_call, ("bmm",)),
     "baddbmm": (sum_call, ("baddbmm",)),
+    "mm_plus_mm": (mm_plus_mm_call, ()),
     "int_mm": (int_mm_call, ()),
     "int_mm_mul": (int_mm_mul_call, ()),
     "mixed_mm": (mixed_mm_call, ()),

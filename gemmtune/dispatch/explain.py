@@ -15,7 +15,7 @@ from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..problem.problem import DENSE_OPS
+from ..problem.problem import FLOAT_OPS
 from ..selector.candidates import Candidates, known_candidates
 from ..selector.key import difference, fingerprint
 from ..selector.pick import pick, right
@@ -85,12 +85,14 @@ def explain(op: str | Callable[..., object], *operands: torch.Tensor | PackedOpe
         raise InvalidProblemError(f"explain: got op {name!r}, expected one of {', '.join(CALLS)}")
     call = _call(name, operands, arguments)
     check_operands(call.name, call.inputs)
-    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in DENSE_OPS)
+    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in FLOAT_OPS)
     if reason is not None:
         return Explanation(problem=None, pick=None, origin=f"torch, because {reason}")
     problem = problem_of(call, epilogue_of(call))
-    if problem.empty or problem.k == 0:
+    if problem.empty or problem.terms == 0:
         return Explanation(problem=problem, pick=None, origin="nothing to multiply")
+    if 0 in problem.summed:
+        return Explanation(problem=problem, pick=None, origin="torch, because one of the products has no terms")
     settings = settings_module.current()
     return _explain(problem, detect(call.a.device), settings, open_store(settings))
 

@@ -10,7 +10,7 @@ import torch
 from ..errors import InvalidProblemError
 from ..extern.quantized import dequantized, int_product, scaled_product
 
-__all__ = ["torch_call", "torch_quantized"]
+__all__ = ["torch_call", "torch_quantized", "torch_sum"]
 
 EpilogueFunction = Callable[..., torch.Tensor]
 
@@ -39,6 +39,20 @@ def torch_call(
         return result  # type: ignore[no-any-return]
     value = epilogue(result, *epilogue_args)
     return value if out is None else out.copy_(value)
+
+
+def torch_sum(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    out: torch.Tensor | None,
+    epilogue: EpilogueFunction | None,
+    epilogue_args: tuple[torch.Tensor, ...],
+) -> torch.Tensor:
+    """mm_plus_mm by torch, then the epilogue function on its result."""
+    result = torch_call("addmm", a, b, torch.mm(c, d), 1, 1, out, epilogue, epilogue_args)
+    return result
 
 
 def torch_quantized(

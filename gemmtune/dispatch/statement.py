@@ -29,8 +29,8 @@ def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
 def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     """The Problem that a call states. Raises InvalidProblemError if the operands do not fit together."""
     rank = 3 if call.op in ("bmm", "baddbmm") else 2
-    for name, x in (("a", call.a), ("b", call.b)):
-        if x.dim() != rank:
+    for name, x in (("a", call.a), ("b", call.b), ("c", call.c), ("d", call.d)):
+        if x is not None and x.dim() != rank:
             raise InvalidProblemError(f"{call.name}: {name} must be a {rank}-D tensor, got shape {list(x.shape)}")
     dtype = (epilogue.result_dtype if epilogue else None) or call.out_dtype or result_dtype(call.op, call.a.dtype, epilogue)
     size = (*call.a.shape[:-1], call.b.shape[-1])
@@ -54,6 +54,8 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
         zero_b=layout_of(call.zero_b),
         encoding=call.encoding,
         fast_accum=call.fast_accum,
+        c=layout_of(call.c),
+        d=layout_of(call.d),
     )
 
 

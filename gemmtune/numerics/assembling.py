@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ..problem import Problem
 from ..problem.dtypes import FLOAT8, dtype_info
 from .buffers import held_size
 from .drawing import Drawing
 from .integers import MOST_ADDED, MOST_ZERO
+from .joined import joined, parted
 from .operands import ALPHA as GENERAL_ALPHA
 from .operands import BETA as GENERAL_BETA
 from .operands import Operands, scalar_value
@@ -21,7 +23,11 @@ ALPHA, BETA = 2.0, -3.0
 
 
 class Assembling(Drawing):
-    """Puts operands together."""
+    """Puts operands together. A sum of two products is drawn as one (``joined``), and its operands are parted at the end."""
+
+    def __init__(self, problem: Problem, device: torch.device, *, seed: int) -> None:
+        super().__init__(joined(problem), device, seed=seed)
+        self._stated = problem
 
     def random_b(self) -> torch.Tensor:
         """Integers where zero points are subtracted, which is exact then."""
@@ -80,7 +86,7 @@ class Assembling(Drawing):
         if scaling is None:
             scaling = random_scaling(problem, self.generator, self.device) if general else self.scaling()
         alpha, beta = (GENERAL_ALPHA, GENERAL_BETA) if general else (ALPHA, BETA)
-        return Operands(
+        made = Operands(
             a=a,
             b=b,
             inp=inp,
@@ -93,3 +99,4 @@ class Assembling(Drawing):
             zero_b=scaling.zero_b,
             encoding=problem.encoding,
         )
+        return parted(self._stated, made)

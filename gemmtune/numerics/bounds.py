@@ -16,6 +16,8 @@ weights are rounded to ``weights`` = w before they are multiplied, subtraction a
 (1 + u_w)² − 1, and for each of the K weights half the smallest subnormal of w times max|a|. 8-bit integers and floats are exact in
 every w.
 
+The sum of two products has the K + K2 products of both. One of them that is rounded before the other is added is a partial sum.
+
 The assembly of the constants is ours and conservative.
 """
 
@@ -97,7 +99,7 @@ def accumulation_bound(
     extended: bool = False,
     terms: int | None = None,
 ) -> Bound:
-    """E for alpha · a @ b + beta · inp, with the rounding to ``epilogue_input`` but not the one to the output type.
+    """E for alpha · a @ b + beta · inp, or a @ b + c @ d, with the rounding to ``epilogue_input`` but not the one to out's type.
 
     ``largest`` gives max|a| + max|b|, each only if the other one has subnormal numbers (``Operands.beside_subnormal``); asked only
     where such numbers may be read as 0, or weights become such. ``extended`` says that R is better than a float64 product, whose
@@ -109,7 +111,7 @@ def accumulation_bound(
     """
     if arithmetic.input_mode not in INPUT_ERROR:
         raise GemmtuneError(f"input_mode: got {arithmetic.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")
-    k, splits, flush = problem.k if terms is None else terms, arithmetic.splits, arithmetic.flush_subnormals
+    k, splits, flush = problem.terms if terms is None else terms, arithmetic.splits, arithmetic.flush_subnormals
     steps = _operations(k) + splits + _last_operations(problem)
     relative = _accumulation(problem, arithmetic, k)
     if not extended and not dtype_info(problem.dtype).is_integer:

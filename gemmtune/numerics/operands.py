@@ -69,7 +69,7 @@ Lines = slice | torch.Tensor | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """The arguments of one call of a kernel: out = epilogue(alpha · a @ b + beta · inp, *extra).
+    """The arguments of one call of a kernel: out = epilogue(alpha · a @ b + c @ d + beta · inp, *extra).
 
     For the quantized operations a and b stand for a · scale_a and (b − zero_b) · scale_b, as far as those are not None; with an
     ``encoding`` b has two numbers in each byte (see ``Problem``).
@@ -86,6 +86,8 @@ class Operands:
     scale_b: torch.Tensor | None = None
     zero_b: torch.Tensor | None = None
     encoding: Encoding = ""
+    c: torch.Tensor | None = None
+    d: torch.Tensor | None = None
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
@@ -93,29 +95,45 @@ class Operands:
         return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
 
     @property
+    def leading(self) -> tuple[torch.Tensor, ...]:
+        """c and d, or the scales, as far as they are given: the tensors of ``Problem.leading``."""
+        return tuple(x for x in (self.c, self.d, *self.scales) if x is not None)
+
+    @property
     def trailing(self) -> tuple[torch.Tensor, ...]:
-        """What ``Run`` takes as its last argument: the scales, then the epilogue's operands."""
-        return (*self.scales, *self.extra)
+        """What ``Run`` takes as its last argument: ``leading``, then the epilogue's operands."""
+        return (*self.leading, *self.extra)
+
+    @property
+    def left(self) -> torch.Tensor:
+        """a; where there are two products [a c], so that their sum is ``left @ right``."""
+        return self.a if self.c is None else torch.cat([self.a, self.c], dim=-1)
+
+    @property
+    def right(self) -> torch.Tensor:
+        """b; where there are two products [b; d]."""
+        return self.b if self.d is None else torch.cat([self.b, self.d], dim=-2)
 
     def largest(self) -> float:
-        """max|a| + max|b|, which waits for the device; 0 for what has no elements. A zero point counts as part of b."""
-        return sum(_most(x) for x in (self.a, self.b, self.zero_b) if x is not None)
+        """max|a| + max|b|, which waits for the device; 0 for what has no elements. A zero point counts as part of b, and c as part
+        of a, d of b."""
+        return _most(self.a, self.c) + _most(self.b, self.d) + _most(self.zero_b)
 
     def beside_subnormal(self) -> float:
         """``largest``, counting an input only where the other one has subnormal numbers, which may be read as 0.
 
         Weights that are multiplied by a scale may have such: scales may be as small as they like.
         """
-        total = _most(self.a) if self._scales_weights or _has_subnormal(self.b) else 0.0
-        return total + (sum(_most(x) for x in (self.b, self.zero_b) if x is not None) if _has_subnormal(self.a) else 0.0)
+        total = _most(self.a, self.c) if self._scales_weights or _has_subnormal(self.b, self.d) else 0.0
+        return total + (_most(self.b, self.d) + _most(self.zero_b) if _has_subnormal(self.a, self.c) else 0.0)
 
     @property
     def _scales_weights(self) -> bool:
         return self.scale_b is not None and self.scale_a is None
 
 
-def _most(x: torch.Tensor) -> float:
-    return float(_wide(x).abs().max()) if x.numel() else 0.0
+def _most(*tensors: torch.Tensor | None) -> float:
+    return max((float(_wide(x).abs().max()) for x in tensors if x is not None and x.numel()), default=0.0)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -123,9 +141,12 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.element_size() == 1 else x
 
 
-def _has_subnormal(x: torch.Tensor) -> bool:
-    magnitude = _wide(x).abs()
-    return bool(((magnitude > 0) & (magnitude < dtype_info(x.dtype).smallest_normal)).any())
+def _has_subnormal(*tensors: torch.Tensor | None) -> bool:
+    def within(x: torch.Tensor) -> bool:
+        magnitude = _wide(x).abs()
+        return bool(((magnitude > 0) & (magnitude < dtype_info(x.dtype).smallest_normal)).any())
+
+    return any(within(x) for x in tensors if x is not None)
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -224,4 +245,6 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         scale_b=scale(problem.scale_b, weight_unit(problem)),
         zero_b=None if problem.zero_b is None else random_zero(problem.zero_b, generator, device, *ZEROS),
         encoding=problem.encoding,
+        c=None if problem.c is None else filled(problem.c),
+        d=None if problem.d is None else filled(problem.d),
     )

@@ -40,11 +40,11 @@ class Pick:
     @functools.cached_property
     def _row_major_a(self) -> torch.Tensor:
         """a [B, M, K] with neighbouring elements along K: picking from other layouts is several times slower than copying once."""
-        return as_batches(_pickable(self.operands.a)).contiguous()
+        return as_batches(_pickable(self.operands.left)).contiguous()
 
     @functools.cached_property
     def _row_major_b(self) -> torch.Tensor:
-        return as_batches(_pickable(self.operands.b)).contiguous()
+        return as_batches(_pickable(self.operands.right)).contiguous()
 
     def exact(self, batches: slice, rows: slice, dtype: torch.dtype) -> torch.Tensor:
         """The result [b, r, N] in these batches and rows, in ``dtype``: the accumulator's or a wider one, which hold it exactly."""
@@ -110,11 +110,18 @@ class Pick:
         lead = f"{batch}, " if batched else ""
         if bool(self.by_rows[row]) and self.row_index is not None:
             picked = self.row_index[min(batch, self.row_index.shape[0] - 1), min(row, self.row_index.shape[1] - 1)]
-            return f" (from b[{lead}{int(picked)}, {col}])"
+            name, place = self._operand("b", "d", int(picked))
+            return f" (from {name}[{lead}{place}, {col}])"
         if self.col_index is not None:
             picked = self.col_index[min(batch, self.col_index.shape[0] - 1), min(col, self.col_index.shape[1] - 1)]
-            return f" (from a[{lead}{row}, {int(picked)}])"
+            name, place = self._operand("a", "c", int(picked))
+            return f" (from {name}[{lead}{row}, {place}])"
         return ""
+
+    def _operand(self, first: str, second: str, place: int) -> tuple[str, int]:
+        """Which of two operands that are side by side along K has this place, and where."""
+        k = self.operands.a.shape[-1]
+        return (first, place) if self.operands.c is None or place < k else (second, place - k)
 
 
 def _pickable(tensor: torch.Tensor) -> torch.Tensor:

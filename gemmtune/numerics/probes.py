@@ -24,6 +24,7 @@ has full significands: kernels may apply them to sums. ``random`` and ``filled``
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -31,8 +32,9 @@ from ..errors import GemmtuneError
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
 from .assembling import Assembling
-from .buffers import held_size, overlapping
+from .buffers import distinct_size, held_size, overlapping
 from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
+from .joined import joined
 from .operands import Operands
 from .pick import Pick
 from .width import LEAST_K, width_rows
@@ -41,13 +43,16 @@ __all__ = ["Probes"]
 
 
 class Probes:
-    """Makes the probes of one problem on one device. Every operand lies in a buffer of exactly its layout, between NaNs."""
+    """Makes the probes of one problem on one device. Every operand lies in a buffer of exactly its layout, between NaNs.
+
+    Where there are two products, a and b are what ``Operands.left`` and ``right`` say: the probes are those of one product.
+    """
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int = 7) -> None:
-        self.problem = problem
+        self.problem = joined(problem)
         self.device = device
-        self.free_a = _free(problem.a, problem.k, problem.a.stride[-1])
-        self.free_b = _free(problem.b, problem.b.size[-2], problem.b.stride[-2])
+        self.free_a = _free([x for x in (problem.a, problem.c) if x is not None], -1)
+        self.free_b = _free([x for x in (problem.b, problem.d) if x is not None], -2)
         self._draw = Assembling(problem, device, seed=seed)
 
     @property
@@ -202,11 +207,11 @@ class Probes:
         by_rows = self._row_mask(True)
         by_rows[1::2] = False
         row_factor[~by_rows[:m].expand(row_factor.shape)] = 1
-        a = draw.values_of_a(random.a)
+        a = draw.values_of_a(random.left)
         a[:, :, :half] = 0
         picking = self._one_hot((batch_a, m, problem.k), row_index, row_factor)
         a = torch.where(by_rows[:m].unsqueeze(-1), picking, a)
-        b = draw.numbers_of_b(random.b)
+        b = draw.numbers_of_b(random.right)
         b[:, half:] = self._one_hot((batch_b, n, problem.k), col_index, col_factor).mT[:, half:]
         made = draw.operands(draw.placed_a(a), draw.placed_b(b), added=draw.small_inp(0))
         return Pick(
@@ -252,6 +257,13 @@ class Probes:
         return torch.full((self.problem.m,), value, device=self.device)
 
 
-def _free(layout: Layout, k: int, k_stride: int) -> bool:
-    """Whether each of its ``k`` elements along K can be chosen by itself."""
-    return k > 0 and not overlapping(layout) and (k_stride != 0 or k == 1)
+def _free(layouts: Sequence[Layout], k_dim: int) -> bool:
+    """Whether each element along K, of one operand or of both that are side by side, can be chosen by itself."""
+    k = sum(layout.size[k_dim] for layout in layouts)
+    alone = len(layouts) == 1
+    return k > 0 and all(
+        not overlapping(layout)
+        and (layout.stride[k_dim] != 0 or layout.size[k_dim] <= 1)
+        and (alone or distinct_size(layout) == layout.size)
+        for layout in layouts
+    )

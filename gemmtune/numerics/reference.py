@@ -1,5 +1,6 @@
 """Reference values R = alpha · a @ b + beta · inp and magnitudes S = |alpha|·|a| @ |b| + |beta|·|inp|, in float64 or better.
 
+Where there are two products, a stands for [a c] and b for [b; d], so that S = |a| @ |b| + |c| @ |d|.
 With scales and zero points, a and b stand for a · scale_a and (b − zero_b) · scale_b, and |b| for (|b| + |zero_b|) · |scale_b|.
 Products of int8 are exact: their sums stay far below 2^53. Large problems are sampled: a ``Region`` is the part of the output for
 which R and S are held.
@@ -101,7 +102,7 @@ def extended_reference(operands: Operands, batch: int, m: int, n: int, k: int) -
 
 
 def _restricted(operands: Operands, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
-    return Region(rows=region.rows).of(as_batches(operands.a)), Region(cols=region.cols).of(as_batches(operands.b))
+    return Region(rows=region.rows).of(as_batches(operands.left)), Region(cols=region.cols).of(as_batches(operands.right))
 
 
 Reader = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]

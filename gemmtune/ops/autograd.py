@@ -19,8 +19,9 @@ __all__ = ["differentiable"]
 def differentiable(call: Call) -> torch.Tensor:
     """Do a call, with a gradient for every input that asks for one.
 
-    For y = f(alpha · a @ b + beta · c) and g the gradient of the argument of f: grad a = alpha · g @ bᵀ, grad b = alpha · aᵀ @ g,
-    grad c = beta · g summed over what was broadcast. The argument of f is computed again in the backward pass.
+    For y = f(alpha · a @ b + beta · inp) and g the gradient of the argument of f: grad a = alpha · g @ bᵀ, grad b = alpha · aᵀ @ g,
+    grad inp = beta · g summed over what was broadcast; for y = f(a @ b + c @ d) also grad c = g @ dᵀ, grad d = cᵀ @ g. The argument
+    of f is computed again in the backward pass.
     """
     if not call.needs_grad:
         return run(call)[0]
@@ -28,7 +29,9 @@ def differentiable(call: Call) -> torch.Tensor:
         raise InvalidProblemError(
             f"{call.op}: a call with out= is not differentiable, but an input requires grad; leave out out=, or use torch.no_grad()"
         )
-    result: torch.Tensor = _Differentiable.apply(call, call.a, call.b, call.inp, *call.extra)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Differentiable.apply(  # type: ignore[no-untyped-call]
+        call, call.a, call.b, call.inp, call.c, call.d, *call.extra
+    )
     return result
 
 
@@ -37,35 +40,39 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        a, b, inp, *extra = tensors
-        assert a is not None
-        assert b is not None
-        return run(with_operands(call, a, b, inp, extra))[0]
+        return run(with_operands(call, *tensors))[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         call: Call = ctx.call
-        a, b, inp, *extra = ctx.saved_tensors
+        a, b, inp, c, d, *extra = ctx.saved_tensors
         grad, grads_extra = grads[0], [None] * len(extra)
         if call.epilogue is not None:
-            grad, *grads_extra = through_epilogue(call, a, b, inp, extra, grad)
+            grad, *grads_extra = through_epilogue(call, [a, b, inp, c, d], extra, grad)
         grad = grad.to(a.dtype)
         scaled = grad if call.alpha == 1 else grad * call.alpha
-        product = "bmm" if a.dim() == 3 else "mm"
-        _, need_a, need_b, need_inp, *_ = ctx.needs_input_grad
-        grad_a = differentiable(Call(op=product, a=scaled, b=b.mT)) if need_a else None  # type: ignore[arg-type]
-        grad_b = differentiable(Call(op=product, a=a.mT, b=scaled)) if need_b else None  # type: ignore[arg-type]
+        _, need_a, need_b, need_inp, need_c, need_d, *_ = ctx.needs_input_grad
+        grad_a = product(scaled, b.mT) if need_a else None
+        grad_b = product(a.mT, scaled) if need_b else None
         grad_inp = (grad * call.beta).sum_to_size(inp.shape) if need_inp else None
-        return (None, grad_a, grad_b, grad_inp, *grads_extra)
+        grad_c = product(grad, d.mT) if need_c else None
+        grad_d = product(c.mT, grad) if need_d else None
+        return (None, grad_a, grad_b, grad_inp, grad_c, grad_d, *grads_extra)
 
 
-def through_epilogue(
-    call: Call, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, extra: list[torch.Tensor], grad: torch.Tensor
-) -> list[Any]:
-    """Gradients of the accumulator and of each extra operand (None where it asks for none), given that of the result."""
-    plain = with_operands(call, a, b, inp, [])
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """mm or bmm, differentiable again."""
+    return differentiable(Call(op="bmm" if a.dim() == 3 else "mm", a=a, b=b))
+
+
+def through_epilogue(call: Call, operands: list[torch.Tensor | None], extra: list[torch.Tensor], grad: torch.Tensor) -> list[Any]:
+    """Gradients of the accumulator and of each extra operand (None where it asks for none), given that of the result.
+
+    ``operands`` are those of ``with_operands`` before ``extra``.
+    """
+    plain = with_operands(call, *operands)
     plain.epilogue = None
-    dtype = accumulator_dtype(a.dtype)
+    dtype = accumulator_dtype(plain.a.dtype)
     epilogue = traced(call.epilogue, dtype, extra)  # type: ignore[arg-type]
     with torch.enable_grad():
         acc = differentiable(plain).to(dtype)
@@ -80,16 +87,17 @@ def through_epilogue(
     return [torch.zeros_like(acc) if first is None else first, *(found.pop(0) if x.requires_grad else None for x in extra)]
 
 
-def with_operands(
-    call: Call, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, extra: list[Any] | tuple[Any, ...]
-) -> Call:
-    """The same call on other tensors."""
+def with_operands(call: Call, *tensors: Any) -> Call:
+    """The same call on other tensors: a, b, inp, c, d, and then those of the epilogue."""
+    a, b, inp, c, d, *extra = tensors
     return Call(
         op=call.op,
         a=a,
         b=b,
         packed=call.packed,
         inp=inp,
+        c=c,
+        d=d,
         alpha=call.alpha,
         beta=call.beta,
         epilogue=call.epilogue,

@@ -101,6 +101,26 @@ class Constructors:
         return cls._dense("baddbmm", batch, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta)
 
     @classmethod
+    def mm_plus_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        k2: int | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """out[M, N] = a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]; K2 is K unless given, and ``layout`` is for both products."""
+        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        c, d, _ = operand_layouts((), m, n, k if k2 is None else k2, layout, dtype, dtype, dtype)
+        kind = device_type or device_type_here()
+        flags = precision or precision_of(dtype, kind)
+        return cls._of(op="mm_plus_mm", a=a, b=b, c=c, d=d, out=out, device_type=kind, precision=flags)
+
+    @classmethod
     def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None) -> Self:
         """out[M, N] = a[M, K] @ b[K, N], int8 into int32."""
         a, b, out = operand_layouts((), m, n, k, layout, torch.int8, torch.int8, torch.int32)

@@ -14,7 +14,7 @@ from .dtypes import accumulator_dtype, dtype_name
 from .epilogue import Epilogue
 from .layout import Layout
 from .precision import Precision
-from .rules import DENSE_OPS, OPS, QUANTIZED_OPS, Encoding, Op, check
+from .rules import DENSE_OPS, FLOAT_OPS, OPS, QUANTIZED_OPS, Encoding, Op, check
 from .scalar import ScalarClass, scalar_class
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Scales, WeightScales, block_of
 from .standard import BiasShape
@@ -22,6 +22,7 @@ from .text import describe
 
 __all__ = [
     "DENSE_OPS",
+    "FLOAT_OPS",
     "OPS",
     "QUANTIZED_OPS",
     "BiasShape",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 _QUANTIZED_FIELDS = ("scale_a", "scale_b", "zero_b", "fast_accum", "encoding")
+_SECOND_FIELDS = ("c", "d")
+"""Of the second product of mm_plus_mm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class Problem(Constructors):
     ``a`` is [M, K] or [B, M, K], ``b`` is [K, N] or [B, K, N], ``out`` is [M, N] or [B, M, N]; all of one float dtype, except that
     ``out`` may differ where the epilogue ends in a cast. ``inp`` is the added operand with the shape that the caller gave it; it
     broadcasts to ``out`` and is None but for addmm and baddbmm. With ``beta`` zero, ``inp`` is never read.
+
+    mm_plus_mm is epilogue(a @ b + c @ d) with ``c`` [M, K2] and ``d`` [K2, N] of the dtype of a.
 
     int_mm has a and b of int8 and out of int32, exact while sums fit that, as they do for K below 2^17; an epilogue gets the sum as
     float32, and out is then of float32, float16 or bfloat16.
@@ -56,7 +61,7 @@ class Problem(Constructors):
     ``scale_b`` and ``zero_b`` (or neither, or the first alone) are float32 or of a's dtype, for everything, a column, or 32, 64 or
     128 elements along K of a column. A kernel may round (b − zero_b) · scale_b to the dtype of a.
 
-    These three take no alpha, beta or inp.
+    These four take no alpha, beta or inp.
 
     Raises:
         InvalidProblemError: the layouts do not fit together.
@@ -80,6 +85,8 @@ class Problem(Constructors):
     encoding: Encoding = ""
     fast_accum: bool = False
     """8-bit tensor cores may keep their narrow sum to the end, without adding it to a float32 one (torch's ``use_fast_accum``)."""
+    c: Layout | None = None
+    d: Layout | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -105,6 +112,21 @@ class Problem(Constructors):
         return self.a.size[-1]
 
     @property
+    def k2(self) -> int:
+        """Columns of c, rows of d; 0 without a second product."""
+        return self.c.size[-1] if self.c is not None else 0
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The summed dimension of each product: (K,), or (K, K2) of mm_plus_mm."""
+        return (self.k,) if self.c is None else (self.k, self.k2)
+
+    @property
+    def terms(self) -> int:
+        """Products in the sum of one element of out: K, or K + K2."""
+        return self.k + self.k2
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of a, and of b but for the quantized operations."""
         return self.a.dtype
@@ -116,8 +138,13 @@ class Problem(Constructors):
 
     @property
     def scales(self) -> tuple[Layout, ...]:
-        """The layouts of scale_a, scale_b and zero_b, as far as they are given: ``Run`` has these tensors before the epilogue's."""
+        """The layouts of scale_a, scale_b and zero_b, as far as they are given."""
         return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
+
+    @property
+    def leading(self) -> tuple[Layout, ...]:
+        """c and d, or the scales, as far as they are given: ``Run`` has these tensors before the epilogue's."""
+        return tuple(x for x in (self.c, self.d, *self.scales) if x is not None)
 
     def scale_block(self, name: Literal["scale_a", "scale_b", "zero_b"]) -> tuple[int, int]:
         """Rows and columns of a or b (of its numbers, where it is packed) for which one element of that scale is."""
@@ -150,21 +177,26 @@ class Problem(Constructors):
 
     @property
     def flops(self) -> int:
-        """2·B·M·N·K."""
-        return 2 * self.batch * self.m * self.n * self.k
+        """2·B·M·N·K, with K + K2 for K where there are two products."""
+        return 2 * self.batch * self.m * self.n * self.terms
 
     @property
     def bytes(self) -> int:
         """The least memory traffic: every operand read once, out written once, broadcast operands at their own size."""
         added = (self.inp,) if self.inp is not None and self.beta != "zero" else ()
-        layouts = [self.a, self.b, self.out, *added, *self.scales]
+        layouts = [self.a, self.b, self.out, *added, *self.leading]
         layouts += self.epilogue.operands if self.epilogue else ()
         return sum(min(layout.numel, layout.span) * layout.dtype.itemsize for layout in layouts)
 
     @property
     def layout_letters(self) -> str:
-        """The BLAS letters of a and b: ``n`` for row-major, ``t`` for column-major, ``s`` for neither."""
-        return "".join("n" if x.row_major else "t" if x.column_major else "s" for x in (self.a, self.b))
+        """The BLAS letters of a and b: ``n`` for row-major, ``t`` for column-major, ``s`` for neither.
+
+        Those of c and d follow (``nt+nn``) where they are others.
+        """
+        letters = "".join("n" if x.row_major else "t" if x.column_major else "s" for x in (self.a, self.b, self.c, self.d) if x)
+        first, second = letters[:2], letters[2:]
+        return first if second in ("", first) else f"{first}+{second}"
 
     @property
     def dtype_label(self) -> str:
@@ -178,10 +210,11 @@ class Problem(Constructors):
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, with nothing left out that the choice may depend on; M, N, K and batch stand in clear."""
-        data: dict[str, Any] = plain(self)
-        if self.op in (*DENSE_OPS, "int_mm"):
-            data = {name: value for name, value in data.items() if name not in _QUANTIZED_FIELDS}
-        return data | {"batch": self.batch, "m": self.m, "n": self.n, "k": self.k}
+        second = self.op == "mm_plus_mm"
+        left_out = {*(_QUANTIZED_FIELDS if self.op in (*FLOAT_OPS, "int_mm") else ()), *(() if second else _SECOND_FIELDS)}
+        data: dict[str, Any] = {name: value for name, value in plain(self).items() if name not in left_out}
+        sizes = {"batch": self.batch, "m": self.m, "n": self.n, "k": self.k}
+        return data | sizes | ({"k2": self.k2} if second else {})
 
     def __str__(self) -> str:
         return describe(self)

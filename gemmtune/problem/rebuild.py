@@ -12,7 +12,7 @@ from ..errors import InvalidProblemError
 
 __all__ = ["rebuilt"]
 
-DERIVED = ("batch", "m", "n", "k")
+DERIVED = ("batch", "m", "n", "k", "k2")
 """Fields of ``Problem.to_json`` that stand there for readers alone."""
 
 

@@ -15,14 +15,28 @@ from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks, block_o
 if TYPE_CHECKING:
     from .problem import Problem
 
-__all__ = ["BATCHED_OPS", "DENSE_OPS", "ENCODINGS", "OPS", "QUANTIZED_OPS", "Encoding", "Op", "check", "why_not", "why_not_dense"]
+__all__ = [
+    "BATCHED_OPS",
+    "DENSE_OPS",
+    "ENCODINGS",
+    "FLOAT_OPS",
+    "OPS",
+    "QUANTIZED_OPS",
+    "Encoding",
+    "Op",
+    "check",
+    "why_not",
+    "why_not_dense",
+]
 
-Op = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed_mm", "scaled_mm"]
+Op = Literal["mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "mixed_mm", "scaled_mm"]
 DENSE_OPS: tuple[Op, ...] = ("mm", "addmm", "bmm", "baddbmm")
+"""One product of operands of one float dtype."""
+FLOAT_OPS: tuple[Op, ...] = (*DENSE_OPS, "mm_plus_mm")
 """Operands of one float dtype."""
 QUANTIZED_OPS: tuple[Op, ...] = ("int_mm", "mixed_mm", "scaled_mm")
 """Operands of 8 bits or fewer, or one of them."""
-OPS: tuple[Op, ...] = (*DENSE_OPS, *QUANTIZED_OPS)
+OPS: tuple[Op, ...] = (*FLOAT_OPS, *QUANTIZED_OPS)
 BATCHED_OPS: tuple[Op, ...] = ("bmm", "baddbmm")
 Encoding = Literal["", "int4", "uint4"]
 """How b's elements are read: as its dtype says, or two numbers out of each uint8, that of the even k in the low four bits."""
@@ -47,8 +61,9 @@ def check(problem: Problem) -> None:
     if problem.op not in OPS:
         raise InvalidProblemError(f"op: got {problem.op!r}, expected one of {', '.join(OPS)}")
     rank = 3 if problem.op in BATCHED_OPS else 2
+    _check_second(problem)
     for name, layout in _matrices(problem):
-        if problem.op in DENSE_OPS:
+        if problem.op in FLOAT_OPS:
             _expect_dtype("dtype", layout.dtype, tuple(DTYPES))
         if len(layout.size) != rank:
             raise InvalidProblemError(f"{problem.op}: {name} must be a {rank}-D tensor, got shape {list(layout.size)}")
@@ -60,6 +75,7 @@ def check(problem: Problem) -> None:
             f"{problem.op}: shapes do not fit, got a {list(a)} and b {list(b)}{packed}; "
             f"expected a [{'B, ' * (rank - 2)}M, K] and b [{'B, ' * (rank - 2)}K, N]{_packing_remedy(problem)}"
         )
+    _check_second_fits(problem)
     expected = (*a[:-1], b[-1])
     if problem.out.size != expected:
         raise InvalidProblemError(f"{problem.op}: out must have shape {list(expected)}, got {list(problem.out.size)}")
@@ -86,7 +102,28 @@ def _packing_remedy(problem: Problem) -> str:
 
 
 def _matrices(problem: Problem) -> tuple[tuple[str, Layout], ...]:
-    return (("a", problem.a), ("b", problem.b), ("out", problem.out))
+    second = [(name, layout) for name, layout in (("c", problem.c), ("d", problem.d)) if layout is not None]
+    return (("a", problem.a), ("b", problem.b), ("out", problem.out), *second)
+
+
+def _check_second(problem: Problem) -> None:
+    """mm_plus_mm has the operands of a second product, and no other operation does."""
+    for name, layout in (("c", problem.c), ("d", problem.d)):
+        if layout is None and problem.op == "mm_plus_mm":
+            raise InvalidProblemError(f"mm_plus_mm: {name} is missing, expected c [M, K2] and d [K2, N]")
+        if layout is not None and problem.op != "mm_plus_mm":
+            raise InvalidProblemError(f"{problem.op}: takes no {name}, got shape {list(layout.size)}; mm_plus_mm does")
+
+
+def _check_second_fits(problem: Problem) -> None:
+    if problem.c is None or problem.d is None:
+        return
+    (m, k2), (rows, n) = problem.c.size, problem.d.size
+    if k2 != rows or (m, n) != (problem.a.size[0], problem.b.size[1]):
+        raise InvalidProblemError(
+            f"{problem.op}: shapes do not fit, got a {list(problem.a.size)}, b {list(problem.b.size)}, "
+            f"c {list(problem.c.size)} and d {list(problem.d.size)}; expected a [M, K], b [K, N], c [M, K2] and d [K2, N]"
+        )
 
 
 def _expect_dtype(what: str, dtype: torch.dtype, legal: Sequence[torch.dtype]) -> None:
@@ -101,11 +138,12 @@ def _check_dtypes(problem: Problem) -> None:
         raise InvalidProblemError(f"{op}: encoding: got {problem.encoding!r}, expected one of {', '.join(map(repr, ENCODINGS))}")
     if problem.encoding and op != "mixed_mm":
         raise InvalidProblemError(f"{op}: takes no packed b; mixed_mm does")
-    if op in DENSE_OPS:
-        if problem.a.dtype != problem.b.dtype:
-            raise InvalidProblemError(
-                f"{op}: a and b must have the same dtype, got {problem.a.dtype} and {problem.b.dtype}; cast one of them"
-            )
+    if op in FLOAT_OPS:
+        for name, layout in (("b", problem.b), ("c", problem.c), ("d", problem.d)):
+            if layout is not None and problem.a.dtype != layout.dtype:
+                raise InvalidProblemError(
+                    f"{op}: a and {name} must have the same dtype, got {problem.a.dtype} and {layout.dtype}; cast one of them"
+                )
         return
     weights = (torch.uint8,) if problem.encoding else (torch.int8, torch.uint8, *FLOAT8)
     a, b, out = {

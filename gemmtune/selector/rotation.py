@@ -29,7 +29,7 @@ CPU_BUDGET_BYTES = 1024 * MIB
 GPU_BUDGET_SHARE = 0.25
 """Of the free device memory: the verifier and the program that is being tuned need the rest."""
 SEED = 20
-OPTIONAL = ("inp", "scale_a", "scale_b", "zero_b")
+OPTIONAL = ("c", "d", "inp", "scale_a", "scale_b", "zero_b")
 """The operands that a problem may not have."""
 
 

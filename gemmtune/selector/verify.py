@@ -147,14 +147,14 @@ class Verifier:
         payload = POISONS[self._out.dtype][number % 2]
         poison(self._out, payload)
         x = case.operands
-        run(self._out, x.a, self._b(case, choice), x.inp, x.alpha, x.beta, (*x.scales, *self._extra))
+        run(self._out, x.a, self._b(case, choice), x.inp, x.alpha, x.beta, (*x.leading, *self._extra))
         finding = Finding(self._device, payload)
         case.judge(self._out, comparer, choice.claims, finding)
         return _Call(case=case, finding=finding, guards=self._guards.broken(payload))
 
     def _call_new(self, case: _Case, choice: Choice, run_new: Callable[..., torch.Tensor], comparer: Comparer) -> _Call:
         x = case.operands
-        result = run_new(x.a, self._b(case, choice), x.inp, x.alpha, x.beta, (*x.scales, *self._extra))
+        result = run_new(x.a, self._b(case, choice), x.inp, x.alpha, x.beta, (*x.leading, *self._extra))
         got, expected = ((tuple(t.shape), t.dtype) for t in (result, self._out))
         if got != expected:
             reason = f"run_new gave {got[1]} of shape {got[0]}, expected {expected[1]} of shape {expected[0]}"
@@ -247,13 +247,13 @@ class Verifier:
             cases.append(self._pick_case(probes.both(random)))
         else:
             if probes.free_a:
-                cases.append(self._pick_case(probes.rows_of_b(probes.every_weight(random.b))))
+                cases.append(self._pick_case(probes.rows_of_b(probes.every_weight(random.right))))
             if probes.free_b:
-                cases.append(self._pick_case(probes.cols_of_a(random.a)))
+                cases.append(self._pick_case(probes.cols_of_a(random.left)))
             if probes.free_a and problem.scales:
                 cases.append(self._scaled_pick_case(probes.scaled_rows(random.b)))
             if probes.has_nan and probes.free_a and problem.m < 2 and problem.n < 2 and problem.alpha != "zero":
-                cases.append(self._pick_case(probes.rows_of_b(random.b, nan=True)))
+                cases.append(self._pick_case(probes.rows_of_b(random.right, nan=True)))
         if not (probes.free_a and probes.free_b):
             cases.append(self._bound_case("P1 integers", probes.integers(), integers=True))
         cases.append(self._bound_case("random", random))
@@ -262,7 +262,7 @@ class Verifier:
     def _bound_case(self, name: str, operands: Operands, *, integers: bool = False) -> _Case:
         problem = self._problem
         self._watch_operands(name, operands)
-        shape = (problem.batch, problem.m, problem.n, problem.k)
+        shape = (problem.batch, problem.m, problem.n, problem.terms)
         references = [reference(operands, region) for region in regions(*shape, self._device)]
         if problem.dtype == torch.float64 and not integers:
             references.append(extended_reference(operands, *shape))
@@ -276,7 +276,7 @@ class Verifier:
         )
 
     def _watch_operands(self, name: str, operands: Operands) -> None:
-        for operand in ("a", "b", "inp", "scale_a", "scale_b", "zero_b"):
+        for operand in ("a", "b", "c", "d", "inp", "scale_a", "scale_b", "zero_b"):
             tensor = getattr(operands, operand)
             if tensor is not None and not any(checksum.watches(tensor) for checksum in self._checksums.values()):
                 self._watch(f"{operand} of {name}", tensor)

@@ -16,7 +16,7 @@ from gemmtune.templates.triton.kernels import compile_kernel
 
 pytest.importorskip("triton", reason="compiles with Triton")
 
-SAMPLED = ("mm-bf16-nt", "addmm-f16-tn", "mm-f32-nt", "bmm-tf32-nn", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul")
+SAMPLED = ("mm-bf16-nt", "addmm-f16-tn", "mm-f32-nt", "bmm-tf32-nn", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm_plus_mm-f16-tn")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -20,6 +20,11 @@ from gemmtune.templates.triton.configs import Config
 from gemmtune.templates.triton.persistent.choice import persistent_choice
 from gemmtune.templates.triton.small.swap import swapped_choice, transposed
 from gemmtune.templates.triton.small.vec import vector_choice
+from gemmtune.templates.triton.splits.atomic import atomic_choice
+from gemmtune.templates.triton.splits.decompose import decomposed_choice
+from gemmtune.templates.triton.splits.stream_configs import StreamConfig
+from gemmtune.templates.triton.splits.streamk import stream_choice
+from gemmtune.templates.triton.sums import sum_choice
 
 CPU = preset("portable")
 
@@ -64,6 +69,11 @@ def swapped(problem: Problem, config: Config) -> CompiledChoice:
     return swapped_choice(problem, choice_for(transposed(problem), CPU, config))
 
 
+def summed(problem: Problem, config: Config) -> CompiledChoice:
+    """The template of a sum of two products."""
+    return sum_choice(problem, CPU, config)
+
+
 def vector(problem: Problem, config: Config) -> CompiledChoice:
     """The template without tensor cores."""
     return vector_choice(problem, CPU, config)
@@ -73,6 +83,27 @@ def persistent(problem: Problem, config: Config) -> CompiledChoice:
     """The template whose programs work off several tiles: three programs here, which have unlike numbers of them."""
     choice = persistent_choice(problem, CPU, config)
     return replace(choice, programs=min(choice.programs, 3))
+
+
+def streamed(problem: Problem, config: Config) -> CompiledChoice:
+    """The stream-K template, on a machine with five multiprocessors."""
+    assert isinstance(config, StreamConfig)
+    return stream_choice(problem, replace(CPU, sm_count=5), config)
+
+
+def atomic(problem: Problem, config: Config) -> CompiledChoice:
+    """Split-K that adds up in memory."""
+    return atomic_choice(problem, CPU, config)
+
+
+def decomposed(problem: Problem, config: Config) -> CompiledChoice:
+    """K cut into five slices, multiplied by the mm template."""
+    return decomposed_choice(problem, CPU, 5, config, pdl=False)
+
+
+def decomposed_by_torch(problem: Problem, config: Config) -> CompiledChoice:
+    """K cut into five slices, multiplied by torch."""
+    return decomposed_choice(problem, CPU, 5, None, pdl=False)
 
 
 def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False, family: Family = direct) -> list[float]:

@@ -72,7 +72,10 @@ BAD_CALLS = {
     ),
     "prepack": (lambda: gemmtune.prepack(BATCH), r"prepack: b must be a 2-D tensor \[K, N\], got a 3-D tensor"),
     "prepacked bmm": (lambda: gemmtune.bmm(BATCH, gemmtune.prepack(B)), "bmm: b must be a torch.Tensor, got a prepacked operand"),
-    "explain": (lambda: gemmtune.explain("conv", A, B), "explain: got op 'conv', expected one of mm, addmm, bmm, baddbmm, int_mm"),
+    "explain": (
+        lambda: gemmtune.explain("conv", A, B),
+        "explain: got op 'conv', expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm",
+    ),
     "explain count": (lambda: gemmtune.explain("addmm", A, B), "explain: addmm: missing a required argument: 'b'"),
     "tune": (lambda: gemmtune.tune([3]), "tune: expected a Problem or several, got int"),
     "int_mm of floats": (lambda: gemmtune.int_mm(A, B), "int_mm: dtype of a: got torch.float32, expected int8"),

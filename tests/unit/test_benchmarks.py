@@ -55,8 +55,8 @@ def test_entries_are_filtered_and_skips_are_told(script, shapes):
         "addmm 4x8x16 bfloat16 nn inp[8] alpha=one beta=one on cpu",
     ]
     assert skipped == [
-        "skipped three: bsr_addmm is not an operation of this version, which has mm, addmm, bmm, baddbmm, int_mm, int_mm_mul, "
-        "mixed_mm, scaled_mm"
+        "skipped three: bsr_addmm is not an operation of this version, which has mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, "
+        "int_mm_mul, mixed_mm, scaled_mm"
     ]
     assert [e.name for e in script("entries").read_entries(shapes, "cpu", "^o")[0]] == ["one"]
     with pytest.raises(click.ClickException, match="leave no shape"):

@@ -12,7 +12,7 @@ from ..labels import BIASES, NARROW_FLOATS, SCALES_OF, WEIGHTS
 from ..layouts import KINDS
 from ..traits import Traits
 
-__all__ = ["dense", "float8_cpu", "float8_cuda", "int8_cpu", "int8_cuda", "weights", "weights_int8_cpu"]
+__all__ = ["dense", "float8_cpu", "float8_cuda", "int8_cpu", "int8_cuda", "sums", "weights", "weights_int8_cpu"]
 
 
 def _scaled_mm(
@@ -49,6 +49,13 @@ def _by_row(scale: torch.Tensor, k: int) -> torch.Tensor:
     return scale.repeat_interleave(group, 0)[:k]
 
 
+def _mm_plus_mm(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What one writes in torch: the second product, then the first one with it added."""
+    return torch.addmm(torch.mm(c, d), a, b) if out is None else torch.addmm(torch.mm(c, d), a, b, out=out)
+
+
 def _weight_int8(a: torch.Tensor, b: torch.Tensor, *, scale_b: torch.Tensor) -> torch.Tensor:
     """torch's own kernel for int8 weights [N, K] with a scale for each column of b."""
     return torch._weight_int8pack_mm(a, b.t().contiguous(), scale_b.flatten())
@@ -70,6 +77,7 @@ _DENSE = Traits(
 _INT8 = Traits(ops=("int_mm",), out=True, streams=True, capturable=True, threads=True)
 
 dense = SimpleNamespace(mm=torch.mm, addmm=torch.addmm, bmm=torch.bmm, baddbmm=torch.baddbmm, gemm_traits=_DENSE)
+sums = SimpleNamespace(mm_plus_mm=_mm_plus_mm, gemm_traits=_DENSE.changed({"ops": ("mm_plus_mm",)}))
 int8_cpu = SimpleNamespace(int_mm=_int_mm, gemm_traits=_INT8.changed({"devices": ("cpu",)}))
 int8_cuda = SimpleNamespace(
     int_mm=_int_mm, gemm_traits=_INT8.changed({"devices": ("cuda",), "least": (17, 8, 8), "multiples": (1, 8, 8)})

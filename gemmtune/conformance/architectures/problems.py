@@ -99,6 +99,8 @@ def _corners() -> Iterator[tuple[str, Problem]]:
     yield "mm-f16-nn-padded", replace(rows, a=_padded(rows.a, 8), b=_padded(rows.b, 4), out=_padded(rows.out, 1))
     shared = Problem.bmm(BATCH, 256, 256, 512, dtype=torch.float16, device_type="cuda")
     yield "bmm-f16-nt-broadcast", replace(shared, a=replace(shared.a, stride=(0, *shared.a.stride[1:])))
+    yield "mm_plus_mm-bf16-nt", Problem.mm_plus_mm(384, 640, 768, device_type="cuda")
+    yield "mm_plus_mm-f16-tn", Problem.mm_plus_mm(500, 504, 1000, 333, dtype=torch.float16, layout="tn", device_type="cuda")
     yield "mm-bf16-nt-1x1x1", Problem.mm(1, 1, 1, device_type="cuda")
     yield "mm-f32-nt-1x4096x4096", Problem.mm(1, 4096, 4096, dtype=torch.float32, device_type="cuda")
     gelu = trace(torch.nn.functional.gelu, base.accumulator, ())

@@ -83,6 +83,12 @@ def covering(*lengths: int, start: int = 0) -> Iterator[tuple[int, ...]]:
         yield tuple(values)
 
 
+def second_k(k: int, number: int, multiple: int) -> str:
+    """K2 as a case has it: equal to K, longer and shorter in turn."""
+    longer, shorter = 2 * k + multiple, max(k // 2 // multiple * multiple, multiple)
+    return ("", str(longer), str(shorter))[number % 3] if k else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """Enumerates the cases of a property; it is what ``Property.cases`` is.
@@ -140,6 +146,8 @@ class Sample:
                 return None
             case = forms[form_number(number + zlib.crc32(self.name.encode()), len(forms))].of(case)
             case = case.changed(k=case.k + case.k % 2) if case.packed else case
+        if op == "mm_plus_mm":
+            case = case.changed(k2=second_k(k, number, traits.multiples[2]))
         if not self.admits(case):
             return None
         case = self.finish(case)

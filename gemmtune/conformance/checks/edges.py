@@ -69,6 +69,12 @@ def _k_zero_cases(scope: Scope) -> Iterator[Case]:
     wanted = [size for size in ((5, 7, 0), (64, 64, 0), (1, 1, 0), (129, 40, 0)) if _at_least(scope, size)]
     if wanted:
         yield from Sample(name="k-zero", budget=(32, 96, 200), shapes=lambda _: wanted)(scope)
+    for dtype in scope.tested_dtypes("mm_plus_mm") if "mm_plus_mm" in scope.tested_ops else ():
+        m, n, other = fitting(scope, 33, 40, 65)
+        for k, k2 in ((other, 0), (0, other)):
+            case = Case(property_name="k-zero", op="mm_plus_mm", dtype=dtype, m=m, n=n, k=k, k2=str(k2))
+            if scope.allows(case):
+                yield case
 
 
 def _at_least(scope: Scope, size: Size) -> bool:

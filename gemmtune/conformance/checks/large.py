@@ -11,7 +11,7 @@ from ...numerics.operands import allocate
 from ...problem import Layout
 from ..bench import Bench
 from ..case import Case
-from ..labels import DTYPES
+from ..labels import DTYPES, ONE_PRODUCT
 from ..layouts import OperandLayout
 from ..property import Property
 from ..refusals import Impossible
@@ -39,6 +39,8 @@ def check_large_offsets(bench: Bench) -> None:
     probe = exact_probe(near)
     problem, operands = bench.problem, probe.operands
     far = dataclasses.replace(operands, a=_placed(problem.a, operands.a), b=_placed(problem.b, operands.b))
+    if problem.c is not None and problem.d is not None and operands.c is not None and operands.d is not None:
+        far = dataclasses.replace(far, c=_placed(problem.c, operands.c), d=_placed(problem.d, operands.d))
     out: torch.Tensor | None = None
     if bench.case.out:
         out = _room(problem.out, bench.device)
@@ -103,7 +105,7 @@ def _far(case: Case) -> Case:
     name, _, kind = case.variant.partition(".")
     held = case.k // 2 if case.packed else case.k
     rows, cols = {"a": (case.m, case.k), "b": (held, case.n), "out": (case.m, case.n)}[name]
-    return case.changed(variant="", **{name: far_layout(kind, rows, cols)})
+    return case.changed(variant="", k2="", **{name: far_layout(kind, rows, cols)})
 
 
 def _has_lines(case: Case) -> bool:
@@ -147,6 +149,7 @@ PROPERTIES = (
             name="large-sizes",
             budget=(0, 0, 8),
             shapes=fitted(*_LARGE_SIZES),
+            ops=ONE_PRODUCT,
             admits=lambda case: not case.batched and DTYPES[case.dtype].itemsize <= 2,
         ),
         needs=_large_needs,

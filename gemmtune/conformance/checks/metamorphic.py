@@ -15,7 +15,7 @@ from ...problem import Layout
 from ...problem.dtypes import dtype_info
 from ..bench import Bench
 from ..case import Case
-from ..labels import DTYPES
+from ..labels import DTYPES, ONE_PRODUCT
 from ..property import Property
 from ..scope import Scope
 from .coverage import Sample, Size, fitted
@@ -214,6 +214,7 @@ PROPERTIES = (
             name="permutation",
             budget=(36, 100, 500),
             shapes=fitted(*_SIZES),
+            ops=ONE_PRODUCT,
             admits=lambda case: case.scales != "block_128x128",  # columns that share a scale would have to stay together
         ),
     ),
@@ -233,6 +234,7 @@ PROPERTIES = (
             budget=(36, 100, 500),
             shapes=fitted(*_SIZES),
             variants=("a", "b"),
+            ops=ONE_PRODUCT,
             admits=_wide,
         ),
     ),
@@ -240,7 +242,13 @@ PROPERTIES = (
         name="k-padding",
         meaning="zeros appended along K change nothing",
         check=check_k_padding,
-        cases=Sample(name="k-padding", budget=(36, 100, 500), shapes=fitted(*_SIZES), variants=("a.1", "b.7", "a.64", "b.31")),
+        cases=Sample(
+            name="k-padding",
+            budget=(36, 100, 500),
+            shapes=fitted(*_SIZES),
+            variants=("a.1", "b.7", "a.64", "b.31"),
+            ops=ONE_PRODUCT,
+        ),
     ),
     Property(
         name="identity",
@@ -251,6 +259,7 @@ PROPERTIES = (
             budget=(36, 100, 500),
             shapes=fitted(*_SIZES),
             variants=("a", "b"),
+            ops=ONE_PRODUCT,
             admits=lambda case: not case.added and case.op != "int_mm_mul",
             finish=_square,
         ),

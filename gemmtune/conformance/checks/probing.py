@@ -66,9 +66,9 @@ def exact_probe(bench: Bench) -> Probe:
     if probes.free_a and probes.free_b:
         pick = probes.cancel(exact_limit(bench.problem, bench.claims))
     elif probes.free_a and keeps_significands(bench):
-        pick = probes.rows_of_b(probes.random().b, special=False)
+        pick = probes.rows_of_b(probes.random().right, special=False)
     elif probes.free_b and keeps_significands(bench):
-        pick = probes.cols_of_a(probes.random().a, special=False)
+        pick = probes.cols_of_a(probes.random().left, special=False)
     return Probe(operands=probes.integers() if pick is None else pick.operands, pick=pick)
 
 
@@ -84,9 +84,9 @@ def keeps_significands(bench: Bench) -> bool:
 def exact_integers(bench: Bench) -> Operands | None:
     """Integers whose sums every claimed number holds, in any order and grouping; None where K is too large for that."""
     limit, scaled = exact_limit(bench.problem, bench.claims), MOST_SCALED ** max(1, scales_along_k(bench.problem))
-    if scaled * MOST_PRODUCT * bench.problem.k + MOST_ADDED <= limit:
+    if scaled * MOST_PRODUCT * bench.problem.terms + MOST_ADDED <= limit:
         return bench.given(bench.probes.filled("integers", "integers", general=False))
-    if ZEROED * scaled * bench.problem.k + MOST_ADDED <= limit:
+    if ZEROED * scaled * bench.problem.terms + MOST_ADDED <= limit:
         return bench.given(bench.probes.integers())
     return None
 

@@ -39,7 +39,7 @@ def check_one_hot_a(bench: Bench) -> None:
     """Each row of a has a single 1. Integers where the strides of a do not let that be."""
     if not bench.probes.free_a:
         return check_integers(bench)
-    pick = bench.probes.rows_of_b(bench.probes.random().b, special=False)
+    pick = bench.probes.rows_of_b(bench.probes.random().right, special=False)
     bench.expect_pick(bench.call(pick.operands), pick)
     return None
 
@@ -48,7 +48,7 @@ def check_one_hot_b(bench: Bench) -> None:
     """Each column of b has a single 1. Integers where the strides of b do not let that be."""
     if not bench.probes.free_b:
         return check_integers(bench)
-    pick = bench.probes.cols_of_a(bench.probes.random().a, special=False)
+    pick = bench.probes.cols_of_a(bench.probes.random().left, special=False)
     bench.expect_pick(bench.call(pick.operands), pick)
     return None
 

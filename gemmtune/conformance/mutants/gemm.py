@@ -10,7 +10,7 @@ import torch
 
 from ...numerics.quantized import numbers
 from ...problem.rules import Encoding
-from ..labels import BIASES, FLOAT8, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from ..labels import BIASES, FLOAT8, NARROW_FLOATS, ONE_PRODUCT, SCALES, WEIGHTS
 from ..layouts import KINDS
 from ..traits import Traits
 from .products import Product
@@ -25,6 +25,7 @@ __all__ = [
     "SCALED",
     "Finish",
     "Gemm",
+    "Join",
     "Read",
     "Scale",
     "Store",
@@ -76,6 +77,8 @@ class Weights:
 
 Read = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """The operands as they were given to what the kernel reads in their place."""
+Join = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(a, b, c, d) of mm_plus_mm to the two matrices whose product it is."""
 Unpack = Callable[[Weights], torch.Tensor]
 """Weights to the numbers [K, N] that are multiplied."""
 Scale = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -112,7 +115,7 @@ MIXED = dataclasses.replace(
     zeros=True,
 )
 ALL_OPS = dataclasses.replace(
-    MIXED, ops=OPS, dtypes=(*(DENSE.dtypes or ()), "int8", *FLOAT8), float8_pairs=True, results=NARROW_FLOATS
+    MIXED, ops=ONE_PRODUCT, dtypes=(*(DENSE.dtypes or ()), "int8", *FLOAT8), float8_pairs=True, results=NARROW_FLOATS
 )
 
 
@@ -157,6 +160,10 @@ def scaled(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: tor
     return a.float() * spread(scale_a, (m, k)), b.float() * spread(scale_b, (k, n))
 
 
+def _side_by_side(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([a, c], 1), torch.cat([b, d])
+
+
 def _as_given(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
@@ -171,6 +178,7 @@ class Gemm:
 
     gemm_traits: Traits = field(default=DENSE)
     read: Read = _as_given
+    join: Join = _side_by_side
     unpack: Unpack = unpacked
     product: Product = torch.matmul
     finish: Finish = finished
@@ -210,6 +218,12 @@ class Gemm:
     ) -> torch.Tensor:
         """alpha · a[B, M, K] @ b[B, K, N] + beta · inp."""
         return self._run(a, b, inp=inp, alpha=alpha, beta=beta, out=out)
+
+    def mm_plus_mm(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]."""
+        return self._run(*self.join(a, b, c, d), out=out)
 
     def int_mm(self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """a[M, K] @ b[K, N], int8 to int32."""

@@ -32,6 +32,7 @@ KINDS: dict[int, str] = {
     21: "a scale or zero point of other elements",
     22: "packed numbers taken for others",
     23: "sums of integers in too few bits",
+    24: "one of two products left out, or not all of it",
 }
 """The bugs that the suite has to find, each of which one mutant or several have."""
 _PACKAGE = "gemmtune.conformance.mutants"
@@ -155,6 +156,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(22, "quantized:uint4_read_as_signed", "one-hot-a", "b read as signed integers"),
     _mutant(23, "quantized:pairs_clamped_to_16_bits", "bound", "sums of two products clamped to 16 bits"),
     _mutant(23, "quantized:sums_in_float32", "bound"),
+    _mutant(24, "two_products:second_product_left_out", "one-hot-a"),
+    _mutant(24, "two_products:first_k_for_both", "integers"),
     _mutant(1, "triton_kernels:k_tail_dropped", "edges", "last K block", cuda=True),
     _mutant(2, "triton_kernels:last_row_clamped", "edges", "last row repeats the one before it", cuda=True),
     _mutant(4, "triton_kernels:float16_accumulation", "width", "accumulation in float16", cuda=True),
@@ -177,4 +180,4 @@ RIGHT: tuple[Right, ...] = tuple(
         "bfloat16_partials_declared", "tf32_cut_off", "tf32_rounded", "padded", "packed", "transposed_result", "no_odd_k",
         "weights_rounded", "zeros_taken_from_sums", "offset_to_unsigned", "sums_of_blocks_scaled",
     )
-)  # fmt: skip
+) + tuple(Right(target=f"{_PACKAGE}.two_products:{name}") for name in ("one_accumulator", "second_product_rounded"))  # fmt: skip

@@ -171,7 +171,7 @@ class _Gate:
 
     def _tune(self, entries: Sequence[ProblemGate]) -> None:
         """All at once, so that they compile in the background while the first ones are measured."""
-        problems = [entry.problem for entry in entries if not entry.problem.empty and entry.problem.k]
+        problems = [entry.problem for entry in entries if not entry.problem.empty and 0 not in entry.problem.summed]
         if problems and self.settings.tune != "never":
             tune(problems, settings=self.settings, progress=self.progress, device=str(self.device.torch_device))
 

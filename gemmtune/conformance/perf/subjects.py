@@ -39,7 +39,7 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
     Raises:
         GateError: there is nothing to time, or no such choice.
     """
-    if problem.empty or problem.k == 0:
+    if problem.empty or 0 in problem.summed:
         raise GateError("size: got 0, expected a product that takes time")
     if name == PICK:
         return plan_for(problem, -1 if device.type == "cpu" else device.index).choice

@@ -8,6 +8,7 @@ aten:addmm            torch.addmm(inp, a, b, beta=beta, alpha=alpha), inp as M×
 aten:bias_addmm       the same with inp as a vector of N: cuBLASLt adds it by itself  addmm on a GPU
 aten:bmm              torch.bmm(a, b)                                                 bmm
 aten:baddbmm          torch.baddbmm(inp, a, b, beta=beta, alpha=alpha)                baddbmm
+aten:mm_plus_mm       torch.mm(c, d).addmm_(a, b)                                     mm_plus_mm
 aten:_int_mm          torch._int_mm(a, b)                                             int_mm
 aten:_int_mm_pad      the same on operands padded with zeros                          int_mm on a GPU, where _int_mm refuses
 aten:mixed_mm         torch.mm(a, (b.to(a.dtype) − zero_b) · scale_b)                 mixed_mm

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...choice import Choice, Kernel
-from . import dense, int8, mixed, scaled
+from . import dense, int8, mixed, scaled, sums
 
 __all__ = ["COMPOSED_SCALED", "NAME", "AtenChoice"]
 
@@ -34,6 +34,8 @@ class AtenChoice(Choice):
     def build(self) -> Kernel:
         """The calls; nothing has to be loaded. ``run_new`` is there where torch's own result has the layout that is asked for."""
         match self.problem.op:
+            case "mm_plus_mm":
+                return sums.kernel_of(self.problem)
             case "int_mm":
                 return int8.kernel_of(self.problem, self.aten_name)
             case "mixed_mm":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from ...choice import Claims
@@ -10,7 +12,7 @@ from ...problem import Problem
 from ...problem.dtypes import accumulator_dtype
 from .eager import gemm_dtype
 
-__all__ = ["composed_scaled_claims", "dense_claims", "int_claims", "mixed_claims", "scaled_claims"]
+__all__ = ["composed_scaled_claims", "dense_claims", "int_claims", "mixed_claims", "scaled_claims", "sum_claims"]
 
 _MAX_SPLITS = 16
 _SLICE_K = 64
@@ -21,6 +23,13 @@ _FLOAT32_BITS = 24
 def dense_claims(problem: Problem, device: DeviceInfo) -> Claims:
     """Of a product in ``gemm_dtype``; see ``_flushes_subnormals`` for where torch promises less than the flags say."""
     return _product_claims(problem, device, weights=None)
+
+
+def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
+    """Of c @ d, rounded to the dtype of the products, with a @ b added: two partial sums, or those of either product."""
+    claims, dtype = _product_claims(problem, device, weights=None), gemm_dtype(problem)
+    splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
+    return dataclasses.replace(claims, partials=dtype, splits=splits)
 
 
 def mixed_claims(problem: Problem, device: DeviceInfo) -> Claims:
@@ -37,7 +46,7 @@ def int_claims(problem: Problem) -> Claims:
 def scaled_claims(problem: Problem, device: DeviceInfo, *, fused: bool) -> Claims:
     """Of ``_scaled_mm``: an epilogue that is not fused gets its result, rounded to the dtype of out."""
     before = torch.float32 if problem.epilogue is None or fused else problem.out.dtype
-    return Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=before, splits=_splits(problem, device))
+    return Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
 
 
 def composed_scaled_claims(problem: Problem, device: DeviceInfo) -> Claims:
@@ -46,7 +55,7 @@ def composed_scaled_claims(problem: Problem, device: DeviceInfo) -> Claims:
         accumulate=torch.float32,
         partials=torch.float32,
         epilogue_input=torch.float32,
-        splits=_splits(problem, device),
+        splits=_splits(problem.k, device),
         accumulator_bits=_FLOAT32_BITS,
     )
 
@@ -59,15 +68,15 @@ def _product_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtyp
         accumulate=accumulate,
         partials=dtype if reduced else accumulate,
         epilogue_input=accumulate if problem.epilogue is None else dtype,
-        splits=_splits(problem, device),
+        splits=_splits(problem.k, device),
         weights=weights,
         input_mode="tf32" if tf32 else "ieee",
         flush_subnormals=tf32 or _flushes_subnormals(dtype, device),
     )
 
 
-def _splits(problem: Problem, device: DeviceInfo) -> int:
-    return max(1, min(_MAX_SPLITS, problem.k // _SLICE_K)) if device.type != "cpu" else 1
+def _splits(k: int, device: DeviceInfo) -> int:
+    return max(1, min(_MAX_SPLITS, k // _SLICE_K)) if device.type != "cpu" else 1
 
 
 def _flushes_subnormals(dtype: torch.dtype, device: DeviceInfo) -> bool:

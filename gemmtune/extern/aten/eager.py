@@ -29,7 +29,7 @@ def then_eager(gemm: Kernel, problem: Problem, epilogue: Epilogue) -> Kernel:
     """``gemm``, then the epilogue by torch, one call for each node; the last one writes into ``out`` where it can."""
     out_dtype, fresh = problem.out.dtype, gemm.run_new
     in_place = gemm_dtype(problem) == problem.dtype == out_dtype and problem.out.row_major
-    scales = len(problem.scales)
+    leading = len(problem.leading)
     assert fresh is not None
 
     def run(
@@ -43,9 +43,9 @@ def then_eager(gemm: Kernel, problem: Problem, epilogue: Epilogue) -> Kernel:
     ) -> None:
         if in_place:
             gemm.run(out, a, b, inp, alpha, beta, extra)
-            evaluate(epilogue, out, extra[scales:], out=out)
+            evaluate(epilogue, out, extra[leading:], out=out)
         else:
-            evaluate(epilogue, fresh(a, b, inp, alpha, beta, extra), extra[scales:], out=out)
+            evaluate(epilogue, fresh(a, b, inp, alpha, beta, extra), extra[leading:], out=out)
 
     def run_new(
         a: torch.Tensor,
@@ -55,6 +55,6 @@ def then_eager(gemm: Kernel, problem: Problem, epilogue: Epilogue) -> Kernel:
         beta: float,
         extra: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        return evaluate(epilogue, fresh(a, b, inp, alpha, beta, extra), extra[scales:]).to(out_dtype).contiguous()
+        return evaluate(epilogue, fresh(a, b, inp, alpha, beta, extra), extra[leading:]).to(out_dtype).contiguous()
 
     return Kernel(run=run, run_new=run_new)

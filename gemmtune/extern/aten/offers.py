@@ -9,7 +9,7 @@ from ...problem.dtypes import dtype_name
 from ..scaling import has_plain_bias, mode_of
 from . import int8, scaled
 from .choice import COMPOSED_SCALED, NAME, AtenChoice
-from .claims import composed_scaled_claims, dense_claims, int_claims, mixed_claims, scaled_claims
+from .claims import composed_scaled_claims, dense_claims, int_claims, mixed_claims, scaled_claims, sum_claims
 from .eager import gemm_dtype
 
 __all__ = ["offers"]
@@ -18,6 +18,8 @@ __all__ = ["offers"]
 def offers(problem: Problem, device: DeviceInfo) -> Offers:
     """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
     match problem.op:
+        case "mm_plus_mm":
+            return Offers(choices=(_choice(problem, "mm_plus_mm", sum_claims(problem, device), baseline=True),))
         case "int_mm":
             return _int_mm(problem)
         case "mixed_mm":

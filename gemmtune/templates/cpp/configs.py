@@ -9,6 +9,7 @@ import torch
 
 from ...device import DeviceInfo
 from ...problem import Problem
+from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
 from ...settings import Search
 from .blockings import Blocking, Mode, blockings
 from .operands import VECTOR_BYTES, numbers_per_step, oriented, sides, uses_vnni
@@ -66,6 +67,9 @@ def unsupported(problem: Problem) -> str | None:
     """Why no configuration serves the problem; None if some may."""
     if problem.device_type != "cpu":
         return f"the problem is on {problem.device_type}, these kernels run on a CPU"
+    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
+    if reason is not None:
+        return reason
     if problem.prepacked and problem.batched:
         return "a prepacked operand is 2-D"
     if problem.epilogue is not None:

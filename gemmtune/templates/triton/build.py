@@ -21,7 +21,7 @@ from ..compiled import Artifact, CompiledChoice
 from .arch import can_overlap
 from .artifact import mm_artifact
 from .configs import Config
-from .geometry import geometry
+from .geometry import Geometry, geometry
 from .kernels import Target, compile_kernel, kernel_key, load_function, marker, use_ptx
 from .launch import bind_compiled, bind_interpreted
 from .legality import Predicate
@@ -29,7 +29,7 @@ from .quantized import rounds_weights
 from .source import Source, render_source
 from .spec import KernelSpec, specialise
 
-__all__ = ["KernelChoice", "TritonChoice", "choice_for", "target_of"]
+__all__ = ["KernelChoice", "TritonChoice", "choice_for", "target_of", "tiled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,25 +177,25 @@ def target_of(device: DeviceInfo) -> Target | None:
     return Target(backend="cuda", arch=device.capability, warp_size=device.warp_size)
 
 
-def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonChoice:
-    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
-    where = geometry(problem, config)
-    claims = Claims(
-        accumulate=problem.accumulator,
-        partials=problem.accumulator,
-        epilogue_input=problem.accumulator,
-        splits=where.splits,
-        weights=rounds_weights(problem),
-        input_mode=problem.precision.input_mode,
-    )
-    template = problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
-    return TritonChoice(
-        name=f"triton:{template}_{config}",
-        backend="triton",
-        problem=problem,
-        claims=claims,
-        info={
-            "template": "mm",
+def tiled(problem: Problem, device: DeviceInfo, config: Config, where: Geometry, template: str, label: str = "") -> dict[str, Any]:
+    """What a choice whose programs have tiles says of itself, as arguments for its class.
+
+    ``label`` is in its name, or else ``template``.
+    """
+    return {
+        "name": f"triton:{label or template}_{config}",
+        "backend": "triton",
+        "problem": problem,
+        "claims": Claims(
+            accumulate=problem.accumulator,
+            partials=problem.accumulator,
+            epilogue_input=problem.accumulator,
+            splits=where.splits,
+            weights=rounds_weights(problem),
+            input_mode=problem.precision.input_mode,
+        ),
+        "info": {
+            "template": template,
             "tile": [config.block_m, config.block_n, config.block_k],
             "stages": config.stages,
             "warps": config.warps,
@@ -204,6 +204,12 @@ def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonCh
             "pdl": config.pdl,
             "grid": list(where.grid),
         },
-        config=config,
-        target=target_of(device),
-    )
+        "config": config,
+        "target": target_of(device),
+    }
+
+
+def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonChoice:
+    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+    label = problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
+    return TritonChoice(**tiled(problem, device, config, geometry(problem, config), "mm", label))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...problem import Problem
 from .configs import Config
 
-__all__ = ["Geometry", "geometry"]
+__all__ = ["Geometry", "blocks_along_k", "geometry"]
 
 FEW_SPLITS = 8
 """Up to here one program adds up all splits of a tile."""
@@ -45,10 +45,15 @@ class Geometry:
         return (self.tiles, self.splits, 1)
 
 
+def blocks_along_k(problem: Problem, block_k: int) -> int:
+    """Steps of the loops of one program without splits; each product has whole blocks of its own."""
+    return sum(-(-k // block_k) for k in problem.summed)
+
+
 def geometry(problem: Problem, config: Config) -> Geometry:
     """The launch of ``config`` on ``problem``. No split is empty: where K has too few blocks there are fewer splits."""
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
-    blocks = max(-(-problem.k // config.block_k), 1)
+    blocks = max(blocks_along_k(problem, config.block_k), 1)
     blocks_per_split = -(-blocks // config.split_k)
     splits = -(-blocks // blocks_per_split)
     return Geometry(

@@ -39,6 +39,9 @@ def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]
         "b": (problem.b, (problem.batch, problem.b.size[-2], problem.n)),
         "out": (problem.out, out),
     }
+    if problem.c is not None and problem.d is not None:
+        layouts["c"] = (problem.c, (1, problem.m, problem.k2))
+        layouts["d"] = (problem.d, (1, problem.k2, problem.n))
     if problem.inp is not None:
         layouts["inp"] = (problem.inp, out)
     for i, layout in enumerate(problem.epilogue.operands if problem.epilogue else ()):
@@ -66,8 +69,8 @@ def constants_of(arguments: Sequence[Argument], problem: Problem, where: Geometr
 
 def _tensors(problem: Problem, out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, extra: Extra) -> dict[str, Tensor | None]:
     """Each tensor by the name of its argument; 8-bit floats as the bytes that the interpreter reads."""
-    scales = [name for name in ("scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
-    names = [*scales, *(f"x{i}" for i in range(len(extra) - len(scales)))]
+    leading = [name for name in ("c", "d", "scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
+    names = [*leading, *(f"x{i}" for i in range(len(extra) - len(leading)))]
     given = {"out": out, "a": a, "b": b, "inp": inp, **dict(zip(names, extra, strict=True))}
     return {name: x.view(torch.uint8) if x is not None and x.dtype in FLOAT8 else x for name, x in given.items()}
 

@@ -15,11 +15,12 @@ from ...problem.layout import ALIGNED_BYTES
 from .arch import arch_of
 from .classes import INT32_LIMIT
 from .configs import Config
+from .geometry import blocks_along_k
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
 from .spec import specialise
 from .staging import Staging, staging_of
 
-__all__ = ["INT32_LIMIT", "Predicate", "Resources", "check", "check_problem", "estimate"]
+__all__ = ["INT32_LIMIT", "Predicate", "Resources", "check", "check_problem", "check_split", "estimate"]
 
 MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
@@ -57,7 +58,9 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "the result has no elements: nothing is launched"
     if problem.precision.input_mode not in ("ieee", "tf32"):
         return f"input mode {problem.precision.input_mode}: only ieee and tf32 are known"
-    if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
+    if problem.c is not None and 0 in problem.summed:
+        return "one of the products has no terms: the other one is left"
+    if max(problem.m, problem.n, *problem.summed, problem.batch) >= INT32_LIMIT:
         return "a size does not fit 32 bits"
     if device.type == "cuda" and device.capability < 75:
         return f"{device.arch}: Triton compiles for sm75 and newer"
@@ -140,7 +143,7 @@ class Predicate:
     def check_split(self, config: Config) -> str | None:
         """``check`` for a config that is legal without splits: they change no resource of a program."""
         tiles = -(-self.problem.m // config.block_m) * -(-self.problem.n // config.block_n) * self.problem.batch
-        return _check_split(self.problem, config, tiles)
+        return check_split(self.problem, config, tiles)
 
     def instruction(self, config: Config) -> str:
         """Which instruction multiplies: ``fma``, ``mma`` (one warp) or ``warp_group`` (wgmma, tcgen05)."""
@@ -247,15 +250,16 @@ def _check_shape(problem: Problem, config: Config) -> str | None:
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
     if tiles >= INT32_LIMIT:
         return f"{tiles} tiles: the grid has fewer than 2^31 programs"
-    return _check_split(problem, config, tiles)
+    return check_split(problem, config, tiles)
 
 
-def _check_split(problem: Problem, config: Config, tiles: int) -> str | None:
+def check_split(problem: Problem, config: Config, tiles: int) -> str | None:
+    """Why K cannot be split so, for a result of so many ``tiles``, or None."""
     if config.split_k == 1:
         return None
-    blocks = -(-problem.k // config.block_k)
+    blocks = blocks_along_k(problem, config.block_k)
     if config.split_k > min(blocks, MOST_SPLITS):
-        return f"split_k {config.split_k}: k = {problem.k} has {blocks} blocks of {config.block_k}"
+        return f"split_k {config.split_k}: k = {'+'.join(map(str, problem.summed))} has {blocks} blocks of {config.block_k}"
     if -(-blocks // -(-blocks // config.split_k)) != config.split_k:
         return f"split_k {config.split_k}: {blocks} blocks of {config.block_k} leave a split without work"
     workspace = tiles * config.split_k * config.block_m * config.block_n * problem.accumulator.itemsize

@@ -63,6 +63,10 @@ class KernelSpec:
     interpret: bool
     quantized: Quantized | None = None
     """What is special where the operands are no floats of one dtype."""
+    c: OperandClass | None = None
+    d: OperandClass | None = None
+    k2: IntClass | None = None
+    even_k2: bool = True
 
 
 def specialise(
@@ -82,23 +86,25 @@ def specialise(
     m, n, k = problem.m, problem.n, problem.k
     quantized = quantized_of(problem, config.block_k, capability=capability, static=static)
     a, b = _inputs(problem, quantized, static=static)
+    c, d = _second(problem, static=static)
+    left, right = [x for x in (a, c) if x is not None], [x for x in (b, d) if x is not None]
     out, inp, extra = _epilogue_side(problem, static=static)
     epilogue_side = (out, *([inp] if inp else []), *extra)
-    even_k = k % config.block_k == 0
+    even_k, even_k2 = k % config.block_k == 0, problem.k2 % config.block_k == 0
     return KernelSpec(
         a=a,
         b=b,
         out=out,
         inp=inp,
         extra=extra,
-        m=_size_class(m, static, any(x.contiguous_dim == 1 for x in (a, *epilogue_side))),
-        n=_size_class(n, static, any(x.contiguous_dim == 2 for x in (b, *epilogue_side))),
+        m=_size_class(m, static, any(x.contiguous_dim == 1 for x in (*left, *epilogue_side))),
+        n=_size_class(n, static, any(x.contiguous_dim == 2 for x in (*right, *epilogue_side))),
         k=_size_class(k, static, not even_k and (a.contiguous_dim == 2 or b.contiguous_dim == 1)),
         batched=problem.batch > 1,
         even_k=even_k,
         edge=Edge(
-            m=_edge(a.contiguous_dim == 1, m, config.block_m),
-            n=_edge(b.contiguous_dim == 2, n, config.block_n),
+            m=_edge(any(x.contiguous_dim == 1 for x in left), m, config.block_m),
+            n=_edge(any(x.contiguous_dim == 2 for x in right), n, config.block_n),
         ),
         alpha=problem.alpha,
         beta=problem.beta if inp else "zero",
@@ -114,6 +120,10 @@ def specialise(
         dependent=dependent,
         interpret=interpret,
         quantized=quantized,
+        c=c,
+        d=d,
+        k2=_size_class(problem.k2, static, not even_k2 and (c.contiguous_dim == 2 or d.contiguous_dim == 1)) if c and d else None,
+        even_k2=even_k2,
     )
 
 
@@ -123,6 +133,16 @@ def _inputs(problem: Problem, quantized: Quantized | None, *, static: bool) -> t
     if quantized is not None and quantized.by_bits:
         a, b = (replace(x, dtype=torch.uint8) if x.dtype in FLOAT8 else x for x in (a, b))
     return a, b
+
+
+def _second(problem: Problem, *, static: bool) -> tuple[OperandClass, OperandClass] | tuple[None, None]:
+    """c and d of a sum of two products."""
+    if problem.c is None or problem.d is None:
+        return None, None
+    return (
+        OperandClass.of(problem.c, (1, problem.m, problem.k2), static=static),
+        OperandClass.of(problem.d, (1, problem.k2, problem.n), static=static),
+    )
 
 
 def _epilogue_side(problem: Problem, *, static: bool) -> tuple[OperandClass, OperandClass | None, tuple[OperandClass, ...]]:

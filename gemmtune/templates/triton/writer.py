@@ -32,6 +32,8 @@ class Writer:
         self.partial = PartialRender()
         self.function = "gemmtune_mm"
         self.operands: dict[str, OperandClass] = {"a": spec.a, "b": spec.b}
+        if spec.c is not None and spec.d is not None:
+            self.operands |= {"c": spec.c, "d": spec.d}
         if spec.inp is not None:
             self.operands["inp"] = spec.inp
         self.operands |= {f"x{i}": operand for i, operand in enumerate(spec.extra)}
@@ -94,7 +96,7 @@ class Writer:
 
     def size(self, name: str | None, dim: int) -> str:
         """The size of an operand (None is the output) along (batch, row, column) as an expression."""
-        which = {("a", 1): "m", ("a", 2): "k", ("b", 1): "k", ("b", 2): "n", ("out", 1): "m", ("out", 2): "n"}
+        which = {("a", 1): "m", ("a", 2): "k", ("b", 1): "k", ("b", 2): "n", ("out", 1): "m", ("out", 2): "n", ("c", 2): "k2"}
         letter = which[name or "out", dim]
         return self._int(f"size_{letter}", getattr(self.spec, letter), ("size", letter))
 
@@ -210,9 +212,9 @@ class Writer:
         return f"tl.load({base} + {offset}, mask={mask}, other=0.0)" if mask else f"tl.load({base} + {offset})"
 
     def _extent(self, name: str) -> tuple[str, str]:
-        """The shape of a block of a or b, for a load whose address does not depend on both indices."""
+        """The shape of a block of an operand, for a load whose address does not depend on both indices."""
         m, n, k = str(self.spec.block_m), str(self.spec.block_n), str(self.spec.block_k)
-        return (m, k) if name == "a" else (str(self.spec.block_k // 2) if self._packed else k, n)
+        return (m, k) if name in ("a", "c") else (str(self.spec.block_k // 2) if self._packed else k, n)
 
     @property
     def _packed(self) -> bool:

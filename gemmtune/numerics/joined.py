@@ -1,0 +1,52 @@
+"""A sum of two products as one: a @ b + c @ d is [a c] @ [b; d], so that everything known of one product holds for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..problem import Layout, Problem
+from .buffers import distinct_size, overlapping, placed
+from .operands import Operands
+
+__all__ = ["joined", "parted", "side_by_side"]
+
+
+def joined(problem: Problem) -> Problem:
+    """The product of a contiguous [a c] and [b; d]; a problem with one product as it is."""
+    if problem.c is None:
+        return problem
+    left = Layout.contiguous((problem.m, problem.terms), problem.dtype)
+    right = Layout.contiguous((problem.terms, problem.n), problem.dtype)
+    return dataclasses.replace(problem, op="mm", a=left, b=right, c=None, d=None)
+
+
+def parted(problem: Problem, operands: Operands) -> Operands:
+    """Operands of ``joined(problem)`` as a, b, c and d in buffers of the problem's layouts, with NaN around their elements.
+
+    An operand whose elements share memory gets as many of the numbers as it can hold.
+    """
+    if problem.c is None or problem.d is None:
+        return operands
+    k, left, right = problem.k, operands.a, operands.b
+    return dataclasses.replace(
+        operands,
+        a=_held(problem.a, left[:, :k]),
+        b=_held(problem.b, right[:k]),
+        c=_held(problem.c, left[:, k:]),
+        d=_held(problem.d, right[k:]),
+    )
+
+
+def side_by_side(operands: Operands) -> Operands:
+    """Operands of the joined problem with the numbers of these: copies, where there are two products."""
+    return dataclasses.replace(operands, a=operands.left, b=operands.right, c=None, d=None)
+
+
+def _held(layout: Layout, values: torch.Tensor) -> torch.Tensor:
+    if not overlapping(layout):
+        rows, cols = distinct_size(layout)
+        return placed(layout, values.device, values[:rows, :cols])
+    times = -(-layout.span // values.numel())
+    return placed(layout, values.device, values.flatten().repeat(times)[: layout.span])

@@ -1,0 +1,74 @@
+"""The conformance suite on mm_plus_mm: cases, how a GEMM is called, what it is held to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gemmtune.conformance.adapters.torch_ops import sums
+from gemmtune.conformance.case import Case
+from gemmtune.conformance.properties import property_named
+from gemmtune.conformance.scope import Level, Scope
+from gemmtune.conformance.subject import Call, FunctionSubject, NamespaceSubject
+from gemmtune.conformance.traits import Traits
+from gemmtune.errors import CaseError
+from gemmtune.numerics.operands import random_operands
+from gemmtune.problem import Problem
+
+CASE = Case(property_name="integers", op="mm_plus_mm", dtype="float16", m=17, n=33, k=20, k2="45", a="col+1")
+SCOPE = Scope(traits=sums.gemm_traits)
+
+
+def test_id_has_k2_where_it_is_not_k() -> None:
+    assert CASE.id == "integers:mm_plus_mm-f16-17x33x20-a.col+1-k2.45"
+    assert Case.parse(CASE.id) == CASE
+    assert (CASE.summed, CASE.changed(k2="").summed, CASE.changed(op="mm", k2="").summed) == ((20, 45), (20, 20), (20,))
+
+
+@pytest.mark.parametrize(("op", "k2"), [("mm", "45"), ("mm_plus_mm", "-3"), ("mm_plus_mm", "x")])
+def test_a_k2_that_means_nothing_is_refused(op: str, k2: str) -> None:
+    with pytest.raises(CaseError, match=f"k2: got '{k2}' for {op}, expected a whole number, for mm_plus_mm alone"):
+        CASE.changed(op=op, k2=k2)
+
+
+def test_problem_has_c_and_d_with_the_strides_of_a_and_b() -> None:
+    problem = CASE.problem("cpu")
+    assert (problem.op, problem.summed) == ("mm_plus_mm", (20, 45))
+    assert (problem.c.size, problem.c.stride) == ((17, 45), (1, 18))
+    assert (problem.d.size, problem.d.stride) == ((45, 33), (33, 1))
+
+
+def test_cases_have_longer_shorter_and_equal_second_products() -> None:
+    cases = list(property_named("integers").cases(SCOPE))
+    assert {c.op for c in cases} == {"mm_plus_mm"}
+    lengths = {(k2 > k) - (k2 < k) for k, k2 in (c.summed for c in cases)}
+    assert lengths == {-1, 0, 1}
+    empty = {tuple(bool(k) for k in c.summed) for c in property_named("k-zero").cases(SCOPE)}
+    assert empty == {(False, False), (False, True), (True, False)}
+    multiples = Scope(traits=sums.gemm_traits.changed({"multiples": (1, 1, 8), "least": (1, 1, 8)}), level=Level.FULL)
+    assert all(k % 8 == 0 and k >= 8 for c in property_named("integers").cases(multiples) for k in c.summed)
+
+
+def test_functions_and_namespaces_get_four_operands() -> None:
+    problem = Problem.mm_plus_mm(5, 6, 7, 3, dtype=torch.float32, device_type="cpu")
+    x = random_operands(problem, torch.device("cpu"), seed=0)
+    expected = x.a @ x.b + x.c @ x.d
+
+    def mm_plus_mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return a @ b + c @ d
+
+    function = FunctionSubject("f", mm_plus_mm, Traits())
+    assert function.traits.ops == ("mm_plus_mm",)
+    for subject in (function, NamespaceSubject("n", sums, sums.gemm_traits)):
+        assert torch.allclose(subject(Call(problem=problem, operands=x, out=None)), expected, atol=1e-5)
+
+
+def test_one_product_may_be_rounded_unless_more_is_declared() -> None:
+    problem = CASE.problem("cpu")
+    claims = Traits(splits=3).claims(problem)
+    assert (claims.partials, claims.splits) == (torch.float16, 6)
+    assert Traits(partials={"float16": "float32"}).claims(problem).partials == torch.float32
+    one = dataclasses.replace(problem, op="mm", c=None, d=None)
+    assert Traits().claims(one).partials == torch.float32
