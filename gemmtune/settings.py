@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
+import torch
 
 from .backends import BACKENDS
 from .errors import SettingsError
@@ -93,6 +94,9 @@ class Settings:
     """As `choice_denylist_regex`, for CUTLASS's choices alone, such as `pingpong`."""
     cutlass_max_profiling_configs: int | None = None
     """Most choices of CUTLASS to try for a problem, spread over different tiles and schedules; None: all of the search."""
+    deterministic: bool = True
+    """Only choices that give equal bits for equal inputs. Off also lets those run that add up in the order of arrival, except while
+    `torch.use_deterministic_algorithms` is on."""
     verify: bool = True
     """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
     log_file: str | None = None
@@ -132,6 +136,11 @@ class Settings:
         """A small number equal for equal settings of this process: what in-memory caches put into their keys."""
         return _tokens.setdefault(self, next(_token_counter))
 
+    @functools.cached_property
+    def made_deterministic(self) -> Settings:
+        """These settings with ``deterministic`` on."""
+        return dataclasses.replace(self, deterministic=True)
+
     @property
     def folder(self) -> Path:
         """The cache folder: compiled kernels, locks and, unless ``store_path`` says otherwise, the store."""
@@ -166,7 +175,7 @@ _LEAST: dict[str, float] = {
 }
 _OPTIONAL = ("max_profiling_configs", "cutlass_max_profiling_configs")
 _REGEXES = ("choice_allowlist_regex", "choice_denylist_regex", "cutlass_op_allowlist_regex", "cutlass_op_denylist_regex")
-_SWITCHES = ("fallback_to_aten", "tune_in_subprocess", "verify")
+_SWITCHES = ("fallback_to_aten", "tune_in_subprocess", "deterministic", "verify")
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 _patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
@@ -187,13 +196,17 @@ def _check_regex(field: str, value: object) -> None:
 
 
 def current() -> Settings:
-    """The settings in force here: the innermost ``patch``, else those of the environment."""
-    return _patched.get() or from_environment()
+    """The settings in force here: the innermost ``patch``, else those of the environment; deterministic where torch has to be."""
+    settings = _patched.get() or from_environment()
+    if not settings.deterministic and torch.are_deterministic_algorithms_enabled():
+        return settings.made_deterministic
+    return settings
 
 
 def token() -> int:
     """``current().token``, short enough for the path of every call."""
-    return (_patched.get() or from_environment()).token
+    settings = _patched.get() or from_environment()
+    return settings.token if settings.deterministic else current().token
 
 
 @contextmanager

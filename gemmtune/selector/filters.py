@@ -1,4 +1,4 @@
-"""Which of the legal choices are tried: size threshold, allow regex, deny regex and cap, in this order.
+"""Which of the legal choices are tried: determinism, size threshold, allow regex, deny regex and cap, in this order.
 
 Pure: every filter takes offers and returns offers, with a refusal for each choice that it takes away.
 """
@@ -18,6 +18,7 @@ from .mixed import by_mixed_mm_choice
 
 __all__ = [
     "by_cap",
+    "by_determinism",
     "by_regex",
     "by_size",
     "filtered",
@@ -37,7 +38,7 @@ schedule of its own too."""
 
 def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Offers:
     """The offers that pass the filters, in their order, with a refusal for every other one."""
-    offers = by_mixed_mm_choice(offers, settings)
+    offers = by_determinism(by_mixed_mm_choice(offers, settings), settings)
     offers = _large_enough(offers, settings, rows)
     for row in rows:
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
@@ -54,12 +55,19 @@ def uncapped(settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Se
     return dataclasses.replace(settings, **none)
 
 
+def by_determinism(offers: Offers, settings: Settings) -> Offers:
+    """Without the choices that do not claim equal bits for equal inputs, unless the settings allow them."""
+    variable = f"{ENVIRONMENT_PREFIX}DETERMINISTIC=0"
+    why = f"equal inputs need not give equal bits: deterministic forbids it ({variable} allows it where torch does)"
+    return offers if not settings.deterministic else without(offers, lambda choice: None if choice.claims.deterministic else why)
+
+
 def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[str]) -> Offers:
     """Without the choices of ``backends`` for products whose M·N·K (of one matrix of a batch) is below ``least``."""
 
     def reason(choice: Choice) -> str | None:
         problem = choice.problem
-        size = problem.m * problem.n * problem.k
+        size = problem.m * problem.n * problem.terms
         return f"M·N·K = {size} is below {setting} = {least}" if choice.backend in backends and size < least else None
 
     return without(offers, reason)

@@ -50,7 +50,7 @@ def names_of(choices: Sequence[Choice]) -> list[str]:
 
 
 def kept(choices: Sequence[Choice], allow: str | None = None, deny: str | None = None) -> list[str]:
-    settings = Settings(choice_allowlist_regex=allow, choice_denylist_regex=deny)
+    settings = Settings(choice_allowlist_regex=allow, choice_denylist_regex=deny, deterministic=False)
     return names_of(filtered(Offers(choices=choices), settings).choices)
 
 
@@ -93,7 +93,7 @@ def test_deny_wins(name: str, regex: str, allow: str) -> None:
 @pytest.mark.parametrize("empty", [None, ""], ids=["unset", "empty"])
 def test_an_empty_regex_filters_nothing(name: str, empty: str | None) -> None:
     offers = Offers(choices=choices_of(name))
-    settings = Settings(choice_allowlist_regex=empty, choice_denylist_regex=empty)
+    settings = Settings(choice_allowlist_regex=empty, choice_denylist_regex=empty, deterministic=False)
     assert filtered(offers, settings) == offers
     assert nothing_left(offers, settings) == []
 
@@ -105,7 +105,11 @@ def test_every_choice_is_either_kept_or_refused_for_the_first_filter_that_takes_
 ) -> None:
     choices, problem = choices_of(name), PROBLEMS[name][0]
     settings = Settings(
-        choice_allowlist_regex=allow, choice_denylist_regex=deny, max_profiling_configs=cap, template_min_gemm_size=least
+        choice_allowlist_regex=allow,
+        choice_denylist_regex=deny,
+        max_profiling_configs=cap,
+        template_min_gemm_size=least,
+        deterministic=False,
     )
     offers = filtered(Offers(choices=choices), settings)
     reasons = {refusal.name: refusal.reason for refusal in offers.refusals}

@@ -43,6 +43,10 @@ PROBLEMS: dict[str, Problem] = {
 }  # fmt: skip
 
 
+MOST_OF_LONG_SUMS = 4
+"""Choices that divide the sum otherwise than the mm template."""
+
+
 def _choices(problem: Problem, arch: str, search: Any = "default") -> list[CompiledChoice]:
     offers = BACKEND.enumerate(problem, preset(arch), Settings(search=search))
     return [choice for choice in offers.choices if isinstance(choice, CompiledChoice)]
@@ -50,8 +54,8 @@ def _choices(problem: Problem, arch: str, search: Any = "default") -> list[Compi
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_search_tries_few_choices_each_with_a_name_and_a_hash_of_its_own(name: str) -> None:
-    choices = _choices(PROBLEMS[name], "sm90")
-    assert 0 < len(choices) <= (SET_SIZES["default"] or 0)
+    choices = [choice for choice in _choices(PROBLEMS[name], "sm90") if choice.claims.deterministic]
+    assert 0 < len(choices) <= (SET_SIZES["default"] or 0) + MOST_OF_LONG_SUMS
     assert len({choice.name for choice in choices}) == len(choices)
     assert len({choice.content_hash for choice in choices}) == len(choices)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmtune import settings
 from gemmtune.conformance import own
 from gemmtune.conformance.case import Case
 from gemmtune.conformance.isolation import InProcessRunner
@@ -95,6 +96,13 @@ def test_kernels_for_an_older_architecture_are_its_own(arch: str) -> None:
     choice = subject.choice(Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda"))
     assert choice.arch == arch
     assert arch in subject.name
+
+
+def test_a_backend_promises_equal_bits_only_where_the_settings_do() -> None:
+    promised = own.triton.traits
+    assert own.BackendSubject("triton", promised).traits.deterministic
+    with settings.patch(deterministic=False):
+        assert not own.BackendSubject("triton", promised).traits.deterministic
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.selector.filters import (
     by_cap,
+    by_determinism,
     by_regex,
     by_size,
     filtered,
@@ -120,6 +121,20 @@ def test_the_cap_holds_for_one_backend() -> None:
     assert kept.refusals[-1] == Refusal(name="triton:b", reason="not among the 1 of 2 that max_profiling_configs leaves")
     assert by_cap(OFFERS, 2, setting="max_profiling_configs", backend="triton") is OFFERS
     assert by_cap(OFFERS, None, setting="max_profiling_configs", backend="triton") is OFFERS
+
+
+def test_choices_whose_bits_may_differ_are_tried_only_where_that_is_allowed() -> None:
+    claims = dataclasses.replace(OFFERS.choices[1].claims, deterministic=False)
+    unordered = dataclasses.replace(OFFERS, choices=(*OFFERS.choices, dataclasses.replace(choice("triton:atomic"), claims=claims)))
+    kept = filtered(unordered, Settings())
+    assert kept.choices == OFFERS.choices
+    assert kept.refusals[-1] == Refusal(
+        name="triton:atomic",
+        reason="equal inputs need not give equal bits: deterministic forbids it "
+        "(GEMMTUNE_DETERMINISTIC=0 allows it where torch does)",
+    )
+    assert by_determinism(unordered, Settings(deterministic=False)) is unordered
+    assert by_determinism(OFFERS, Settings()).choices == OFFERS.choices
 
 
 def test_all_filters_in_their_order() -> None:

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from gemmtune import settings
 from gemmtune.cache import cache_dir
@@ -132,6 +133,19 @@ def test_folders(tmp_path: Path) -> None:
     with settings.patch(cache_dir=str(tmp_path)):
         assert cache_dir("cpp", "so") == tmp_path / "cpp" / "so"
     assert (tmp_path / "cpp" / "so").is_dir()
+
+
+def test_torchs_switch_for_deterministic_algorithms_holds_for_the_settings() -> None:
+    with settings.patch(deterministic=False) as allowed:
+        assert settings.current() is allowed
+        assert settings.token() == allowed.token
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert settings.current() == dataclasses.replace(allowed, deterministic=True)
+            assert settings.token() == settings.current().token != allowed.token
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert settings.current() is allowed
 
 
 def test_compile_processes() -> None:

@@ -11,7 +11,7 @@ from ...choice import Availability, Choice, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...settings import Settings
-from .build import KernelChoice, TritonChoice, choice_for
+from .build import KernelChoice, choice_for
 from .configs import SET_SIZES, Config, pool, splits_for
 from .legality import Predicate, Resources, check_problem
 from .mixed.offers import WORDS_CHOICES, with_recommendation, words_choices
@@ -21,6 +21,8 @@ from .persistent.choice import PERSISTENT_CHOICES, persistent_choices
 from .rank import select
 from .small.swap import SWAPPED_CHOICES, swapped_choices
 from .small.vec import VECTOR_CHOICES, vector_choices
+from .splits.offers import choices_for_long_sums
+from .sums import kernel_for, predicate_for
 
 __all__ = ["TritonBackend"]
 
@@ -72,24 +74,24 @@ class TritonBackend:
         return Offers(choices=with_recommendation(problem, choices))
 
     def _interpreted(self, problem: Problem, device: DeviceInfo) -> Offers:
-        predicate = Predicate(problem, device)
-        choices: list[TritonChoice] = []
+        predicate = predicate_for(problem, device)
+        choices: list[KernelChoice] = []
         refusals: list[Refusal] = []
         for config in INTERPRETER_CONFIGS:
             reason = predicate.check(config)
             if reason is None:
-                choices.append(choice_for(problem, device, config))
+                choices.append(kernel_for(problem, device, config))
             else:
                 refusals.append(Refusal(name=f"{self.name}:{config}", reason=reason))
         return Offers(choices=tuple(choices), refusals=tuple(refusals))
 
 
 def direct_choices(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
-    """The mm template on the operands as they are; fewer of it where weights have a template of their own."""
+    """The mm template, or that of a sum, on the operands as they are; fewer of it where weights have a template of their own."""
     most = SET_SIZES[search]
     if most is not None:
         most -= len(choices_for_weights(problem, device, search))
-    return [choice_for(problem, device, config) for config in chosen_configs(problem, device, search)[:most]]
+    return [kernel_for(problem, device, config) for config in chosen_configs(problem, device, search)[:most]]
 
 
 def choices_for_weights(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
@@ -126,11 +128,17 @@ def choices_over_tiles(problem: Problem, device: DeviceInfo, search: str) -> Seq
     return persistent_choices(problem, device, PERSISTENT_CHOICES[search])
 
 
+def choices_that_divide_sums(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
+    """Other ways to divide a long sum than the mm template's."""
+    return choices_for_long_sums(problem, device, search, lambda divided: chosen_configs(divided, device, search))
+
+
 FAMILIES: tuple[Callable[[Problem, DeviceInfo, str], Sequence[Choice]], ...] = (
     choices_for_weights,
     direct_choices,
     choices_over_tiles,
     choices_for_few_rows,
+    choices_that_divide_sums,
     choices_on_copies,
 )
 """What the backend has for a GPU: (problem, device, search) to choices, each with its own predicate and its own ranking."""
@@ -139,7 +147,7 @@ FAMILIES: tuple[Callable[[Problem, DeviceInfo, str], Sequence[Choice]], ...] = (
 @functools.lru_cache(maxsize=1024)
 def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[Config, ...]:
     """The configs of a search, best by the model first."""
-    predicate = Predicate(problem, device)
+    predicate = predicate_for(problem, device)
     return tuple(select(predicate, legal_configs(predicate), SET_SIZES[search]))
 
 

@@ -1,4 +1,4 @@
-"""Memory of the split-K kernels: partial sums, and counters that are zero between launches.
+"""Memory of the kernels that divide a sum: partial sums, and counters that are zero between launches.
 
 Every split of a tile adds one to the tile's counter, and the last to arrive sets it back to zero. So two launches may share
 counters exactly if one ends before the other begins: launches on one stream, or nodes of one captured stream of one CUDA graph.
@@ -9,14 +9,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-__all__ = ["Workspace"]
+from ...problem.layout import ALIGNED_BYTES
+
+__all__ = ["Buffers", "Workspace"]
 
 ARENA_COUNTERS = 1 << 18
+COUNTER_BYTES = 4
 
 
 @dataclass(kw_only=True)
@@ -29,6 +33,8 @@ class Workspace:
     _by_stream: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Whoever comes next in the arena is aligned too.
+        self.counters = -(-self.counters * COUNTER_BYTES // ALIGNED_BYTES) * ALIGNED_BYTES // COUNTER_BYTES
         arena_of(self.device).reserve(self.counters)
 
     def acquire(self, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,6 +53,37 @@ class Workspace:
 
     def _partials(self) -> torch.Tensor:
         return torch.empty(self.size_bytes, dtype=torch.uint8, device=f"cuda:{self.device}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What a kernel needs, by the names of its arguments: ``workspace`` for so many ``partials``, ``sums`` that are zero between
+    launches, and ``counters`` that are. The first two are of type ``dtype``."""
+
+    dtype: torch.dtype
+    partials: int = 0
+    sums: int = 0
+    counters: int = 0
+
+    def interpreted(self) -> dict[str, torch.Tensor]:
+        """On the CPU. Partial sums hold a number that shows in a result if it was never written."""
+        unwritten = torch.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max // 3
+        return {
+            "workspace": torch.full((self.partials,), unwritten, dtype=self.dtype),
+            "sums": torch.zeros(self.sums, dtype=self.dtype),
+            "counters": torch.zeros(self.counters, dtype=torch.int32),
+        }
+
+    def on(self, device: int) -> Callable[[int], dict[str, torch.Tensor]]:
+        """Those of one bound kernel: the handle of a stream to the buffers of a launch, which they must outlive."""
+        words = self.sums * self.dtype.itemsize // COUNTER_BYTES
+        workspace = Workspace(device=device, size_bytes=self.partials * self.dtype.itemsize, counters=words + self.counters)
+
+        def acquire(stream: int) -> dict[str, torch.Tensor]:
+            partials, zeros = workspace.acquire(stream)
+            return {"workspace": partials, "sums": zeros, "counters": zeros[words:]}
+
+        return acquire
 
 
 class _Arena:

@@ -1,4 +1,4 @@
-"""Launching kernels some of whose operands are tensor descriptors."""
+"""Launching kernels some of whose operands may be tensor descriptors, and which may need buffers beside them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from torch import Tensor
 
 from ....choice import Run
 from ....problem import Problem
+from ....problem.dtypes import FLOAT8
 from ..geometry import Geometry
 from ..kernels import initialise
 from ..launch import Launcher, constants_of, launcher_of
 from ..source import Argument
+from ..workspace import Buffers
 from .descriptors import Description, describe, encoder, takes_encoded
 
-__all__ = ["bind_described", "interpret_described"]
+__all__ = ["Blocks", "bind_described", "interpret_described"]
 
 Extra = tuple[Tensor, ...]
 Grid = tuple[int, int, int]
 Blocks = Mapping[str, tuple[int, int]]
+"""Operands that the kernel has as descriptors, each with the block that is moved at a time."""
+Acquire = Callable[[int], Mapping[str, Tensor]]
+"""The handle of a stream to the buffers of a launch, by name."""
 
 
 def descriptions(problem: Problem, blocks: Blocks) -> dict[str, Description]:
@@ -29,27 +34,50 @@ def descriptions(problem: Problem, blocks: Blocks) -> dict[str, Description]:
     return {name: Description.of(layouts[name], block) for name, block in blocks.items()}
 
 
-def _by_name(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> dict[str, Any]:
-    return {"out": out, "a": a, "b": b, "inp": inp, "alpha": alpha, "beta": beta, **{f"x{i}": x for i, x in enumerate(extra)}}
+def names_of(problem: Problem) -> tuple[str, ...]:
+    """The names of what a call is given, in its order."""
+    scales = [name for name in ("scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
+    operands = problem.epilogue.operands if problem.epilogue else ()
+    return ("out", "a", "b", "inp", "alpha", "beta", *scales, *(f"x{i}" for i in range(len(operands))))
 
 
 def interpret_described(
-    function: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, grid: Grid, blocks: Blocks
+    function: Any,
+    arguments: Sequence[Argument],
+    problem: Problem,
+    where: Geometry,
+    grid: Grid,
+    blocks: Blocks,
+    buffers: Buffers | None = None,
 ) -> Run:
     """A ``Run`` that executes the kernel on the CPU in Triton's interpreter."""
-    return _by_triton(function[grid], arguments, constants_of(arguments, problem, where), descriptions(problem, blocks))
+
+    def acquire(stream: int) -> Mapping[str, Tensor]:  # noqa: ARG001
+        return buffers.interpreted() if buffers is not None else {}
+
+    def launch(stream: int, *values: Any) -> None:  # noqa: ARG001
+        function[grid](*(x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype in FLOAT8 else x for x in values))
+
+    return _by_triton(launch, lambda: 0, arguments, problem, where, blocks, acquire)
 
 
 def _by_triton(
     launch: Callable[..., None],
+    stream_of: Callable[[], int],
     arguments: Sequence[Argument],
-    constants: Mapping[str, int],
-    described: Mapping[str, Description],
+    problem: Problem,
+    where: Geometry,
+    blocks: Blocks,
+    acquire: Acquire | None,
 ) -> Run:
     """With tensors, and Triton's own descriptors, as arguments."""
+    constants, described, names = constants_of(arguments, problem, where), descriptions(problem, blocks), names_of(problem)
 
     def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
-        given = _by_name(out, a, b, inp, alpha, beta, extra)
+        stream = stream_of()
+        given: dict[str, Any] = dict(zip(names, (out, a, b, inp, alpha, beta, *extra), strict=True))
+        if acquire is not None:
+            given.update(acquire(stream))
         values: list[Any] = []
         for argument in arguments:
             match argument.source:
@@ -61,7 +89,7 @@ def _by_triton(
                     values.append(float(given[name]))
                 case _:
                     values.append(constants[argument.name])
-        launch(*values)
+        launch(stream, *values)
 
     return run
 
@@ -73,6 +101,7 @@ def bind_described(
     where: Geometry,
     grid: Grid,
     blocks: Blocks,
+    buffers: Buffers | None = None,
     *,
     pdl: bool,
 ) -> Run:
@@ -82,23 +111,28 @@ def bind_described(
     """
     initialise(compiled)
     device = torch.cuda.current_device()
-    described = descriptions(problem, blocks)
-    constants = constants_of(arguments, problem, where)
-    encoded_call = takes_encoded(compiled, launcher_of(compiled, grid, pdl=pdl))
-    if encoded_call is None:
+    acquire = buffers.on(device) if buffers is not None else None
+    plain = launcher_of(compiled, grid, pdl=pdl)
+    call = takes_encoded(compiled, plain) if blocks else plain
+    if call is None:
         middle = (compiled.function, compiled.packed_metadata, None, None, None)
 
-        def launch(*values: Any) -> None:
-            compiled.run(*grid, torch.cuda.current_stream(device).cuda_stream, *middle, *values)
+        def launch(stream: int, *values: Any) -> None:
+            compiled.run(*grid, stream, *middle, *values)
 
-        return _by_triton(launch, arguments, constants, described)
+        def stream_of() -> int:
+            return torch.cuda.current_stream(device).cuda_stream
+
+        return _by_triton(launch, stream_of, arguments, problem, where, blocks, acquire)
+    constants, described = constants_of(arguments, problem, where), descriptions(problem, blocks)
     order = [argument.source[1] for argument in arguments if argument.source[0] == "descriptor"]
-    encode = {name: encoder(described[name], meta) for name, meta in zip(order, compiled.metadata.tensordesc_meta, strict=True)}
+    metas = compiled.metadata.tensordesc_meta if order else ()
+    encode = {name: encoder(described[name], meta) for name, meta in zip(order, metas, strict=True)}
     tail = tuple(constants[a.name] for a in arguments if a.name in constants)
     varying = [argument.source[0] for argument in arguments if argument.name not in constants]
     if order == ["a", "b", "out"] and varying == ["descriptor"] * 3:
-        return _bind_plain(encoded_call, device, encode, tail)
-    return _bind_general(encoded_call, device, encode, arguments, tail)
+        return _bind_plain(call, device, encode, tail)
+    return _bind_general(call, device, encode, names_of(problem), arguments, tail, acquire)
 
 
 Encode = Mapping[str, Callable[[int], Sequence[Any]]]
@@ -121,14 +155,26 @@ def _bind_plain(call: Launcher, device: int, encode: Encode, tail: tuple[int, ..
     return run_packed if packed else run_flat
 
 
-def _bind_general(call: Launcher, device: int, encode: Encode, arguments: Sequence[Argument], tail: tuple[int, ...]) -> Run:
+def _bind_general(
+    call: Launcher,
+    device: int,
+    encode: Encode,
+    names: Sequence[str],
+    arguments: Sequence[Argument],
+    tail: tuple[int, ...],
+    acquire: Acquire | None = None,
+) -> Run:
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
     operands = [(a.source[1], encode.get(a.source[1])) for a in arguments if a.source[0] in ("pointer", "descriptor")]
     scalars = [a.source[1] for a in arguments if a.source[0] == "scalar"]
 
     def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
-        given = _by_name(out, a, b, inp, alpha, beta, extra)
+        stream = stream_of(device)
+        given: dict[str, Any] = dict(zip(names, (out, a, b, inp, alpha, beta, *extra), strict=True))
+        if acquire is not None:
+            # Held until the launch, not until the kernel's end: torch's allocator hands memory on in the order of the stream.
+            given.update(acquire(stream))
         values: list[Any] = []
         for name, described in operands:
             address = given[name].data_ptr()
@@ -138,8 +184,8 @@ def _bind_general(call: Launcher, device: int, encode: Encode, arguments: Sequen
                 values += described(address)
         values += [given[name] for name in scalars]
         if packed:
-            function(x, y, z, stream_of(device), *middle, (*values, *tail))
+            function(x, y, z, stream, *middle, (*values, *tail))
         else:
-            function(x, y, z, stream_of(device), *middle, *values, *tail)
+            function(x, y, z, stream, *middle, *values, *tail)
 
     return run

@@ -1,0 +1,134 @@
+"""What a search tries of the families that divide long sums: each only where it was measured to have a chance."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from ....choice import Choice
+from ....device import DeviceInfo
+from ....problem import Problem
+from ..arch import can_overlap
+from ..configs import Config
+from .atomic import AtomicChoice, atomic_choice, why_not_atomic
+from .atomic import why_not_config as why_not_added
+from .decompose import DecomposedChoice, decomposed_choice, sliced_problem, why_not_decomposed, why_not_slices
+from .stream_configs import stream_configs
+from .streamk import StreamChoice, stream_choice
+
+__all__ = ["atomic_choices", "choices_for_long_sums", "decomposed_choices", "stream_choices"]
+
+Best = Callable[[Problem], Sequence[Config]]
+"""The configs that the mm template is tried with, best first."""
+
+STREAM_CHOICES: dict[str, int | None] = {"quick": 0, "default": 1, "exhaustive": None}
+"""How many configs a search tries with the blocks dealt out."""
+USUAL_TILE = 128
+LEAST_BUSY = 0.85
+"""Where whole tiles, or tiles cut in two or three, keep that share of the multiprocessors busy, dealing out gains nothing: programs
+that are at different places along K find less of what the others read in the caches, which costs about a tenth."""
+MOST_PARTS = 3
+
+ATOMIC_CHOICES = {"quick": 1, "default": 3, "exhaustive": 24}
+"""How many of the splits that the mm template is tried with a search also tries with sums in memory."""
+
+TILE_BYTES = 64 * 2**10
+"""Sums of the tile that a library gives to one multiprocessor."""
+WAVES = (1, 2)
+"""Slices for which a search tries as many tiles as there are multiprocessors, and twice as many."""
+PARTS_OF_SLICE = 4
+EXHAUSTIVE_SLICES = (4, 8, 16, 32, 64, 128, 256)
+ROW_BYTES = 16
+
+
+def choices_for_long_sums(problem: Problem, device: DeviceInfo, search: str, best: Best) -> Sequence[Choice]:
+    """Stream-K, decompose-K and atomic split-K."""
+    return (
+        *stream_choices(problem, device, search),
+        *decomposed_choices(problem, device, search, best),
+        *atomic_choices(problem, device, search, best),
+    )
+
+
+def stream_choices(problem: Problem, device: DeviceInfo, search: str) -> list[StreamChoice]:
+    """The blocks of all tiles dealt out, by the best configs of the model.
+
+    For floats in the exhaustive search alone: what moves blocks by the copy engine (``persistent/``, libraries) loads a tile while
+    it stores the one before, and is faster even where its last wave is mostly empty.
+    """
+    count = STREAM_CHOICES[search]
+    if count is not None and not (problem.op == "int_mm" and leaves_idle(problem, device)):
+        return []
+    return [stream_choice(problem, device, config) for config in stream_configs(problem, device)[:count]]
+
+
+def leaves_idle(problem: Problem, device: DeviceInfo) -> bool:
+    """Do whole tiles leave multiprocessors idle in their last wave, however many parts they are cut in?"""
+    tiles = math.ceil(problem.m / USUAL_TILE) * math.ceil(problem.n / USUAL_TILE) * problem.batch
+    programs = max(device.sm_count, 1)
+    most = max(MOST_PARTS, programs // max(tiles, 1))
+    busy = (tiles * parts / (math.ceil(tiles * parts / programs) * programs) for parts in range(1, most + 1))
+    return max(busy) < LEAST_BUSY
+
+
+def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[AtomicChoice]:
+    """The splits that the mm template is tried with, added up in memory. The settings decide whether they may run."""
+    if why_not_atomic(problem, device) is not None:
+        return []
+    legal = (config for config in best(problem) if config.split_k > 1 and why_not_added(problem, device, config) is None)
+    overlaps = can_overlap(device.capability)
+    configs = itertools.islice(legal, ATOMIC_CHOICES[search])
+    return [atomic_choice(problem, device, replace(config, pdl=overlaps)) for config in configs]
+
+
+def decomposed_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[DecomposedChoice]:
+    """K cut into a batch.
+
+    The second kernel adds up on every multiprocessor, where that of split-K leaves a tile to the last program to arrive. This
+    outweighs the second launch where FMAs or float64 multiply, whose batches libraries do better than their long sums, and where
+    there are so few tiles that each has many parts. Otherwise tensor cores are done before the partial sums are written and read.
+    """
+    if search == "quick" or why_not_decomposed(problem, device) is not None:
+        return []
+    overlaps = can_overlap(device.capability)
+    return [
+        decomposed_choice(problem, device, slices, config, pdl=overlaps)
+        for slices, config in (_everything if search == "exhaustive" else _likely)(problem, device, best)
+        if why_not_slices(problem, slices) is None
+    ]
+
+
+def _likely(problem: Problem, device: DeviceInfo, best: Best) -> Iterator[tuple[int, Config | None]]:
+    """(slices, config, or None for torch's product)."""
+    tiles = math.ceil(problem.m * problem.n * problem.accumulator.itemsize / TILE_BYTES)
+    if problem.dtype == torch.float64 or (problem.dtype == torch.float32 and problem.precision.input_mode == "ieee"):
+        for slices in dict.fromkeys(divisor(problem, waves * device.sm_count // tiles) for waves in WAVES):
+            if slices is not None:
+                yield slices, None
+    elif tiles <= PARTS_OF_SLICE:
+        # Each product is divided in some tiles, so that there are fewer partial sums.
+        slices = divisor(problem, device.sm_count // PARTS_OF_SLICE)
+        if slices is not None:
+            yield from ((slices, config) for config in best(sliced_problem(problem, slices))[:1])
+
+
+def divisor(problem: Problem, most: int) -> int | None:
+    """The largest number of slices up to ``most``, and more than half of it, that are equal and begin at whole vectors; None where
+    there is none. A slice is not shorter than a side of the result, else there is more to add up than to multiply."""
+    most = min(most, problem.k // max(problem.m, problem.n))
+    unit = ROW_BYTES // problem.dtype.itemsize
+    return next((slices for slices in range(most, max(most // 2, 1), -1) if problem.k % (slices * unit) == 0), None)
+
+
+def _everything(problem: Problem, device: DeviceInfo, best: Best) -> Iterator[tuple[int, Config | None]]:
+    # Torch's product keeps float32 sums of narrower operands on CUDA alone.
+    by_torch = device.type == "cuda" or problem.dtype == problem.accumulator
+    for slices in EXHAUSTIVE_SLICES:
+        if problem.k % slices == 0:
+            yield from ((slices, config) for config in best(sliced_problem(problem, slices))[:2])
+            if by_torch:
+                yield slices, None

@@ -1,0 +1,175 @@
+"""Stream-K, atomic split-K and decompose-K on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from chains import assert_chains_agree
+
+from gemmtune.choice import Choice, Kernel, Status
+from gemmtune.device import detect
+from gemmtune.numerics.operands import Operands, random_operands
+from gemmtune.problem import Precision, Problem
+from gemmtune.problem.trace import trace
+from gemmtune.selector.precompile import precompile
+from gemmtune.selector.verify import Verifier
+from gemmtune.settings import current
+from gemmtune.templates.triton.configs import Config
+from gemmtune.templates.triton.splits.atomic import atomic_choice
+from gemmtune.templates.triton.splits.decompose import decomposed_choice, why_not_decomposed
+from gemmtune.templates.triton.splits.offers import stream_choices
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+SPLITS = 8
+
+
+def _streamed(problem: Problem) -> list[Choice]:
+    """Configs with descriptors, and with pointers."""
+    choices: list[Choice] = list(stream_choices(problem, detect("cuda"), "exhaustive"))
+    described = [choice for choice in choices if "tma" in choice.name]
+    return [*described[:3], *(choice for choice in choices if choice not in described)][:6]
+
+
+def _tile(problem: Problem) -> Config:
+    return Config(block_m=64, block_n=64, block_k=128 // problem.dtype.itemsize, stages=3, warps=4)
+
+
+def _atomic(problem: Problem) -> list[Choice]:
+    return [atomic_choice(problem, detect("cuda"), replace(_tile(problem), split_k=SPLITS))]
+
+
+def _decomposed(problem: Problem) -> list[Choice]:
+    """By our template and by torch; none where K is too short for it."""
+    device = detect("cuda")
+    if why_not_decomposed(problem, device) is not None:
+        return []
+    return [decomposed_choice(problem, device, SPLITS, inner, pdl=False) for inner in (_tile(problem), None)]
+
+
+FAMILIES: dict[str, Callable[[Problem], list[Choice]]] = {"streamk": _streamed, "atomic": _atomic, "decompose": _decomposed}
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def _choices(family: str, problem: Problem) -> list[Choice]:
+    """With the variants, compiled; none of them skips the test."""
+    choices = FAMILIES[family](problem)
+    if not choices:
+        pytest.skip(f"{family} has nothing for {problem} on this GPU")
+    choices += [variant for choice in choices for variant in choice.variants()]
+    assert not precompile(choices, current())
+    return choices
+
+
+def _silu(acc: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(acc) * x
+
+
+LONG = Problem.mm(192, 128, 16384, dtype=torch.float16, device_type="cuda")
+PROBLEMS = {
+    "f16-nt": LONG,
+    "bf16-nt-last-wave": Problem.mm(1536, 3072, 512, device_type="cuda"),
+    "f16-nn-edges": Problem.mm(201, 264, 9000, dtype=torch.float16, layout="nn", device_type="cuda"),
+    "bf16-tn": Problem.mm(128, 264, 16384, layout="tn", device_type="cuda"),
+    "f32-tt": Problem.mm(256, 256, 8192, dtype=torch.float32, layout="tt", device_type="cuda"),
+    "tf32-nt": Problem.mm(256, 256, 8192, dtype=torch.float32, precision=Precision(input_mode="tf32"), device_type="cuda"),
+    "f64-nn": Problem.mm(100, 128, 4096, dtype=torch.float64, layout="nn", device_type="cuda"),
+    "addmm-bf16-n": Problem.addmm(136, 128, 8192, bias="n", alpha=2, beta=0.5, device_type="cuda"),
+    "addmm-f16-mn": Problem.addmm(136, 128, 8192, dtype=torch.float16, bias="mn", device_type="cuda"),
+    "baddbmm-bf16": Problem.baddbmm(3, 136, 128, 2048, bias="n", alpha=2, beta=0.5, device_type="cuda"),
+    "silu-mul": replace(
+        Problem.mm(128, 128, 8192, device_type="cuda"),
+        epilogue=trace(_silu, torch.float32, [torch.zeros(128, 128, dtype=torch.bfloat16)]),
+    ),
+    "int8-nt": Problem.int_mm(256, 256, 8192, layout="nt", device_type="cuda"),
+}
+
+
+@families
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_verification_accepts_every_choice_with_its_own_claims(name: str, family: str) -> None:
+    problem = PROBLEMS[name]
+    verifier = Verifier(problem, CUDA)
+    for choice in _choices(family, problem):
+        verdict = verifier.check(choice, choice.build())
+        assert verdict.status is Status.OK, (choice.name, verdict.reason)
+
+
+def _run(kernel: Kernel, x: Operands) -> torch.Tensor:
+    x.out.fill_(torch.nan)
+    kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.extra)
+    return x.out.clone()
+
+
+def _assert_right(x: Operands) -> None:
+    expected = x.a.double() @ x.b.double()
+    assert float((x.out.double() - expected).norm() / expected.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["streamk", "decompose"])
+def test_results_repeat_bit_by_bit(family: str) -> None:
+    for choice in _choices(family, LONG):
+        kernel, operands = choice.build(), random_operands(LONG, CUDA, seed=0)
+        first = _run(kernel, operands)
+        _assert_right(operands)
+        assert all(torch.equal(_run(kernel, operands), first) for _ in range(20)), choice.name
+
+
+@families
+def test_a_capture_may_be_the_first_call_and_replays_run_side_by_side(family: str) -> None:
+    for choice in _choices(family, LONG):
+        kernel, sets = choice.build(), [random_operands(LONG, CUDA, seed=seed) for seed in range(2)]
+        streams = [torch.cuda.Stream() for _ in sets]  # type: ignore[no-untyped-call]
+        graphs = []
+        for stream, x in zip(streams, sets, strict=True):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(6):
+                    kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.extra)
+            graphs.append(graph)
+        for _ in range(10):
+            for stream, graph, x in zip(streams, graphs, sets, strict=True):
+                with torch.cuda.stream(stream):
+                    x.out.fill_(torch.nan)
+                    graph.replay()
+        torch.cuda.synchronize()
+        for x in sets:
+            _assert_right(x)
+
+
+@families
+def test_streams_at_the_same_time(family: str) -> None:
+    for choice in _choices(family, LONG):
+        kernel, sets = choice.build(), [random_operands(LONG, CUDA, seed=seed) for seed in range(3)]
+        streams = [torch.cuda.Stream() for _ in sets]  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        for _ in range(20):
+            for stream, x in zip(streams, sets, strict=True):
+                with torch.cuda.stream(stream):
+                    kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.extra)
+        torch.cuda.synchronize()
+        for x in sets:
+            _assert_right(x)
+
+
+@families
+def test_problems_in_turn(family: str) -> None:
+    """What one kernel leaves in its memory is of no consequence to another one."""
+    problems = [LONG, Problem.mm(128, 192, 16384, dtype=torch.float16, device_type="cuda")]
+    kernels = [(choice.build(), random_operands(p, CUDA, seed=1)) for p in problems for choice in _choices(family, p)]
+    for _ in range(5):
+        for kernel, operands in kernels:
+            _run(kernel, operands)
+            _assert_right(operands)
+
+
+def test_launches_that_overlap_read_what_the_kernel_before_wrote() -> None:
+    problem = Problem.mm(48, 1536, 1536, dtype=torch.float16, device_type="cuda")
+    for choice in _streamed(problem)[::3]:
+        assert not precompile([choice], current())
+        for other in choice.variants():
+            assert_chains_agree(*((choice, other) if choice.info["pdl"] else (other, choice)))
