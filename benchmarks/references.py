@@ -22,7 +22,7 @@ from gemmtune.device import DeviceInfo
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.problem import QUANTIZED_OPS
-from gemmtune.selector.rotation import Rotation
+from gemmtune.selector.timing.rotation import Rotation
 from gemmtune.settings import current
 
 __all__ = ["REFERENCES", "Reference", "dense", "inductor", "plain_torch"]

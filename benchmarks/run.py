@@ -35,8 +35,8 @@ from gemmtune.backends import BACKENDS
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch.plan import plan_for
 from gemmtune.extern.flags import precision_scope
-from gemmtune.selector.limits import limit_us, measure_limits
 from gemmtune.selector.result import ProblemResult
+from gemmtune.selector.timing.limits import limit_us, measure_limits
 from gemmtune.settings import Search, Timing
 
 REGIMES: tuple[Timing, ...] = typing.get_args(Timing)

@@ -21,8 +21,8 @@ from rich.text import Text
 from .. import __version__, settings
 from ..backends import BACKENDS, load
 from ..device import DeviceInfo, detect
-from ..selector.key import driver_version, fingerprint_text
-from ..selector.store import open_store
+from ..selector.persistence.key import driver_version, fingerprint_text
+from ..selector.persistence.store import open_store
 from ..settings import Settings
 from .output import STDOUT, json_option, show, write_json
 

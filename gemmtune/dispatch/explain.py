@@ -17,10 +17,10 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.problem import FLOAT_OPS
 from ..selector.candidates import Candidates, known_candidates
-from ..selector.key import difference, fingerprint
+from ..selector.persistence.key import difference, fingerprint
+from ..selector.persistence.store import Store, open_store
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
-from ..selector.store import Store, open_store
 from ..selector.table import refusal_lines
 from ..settings import Settings
 from .arguments import Call

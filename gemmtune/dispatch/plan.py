@@ -19,11 +19,11 @@ from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..problem import Layout, Problem
 from ..selector.candidates import known_candidates
 from ..selector.offers import offers_for
+from ..selector.persistence.store import open_store
 from ..selector.pick import pick
 from ..selector.progress import Silent
 from ..selector.result import ProblemResult
 from ..selector.select import select
-from ..selector.store import open_store
 from ..settings import Settings
 from .allocate import new_output
 

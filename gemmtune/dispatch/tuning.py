@@ -10,14 +10,14 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import known_candidates
 from ..selector.machine import ensure_limits
-from ..selector.pool import WORKERS
+from ..selector.persistence.store import Store, open_store
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, Silent, progress_for
-from ..selector.remote import measuring_kind
 from ..selector.result import ProblemResult
 from ..selector.select import select
-from ..selector.store import Store, open_store
 from ..selector.tuning_result import TuningResult
+from ..selector.workers.pool import WORKERS
+from ..selector.workers.remote import measuring_kind
 from ..settings import Settings
 from .plan import forget_plans
 

@@ -10,10 +10,10 @@ from ..choice import Choice, Offers
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
-from .key import fingerprint_text, now
 from .offers import offers_for, widest_offers_for
+from .persistence.key import fingerprint_text, now
+from .persistence.store import Row, Store
 from .result import Outcome
-from .store import Row, Store
 from .variants import known_variants
 
 __all__ = ["Candidates", "known_candidates", "row_of"]

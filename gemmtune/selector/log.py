@@ -13,9 +13,9 @@ from typing import Any
 from ..choice import Status
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
-from .key import now
+from .persistence.key import now
+from .persistence.row import plain
 from .result import ProblemResult
-from .row import plain
 
 __all__ = ["append_log", "lines"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
-from .key import fingerprint_text
-from .limits import limit_names
+from .persistence.key import fingerprint_text
+from .persistence.store import Store
 from .progress import Progress
-from .remote import open_session
-from .store import Store
+from .timing.limits import limit_names
+from .workers.remote import open_session
 
 __all__ = ["ensure_limits", "limits_of"]
 

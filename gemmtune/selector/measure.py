@@ -14,10 +14,10 @@ from .candidates import Candidates
 from .pick import ENTRANTS, right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
-from .remote import AnySession, open_session
 from .result import SETTLED, Outcome
-from .rounds import FINALISTS
+from .timing.rounds import FINALISTS
 from .variants import ROUNDS, untried_variants
+from .workers.remote import AnySession, open_session
 
 __all__ = ["measure"]
 

@@ -17,7 +17,7 @@ from gemmtune.dispatch.plan import forget_plans, ready
 from gemmtune.extern.aten import AtenChoice
 from gemmtune.numerics.operands import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout
-from gemmtune.selector.worker import Worker
+from gemmtune.selector.workers.worker import Worker
 from gemmtune.templates.cpp.build import CppChoice
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.rotation import Rotation
+from gemmtune.selector.timing.rotation import Rotation
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 

@@ -33,7 +33,7 @@ from gemmtune.device import preset
 from gemmtune.numerics.operands import storage_bits
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.rotation import Rotation
+from gemmtune.selector.timing.rotation import Rotation
 from gemmtune.selector.verify import Verifier
 
 INT8, UINT8, INT32 = torch.int8, torch.uint8, torch.int32

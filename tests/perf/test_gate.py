@@ -17,7 +17,7 @@ from gemmtune.conformance.perf.statistics import Rule, Verdict
 from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import preset
 from gemmtune.problem import Problem
-from gemmtune.selector.timing import CpuContender
+from gemmtune.selector.timing.timer import CpuContender
 from gemmtune.settings import Settings
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

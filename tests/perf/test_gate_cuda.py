@@ -18,7 +18,7 @@ from gemmtune.conformance.perf.statistics import Verdict
 from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import detect
 from gemmtune.problem import Problem
-from gemmtune.selector.timing import Call, GraphContender
+from gemmtune.selector.timing.timer import Call, GraphContender
 
 pytestmark = pytest.mark.gpu
 

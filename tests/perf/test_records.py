@@ -18,8 +18,8 @@ from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import plan_for
 from gemmtune.problem import Problem
-from gemmtune.selector.conditions import conditions
-from gemmtune.selector.timing import Contender, Timer, collection_paused
+from gemmtune.selector.timing.conditions import conditions
+from gemmtune.selector.timing.timer import Contender, Timer, collection_paused
 
 CLOCK = DeviceClock()
 ROUNDS = 20

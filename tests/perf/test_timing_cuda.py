@@ -13,10 +13,10 @@ import torch
 from gemmtune.choice import Choice, Claims, Kernel, Status
 from gemmtune.device import detect
 from gemmtune.problem import Problem
-from gemmtune.selector.remote import RemoteSession
-from gemmtune.selector.rounds import Effort, play
-from gemmtune.selector.session import Session
-from gemmtune.selector.timing import Call, EagerContender, GraphContender
+from gemmtune.selector.timing.rounds import Effort, play
+from gemmtune.selector.timing.timer import Call, EagerContender, GraphContender
+from gemmtune.selector.workers.remote import RemoteSession
+from gemmtune.selector.workers.session import Session
 from gemmtune.settings import Settings
 
 pytestmark = pytest.mark.gpu

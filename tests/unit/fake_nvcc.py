@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
-from gemmtune.selector.pool import WORKERS
+from gemmtune.selector.workers.pool import WORKERS
 from gemmtune.templates.cpp.compiler import find_compiler
 from gemmtune.templates.cutlass import toolkit
 

@@ -12,8 +12,8 @@ from gemmtune import __version__, cli, settings
 from gemmtune.backends import BACKENDS
 from gemmtune.choice import Availability
 from gemmtune.device import detect
-from gemmtune.selector.key import fingerprint_text
-from gemmtune.selector.store import Store
+from gemmtune.selector.persistence.key import fingerprint_text
+from gemmtune.selector.persistence.store import Store
 
 
 def doctor(capsys):

@@ -174,8 +174,8 @@ class TestTheChecksThemselves:
         assert self.imports("from ..problem import Problem") == {"problem"}
         assert self.imports("from ..problem.layout import Layout") == {"problem.layout"}
         assert self.imports("from .. import settings") == {"settings"}
-        assert self.imports("from . import key as keys") == {"selector.key"}
-        assert self.imports("from .store import Store") == {"selector.store"}
+        assert self.imports("from . import pick as picks") == {"selector.pick"}
+        assert self.imports("from .persistence.store import Store") == {"selector.persistence.store"}
         assert self.imports("import gemmtune.ops\nfrom gemmtune.ops import dense\nfrom gemmtune import cli") <= {
             "ops",
             "ops.dense",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from store_cases import KEYS, MACHINES, fork, kill, one_warning, status_of
 
-from gemmtune.selector.locks import tuning_lock
+from gemmtune.selector.workers.locks import tuning_lock
 from gemmtune.settings import Settings
 
 

@@ -17,7 +17,7 @@ from gemmtune.conformance.perf.sampling import ProcessSample, Sampling
 from gemmtune.device import detect
 from gemmtune.errors import GateError
 from gemmtune.problem import Problem
-from gemmtune.selector.worker import Elsewhere
+from gemmtune.selector.workers.worker import Elsewhere
 
 CPU = detect("cpu")
 PROBLEM = Problem.mm(96, 160, 192, dtype=torch.float32, device_type="cpu")
@@ -81,4 +81,4 @@ def test_an_installation_that_cannot_be_imported(tmp_path):
 
 def test_elsewhere_is_nothing_to_call_here():
     with pytest.raises(TypeError, match=r"expected one through Worker\.call"):
-        Elsewhere("selector.timing:median_margin")([1.0])
+        Elsewhere("selector.timing.timer:median_margin")([1.0])

@@ -15,7 +15,7 @@ from store_cases import KEYS, MACHINES, failure, in_child, row
 
 from gemmtune.choice import Status
 from gemmtune.errors import StoreError
-from gemmtune.selector.store import Store, open_store
+from gemmtune.selector.persistence.store import Store, open_store
 from gemmtune.settings import Settings
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from store_cases import KEYS, MACHINES, failure, fork, journals, row, status_of
 
-from gemmtune.selector.database import Database
-from gemmtune.selector.row import Row
-from gemmtune.selector.store import Store, open_store
+from gemmtune.selector.persistence.database import Database
+from gemmtune.selector.persistence.row import Row
+from gemmtune.selector.persistence.store import Store, open_store
 from gemmtune.settings import Settings
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from store_cases import KEYS, MACHINES, fork, kill, row, status_of
 
-from gemmtune.selector.database import Database
-from gemmtune.selector.key import canonical
-from gemmtune.selector.row import Row
-from gemmtune.selector.store import Store, open_store
+from gemmtune.selector.persistence.database import Database
+from gemmtune.selector.persistence.key import canonical
+from gemmtune.selector.persistence.row import Row
+from gemmtune.selector.persistence.store import Store, open_store
 from gemmtune.settings import Settings
 
 PER_PROBLEM = 5

@@ -15,10 +15,10 @@ import pytest
 from store_cases import KEYS, MACHINES, NOBODY, in_child, journals, one_warning, row
 
 from gemmtune.errors import StoreError
-from gemmtune.selector.database import Database
-from gemmtune.selector.key import canonical
-from gemmtune.selector.row import Row
-from gemmtune.selector.store import Store, open_store
+from gemmtune.selector.persistence.database import Database
+from gemmtune.selector.persistence.key import canonical
+from gemmtune.selector.persistence.row import Row
+from gemmtune.selector.persistence.store import Store, open_store
 from gemmtune.settings import Settings
 
 

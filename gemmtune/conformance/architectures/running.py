@@ -12,13 +12,13 @@ from ...choice import Status
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
-from ...selector.apply import applied
-from ...selector.conditions import conditions
-from ...selector.pool import WORKERS
-from ...selector.remote import measuring_kind
-from ...selector.session import failure_of
+from ...selector.timing.conditions import conditions
 from ...selector.verify import Verdict, Verifier
-from ...selector.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ...selector.workers.apply import applied
+from ...selector.workers.pool import WORKERS
+from ...selector.workers.remote import measuring_kind
+from ...selector.workers.session import failure_of
+from ...selector.workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ...settings import Settings, current
 from ...templates.compiled import CompiledChoice
 

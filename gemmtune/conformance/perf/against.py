@@ -14,8 +14,8 @@ from ... import settings as settings_module
 from ...device import DeviceInfo
 from ...errors import GateError
 from ...problem import Problem
-from ...selector.conditions import device_to_itself
-from ...selector.worker import Elsewhere, Worker
+from ...selector.timing.conditions import device_to_itself
+from ...selector.workers.worker import Elsewhere, Worker
 from ...settings import Settings
 from . import guest
 from .processes import Failed, reason_of

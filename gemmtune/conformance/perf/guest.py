@@ -1,8 +1,8 @@
 """The part of a comparison of two installations that runs in the worker of each.
 
 What is under test is the installation that the worker imports as ``gemmtune``: its settings, its tuning, its kernels. What measures
-is this installation, which a worker with another one has under another name (``selector.worker.ALIAS``): hence modules by name, and
-plain values as arguments and results.
+is this installation, which a worker with another one has under another name (``selector.workers.worker.ALIAS``): hence modules by
+name, and plain values as arguments and results.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from ... import problem as our_problems
 from ...device import detect
 from ...problem.rebuild import rebuilt
-from ...selector.conditions import conditions
-from ...selector.timing import GRAPH_US, Timer
+from ...selector.timing.conditions import conditions
+from ...selector.timing.timer import GRAPH_US, Timer
 from ...settings import Timing
 from .sampling import Steady
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...device import DeviceInfo
-from ...selector.conditions import device_to_itself
-from ...selector.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ...selector.timing.conditions import device_to_itself
+from ...selector.workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ...settings import Settings
 from .sampling import Match, ProcessSample, Sampling, sample_match
 

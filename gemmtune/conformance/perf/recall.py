@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from ...device import DeviceInfo
-from ...selector.key import difference, fingerprint
+from ...selector.persistence.key import difference, fingerprint
 from ...settings import Settings
 from .baselines import Baseline, Baselines
 from .result import ProblemGate

@@ -17,7 +17,7 @@ from typing import Any
 from ...choice import Choice
 from ...device import DeviceInfo
 from ...problem import Problem
-from ...selector.timing import Contender
+from ...selector.timing.timer import Contender
 from ...settings import Settings
 from ...version import __version__
 from .recall import versions
@@ -28,7 +28,7 @@ __all__ = ["DeviceClock", "extra_info"]
 class DeviceClock:
     """A timer for pytest-benchmark that goes forward by the time of one call for each sample, and stands still otherwise.
 
-    Samples are those of ``selector.timing``: between CUDA events on a GPU, between readings of the clock on a CPU.
+    Samples are those of ``selector.timing.timer``: between CUDA events on a GPU, between readings of the clock on a CPU.
     """
 
     __name__ = "device_clock"

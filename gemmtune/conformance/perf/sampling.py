@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from ...choice import Choice
 from ...device import DeviceInfo
 from ...problem import Problem
-from ...selector.apply import applied
-from ...selector.conditions import conditions
-from ...selector.timing import CPU_US, Contender, Timer, collection_paused
+from ...selector.timing.conditions import conditions
+from ...selector.timing.timer import CPU_US, Contender, Timer, collection_paused
+from ...selector.workers.apply import applied
 from ...settings import Settings
 
 __all__ = ["Match", "ProcessSample", "Sampling", "Steady", "compare", "in_blocks", "sample_match"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ..device import DeviceInfo
+from ...device import DeviceInfo
 
 __all__ = ["METHOD_VERSION", "canonical", "difference", "driver_version", "fingerprint", "fingerprint_text", "now"]
 

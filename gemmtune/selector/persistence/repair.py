@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import StoreError
+from ...errors import StoreError
 from .database import Database
 from .exchange import absorb
 from .row import Limit, Row

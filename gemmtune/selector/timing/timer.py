@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from ..choice import Choice, Kernel
-from ..device import DeviceInfo
-from ..numerics.operands import Operands
-from ..problem import Problem
-from ..settings import Timing
+from ...choice import Choice, Kernel
+from ...device import DeviceInfo
+from ...numerics.operands import Operands
+from ...problem import Problem
+from ...settings import Timing
 from .rotation import Rotation
 
 __all__ = ["Contender", "Timer", "collection_paused", "median_margin", "timing_event"]

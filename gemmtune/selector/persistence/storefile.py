@@ -8,7 +8,7 @@ from pathlib import Path
 
 import filelock
 
-from ..errors import StoreError
+from ...errors import StoreError
 
 __all__ = ["SCHEMA", "VERSION", "check", "code_of", "connect", "create", "file_lock", "move_aside"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..choice import Status
-from ..errors import StoreError
+from ...choice import Status
+from ...errors import StoreError
 from .key import canonical, now
 
 __all__ = ["COLUMNS", "LIMIT_COLUMNS", "Limit", "Row", "checksum", "plain"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import filelock
 
-from ..settings import Settings
+from ...settings import Settings
 
 __all__ = ["tuning_lock"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from contextlib import AbstractContextManager
 
-from .. import settings as settings_module
-from ..settings import Settings
+from ... import settings as settings_module
+from ...settings import Settings
 
 __all__ = ["applied"]
 

@@ -13,17 +13,17 @@ from typing import Self
 
 import torch
 
-from ..choice import Choice, Kernel, Status
-from ..device import DeviceInfo
-from ..errors import CompileError
-from ..problem import Problem
-from ..settings import Settings
+from ...choice import Choice, Kernel, Status
+from ...device import DeviceInfo
+from ...errors import CompileError
+from ...problem import Problem
+from ...settings import Settings
+from ..timing.conditions import conditions, device_to_itself
+from ..timing.limits import measure_limits
+from ..timing.rounds import Effort, Ranked, play
+from ..timing.timer import Contender, Timer, collection_paused
+from ..verify import Verifier
 from .apply import applied
-from .conditions import conditions, device_to_itself
-from .limits import measure_limits
-from .rounds import Effort, Ranked, play
-from .timing import Contender, Timer, collection_paused
-from .verify import Verifier
 
 __all__ = ["Sample", "Session", "failure_of"]
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreError
+from ...errors import StoreError
 from .database import Database
 from .row import Limit, Row
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import filelock
 import torch
 
-from ..device import DeviceInfo
-from ..extern.flags import precision_scope
-from ..problem import Problem
-from ..settings import Settings
+from ...device import DeviceInfo
+from ...extern.flags import precision_scope
+from ...problem import Problem
+from ...settings import Settings
 
 __all__ = ["conditions", "device_to_itself"]
 

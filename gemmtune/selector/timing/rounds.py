@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from ..settings import Search
-from .timing import Contender, median_margin
+from ...settings import Search
+from .timer import Contender, median_margin
 
 __all__ = ["FINALISTS", "Effort", "Ranked", "play"]
 

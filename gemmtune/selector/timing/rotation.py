@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..choice import Choice
-from ..device import MIB, DeviceInfo
-from ..numerics.operands import Operands, allocate, flat, random_operands
-from ..problem import Layout, Problem
+from ...choice import Choice
+from ...device import MIB, DeviceInfo
+from ...numerics.operands import Operands, allocate, flat, random_operands
+from ...problem import Layout, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

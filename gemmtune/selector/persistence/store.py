@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import StoreError
-from ..settings import Settings
+from ...errors import StoreError
+from ...settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
 from .repair import ELSEWHERE, FAILURES, explain, is_damage, repair

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from ..choice import Choice, Status
-from ..device import DeviceInfo
-from ..problem import Problem
-from ..settings import Settings
+from ...choice import Choice, Status
+from ...device import DeviceInfo
+from ...problem import Problem
+from ...settings import Settings
+from ..timing.rounds import Ranked
 from .pool import WORKERS
-from .rounds import Ranked
 from .session import Sample, Session
 from .worker import Worker, WorkerCrashed, WorkerTimedOut
 

@@ -17,8 +17,8 @@ from typing import Literal
 
 import jinja2
 
-from ..cache import cache_dir
-from ..device import DeviceInfo
+from ...cache import cache_dir
+from ...device import DeviceInfo
 
 __all__ = ["fma_gflops"]
 

@@ -25,7 +25,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import GemmtuneError, UnavailableError
+from ...errors import GemmtuneError, UnavailableError
 
 __all__ = ["ALIAS", "Elsewhere", "Worker", "WorkerCrashed", "WorkerTimedOut"]
 
@@ -175,7 +175,7 @@ class Worker:
 
 
 class Elsewhere:
-    """A function of this package by module and name, such as ``selector.timing:median_margin``. Unpickled in a worker with another
+    """A function of this package by module and name: ``selector.timing.timer:median_margin``. Unpickled in a worker with another
     installation it is the function of this installation, whatever that other one has."""
 
     def __init__(self, name: str) -> None:
@@ -195,9 +195,9 @@ def _start_code(fd: int, gpu: bool, installation: str | None) -> str:
     package, alias = "gemmtune", ""
     if installation:  # a package without its __init__: what that does when imported, it would do twice in this process
         package = ALIAS
-        alias = f"sys.modules[{ALIAS!r}] = ours = type(sys)({ALIAS!r}); ours.__path__ = [{str(Path(__file__).parents[1])!r}]; "
+        alias = f"sys.modules[{ALIAS!r}] = ours = type(sys)({ALIAS!r}); ours.__path__ = [{str(Path(__file__).parents[2])!r}]; "
     hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
-    start = f"{alias}from {package}.selector.child import main; main({fd}, {os.getpid()})"
+    start = f"{alias}from {package}.selector.workers.child import main; main({fd}, {os.getpid()})"
     return f"import os, sys; {hide}sys.path[:] = {path!r}; {start}"
 
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ..backends import load
-from ..device import MIB, DeviceInfo
-from ..extern.flags import precision_scope
-from ..numerics.operands import random_operands
-from ..problem import Precision, Problem
-from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
-from ..settings import current
+from ...backends import load
+from ...device import MIB, DeviceInfo
+from ...extern.flags import precision_scope
+from ...numerics.operands import random_operands
+from ...problem import Precision, Problem
+from ...problem.dtypes import FLOAT8, dtype_name, parse_dtype
+from ...settings import current
 from .fma import fma_gflops
-from .timing import timing_event
+from .timer import timing_event
 
 __all__ = ["limit_names", "limit_us", "measure_limits"]
 
