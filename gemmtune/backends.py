@@ -15,6 +15,7 @@ BACKENDS: dict[str, str] = {
     "cublaslt": "gemmtune.extern.cublaslt",
     "triton": "gemmtune.templates.triton",
     "cutlass": "gemmtune.templates.cutlass",
+    "cuda": "gemmtune.templates.cuda",
     "cpp": "gemmtune.templates.cpp",
 }
 """Backend name to the module that holds its ``BACKEND``. The order is the one in which ties are broken: library kernels first."""

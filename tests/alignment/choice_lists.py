@@ -19,6 +19,7 @@ from gemmtune.settings import Search, Settings
 PROBLEMS: dict[str, tuple[Problem, str]] = {
     "sm90-mm-bf16": (Problem.mm(512, 1024, 768, device_type="cuda"), "sm90"),
     "sm90-mm-bf16-odd": (Problem.mm(301, 513, 1003, device_type="cuda"), "sm90"),
+    "sm90-mm-fp16-long": (Problem.mm(64, 96, 16384, dtype=torch.float16, device_type="cuda"), "sm90"),
     "sm80-bmm-fp16": (Problem.bmm(4, 64, 96, 4096, dtype=torch.float16, device_type="cuda"), "sm80"),
     "sm75-addmm-fp32": (Problem.addmm(16, 4096, 4096, dtype=torch.float32, bias="n", device_type="cuda"), "sm75"),
     "avx512-mm-fp32": (Problem.mm(256, 512, 512, dtype=torch.float32, device_type="cpu"), "avx512"),

@@ -52,8 +52,12 @@ def transposed_out(problem: Problem) -> Problem:
     return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
 
 
-def mixed_mm(*shape: int, **fields: Any) -> Problem:
-    return Problem.mixed_mm(*(shape or SHAPE), **CUDA, **fields)
+def mixed_mm(*shape: int, prepacked: bool = False, **fields: Any) -> Problem:
+    return dataclasses.replace(Problem.mixed_mm(*(shape or SHAPE), **CUDA, **fields), prepacked=prepacked)
+
+
+def with_scale(problem: Problem, name: str, **changes: Any) -> Problem:
+    return dataclasses.replace(problem, **{name: dataclasses.replace(getattr(problem, name), **changes)})
 
 
 SERVED: dict[str, Problem] = {
@@ -69,6 +73,12 @@ SERVED: dict[str, Problem] = {
     "mixed_mm-u8": mixed_mm(dtype=F16, dtype_b=torch.uint8, scales="none"),
     "mixed_mm-e4m3": mixed_mm(dtype=BF16, dtype_b=E4M3, scales="tensor"),
     "mixed_mm-e5m2": mixed_mm(dtype=F16, dtype_b=E5M2, scales="column"),
+    "mixed_mm-s4": mixed_mm(dtype=F16, encoding="int4", scales="column"),
+    "mixed_mm-s4-groups": mixed_mm(dtype=BF16, encoding="int4", scales="group_128"),
+    "mixed_mm-u4-groups": mixed_mm(dtype=F16, encoding="uint4", scales="group_64"),
+    "mixed_mm-s8-groups": mixed_mm(dtype=F16, scales="group_128"),
+    "mixed_mm-s8-packed": mixed_mm(dtype=BF16, prepacked=True, scales="column"),
+    "mixed_mm-u4-packed-zeros": mixed_mm(dtype=F16, prepacked=True, encoding="uint4", scales="group_128", zeros=True),
 }
 
 
@@ -91,7 +101,7 @@ def test_an_operation_reads_and_writes_what_the_problem_has(name: str) -> None:
             how.a.dtype, how.b.dtype, problem.out.dtype, problem.accumulator,
         ]  # fmt: skip
         assert (op.layout_a, op.layout_b, op.layout_d) == (letter(how.a), letter(how.b), letter(how.out))
-        assert op.alignment_a <= how.a.alignment
+        assert op.alignment_a <= how.a.alignment * (2 if problem.encoding else 1)
         assert op.alignment_b <= how.b.alignment
         assert op.alignment_d * problem.out.dtype.itemsize <= 16
 
@@ -104,6 +114,8 @@ def test_names_are_unique_and_have_the_elements(name: str) -> None:
         op = choice.config.operation
         if op.modern:
             scales = [f"{x.extent}x128f32x" if x else "" for x in (op.scales_a, op.scales_b)]
+            if op.weights:
+                scales[0] = f"{op.weights.element}{'z' * op.weights.zero}x"
             assert f"_gemm_{scales[0]}{op.a}_{scales[1]}{op.b}_{op.accumulator}_" in choice.name
 
 
@@ -175,10 +187,12 @@ def test_the_narrower_operand_is_the_first_and_is_not_rounded(name: str) -> None
         assert ELEMENTS[op.a].itemsize == 1
         assert ELEMENTS[op.b].itemsize == 2
         assert op.multiplied == op.b
-        assert choice.claims.weights is None
+        scaled = "groups" in name or "zeros" in name
+        assert choice.claims.weights == (SERVED[name].dtype if scaled else None)
+        assert bool(op.weights) == scaled
 
 
-SUMS_SCALED = [name for name in SERVED if name != "int_mm" and "block" not in name]
+SUMS_SCALED = [name for name in SERVED if name != "int_mm" and not any(x in name for x in ("block", "groups", "zeros"))]
 
 
 @pytest.mark.parametrize("name", SUMS_SCALED)
@@ -207,11 +221,25 @@ REFUSED: dict[str, tuple[Problem, str, str]] = {
     "column-major-result-of-block-scales": (
         transposed_out(scaled_mm(scales="block_128x128")), "sm90",
         "out is t, expected n"),
-    "group-scales": (mixed_mm(scales="group_64"), "sm90",
-                     "scale_b is for 64x1 elements; expected one for each whole column, or for all, which scales sums"),
+    "small-groups": (mixed_mm(scales="group_32"), "sm90",
+                     "scale_b is for groups of 32; expected 64 or more, as many as a step of the main loop has"),
+    "wide-scales-of-groups": (mixed_mm(scales="group_64", scale_dtype=F32), "sm90",
+                              "scale_b is float32, expected a's float16, in which weights are scaled"),
+    "column-major-scales-of-groups": (
+        with_scale(mixed_mm(scales="group_64"), "scale_b", stride=(1, 16)), "sm90",
+        "scale_b has no lines across K of whole 16 bytes, which TMA reads"),
+    "unaligned-scales-of-groups": (mixed_mm(512, 516, 1024, prepacked=True, scales="group_64"), "sm90",
+                                   "scale_b has no lines across K of whole 16 bytes, which TMA reads"),
     "zero-points": (mixed_mm(dtype_b=torch.uint8, scales="column", zeros=True), "sm90",
-                    "zero points are subtracted before products are summed; these kernels scale sums"),
-    "int4": (mixed_mm(encoding="int4", scales="column"), "sm90", "b is int4, two numbers in each byte; expected one in each"),
+                    "zero points are subtracted from prepacked weights alone (gemmtune.prepack): CUTLASS adds them to scaled ones"),
+    "one-zero-point": (mixed_mm(prepacked=True, scales="tensor", zeros=True), "sm90",
+                       "scale_b is one for all columns, expected one for each beside zero points"),
+    "zero-points-of-floats": (mixed_mm(prepacked=True, dtype_b=E4M3, scales="column", zeros=True), "sm90",
+                              "b is float8_e4m3fn, expected integers beside zero points"),
+    "other-zero-points": (
+        with_scale(mixed_mm(prepacked=True, scales="group_128", zeros=True), "zero_b", stride=(1536, 1)), "sm90",
+        "zero_b is [8, 768] in lines of 1536, expected what scale_b is: [8, 768] in lines of 768"),
+    "unaligned-int4": (mixed_mm(512, 768, 1008, encoding="int4"), "sm90", "a is aligned to 16 elements, expected 32"),
     "float32": (mixed_mm(dtype=F32, scales="column"), "sm90", "a is float32, expected float16 or bfloat16 beside a narrower b"),
     "older": (scaled_mm(), "sm80", "scaled_mm is served on sm90 alone, not on sm80"),
     "newer": (mixed_mm(), "sm100", "mixed_mm is served on sm90 alone, not on sm100"),

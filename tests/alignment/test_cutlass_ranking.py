@@ -16,7 +16,7 @@ from gemmtune.templates.cutlass import BACKEND
 from gemmtune.templates.cutlass.build import CutlassChoice
 from gemmtune.templates.cutlass.catalogue import operations
 from gemmtune.templates.cutlass.configs import MOST_ACCUMULATORS
-from gemmtune.templates.cutlass.tiles import KINDS, SHARED, TILES, Tile, is_shared, own_operations
+from gemmtune.templates.cutlass.tiles import KINDS, SHARED, SLICED, TILES, Tile, is_shared, own_operations
 from gemmtune.templates.cutlass.toolkit import find_toolkit
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
@@ -84,9 +84,9 @@ def test_tiles_are_as_deep_in_bytes_whatever_the_element(element: str) -> None:
 
 
 def test_tiles_keep_to_what_the_schedules_can() -> None:
-    for tile in TILES:
-        groups = 1 if tile.kind == "pingpong" else 2
+    for tile in (*TILES, *SLICED):
+        groups = 2 if tile.kind in ("cooperative", "stream_k") else 1
         assert tile.rows % (64 * groups) == 0
         assert tile.cols % 8 == 0
         assert tile.rows * tile.cols / (128 * groups) <= MOST_ACCUMULATORS
-    assert set(KINDS) == {tile.kind for tile in TILES}
+    assert set(KINDS) == {tile.kind for tile in (*TILES, *SLICED)}

@@ -11,7 +11,8 @@ from gemmtune import settings
 from gemmtune.conformance.architectures import compile_and_inspect, matrix_choices, matrix_problems, run_matrix
 from gemmtune.errors import UnavailableError
 from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.toolkit import find_compiler, find_toolkit
+from gemmtune.templates.cutlass.toolkit import find_toolkit
+from gemmtune.templates.nvcc import find_compiler
 
 FAMILIES = {
     "sm75": ("mm-f16-nt", "mm-f32-nt", "baddbmm-f64-tt"),

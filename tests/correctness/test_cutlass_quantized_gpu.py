@@ -58,8 +58,12 @@ def column_major_result(problem: Problem) -> Problem:
     return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
 
 
-def mixed_mm(m: int, n: int, k: int, **fields: Any) -> Problem:
-    return Problem.mixed_mm(m, n, k, **CUDA, **fields)
+def mixed_mm(m: int, n: int, k: int, *, prepacked: bool = False, **fields: Any) -> Problem:
+    return dataclasses.replace(Problem.mixed_mm(m, n, k, **CUDA, **fields), prepacked=prepacked)
+
+
+def row_major_b(problem: Problem) -> Problem:
+    return dataclasses.replace(problem, b=dataclasses.replace(problem.b, stride=(problem.n, 1)))
 
 
 CASES: dict[str, tuple[Problem, str]] = {
@@ -97,6 +101,37 @@ CASES: dict[str, tuple[Problem, str]] = {
     "mixed_mm-u8-8-rows": (mixed_mm(8, 528, 4112, dtype=BF16, dtype_b=torch.uint8, scales="column"), "_64x8x256_1x1x1_.*pingpong"),
     "mixed_mm-e4m3": (mixed_mm(72, 528, 1168, dtype=BF16, dtype_b=E4M3, scales="column"), "_64x64x128_1x1x1_.*pingpong"),
     "mixed_mm-e5m2": (mixed_mm(392, 528, 1168, dtype=F16, dtype_b=E5M2, scales="tensor"), "_128x128x64_1x2x1_.*pingpong"),
+    "mixed_mm-s4-groups": (mixed_mm(50, 528, 4128, dtype=F16, encoding="int4", scales="group_64"), "_128x64x64_1x1x1_.*stream_k"),
+    "mixed_mm-u4": (mixed_mm(50, 528, 4128, dtype=BF16, encoding="uint4", scales="column"), "_64x64x128_1x1x1_.*pingpong"),
+    "mixed_mm-e4m3-groups": (
+        mixed_mm(50, 528, 4112, dtype=BF16, dtype_b=E4M3, scales="group_128"), "_64x64x128_1x1x1_.*pingpong",
+    ),
+    "packed-s4-few-rows": (
+        mixed_mm(13, 528, 4128, prepacked=True, dtype=F16, encoding="int4", scales="group_128"), "_64x16x128_.*slicedk2.*_shuffled",
+    ),
+    "packed-s8-zeros-epilogue": (
+        with_bias(mixed_mm(13, 528, 4104, prepacked=True, dtype=F16, scales="column", zeros=True)),
+        "_64x16x128_.*slicedk3.*_shuffled",
+    ),
+    "packed-u4-zeros": (
+        mixed_mm(50, 528, 4128, prepacked=True, dtype=BF16, encoding="uint4", scales="group_128", zeros=True),
+        "_64x64x128_1x1x1_.*pingpong.*_shuffled",
+    ),
+    "packed-s4-short": (
+        mixed_mm(16, 528, 96, prepacked=True, dtype=BF16, encoding="int4", scales="column"), "_64x16x128_.*slicedk2.*_shuffled",
+    ),
+    "packed-s8-row-major": (
+        row_major_b(mixed_mm(100, 536, 1176, prepacked=True, dtype=BF16, scales="column")),
+        "_128x128x64_2x1x1_0_tnn_align16_warpspecialized_cooperative.*_shuffled",
+    ),
+    "packed-u8-stream-k": (
+        mixed_mm(264, 520, 4112, prepacked=True, dtype=F16, dtype_b=torch.uint8, scales="tensor"),
+        "_128x128x64_1x2x1_.*stream_k.*_shuffled",
+    ),
+    "packed-u8-groups": (
+        mixed_mm(50, 528, 4104, prepacked=True, dtype=BF16, dtype_b=torch.uint8, scales="group_128"),
+        "_64x64x128_1x1x1_.*pingpong.*_shuffled",
+    ),
 }  # fmt: skip
 """By name: a problem, and what to find in the name of an operation."""
 
@@ -126,14 +161,14 @@ def test_every_variant_is_right(name: str) -> None:
 
 
 @needs_sm90
-@pytest.mark.parametrize("name", ["int_mm-stream-k", "blocks-128x128"])
+@pytest.mark.parametrize("name", ["int_mm-stream-k", "blocks-128x128", "packed-s4-few-rows", "packed-u8-stream-k"])
 def test_the_result_is_the_same_each_time(name: str) -> None:
     choice = choice_of(name)
     run = choice.build().run
     x = random_operands(choice.problem, torch.device("cuda"), seed=5)
-    results = []
+    results, b = [], choice.pack(x.b)
     for _ in range(20):
         x.out.fill_(77)
-        run(x.out, x.a, x.b, None, 1.0, 0.0, x.trailing)
+        run(x.out, x.a, b, None, 1.0, 0.0, x.trailing)
         results.append(x.out.clone())
     assert all(torch.equal(results[0], result) for result in results)

@@ -19,7 +19,8 @@ from gemmtune.templates.cutlass.compiler import compile_source
 from gemmtune.templates.cutlass.launch import Launch, Library, Strides, load
 from gemmtune.templates.cutlass.operation import ELEMENTS, Operation
 from gemmtune.templates.cutlass.source import Source
-from gemmtune.templates.cutlass.toolkit import find_compiler, find_toolkit
+from gemmtune.templates.cutlass.toolkit import find_toolkit
+from gemmtune.templates.nvcc import find_compiler
 
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 """cutlass::Status."""

@@ -11,11 +11,12 @@ import pytest
 
 from gemmtune import settings
 from gemmtune.selector.workers.pool import WORKERS
+from gemmtune.templates import nvcc
 from gemmtune.templates.cpp.compiler import find_compiler
-from gemmtune.templates.cutlass import toolkit
 
 FUNCTIONS = """
 extern "C" int gemmtune_check(void const*) { return 5; }
+extern "C" int gemmtune_prepare() { return 0; }
 extern "C" long long gemmtune_workspace_bytes(void const*) { return 0; }
 extern "C" int gemmtune_launch(void const*, void*) { return 0; }
 extern "C" int gemmtune_call(void const*, void*, void*, void const*, void const*, void*) { return 0; }
@@ -77,7 +78,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvc
     """A fake that compiles, found before any other nvcc; none other is looked for, and the cache folder is below ``folder``."""
     fake = FakeNvcc(folder)
     monkeypatch.setenv("PATH", f"{fake.path.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(toolkit, "WHERE_NVCC", ())
+    monkeypatch.setattr(nvcc, "WHERE_NVCC", ())
     fake.compiles()
     WORKERS.close()  # workers have the PATH of their start
     with settings.patch(cache_dir=str(folder / "cache")):

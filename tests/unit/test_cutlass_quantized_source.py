@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cpp_kernels import needs_compiler
-from test_cutlass_source import pointwise, source_of, with_epilogue
+from test_cutlass_source import choice_of, pointwise, source_of, with_epilogue
 
 from gemmtune.problem import Problem
 
@@ -37,6 +38,36 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 )  # fmt: skip
 def test_elements_and_scales(problem: Problem, expected: list[str], absent: list[str]) -> None:
     text = source_of(problem).text
+    assert "{{" not in text
+    for piece in expected:
+        assert piece in text
+    for piece in absent:
+        assert piece not in text
+
+
+def packed(**fields: Any) -> Problem:
+    return dataclasses.replace(Problem.mixed_mm(16, 512, 512, **CUDA, **fields), prepacked=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "regex", "expected", "absent"),
+    [
+        (Problem.mixed_mm(64, 512, 512, dtype=torch.bfloat16, encoding="int4", scales="group_128", **CUDA), "pingpong",
+         ["using ElementA = cutlass::int4b_t;", "using Scale = cutlass::bfloat16_t;", "= cute::tuple<ElementA, Scale>;",
+          "ptr_S = static_cast<Scale const*>(launch.x[0]);", "LinearCombination<"], ["Pointwise", "ptr_Z", "gemmtune::"]),
+        (packed(dtype=torch.float16, encoding="uint4", scales="group_64", zeros=True), "pingpong",
+         ["using ElementA = cutlass::uint4b_t;", "tuple<ElementA, Scale, Scale>", "Shuffled<Collective, true, true>",
+          "ptr_Z = static_cast<Scale const*>(launch.x[1]);"], ["class Sliced", "Pointwise"]),
+        (packed(dtype=torch.float16, scales="column"), "slicedk3",
+         ["gemmtune::Shuffled<Collective, false, false>", "gemmtune::Sliced<Mainloop, Epilogue, 3>", "acc = acc * x0[i];"],
+         ["ptr_S", "arguments.scheduler", "GemmUniversalAdapter<"]),
+    ],
+    ids=["int4-groups", "packed-zeros", "packed-sliced"],
+)  # fmt: skip
+def test_weights_that_are_scaled_or_packed(problem: Problem, regex: str, expected: list[str], absent: list[str]) -> None:
+    pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
+    regex += ".*shuffled" if problem.prepacked else ""
+    text = choice_of(problem, cutlass_op_allowlist_regex=regex).source.text
     assert "{{" not in text
     for piece in expected:
         assert piece in text

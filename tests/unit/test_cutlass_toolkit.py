@@ -11,8 +11,10 @@ from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
+from gemmtune.templates import nvcc as compiler
 from gemmtune.templates.cutlass import BACKEND, toolkit
-from gemmtune.templates.cutlass.toolkit import find_compiler, find_toolkit
+from gemmtune.templates.cutlass.toolkit import find_toolkit
+from gemmtune.templates.nvcc import find_compiler
 
 SM90 = preset("sm90")
 NO_NVCC = "nvcc is not on PATH: install the CUDA toolkit, or compile on a machine that has it (gemmtune build)"
@@ -38,7 +40,7 @@ def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "bin" / "nvcc"
     path.parent.mkdir()
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(toolkit, "WHERE_NVCC", ())
+    monkeypatch.setattr(compiler, "WHERE_NVCC", ())
     return path
 
 
@@ -92,7 +94,7 @@ def test_nvcc_and_its_version(nvcc: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (VERSION.format("12.2", "12.2"), "{}: got CUDA 12.2, expected 12.3 or newer for CUTLASS"),
+        (VERSION.format("12.2", "12.2"), "{}: got CUDA 12.2, expected 12.3 or newer"),
         ("#!/bin/sh\necho hello\n", "{} --version: got 'hello\\n', expected a release number"),
         ("#!/bin/sh\nexit 3\n", "{} does not run: Command '['{}', '--version']' returned non-zero exit status 3."),
     ],

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import gemmtune
 import gemmtune.templates.cpp.configs as cpp
+import gemmtune.templates.cuda.legality as cuda
 import gemmtune.templates.cutlass.configs as cutlass
 import gemmtune.templates.triton.legality as triton
 from gemmtune import cli, settings
@@ -97,6 +98,7 @@ def serves(backend: str, operation: str) -> bool:
     reason = {
         "triton": lambda: triton.check_problem(gpu, preset("sm90")),
         "cutlass": lambda: cutlass.check_problem(gpu, preset("sm90")),
+        "cuda": lambda: cuda.check_problem(gpu, preset("sm90")),
         "cpp": lambda: cpp.unsupported(cpu),
     }[backend]()
     return reason is None

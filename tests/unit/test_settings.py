@@ -18,10 +18,13 @@ from gemmtune.errors import SettingsError
 from gemmtune.settings import Settings
 
 ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
-    "backend": ({"backends": ("aten", "cuda")}, "backends: got 'cuda', expected names out of aten, cublaslt, triton, cutlass, cpp"),
+    "backend": (
+        {"backends": ("aten", "rocm")},
+        "backends: got 'rocm', expected names out of aten, cublaslt, triton, cutlass, cuda, cpp",
+    ),
     "no backend": (
         {"backends": ()},
-        "backends: got nothing, expected at least one of aten, cublaslt, triton, cutlass, cpp, or None for all",
+        "backends: got nothing, expected at least one of aten, cublaslt, triton, cutlass, cuda, cpp, or None for all",
     ),
     "tune": ({"tune": "always"}, "tune: got 'always', expected one of on_miss, never, force"),
     "search": ({"search": "fast"}, "search: got 'fast', expected one of quick, default, exhaustive"),

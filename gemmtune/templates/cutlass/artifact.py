@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..compiled import Artifact, binary_usage, find_cuobjdump
 from .launch import Library
-from .operation import ELEMENTS, Operation
+from .operation import Operation, bits_of
 
 __all__ = ["gemm_artifact", "instruction"]
 
@@ -39,6 +39,6 @@ def instruction(operation: Operation) -> str:
     group = "G" if operation.modern else ""
     if operation.multiplied == "s8":
         return f"I{group}MMA.*.S8.S8*"
-    letter = "Q" if ELEMENTS[operation.multiplied].itemsize == 1 else "H"
+    letter = "Q" if bits_of(operation.multiplied) == 8 else "H"
     suffix = [_SUFFIX.get(x, "") for x in ((operation.a, operation.b) if letter == "Q" else (operation.multiplied,))]
     return f"{letter}{group}MMA.*.F32{''.join(suffix)}"

@@ -12,6 +12,7 @@ from ...errors import UnavailableError
 from ...problem import Problem
 from ...problem.rules import QUANTIZED_OPS
 from ...settings import Settings, current
+from ..nvcc import find_compiler
 from .axes import Axes, Grid, legal_axes
 from .build import NAME, CutlassChoice, name_of
 from .catalogue import distinct_operations, without_twins
@@ -20,12 +21,14 @@ from .operation import Operation
 from .orientation import Oriented
 from .quantized import quantized_operations
 from .rank import estimate_us, select
-from .toolkit import Toolkit, find_compiler, find_toolkit
+from .toolkit import Toolkit, find_toolkit
 
 __all__ = ["CutlassBackend"]
 
 OPERATIONS: dict[str, int | None] = {"quick": 3, "default": 12, "exhaustive": None}
-"""How many operations are compiled for one problem."""
+"""How many operations are compiled for one problem …"""
+MOST_CONVERTING = 6
+"""… and at most for one whose operands differ in width: fewer tiles fit these."""
 
 
 class CutlassBackend:
@@ -59,9 +62,15 @@ class CutlassBackend:
         timed = [(estimate_us(op, legal[op], problem, device), op) for op in allowed]
         choices = [
             CutlassChoice.of(Config(operation=op, axes=allowed[op]), problem, device, toolkit, exchanged=legal[op].exchanged)
-            for op in select(timed, OPERATIONS[settings.search])
+            for op in select(timed, _most(problem, settings))
         ]
         return Offers(choices=tuple(choices), refusals=(*refusals, *left_out))
+
+
+def _most(problem: Problem, settings: Settings) -> int | None:
+    """How many operations are tried; None for all."""
+    most = OPERATIONS[settings.search]
+    return min(most, MOST_CONVERTING) if most is not None and problem.op == "mixed_mm" else most
 
 
 def _toolchain(settings: Settings) -> Availability:

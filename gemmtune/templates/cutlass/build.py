@@ -17,14 +17,17 @@ from ...errors import UnavailableError
 from ...problem import Problem
 from ..compiled import Artifact, CompiledChoice
 from ..made_once import loaded
+from ..nvcc import find_compiler
 from .artifact import gemm_artifact
 from .axes import Axes, Grid, legal_axes, most_splits, neighbours
 from .compiler import artifact_path, compile_source
 from .configs import Config
 from .launch import Library, bind, load
+from .operation import bits_of
 from .orientation import Oriented, orient
+from .shuffle import format_name, shuffled
 from .source import Source
-from .toolkit import Toolkit, find_compiler
+from .toolkit import Toolkit
 
 __all__ = ["NAME", "CutlassChoice", "name_of"]
 
@@ -60,6 +63,7 @@ class CutlassChoice(CompiledChoice):
                 partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=most_splits(config.axes, operation, grid),
+                weights=problem.dtype if operation.weights else None,
                 input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
             ),
             info=_info(config, exchanged=exchanged),
@@ -131,6 +135,16 @@ class CutlassChoice(CompiledChoice):
         except UnavailableError as error:
             return None if self.compiled else str(error)
         return None
+
+    @property
+    def packed_format(self) -> str | None:
+        """The order of registers, the same for every tile."""
+        operation = self.config.operation
+        return format_name(bits_of(operation.a)) if operation.shuffled else None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """b [K, N], or two numbers in a byte [K/2, N], in ``packed_format``: the same bytes in another order, 1-D uint8."""
+        return shuffled(b, bits_of(self.config.operation.a)) if self.config.operation.shuffled else b
 
     @property
     def arch(self) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ...cache import cache_dir
 from ..made_once import compile_text, made_once
+from ..nvcc import find_compiler
 from .source import Source, flags
-from .toolkit import Toolkit, find_compiler
+from .toolkit import Toolkit
 
 __all__ = ["artifact_path", "compile_source"]
 

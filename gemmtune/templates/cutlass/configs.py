@@ -9,11 +9,11 @@ import torch
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
-from ...problem.rules import DENSE_OPS
+from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
 from .axes import Axes
-from .operation import ELEMENTS, Operation
+from .operation import ELEMENTS, ENCODED, Operation
 from .orientation import Oriented, letter, orient
-from .scales import why_not_quantized
+from .scales import why_not_grouped, why_not_quantized
 
 __all__ = ["Config", "Legality", "check_problem", "elements_of"]
 
@@ -58,7 +58,7 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "a size does not fit 32 bits"
     if problem.op in DENSE_OPS and problem.out.dtype != problem.dtype:
         return f"the result is {problem.out.dtype}, expected the operands' own {problem.dtype}"
-    reason = why_not_quantized(problem, device) or _epilogue(problem)
+    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS)) or why_not_quantized(problem, device) or _epilogue(problem)
     if reason is not None:
         return reason
     if device.capability < 80 and problem.dtype == torch.bfloat16:
@@ -112,7 +112,8 @@ class Legality:
             return reason
         op = operation
         asked = (
-            op.a, op.b, bool(op.scales_a), op.layout_a, op.layout_b, op.layout_d, op.alignment_a, op.alignment_b, op.alignment_d,
+            op.a, op.b, bool(op.scales_a), op.shuffled, op.layout_a, op.layout_b, op.layout_d,
+            op.alignment_a, op.alignment_b, op.alignment_d,
         )  # fmt: skip
         if asked not in self._known:
             self._known[asked] = self._fitting(operation)
@@ -151,7 +152,7 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
         return f"{held} accumulators and scales of a thread would spill"
     if needs_epilogue(problem) and operation.modern and not operation.tma_store:
         return "its epilogue cannot be a visitor tree: it stores without shared memory"
-    return None
+    return why_not_grouped(operation, problem)
 
 
 def _elements(operation: Operation, oriented: Oriented) -> str | None:
@@ -169,10 +170,13 @@ def _layouts(operation: Operation, oriented: Oriented) -> str | None:
         ("b", oriented.b, operation.layout_b, operation.alignment_b),
         ("out", oriented.out, operation.layout_d, operation.alignment_d),
     ):
+        if name == "a" and operation.shuffled:
+            continue
         if not _is(layout, wanted):
             return f"{name} is {letter(layout) or 'strided'}, expected {wanted}"
-        if layout.alignment < alignment:
-            return f"{name} is aligned to {layout.alignment} elements, expected {alignment}"
+        elements = layout.alignment * (2 if name == "a" and operation.a in ENCODED else 1)
+        if elements < alignment:
+            return f"{name} is aligned to {elements} elements, expected {alignment}"
     return None
 
 

@@ -12,8 +12,10 @@ import torch
 from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
+from ..workspace import Workspace
 from .axes import DECOMPOSITIONS
 from .configs import MOST_OPERANDS, Config
+from .operation import ENCODED, bytes_of
 from .orientation import Oriented
 
 __all__ = ["Launch", "Library", "bind", "load"]
@@ -21,6 +23,7 @@ __all__ = ["Launch", "Library", "bind", "load"]
 STATUSES = {
     1: "misaligned operand", 2: "invalid data type", 3: "invalid layout", 4: "invalid problem", 5: "not supported",
     6: "workspace is null", 7: "internal error", 8: "architecture mismatch", 9: "insufficient driver", 10: "out of memory",
+    11: "cannot implement it",
 }  # fmt: skip
 """cutlass::Status by number, ``cutlass/cutlass.h``."""
 
@@ -41,7 +44,7 @@ class Launch(ctypes.Structure):
         ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
         ("raster", ctypes.c_int), ("swizzle", ctypes.c_int), ("decomposition", ctypes.c_int), ("splits", ctypes.c_int),
-        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int),
+        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int), ("group", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -88,18 +91,18 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     device = torch.cuda.current_device()
     planned = _planned(config, problem, oriented, device)
     _require(library.check(ctypes.addressof(planned)), name, problem)
-    workspace = _Workspace(library, int(library.workspace_bytes(ctypes.addressof(planned))), device)
+    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
     plain = not oriented.added and problem.alpha == "one"
     return (_bind_plain if plain else _bind_general)(library, planned, workspace, config, problem, oriented, name)
 
 
 def _bind_plain(
-    library: Library, planned: Launch, workspace: _Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
+    library: Library, planned: Launch, workspace: Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
 ) -> Run:
     """A product whose epilogue reads nothing."""
     call, what, exchanged, device = library.call, ctypes.byref(planned), oriented.exchanged, planned.device
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
-    out_bytes, a_bytes, b_bytes = _alignments(config, oriented)
+    out_bytes, a_bytes, b_bytes = _alignments(config)
 
     def run(
         out: torch.Tensor,
@@ -123,12 +126,12 @@ def _bind_plain(
 
 
 def _bind_general(
-    library: Library, planned: Launch, workspace: _Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
+    library: Library, planned: Launch, workspace: Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
 ) -> Run:
     """With scalars, or operands that the epilogue reads."""
     call, what, exchanged, device = library.call_with, ctypes.byref(planned), oriented.exchanged, planned.device
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
-    out_bytes, a_bytes, b_bytes = _alignments(config, oriented)
+    out_bytes, a_bytes, b_bytes = _alignments(config)
     reads_inp, count = problem.inp is not None and problem.beta != "zero", len(oriented.added)
     packed = struct.Struct(f"{count}P").pack
 
@@ -160,45 +163,14 @@ def _misaligned(name: str, problem: Problem, out: int, a: int, b: int) -> ErrorF
     return ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {out:#x} {a:#x} {b:#x}")
 
 
-class _Workspace:
-    """Memory of one bound kernel, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
-
-    That of a capture is kept until the next one on the same stream: a graph that is replayed zeroes it anew.
-    """
-
-    def __init__(self, library: Library, size_bytes: int, device: int) -> None:
-        self._capture = library.capture
-        self.size_bytes = size_bytes
-        self._device = torch.device("cuda", device)
-        self._by_stream: dict[int, torch.Tensor] = {}
-        self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
-
-    def address(self, stream: int) -> int:
-        """Of the memory for launches on ``stream``."""
-        capture = self._capture(stream)
-        if capture == 0:
-            memory = self._by_stream.get(stream)
-            if memory is None:
-                memory = self._by_stream[stream] = self._new()
-            return memory.data_ptr()
-        number, memory = self._by_capture.get(stream, (0, None))
-        if memory is None or number != capture:
-            memory = self._new()
-            self._by_capture[stream] = (capture, memory)
-        return memory.data_ptr()
-
-    def _new(self) -> torch.Tensor:
-        return torch.zeros(self.size_bytes, dtype=torch.uint8, device=self._device)
-
-
 def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:
     """All but the addresses and the scalars."""
     words = Launch()
     words.m, words.n, words.k = oriented.sizes
     words.batch = problem.batch
     words.alpha = 1.0
-    for name, layout in (("out_strides", oriented.out), ("a_strides", oriented.a), ("b_strides", oriented.b)):
-        setattr(words, name, _strides(layout))
+    words.out_strides, words.b_strides = _strides(oriented.out), _strides(oriented.b)
+    words.a_strides = _strides(oriented.a, in_a_byte=2 if config.operation.a in ENCODED else 1)
     for i, layout in enumerate(oriented.added):
         words.x_strides[i] = _strides(layout)
     axes = config.axes
@@ -206,21 +178,23 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.decomposition, words.splits = DECOMPOSITIONS.index(axes.decomposition), axes.splits
     words.device = device
     words.overlaps = int(config.operation.overlaps)
+    words.group = problem.scale_block("scale_b")[0] if config.operation.weights else 0
     words.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return words
 
 
-def _strides(layout: Layout) -> Strides:
+def _strides(layout: Layout, in_a_byte: int = 1) -> Strides:
+    """In elements, ``in_a_byte`` of which are one of the layout's, as neighbours in a row."""
     batch = layout.stride[0] if len(layout.stride) == 3 else 0
     row, col = layout.stride[-2:]
-    return Strides(row, col, batch)
+    return Strides(row * in_a_byte, col, batch)
 
 
-def _alignments(config: Config, oriented: Oriented) -> tuple[int, int, int]:
+def _alignments(config: Config) -> tuple[int, int, int]:
     """Of out, a and b, in bytes."""
     operation = config.operation
-    elements = (operation.alignment_d, operation.alignment_a, operation.alignment_b)
-    out, a, b = (x.dtype.itemsize * count for x, count in zip((oriented.out, oriented.a, oriented.b), elements, strict=True))
+    elements = ((operation.d, operation.alignment_d), (operation.a, operation.alignment_a), (operation.b, operation.alignment_b))
+    out, a, b = (bytes_of(element, count) for element, count in elements)
     return out, a, b
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["BLOCKWISE", "ELEMENTS", "FAST_ACCUM", "BlockScales", "Operation"]
+__all__ = ["BLOCKWISE", "ELEMENTS", "ENCODED", "FAST_ACCUM", "BlockScales", "Operation", "WeightScales", "bits_of", "bytes_of"]
 
 ELEMENTS: dict[str, torch.dtype] = {
     "f16": torch.float16,
@@ -20,12 +20,26 @@ ELEMENTS: dict[str, torch.dtype] = {
     "s32": torch.int32,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
+    "s4": torch.uint8,
+    "u4": torch.uint8,
 }
 """CUTLASS's names of element types."""
+ENCODED: dict[str, str] = {"s4": "int4", "u4": "uint4"}
+"""Its names of elements of four bits, two of which are in a byte of torch's uint8, and ours."""
 FAST_ACCUM = "FP8FastAccum"
 """The end of a schedule's name where sums of 8-bit floats stay in the tensor cores."""
 BLOCKWISE = "FP8Blockwise"
 """The end of a schedule's name where they are scaled before they are added to others."""
+
+
+def bits_of(element: str) -> int:
+    """How wide an element is."""
+    return 4 if element in ENCODED else 8 * ELEMENTS[element].itemsize
+
+
+def bytes_of(element: str, count: int) -> int:
+    """The memory of ``count`` elements."""
+    return bits_of(element) * count // 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +51,14 @@ class BlockScales:
 
     extent: int
     along_k: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightScales:
+    """Scales of groups of elements along K of a row of the first operand: (a − zero) · scale, both of type ``element``."""
+
+    element: str
+    zero: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +96,12 @@ class Operation:
     scales_a: BlockScales | None = None
     scales_b: BlockScales | None = None
     """Both or none: the main loop multiplies sums over SCALE_BLOCK elements by scales of blocks."""
+    weights: WeightScales | None = None
+    """Of a, by which the main loop multiplies it where it converts it."""
+    shuffled: bool = False
+    """a is prepacked, in the order in which threads have it in registers: ``shuffle.py``."""
+    slices: int = 1
+    """Consumer warp groups of a block that take turns with the steps of one tile, and add up their sums."""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Operation:
@@ -104,7 +132,12 @@ class Operation:
     @property
     def multiplied(self) -> str:
         """The element that tensor cores read: of two different ones, the narrower is converted to the wider."""
-        return self.a if ELEMENTS[self.a].itemsize >= ELEMENTS[self.b].itemsize else self.b
+        return self.a if bits_of(self.a) >= bits_of(self.b) else self.b
+
+    @property
+    def converts(self) -> bool:
+        """The first operand goes through registers, in which it becomes what the second one is."""
+        return bits_of(self.a) < bits_of(self.b)
 
     @property
     def overlaps(self) -> bool:
@@ -124,8 +157,8 @@ class Operation:
     @property
     def mainloop_bytes(self) -> int:
         """Shared memory of the stages of a and b; 0 for 3.x operations, which have as many stages as fit."""
-        sizes = self.tile[0] * ELEMENTS[self.a].itemsize + self.tile[1] * ELEMENTS[self.b].itemsize
-        return 0 if self.modern else self.stages * self.tile[2] * sizes
+        sizes = bytes_of(self.a, self.tile[0] * self.tile[2]) + bytes_of(self.b, self.tile[1] * self.tile[2])
+        return 0 if self.modern else self.stages * sizes
 
     @property
     def accumulators_per_thread(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...problem import Layout, Problem
 
-__all__ = ["Oriented", "block_scaled", "letter", "orient"]
+__all__ = ["Oriented", "block_scaled", "letter", "orient", "scales_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,19 +19,20 @@ class Oriented:
     out: Layout
     added: tuple[Layout, ...]
     """What is read beside a and b: inp where there is one, or the scales; then the operands of the epilogue. All are broadcast to
-    out but scales of blocks."""
+    out but scales of blocks and groups."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """M, N, K."""
-        return self.a.size[-2], self.b.size[-1], self.a.size[-1]
+        """M, N, K. Of two operands, one may have two elements in a byte, and half the size along K."""
+        return self.a.size[-2], self.b.size[-1], max(self.a.size[-1], self.b.size[-2])
 
 
 def orient(problem: Problem, *, exchanged: bool) -> Oriented:
     """The problem, or its transpose."""
     reads_inp = problem.inp is not None and problem.beta != "zero"
     added = [problem.inp.expanded(problem.out.size)] if problem.inp is not None and reads_inp else []
-    added += list(problem.scales) if block_scaled(problem) else [x.expanded(problem.out.size) for x in problem.scales]
+    as_they_are = block_scaled(problem) or scales_weights(problem)
+    added += list(problem.scales) if as_they_are else [x.expanded(problem.out.size) for x in problem.scales]
     added += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
     if not exchanged:
         return Oriented(exchanged=False, a=problem.a, b=problem.b, out=problem.out, added=tuple(added))
@@ -49,6 +50,13 @@ def block_scaled(problem: Problem) -> bool:
     if problem.op != "scaled_mm":
         return False
     return max(problem.scale_block("scale_a")[1], problem.scale_block("scale_b")[0]) < problem.k
+
+
+def scales_weights(problem: Problem) -> bool:
+    """Weights have to be scaled before they are multiplied: scales change along K, or zero points are subtracted."""
+    if problem.op != "mixed_mm" or problem.scale_b is None:
+        return False
+    return problem.zero_b is not None or problem.scale_block("scale_b")[0] < problem.k
 
 
 def letter(layout: Layout) -> str | None:

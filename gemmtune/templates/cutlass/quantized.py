@@ -13,16 +13,20 @@ import torch
 
 from ...problem import Layout, Problem
 from .catalogue import operations
-from .operation import BLOCKWISE, ELEMENTS, FAST_ACCUM, BlockScales, Operation
-from .orientation import block_scaled
-from .tiles import TILES, Tile, tiled
+from .operation import BLOCKWISE, ELEMENTS, ENCODED, FAST_ACCUM, BlockScales, Operation, WeightScales, bits_of, bytes_of
+from .orientation import block_scaled, scales_weights
+from .shuffle import atom_depth
+from .tiles import LINE_BYTES, SLICED, TILES, Tile, tiled
 from .toolkit import Toolkit
 
 __all__ = ["quantized_operations"]
 
 ALIGNED_BYTES = 16
 """What TMA asks of addresses and rows."""
-_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in ELEMENTS.items() if name != "tf32"}
+_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in ELEMENTS.items() if name != "tf32" and name not in ENCODED}
+_NAMES_ENCODED = {encoding: name for name, encoding in ENCODED.items()}
+INTEGERS = ("s4", "u4", "s8", "u8")
+"""What the shuffled main loop converts."""
 MOST_ROWS_CONVERTED = 128
 """Of a warp group's tile whose first operand goes through registers."""
 
@@ -33,7 +37,7 @@ def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) ->
         return tuple(_int8(operations(toolkit, capability, "s8"), _NAMES[problem.out.dtype]))
     pairs = dict.fromkeys(((problem.b, problem.a), (problem.a, problem.b)))
     if problem.op == "mixed_mm":
-        return tuple(tiled(_model(problem.b, problem.a, problem.out), _converting_tiles()))
+        return tuple(_mixed(problem))
     if block_scaled(problem):
         model = _block_scaled(problem)
         return tuple(tiled(model, _block_tiles(model), BLOCKWISE))
@@ -64,6 +68,29 @@ def _storing(op: Operation, d: str) -> Operation:
 def _one_line(tiles: Iterable[Tile]) -> Iterable[Tile]:
     """As deep as sums of 8-bit floats stay in the tensor cores, before they are added to others or scaled: 128 elements."""
     return dict.fromkeys(dataclasses.replace(tile, lines=1) for tile in tiles)
+
+
+def _mixed(problem: Problem) -> Iterator[Operation]:
+    """b as it is, and where it may be prepacked, shuffled."""
+    model = _model(problem.b, problem.a, problem.out)
+    if problem.encoding:
+        name = _NAMES_ENCODED[problem.encoding]
+        model = dataclasses.replace(model, a=name, alignment_a=8 * ALIGNED_BYTES // bits_of(name))
+    if scales_weights(problem):
+        weights = WeightScales(element=_NAMES[problem.dtype], zero=problem.zero_b is not None)
+        model = dataclasses.replace(model, weights=weights)
+    if model.weights is None or not model.weights.zero:  # CUTLASS adds zero points to scaled weights
+        yield from tiled(model, _converting_tiles())
+    if problem.prepacked and model.a in INTEGERS:
+        yield from tiled(dataclasses.replace(model, shuffled=True), _shuffled_tiles(model))
+
+
+def _shuffled_tiles(model: Operation) -> Iterator[Tile]:
+    """Tiles whose main loop has two batches of multiplications in a step, and whole atoms of the layout."""
+    for tile in (*SLICED, *_converting_tiles()):
+        depth = tile.lines * LINE_BYTES // bytes_of(model.multiplied, 1)
+        if depth % atom_depth(bits_of(model.a)) == 0:
+            yield tile
 
 
 def _converting_tiles() -> Iterator[Tile]:

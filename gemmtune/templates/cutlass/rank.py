@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ...device import DeviceInfo
 from ...problem import Problem
-from .operation import ELEMENTS, Operation
+from .operation import Operation, bits_of, bytes_of
 from .orientation import Oriented
 from .tiles import is_shared
 
@@ -50,8 +50,12 @@ CP_ASYNC = 1.5
 """Copies of less than 16 bytes, each addressed by a thread, keep the tensor cores waiting."""
 OWN_SHARE = 6
 """One operation of so many in a search is the problem's own; the others are those that problems share, ``tiles.SHARED``."""
-CONVERTED = 0.7
-"""The rate that is left where an operand is converted in registers."""
+CONVERTED_PS = 28.0
+"""For each element that a warp group converts in registers in CUTLASS's main loop, while it multiplies nothing …"""
+SHUFFLED_PS = 13.0
+"""… and in ours, whose loads are wider, and whose tensor cores multiply meanwhile."""
+SCALED = 0.3
+"""The share of that by which each of scales and zero points adds to it."""
 PROMOTED = 0.8
 """The rate that is left where sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
@@ -69,7 +73,7 @@ def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, devi
     tiles = math.ceil(m / (tile_m * cluster_m)) * math.ceil(n / (tile_n * cluster_n)) * blocks * problem.batch
     usable = max(device.sm_count // blocks * blocks, blocks)
     compute, busy = _compute_us(operation, tiles, usable, math.ceil(k / tile_k), device)
-    a_bytes, b_bytes = oriented.a.dtype.itemsize, oriented.b.dtype.itemsize
+    a_bytes, b_bytes = (bits_of(x) / 8 for x in (operation.a, operation.b))
     traffic = tiles * k * (a_bytes * tile_m / cluster_n + b_bytes * tile_n / cluster_m)
     l2_us = traffic / (_of(L2_GBPS_PER_SM, device.capability) * device.sm_count * 1e3)
     gbps = min(_of(DRAM_GBPS, device.capability), DRAM_GBPS_PER_SM * busy)
@@ -84,12 +88,12 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
     area = tile_m * tile_n / 128**2
     products_us = 2.0 * tile_m * tile_n * tile_k / (_rate(operation) * 1e6)
     waits_us = LATENCY_US / max(_stages(operation, device) - 1, 1)
-    step_us = math.pow(products_us**4 + waits_us**4, 0.25) + STEP_US
+    step_us = math.pow((products_us + _converts_us(operation)) ** 4 + waits_us**4, 0.25) + STEP_US
     if "CpAsync" in operation.kernel_schedule:
         step_us *= CP_ASYNC
     waves = math.ceil(tiles / usable)
     stored_us = EPILOGUE_US * area
-    hidden = HIDDEN if "Pingpong" in operation.kernel_schedule else 1.0
+    hidden = HIDDEN if "Pingpong" in operation.kernel_schedule and operation.slices == 1 else 1.0
     whole = waves * steps * step_us + stored_us * (1 + hidden * (waves - 1))
     tail = tiles % usable
     if operation.stream_k and tail:
@@ -101,12 +105,22 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
     return whole, min(tiles, usable)
 
 
+def _converts_us(operation: Operation) -> float:
+    """What warp groups, each its share, need to convert the first operand of a step; those of ``pingpong`` take turns."""
+    if not operation.converts:
+        return 0.0
+    groups = 2 if operation.cooperative else operation.slices
+    factors = 0 if operation.weights is None else 1 + operation.weights.zero
+    each_ps = (SHUFFLED_PS if operation.shuffled else CONVERTED_PS) * (1 + SCALED * factors)
+    return operation.tile[0] * operation.tile[2] / groups * each_ps / 1e6
+
+
 def _stages(operation: Operation, device: DeviceInfo) -> int:
     """Of the main loop: as many as fit beside an epilogue, unless the operation has a fixed number."""
     if not operation.modern:
         return operation.stages
-    rows_bytes, cols_bytes = operation.tile[0] * ELEMENTS[operation.a].itemsize, operation.tile[1] * ELEMENTS[operation.b].itemsize
-    stage_bytes = (rows_bytes + cols_bytes) * operation.tile[2]
+    rows, cols, depth = operation.tile
+    stage_bytes = bytes_of(operation.a, rows * depth) + bytes_of(operation.b, cols * depth)
     return max(1, (device.smem_per_block_bytes - EPILOGUE_BYTES) // stage_bytes)
 
 
@@ -118,8 +132,6 @@ def _of(table: dict[int, float], capability: int) -> float:
 def _rate(operation: Operation) -> float:
     """TFLOP/s of one multiprocessor."""
     share = SIMT_SHARE[operation.a] if operation.opcode == "Simt" else OPERAND_SHARE[operation.multiplied]
-    if operation.a != operation.b and operation.multiplied in ("f16", "bf16"):
-        share *= CONVERTED
     return _of(SM_TFLOPS, operation.introduced) * (share * PROMOTED if operation.promotes else share)
 
 
@@ -127,14 +139,16 @@ def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[
     """The ``count`` operations to try; all, best first, for None.
 
     Those with the least times among the shared ones, but for one in OWN_SHARE; then the best of all that is left, spread over
-    tiles and schedules that are different. What the model holds for more than SLACK times slower than the best is left out.
+    tiles and schedules that are different. What the model holds for more than SLACK times slower than the best is left out, and
+    what converts an operand as it is, where it could be prepacked.
     """
     ordered = sorted(
         timed, key=lambda item: (item[0], not item[1].tma_store, -item[1].alignment_a - item[1].alignment_b, item[1].name)
     )
     if count is None:
         return [op for _, op in ordered]
-    near = [op for time_us, op in ordered if time_us <= SLACK * ordered[0][0]]
+    packed = {_place(op) for _, op in ordered if op.shuffled}
+    near = [op for time_us, op in ordered if time_us <= SLACK * ordered[0][0] and (op.shuffled or _place(op) not in packed)]
     shared = [op for op in near if is_shared(op)][: count - count // OWN_SHARE]
     return _spread(near, count, shared)
 
@@ -155,5 +169,10 @@ def _spread(ordered: Sequence[Operation], count: int, first: Sequence[Operation]
     return chosen
 
 
+def _place(operation: Operation) -> tuple[object, ...]:
+    """What is left of an operation but the order of its first operand."""
+    return _kind(operation), operation.cluster
+
+
 def _kind(operation: Operation) -> tuple[object, ...]:
-    return operation.tile, operation.kernel_schedule, operation.scheduler
+    return operation.tile, operation.kernel_schedule, operation.scheduler, operation.slices

@@ -22,9 +22,15 @@ __all__ = ["Source", "flags"]
 CPP_ELEMENTS = {
     "f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "cutlass::tfloat32_t", "f32": "float", "f64": "double",
     "s8": "int8_t", "u8": "uint8_t", "s32": "int32_t", "e4m3": "cutlass::float_e4m3_t", "e5m2": "cutlass::float_e5m2_t",
+    "s4": "cutlass::int4b_t", "u4": "cutlass::uint4b_t",
 }  # fmt: skip
 LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
-SCHEDULERS = {"Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "": ""}
+SCHEDULERS = {
+    "Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "SlicedK": "", "": "",
+}  # fmt: skip
+STREAM_K = "stream_k.cuh.jinja"
+SPECIAL = ("order.cuh.jinja", "shuffled.cuh.jinja", "sliced.cuh.jinja")
+"""Headers of what is ours, and not CUTLASS's own."""
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
 
 
@@ -54,8 +60,8 @@ class Source:
 
     @property
     def first(self) -> int:
-        """The first operand that the epilogue reads: after scales of blocks, which the main loop does."""
-        return self.scales if self.operation.scales_a else 0
+        """The first operand that the epilogue reads: after scales of blocks and of weights, which the main loop does."""
+        return self.scales if self.operation.scales_a or self.operation.weights else 0
 
     @property
     def fused(self) -> bool:
@@ -88,8 +94,15 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     name = "gemm3x.cu.jinja" if source.operation.modern else "gemm2x.cu.jinja"
-    made_of = [template_digest(__package__, file) for file in (name, "launch.h.jinja", "calls.h.jinja", "pointwise.cuh.jinja")]
+    headers = [*((STREAM_K,) if source.operation.stream_k else ()), *(SPECIAL if _special(source.operation) else ())]
+    files = (name, "launch.h.jinja", "calls.h.jinja", "pointwise.cuh.jinja", *headers)
+    made_of = [template_digest(__package__, file) for file in files]
     return hashlib.blake2b(f"{made_of} {source} {source.pointwise}".encode(), digest_size=16).hexdigest()
+
+
+def _special(operation: Operation) -> bool:
+    """Its main loop or its kernel is ours."""
+    return operation.shuffled or operation.slices > 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -103,6 +116,12 @@ def _render(source: Source) -> str:
         scales_a=operation.scales_a,
         scales_b=operation.scales_b,
         scale_block=SCALE_BLOCK,
+        weights=operation.weights,
+        element_scale=CPP_ELEMENTS[operation.weights.element] if operation.weights else "",
+        shuffled=_text("order.cuh.jinja") + "\n" + _text("shuffled.cuh.jinja") if operation.shuffled else "",
+        slices=operation.slices,
+        stream_k_scheduler=_text(STREAM_K) if operation.stream_k else "",
+        sliced=_text("sliced.cuh.jinja") if operation.slices > 1 else "",
         name=operation.name,
         launch_struct=_template("launch.h.jinja").render(most_operands=MOST_OPERANDS),
         calls=_template("calls.h.jinja").render(),
@@ -153,6 +172,10 @@ def _pointwise(source: Source) -> str:
 def _integers(values: tuple[int, ...], modern: bool) -> list[str]:
     """cute's static integers for 3.x, plain ones for 2.x."""
     return [f"cute::Int<{value}>" if modern else str(value) for value in values]
+
+
+def _text(name: str) -> str:
+    return _template(name).render()
 
 
 @functools.cache

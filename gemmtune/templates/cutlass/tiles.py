@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...problem.scales import SCALE_BLOCK
-from .operation import BLOCKWISE, ELEMENTS, FAST_ACCUM, Operation
+from .operation import BLOCKWISE, FAST_ACCUM, Operation, bytes_of
 
-__all__ = ["KINDS", "SHARED", "TILES", "Tile", "is_shared", "own_operations", "tiled"]
+__all__ = ["KINDS", "LINE_BYTES", "SHARED", "SHARED_CONVERTING", "SLICED", "TILES", "Tile", "is_shared", "own_operations", "tiled"]
 
-Kind = Literal["pingpong", "cooperative", "stream_k"]
+Kind = Literal["pingpong", "cooperative", "stream_k", "sliced2", "sliced3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,19 @@ class Schedule:
     kernel: str
     epilogue: str
     scheduler: str
+    slices: int = 1
 
 
 _PINGPONG = ("cutlass::gemm::KernelTmaWarpSpecializedPingpong", "cutlass::epilogue::TmaWarpSpecialized")
 _COOPERATIVE = ("cutlass::gemm::KernelTmaWarpSpecializedCooperative", "cutlass::epilogue::TmaWarpSpecializedCooperative")
+
+
+def _sliced(slices: int) -> Schedule:
+    """Of a kernel of ours: the main loop and the epilogue of one warp group, for ``slices`` of them that share a tile."""
+    label = f"warpspecialized_slicedk{slices}"
+    return Schedule(label=label, kernel=_PINGPONG[0], epilogue=_PINGPONG[1], scheduler="SlicedK", slices=slices)
+
+
 KINDS: dict[Kind, Schedule] = {
     "pingpong": Schedule(label="warpspecialized_pingpong", kernel=_PINGPONG[0], epilogue=_PINGPONG[1], scheduler="Default"),
     "cooperative": Schedule(
@@ -42,6 +51,8 @@ KINDS: dict[Kind, Schedule] = {
     "stream_k": Schedule(
         label="stream_k_warpspecialized_cooperative", kernel=_COOPERATIVE[0], epilogue=_COOPERATIVE[1], scheduler="StreamK"
     ),
+    "sliced2": _sliced(2),
+    "sliced3": _sliced(3),
 }
 LINE_BYTES = 128
 """The unit of a tile's depth: what TMA's widest swizzle has of a row."""
@@ -60,11 +71,11 @@ class Tile:
     @classmethod
     def of(cls, operation: Operation) -> Tile | None:
         """What ``operation`` is; None where it is nothing that we would make: its schedule or its depth is another."""
-        lines, rest = divmod(operation.tile[2] * ELEMENTS[operation.multiplied].itemsize, LINE_BYTES)
+        lines, rest = divmod(operation.tile[2] * bytes_of(operation.multiplied, 1), LINE_BYTES)
         kernel = operation.kernel_schedule.removesuffix(FAST_ACCUM).removesuffix(BLOCKWISE)
-        schedules = (kernel, operation.epilogue_schedule, operation.scheduler)
+        schedules = (kernel, operation.epilogue_schedule, operation.scheduler, operation.slices)
         for kind, schedule in KINDS.items():
-            if schedules == (schedule.kernel, schedule.epilogue, schedule.scheduler) and not rest:
+            if schedules == (schedule.kernel, schedule.epilogue, schedule.scheduler, schedule.slices) and not rest:
                 rows, cols, _ = operation.tile
                 return cls(kind=kind, rows=rows, cols=cols, lines=lines, cluster=operation.cluster[:2])
         return None
@@ -104,6 +115,12 @@ TILES: tuple[Tile, ...] = (
 """Those that were the fastest for some product, or near it, and the same in other clusters. Not in clusters of four: their number
 does not divide that of the multiprocessors of every part of a GPU, so that some stay idle."""
 
+SLICED: tuple[Tile, ...] = (
+    *_tiles("sliced2", "64x8x2:1x1 64x16x2:1x1 64x32x2:1x1 64x64x2:1x1"),
+    *_tiles("sliced3", "64x16x2:1x1"),
+)
+"""Of few columns, where weights are read once: all warp groups of a multiprocessor convert them."""
+
 SHARED: frozenset[Tile] = frozenset(
     (
         *_tiles(
@@ -120,9 +137,20 @@ was added that brought the fastest of the set closest to the fastest of all on a
 are near the fastest for large products, whose order changes from run to run with the clocks."""
 
 
+SHARED_CONVERTING: frozenset[Tile] = frozenset(
+    (
+        *SLICED,
+        *_tiles("pingpong", "64x8x2:1x1 64x16x2:1x1 64x32x2:1x1 64x64x2:1x1 64x256x1:2x1"),
+        *_tiles("cooperative", "128x128x1:2x1"),
+        *_tiles("stream_k", "128x16x2:1x1 128x64x2:1x1 128x128x1:1x2 128x256x1:2x1"),
+    )
+)
+"""The same where the first operand is converted in registers."""
+
+
 def is_shared(operation: Operation) -> bool:
-    """Its tile is one of SHARED."""
-    return Tile.of(operation) in SHARED
+    """Its tile is one of those that a search tries first."""
+    return Tile.of(operation) in (SHARED_CONVERTING if operation.converts else SHARED)
 
 
 def own_operations(found: Iterable[Operation]) -> Iterator[Operation]:
@@ -143,19 +171,23 @@ def tiled(model: Operation, tiles: Iterable[Tile], suffix: str = "") -> Iterator
     """``model`` with each of ``tiles``, in the tile's schedule with ``suffix``."""
     for tile in tiles:
         schedule = KINDS[tile.kind]
-        sizes = (tile.rows, tile.cols, tile.lines * LINE_BYTES // ELEMENTS[model.multiplied].itemsize)
+        sizes = (tile.rows, tile.cols, tile.lines * LINE_BYTES // bytes_of(model.multiplied, 1))
         cluster = (*tile.cluster, 1)
         label = schedule.label + SUFFIXES[suffix]
         yield dataclasses.replace(
             model, name=_name(model, sizes, cluster, label), tile=sizes, cluster=cluster,
             kernel_schedule=schedule.kernel + suffix, epilogue_schedule=schedule.epilogue, scheduler=schedule.scheduler,
+            slices=schedule.slices,
         )  # fmt: skip
 
 
 def _name(model: Operation, tile: tuple[int, ...], cluster: tuple[int, ...], label: str) -> str:
     """By CUTLASS's scheme."""
-    sizes = ["x".join(map(str, values)) for values in (tile, cluster)]
+    sizes = "_".join("x".join(map(str, values)) for values in (tile, cluster))
     scales = [f"{x.extent}x{SCALE_BLOCK}f32x" if x else "" for x in (model.scales_a, model.scales_b)]
+    if model.weights:
+        scales[0] = f"{model.weights.element}{'z' if model.weights.zero else ''}x"
     elements = "_".join((scales[0] + model.a, scales[1] + model.b, model.accumulator, model.c, model.d))
     layouts = model.layout_a + model.layout_b + model.layout_d
-    return f"cutlass3x_sm90_tensorop_gemm_{elements}_{sizes[0]}_{sizes[1]}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma"
+    shuffled = "_shuffled" if model.shuffled else ""
+    return f"cutlass3x_sm90_tensorop_gemm_{elements}_{sizes}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma{shuffled}"

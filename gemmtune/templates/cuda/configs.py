@@ -1,0 +1,107 @@
+"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["AT_ONCE", "SHAPES", "Config", "Shape"]
+
+BARRIER_BYTES = 8
+HALF_BYTES = 113 * 1024
+"""Of shared memory, for each of two blocks on one multiprocessor: 228 KiB less 1 KiB that the system has of each."""
+AT_ONCE = 8
+"""Parts of a sum that one thread reads; all 32 of a warp read those of 256 clusters."""
+FEW_PARTS = 8
+"""Of K: as many blocks read lines of their own quicker than in turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of the kernel: a tile of ``rows`` by ``cols`` sums, ``depth`` elements of K in each of ``stages``.
+
+    ``blocks`` thread blocks of a cluster share a tile, each with its part of K.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    stages: int
+    blocks: int
+
+    @property
+    def warp_groups(self) -> int:
+        """That multiply, 64 rows each."""
+        return self.rows // 64
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the warp groups that multiply, and a warp that copies."""
+        return 128 * self.warp_groups + 32
+
+    @property
+    def sent_bytes(self) -> int:
+        """Sums that a block gives to the others of its cluster, and as many that it gets."""
+        return 4 * self.rows * self.cols // self.blocks * (self.blocks - 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block: stages, and in their place the sums that are sent and received; barriers."""
+        stages_bytes = self.stages * (self.rows + self.cols) * self.depth * 2
+        barriers = 2 * self.stages + self.warp_groups + 1
+        return max(stages_bytes, 2 * self.sent_bytes) + BARRIER_BYTES * barriers
+
+    @property
+    def resident(self) -> int:
+        """Blocks on a multiprocessor: with two, one of the next launch can begin while one of the last ends."""
+        return 2 if self.shared_bytes <= HALF_BYTES else 1
+
+    @property
+    def sums(self) -> int:
+        """Of a thread: its accumulators."""
+        return self.cols // 2
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.cols}x{self.depth}_s{self.stages}_k{self.blocks}"
+
+
+def _shapes(rows: int, cols: int, depth: int, stages: int, *blocks: int) -> tuple[Shape, ...]:
+    return tuple(Shape(rows=rows, cols=cols, depth=depth, stages=stages, blocks=n) for n in blocks)
+
+
+SHAPES: tuple[Shape, ...] = (
+    *_shapes(64, 64, 64, 6, 2, 4, 8),
+    *_shapes(64, 96, 64, 5, 2, 4),
+    *_shapes(128, 64, 64, 4, 2, 4, 8),
+    *_shapes(128, 128, 64, 3, 2, 4, 8),
+    *_shapes(64, 16, 128, 5, 2),
+    *_shapes(64, 32, 128, 4, 2, 4),
+)
+"""As many stages as let two blocks be on one multiprocessor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """``groups`` clusters share a tile. ``swapped``: outᵀ = bᵀ aᵀ, so that b's columns are the tile's rows.
+
+    ``pdl``: the launch may begin before the one before it has ended; ``ahead`` steps are then asked into L2 meanwhile.
+    """
+
+    shape: Shape
+    groups: int = 1
+    swapped: bool = False
+    pdl: bool = False
+    ahead: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Of K."""
+        return self.groups * self.shape.blocks
+
+    @property
+    def dealt(self) -> bool:
+        """The parts of K take turns, step by step, rather than have each a piece of it."""
+        return self.parts > FEW_PARTS
+
+    def __str__(self) -> str:
+        overlap = f"_pdl{self.ahead or ''}" if self.pdl else ""
+        return f"{self.shape}_g{self.groups}{'_swap' if self.swapped else ''}{overlap}"

@@ -1,0 +1,139 @@
+"""Launching a compiled kernel: a struct that is filled once, and one call of a C function with the addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from pathlib import Path
+
+import torch
+
+from ...choice import Run
+from ...errors import ErrorFromChoice
+from ...problem import Layout, Problem
+from ..workspace import Workspace
+from .configs import Config
+from .legality import operands_of
+from .source import MOST_OPERANDS
+
+__all__ = ["Launch", "Library", "bind", "load"]
+
+STATUSES = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "an operand cannot be described to TMA"}
+"""Of host.h.jinja; others are those of the CUDA runtime."""
+ALIGNED_BYTES = 16
+
+
+class Strides(ctypes.Structure):
+    """In elements."""
+
+    _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
+
+
+class Launch(ctypes.Structure):
+    """``struct Launch`` of arguments.h.jinja, field by field."""
+
+    _fields_ = [
+        ("out", ctypes.c_void_p), ("p", ctypes.c_void_p), ("q", ctypes.c_void_p), ("x", ctypes.c_void_p * MOST_OPERANDS),
+        ("workspace", ctypes.c_void_p),
+        ("out_strides", Strides), ("p_strides", Strides), ("q_strides", Strides), ("x_strides", Strides * MOST_OPERANDS),
+        ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
+        ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
+        ("groups", ctypes.c_int), ("dealt", ctypes.c_int), ("ahead", ctypes.c_int), ("overlaps", ctypes.c_int),
+    ]  # fmt: skip
+
+
+class Library:
+    """A loaded shared object. Raises OSError where the file is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
+        self.prepare, self.call, self.capture = library.gemmtune_prepare, library.gemmtune_call, library.gemmtune_capture
+        self.workspace_bytes = library.gemmtune_workspace_bytes
+        self.workspace_bytes.argtypes, self.workspace_bytes.restype = [ctypes.c_void_p], ctypes.c_longlong
+        self.call.argtypes = [*[ctypes.c_void_p] * 6, ctypes.c_double, ctypes.c_double, ctypes.c_void_p, ctypes.c_int]
+        self.capture.argtypes, self.capture.restype = [ctypes.c_void_p], ctypes.c_ulonglong
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return int(self._library.gemmtune_threads())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        return int(self._library.gemmtune_shared_bytes())
+
+
+@functools.lru_cache(maxsize=512)
+def load(path: Path) -> Library:
+    """The library at ``path``, loaded once."""
+    return Library(path)
+
+
+def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
+    """A function with the signature of ``choice.Run`` for the current device.
+
+    Raises:
+        ErrorFromChoice: the kernel cannot be made ready on the device.
+    """
+    device = torch.cuda.current_device()
+    planned = _planned(config, problem)
+    _require(library.prepare(), name, problem)
+    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
+    call, what, swapped = library.call, ctypes.byref(planned), config.swapped
+    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
+    reads_inp = _reads_inp(problem)
+    count = reads_inp + (len(problem.epilogue.operands) if problem.epilogue else 0)
+    packed = struct.Struct(f"{count}P").pack
+
+    def run(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        extra: tuple[torch.Tensor, ...],
+    ) -> None:
+        first, second = (b, a) if swapped else (a, b)
+        p, q = first.data_ptr(), second.data_ptr()
+        if p % ALIGNED_BYTES or q % ALIGNED_BYTES:
+            raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {p:#x} {q:#x}")
+        added = (inp, *extra) if reads_inp else extra
+        x = packed(*[tensor.data_ptr() for tensor in added]) if count else None  # type: ignore[union-attr]
+        stream = current_stream(device)
+        memory = workspace.address(stream) if needs_workspace else None
+        status = call(what, stream, out.data_ptr(), p, q, memory, alpha, beta, x, count)
+        if status:
+            _require(status, name, problem)
+
+    return run
+
+
+def _reads_inp(problem: Problem) -> bool:
+    return problem.inp is not None and problem.beta != "zero"
+
+
+def _planned(config: Config, problem: Problem) -> Launch:
+    """All but the addresses and the scalars."""
+    p, q, oriented = operands_of(problem, swapped=config.swapped)
+    words = Launch()
+    words.rows, words.cols, words.k, words.batch = p.size[-2], q.size[-2], problem.k, problem.batch
+    words.out_strides, words.p_strides, words.q_strides = _strides(oriented.out), _strides(p), _strides(q)
+    for i, layout in enumerate(oriented.added):
+        words.x_strides[i] = _strides(layout)
+    words.groups, words.dealt = config.groups, int(config.dealt)
+    words.ahead, words.overlaps = config.ahead, int(config.pdl)
+    return words
+
+
+def _strides(layout: Layout) -> Strides:
+    """In elements; of a batch of one, none from one product to the next."""
+    batch = layout.stride[0] if len(layout.stride) == 3 and layout.size[0] > 1 else 0
+    return Strides(*layout.stride[-2:], batch)
+
+
+def _require(status: int, name: str, problem: Problem) -> None:
+    if status:
+        raise ErrorFromChoice(name, str(problem), STATUSES.get(status, f"CUDA error {status}"))

@@ -1,0 +1,109 @@
+"""Which problems the kernel can serve, and with which configs: one predicate, without a GPU or a compiler."""
+
+from __future__ import annotations
+
+import torch
+
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...problem.dtypes import dtype_name
+from ...problem.rules import why_not_dense
+from ..cutlass.orientation import Oriented, orient
+from .configs import AT_ONCE, Config
+from .source import MOST_OPERANDS
+
+__all__ = ["CAPABILITY", "by_k", "check_config", "check_problem", "operands_of", "tiles_of"]
+
+CAPABILITY = 90
+"""The compute capability whose instructions the kernel has."""
+INT32_LIMIT = 2**31
+MOST_TILES = 2**15
+"""A dimension of a grid has up to 65535 blocks."""
+MOST_GROUPS = 32 * AT_ONCE
+MOST_PARTS_BYTES = 2**28
+RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+ALIGNED = 8
+"""Elements of 16 bytes: what TMA asks of addresses and pitches."""
+LINE = 64
+"""Elements of a line of 128 bytes, which TMA copies whole."""
+
+
+def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why no config at all can serve the problem on this device, or None."""
+    if device.type != "cuda" or device.capability != CAPABILITY:
+        return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
+    reason = why_not_dense(problem)
+    if reason is not None:
+        return reason
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return f"a is {dtype_name(problem.dtype)}, expected bfloat16 or float16"
+    if problem.out.dtype not in RESULTS:
+        return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
+    if problem.empty or problem.k == 0:
+        return "the product is empty: nothing is launched"
+    if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
+        return "a size does not fit 32 bits"
+    for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
+        if by_k(layout) is None:
+            where = f"{name} has strides {layout.stride} and offset {layout.offset}"
+            return f"{where}: TMA copies rows or columns that are aligned to 16 bytes"
+    return _epilogue(problem)
+
+
+def _epilogue(problem: Problem) -> str | None:
+    """Why the epilogue cannot be expressed, or None."""
+    if problem.epilogue is None:
+        return None
+    operands, most = problem.epilogue.operands, MOST_OPERANDS - 1
+    if len(operands) > most:
+        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
+    for i, x in enumerate(operands):
+        if x.dtype not in RESULTS:
+            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
+    if any(node.dtype == torch.float64 for node in problem.epilogue.nodes):
+        return "the epilogue computes in float64, this backend in float32"
+    return None
+
+
+def by_k(operand: Layout) -> bool | None:
+    """Whether K, the last dimension, is the contiguous one; None for an operand that TMA cannot copy."""
+    *batch, row, col = operand.stride
+    if operand.offset % ALIGNED or any(stride % ALIGNED for stride in batch):
+        return None
+    if col == 1 and row % ALIGNED == 0 and row >= operand.size[-1]:
+        return True
+    return False if row == 1 and col % ALIGNED == 0 and col >= operand.size[-2] else None
+
+
+def operands_of(problem: Problem, *, swapped: bool) -> tuple[Layout, Layout, Oriented]:
+    """p [rows, K] and q [cols, K], each with a batch dimension first where the problem has one; and the orientation."""
+    oriented = orient(problem, exchanged=swapped)
+    return oriented.a, oriented.b.transposed, oriented
+
+
+def tiles_of(problem: Problem, config: Config) -> int:
+    """Of the result, over all of a batch."""
+    rows, cols = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
+    return -(-rows // config.shape.rows) * -(-cols // config.shape.cols) * problem.batch
+
+
+def check_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered for a problem with which ``check_problem`` found nothing wrong, or None."""
+    shape = config.shape
+    if shape.shared_bytes > device.smem_per_block_bytes:
+        return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if config.groups > MOST_GROUPS:
+        return f"{config.groups} clusters share a tile, at most {MOST_GROUPS} can"
+    steps = -(-problem.k // shape.depth)
+    if config.parts > steps:
+        return f"K has {steps} steps, too few for {config.parts} parts"
+    tiles = tiles_of(problem, config)
+    if tiles > MOST_TILES:
+        return f"{tiles} tiles, at most {MOST_TILES} fit a grid"
+    parts_bytes = tiles * config.groups * shape.rows * shape.cols * 4 if config.groups > 1 else 0
+    if parts_bytes > MOST_PARTS_BYTES:
+        return f"{parts_bytes} bytes of sums in memory, at most {MOST_PARTS_BYTES}"
+    _, q, _ = operands_of(problem, swapped=config.swapped)
+    if shape.cols % LINE and not by_k(q):
+        return f"an operand whose lines run across K is copied in lines of {LINE}, and a tile has {shape.cols} columns"
+    return None

@@ -1,0 +1,110 @@
+"""Which configs are tried for a problem, best first: a model of what a launch does, one after the other.
+
+Its constants are rates of an H200; for other GPUs they are as good for an order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ...device import DeviceInfo
+from ...problem import Problem
+from .configs import SHAPES, Config, Shape
+from .legality import tiles_of
+
+__all__ = ["candidates", "estimate_us", "groups_of", "select", "why_not_likely"]
+
+LAUNCH_US = 2.5
+DRAM_GBPS = 4300.0
+L2_GBPS = 7500.0
+"""From L2 to all multiprocessors; those with fewer clusters wait for the others."""
+EXCHANGE_GBPS = 2500.0
+"""Of sums, between the multiprocessors of all clusters."""
+SECOND_LEVEL_US = 2.0
+"""Beside the sums that go through memory, at the rate of the others."""
+HIDDEN = 0.5
+"""The share of both levels that is left where another block of the multiprocessor reads meanwhile."""
+OF_ONE_TILE = 2
+"""Configs of a search with the same tile."""
+FILLED = 0.9
+"""Of the multiprocessors: as many read all that memory can give."""
+LEAST_STEPS = 4
+"""Of a block, but where K has fewer."""
+LEAST_K = {"quick": 8192, "default": 8192, "exhaustive": 128}
+FEW = 64
+"""Rows or columns, beside which the other dimension may be long."""
+SMALL = 128
+"""Rows and columns: a few tiles, which as many clusters share as there is room for."""
+UNUSED = {2: 0, 4: 2, 8: 1}
+"""Clusters, of as many as there are multiprocessors for, that find no room in the graphics processing clusters of an H200."""
+
+
+def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:
+    """Why the kernel is not tried in such a search, or None: a division of K pays where tiles are few and the sum is long."""
+    if problem.k < LEAST_K[search]:
+        return f"K is {problem.k}, tried from {LEAST_K[search]} on"
+    small, large = sorted((problem.m, problem.n))
+    most = device.sm_count // 2
+    tiles = -(-small // FEW) * -(-large // FEW) * problem.batch
+    if tiles > most:
+        return f"the result has {tiles} tiles of {FEW}x{FEW}, tried with up to {most}"
+    if search != "exhaustive" and small > FEW and large * problem.batch > SMALL:
+        return f"a result of {problem.m}x{problem.n}: tried with up to {SMALL}x{SMALL}, or {FEW} rows or columns"
+    return None
+
+
+def clusters_at_a_time(shape: Shape, device: DeviceInfo) -> int:
+    """That run with one block on a multiprocessor."""
+    return max(device.sm_count // shape.blocks - UNUSED[shape.blocks], 1)
+
+
+def groups_of(shape: Shape, tiles: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
+    """How many clusters may share a tile, best first: as many as run at a time, one or two blocks on a multiprocessor."""
+    at_a_time = clusters_at_a_time(shape, device)
+    steps = -(-problem.k // shape.depth)
+    most = max(1, steps // (LEAST_STEPS * shape.blocks))
+    once, nearest = at_a_time // tiles, round(at_a_time / tiles)
+    # Where one cluster for each tile leaves multiprocessors idle, a second block on each fills them.
+    ordered = (once, nearest) if once > 1 or shape.resident == 1 else (2 * at_a_time // tiles, nearest)
+    return tuple(dict.fromkeys(min(max(groups, 1), most) for groups in ordered))
+
+
+def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
+    """The model's time of one launch, in microseconds."""
+    shape, tiles = config.shape, tiles_of(problem, config)
+    blocks = tiles * config.parts
+    busy = min(1.0, blocks / (FILLED * device.sm_count))
+    at_a_time, clusters = clusters_at_a_time(shape, device), tiles * config.groups
+    waves = -(-clusters // at_a_time)
+    copied = tiles * (shape.rows + shape.cols) * problem.k * problem.dtype.itemsize
+    copying_us = copied / L2_GBPS / 1e3 * waves * at_a_time / clusters
+    reading_us = max(problem.bytes / DRAM_GBPS / busy / 1e3, copying_us)
+    adding_us = blocks * shape.sent_bytes / EXCHANGE_GBPS / 1e3
+    if config.groups > 1:
+        stored = tiles * config.groups * shape.rows * shape.cols * 4
+        adding_us += SECOND_LEVEL_US + 2 * stored / EXCHANGE_GBPS / 1e3
+    return LAUNCH_US + reading_us + adding_us * (HIDDEN if blocks > device.sm_count else 1.0)
+
+
+def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
+    """Every shape, either way round, with the likeliest number of clusters for each tile; best first."""
+    found = [_filled(shape, problem, device, swapped=swapped) for shape in SHAPES for swapped in (False, True)]
+    # Columns of the transpose are stored one by one.
+    return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swapped, str(config)))
+
+
+def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swapped: bool) -> Config:
+    config = Config(shape=shape, swapped=swapped, pdl=True)
+    return dataclasses.replace(config, groups=groups_of(shape, tiles_of(problem, config), problem, device)[0])
+
+
+def select(ordered: Sequence[Config], count: int) -> list[Config]:
+    """The first ``count``, but no shape twice, and no tile more than OF_ONE_TILE times."""
+    chosen: list[Config] = []
+    for config in ordered:
+        shape = config.shape
+        same_tile = [other.shape for other in chosen if (other.shape.rows, other.shape.cols) == (shape.rows, shape.cols)]
+        if shape not in same_tile and len(same_tile) < OF_ONE_TILE and len(chosen) < count:
+            chosen.append(config)
+    return chosen

@@ -1,0 +1,146 @@
+"""The text of the kernel: one translation unit with a plain C entry point."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from ...problem import Epilogue
+from ...problem.problem import ScalarClass
+from ..cpp.printer import STORAGE_TYPES, print_epilogue
+from ..render import template, template_digest
+from .configs import AT_ONCE, Shape
+
+__all__ = ["ARCHITECTURE", "FLAGS", "KERNEL", "MOST_OPERANDS", "Source"]
+
+ARCHITECTURE = "90a"
+FLAGS = (
+    "-std=c++17", "-O3", "-DNDEBUG", "-shared", "-Xcompiler", "-fPIC", "-w",
+    f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
+)  # fmt: skip
+MOST_OPERANDS = 8
+"""That a launch can pass to an epilogue."""
+KERNEL = "gemmtune_cluster"
+MAP_TYPES = {torch.bfloat16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", torch.float16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16"}
+ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
+"""Of the operands, as PTX writes them."""
+PATIENCE = 40
+FILES = (
+    "cluster.cu.jinja", "arguments.h.jinja", "device.cuh.jinja", "pointwise.cuh.jinja", "products.cuh.jinja", "exchange.cuh.jinja",
+    "finish.cuh.jinja", "groups.cuh.jinja", "host.h.jinja",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Everything that the text depends on. Sizes, strides, scalars and the division of K among clusters are arguments."""
+
+    shape: Shape
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    p_by_k: bool
+    """K is the contiguous dimension of the operand that gives the tile its rows …"""
+    q_by_k: bool
+    """… and of the one that gives it its columns."""
+    alpha: ScalarClass = "one"
+    beta: ScalarClass = "zero"
+    added: bool = False
+    """inp is read."""
+    epilogue: Epilogue | None = None
+    """The graph; of its operands only the dtypes matter."""
+    operands: tuple[torch.dtype, ...] = ()
+    """Of inp, where it is read, and of the epilogue's operands."""
+    patience: int = PATIENCE
+    """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
+
+    @property
+    def fused(self) -> bool:
+        """More than the bare product is stored."""
+        return self.alpha != "one" or bool(self.operands) or self.epilogue is not None
+
+    @property
+    def text(self) -> str:
+        """The CUDA C++ source."""
+        return _render(self)
+
+    @property
+    def digest(self) -> str:
+        """A hash over everything that makes the text: the templates and what they are given."""
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(source: Source) -> str:
+    made_of = [template_digest(__package__, file) for file in FILES]
+    return hashlib.blake2b(f"{made_of} {source} {_statements(source)}".encode(), digest_size=16).hexdigest()
+
+
+def _statements(source: Source) -> list[str]:
+    if source.epilogue is None:
+        return ["result = acc;"]
+    names = [f"x{i}" for i in range(int(source.added), len(source.operands))]
+    return print_epilogue(source.epilogue, "acc", names, "result")
+
+
+@functools.lru_cache(maxsize=1024)
+def _render(source: Source) -> str:
+    shape = source.shape
+    values = {
+        "out_type": STORAGE_TYPES[source.out_dtype],
+        "kernel": KERNEL,
+        "operands": [STORAGE_TYPES[dtype] for dtype in source.operands],
+        "fused": source.fused,
+        "most_operands": MOST_OPERANDS,
+    }
+    parts = {
+        "arguments": _part("arguments.h.jinja", values),
+        "device": _part(
+            "device.cuh.jinja",
+            {
+                "cols": shape.cols,
+                "element": ELEMENTS[source.dtype],
+                "p_transposed": int(not source.p_by_k),
+                "q_transposed": int(not source.q_by_k),
+            },
+        ),
+        "pointwise": _part("pointwise.cuh.jinja", values),
+        "products": _part("products.cuh.jinja", {}),
+        "exchange": _part("exchange.cuh.jinja", {}),
+        "groups": _part("groups.cuh.jinja", {"patience": source.patience}),
+        "finish": _part(
+            "finish.cuh.jinja",
+            values
+            | {
+                "reads": bool(source.operands),
+                "alpha": source.alpha,
+                "beta": source.beta,
+                "added": source.added,
+                "statements": _statements(source),
+            },
+        ),
+        "host": _part("host.h.jinja", values | {"map_type": MAP_TYPES[source.dtype]}),
+    }
+    constants = {
+        "name": str(shape),
+        "rows": shape.rows,
+        "cols": shape.cols,
+        "depth": shape.depth,
+        "stages": shape.stages,
+        "blocks": shape.blocks,
+        "resident": shape.resident,
+        "p_by_k": _flag(source.p_by_k),
+        "q_by_k": _flag(source.q_by_k),
+        "at_once": AT_ONCE,
+    }
+    return _part("cluster.cu.jinja", values | parts | constants)
+
+
+def _part(name: str, values: dict[str, object]) -> str:
+    return template(__package__, name).render(**values)
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

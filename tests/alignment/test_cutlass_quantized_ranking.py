@@ -1,0 +1,106 @@
+"""Which operations of mixed_mm a search compiles: few, prepacked ones first, and those that were the fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
+from gemmtune.templates.cutlass import BACKEND
+from gemmtune.templates.cutlass.build import CutlassChoice
+from gemmtune.templates.cutlass.orientation import orient
+from gemmtune.templates.cutlass.rank import estimate_us
+from gemmtune.templates.cutlass.tiles import SHARED_CONVERTING, SLICED, TILES, Tile, is_shared
+
+pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
+MOST = 6
+"""That a search of the default size compiles for one problem."""
+N = K = 8192
+MEASURED: dict[int, dict[str, float]] = {
+    16: {"64x16x128 1x1 sliced3": 18.3, "64x16x128 1x1 sliced2": 18.8},
+    64: {"64x64x128 1x1 sliced2": 21.3, "64x64x128 1x1 pingpong as it is": 30.3},
+    256: {
+        "128x128x64 2x1 cooperative": 52.5, "128x128x64 1x2 stream_k": 53.2, "64x256x64 2x1 pingpong": 53.3,
+        "128x256x64 2x1 stream_k": 58.6, "128x256x64 2x1 stream_k as it is": 58.9, "128x128x64 2x1 pingpong": 60.5,
+        "128x128x64 1x2 stream_k as it is": 63.9, "64x64x128 1x1 sliced2": 86.4, "64x64x128 1x1 pingpong as it is": 118.3,
+    },
+    4096: {
+        "64x256x64 2x1 pingpong": 827.4, "128x128x64 2x1 cooperative": 830.0, "128x256x64 2x1 stream_k as it is": 838.1,
+        "128x256x64 2x1 stream_k": 849.5, "128x128x64 1x2 stream_k": 860.5, "128x128x64 2x1 pingpong": 956.2,
+        "128x128x64 1x2 stream_k as it is": 1009.4,
+    },
+}  # fmt: skip
+"""By rows of a, of float16, µs on an H200 of operations with int8 weights, prepacked and as they are. N = K = 8192."""
+
+
+def mixed_mm(m: int, n: int = N, k: int = K, *, prepacked: bool = True, **fields: Any) -> Problem:
+    problem = Problem.mixed_mm(m, n, k, device_type="cuda", dtype=torch.float16, **fields)
+    return dataclasses.replace(problem, prepacked=prepacked)
+
+
+def int4(m: int, n: int = N, k: int = K) -> Problem:
+    return mixed_mm(m, n, k, encoding="int4", scales="group_128")
+
+
+def offered(problem: Problem, **settings: Any) -> list[CutlassChoice]:
+    found = BACKEND.enumerate(problem, preset("sm90"), Settings(**settings)).choices
+    return [choice for choice in found if isinstance(choice, CutlassChoice)]
+
+
+def label(choice: CutlassChoice) -> str:
+    operation = choice.config.operation
+    tile = Tile.of(operation)
+    assert tile is not None
+    sizes = f"{'x'.join(map(str, operation.tile))} {tile.cluster[0]}x{tile.cluster[1]} {tile.kind}"
+    return sizes if operation.shuffled else f"{sizes} as it is"
+
+
+@pytest.mark.parametrize("m", MEASURED)
+def test_the_fastest_operation_is_tried(m: int) -> None:
+    found = [label(choice) for choice in offered(mixed_mm(m, scales="none"))]
+    assert min(MEASURED[m].get(name, float("inf")) for name in found) == min(MEASURED[m].values())
+
+
+@pytest.mark.parametrize("m", MEASURED)
+def test_the_model_is_near_the_times_measured(m: int) -> None:
+    problem, device = mixed_mm(m, scales="none"), preset("sm90")
+    by_label = {label(choice): choice for choice in offered(problem, search="exhaustive")}
+    for name, time_us in MEASURED[m].items():
+        choice = by_label[name]
+        oriented = orient(problem, exchanged=choice.exchanged)
+        estimated_us = estimate_us(choice.config.operation, oriented, problem, device)
+        assert estimated_us == pytest.approx(time_us, rel=0.17), name
+
+
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 4096])
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_few_operations_are_compiled(m: int, *, prepacked: bool) -> None:
+    found = offered(mixed_mm(m, prepacked=prepacked, encoding="int4", scales="group_128"))
+    assert len(found) == MOST
+    assert {choice.config.operation.shuffled for choice in found} == {prepacked}
+    assert len(offered(mixed_mm(m, prepacked=prepacked), search="quick")) < MOST
+
+
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_few_rows_are_first_tried_with_sliced_k(m: int) -> None:
+    assert offered(int4(m))[0].config.operation.slices > 1
+
+
+def test_many_rows_are_not_first_tried_with_sliced_k() -> None:
+    assert offered(int4(256))[0].config.operation.slices == 1
+
+
+def test_problems_share_their_compilations() -> None:
+    sizes = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192))
+    found = [choice for m in (1, 4, 16, 64, 256, 1024, 4096) for n, k in sizes for choice in offered(int4(m, n, k))]
+    assert len({choice.compile_key for choice in found}) <= len(found) // MOST
+    assert sum(is_shared(choice.config.operation) for choice in found) > len(found) // 2
+
+
+def test_shared_tiles_are_tiles() -> None:
+    assert set(SLICED) <= SHARED_CONVERTING <= {*SLICED, *TILES}

@@ -1,0 +1,188 @@
+"""The cluster kernel on a GPU: every shape, major and epilogue is verified; sizes with tails; captures, streams, repeats."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from gemmtune.choice import Run, Status
+from gemmtune.device import detect
+from gemmtune.numerics.operands import Operands, random_operands
+from gemmtune.problem import Problem
+from gemmtune.problem.trace import trace
+from gemmtune.selector.verify import Verifier
+from gemmtune.settings import Settings
+from gemmtune.templates.cuda import BACKEND
+from gemmtune.templates.cuda.build import CudaChoice
+from gemmtune.templates.cuda.compiler import compile_source
+from gemmtune.templates.cuda.launch import bind, load
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="the kernel runs on SM90 alone"
+    ),
+]
+
+BF16, F16 = torch.bfloat16, torch.float16
+GPU = torch.device("cuda")
+
+
+def mm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = BF16) -> Problem:
+    return Problem.mm(m, n, k, dtype=dtype, layout=layout, device_type="cuda")
+
+
+def addmm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = F16, bias: str = "n") -> Problem:
+    return Problem.addmm(m, n, k, dtype=dtype, layout=layout, bias=bias, alpha=2, beta=0.5, device_type="cuda")
+
+
+def gated(m: int, n: int, k: int) -> Problem:
+    """silu(a @ b) · x, x a matrix in the operands' type."""
+    epilogue = trace(lambda acc, x: torch.nn.functional.silu(acc) * x, torch.float32, [torch.empty(m, n, dtype=BF16)])
+    return dataclasses.replace(mm(m, n, k), epilogue=epilogue)
+
+
+def batched(batch: int, m: int, n: int, k: int, layout: str = "nt") -> Problem:
+    return Problem.bmm(batch, m, n, k, dtype=BF16, layout=layout, device_type="cuda")
+
+
+CASES: dict[str, tuple[Problem, str]] = {
+    "one-tile": (mm(128, 128, 16384), "128x128x64_s3_k8"),
+    "one-tile-of-4": (mm(100, 128, 16392), "128x128x64_s3_k4"),
+    "one-tile-of-2": (mm(128, 100, 8200), "128x128x64_s3_k2"),
+    "two-tiles": (mm(100, 100, 65536), "128x64x64_s4_k8"),
+    "two-tiles-of-4": (mm(128, 136, 16392), "128x64x64_s4_k4"),
+    "two-tiles-of-2": (addmm(100, 136, 8200), "128x64x64_s4_k2"),
+    "small": (mm(64, 64, 65536), "64x64x64_s6_k8"),
+    "small-of-4": (mm(13, 100, 16392, dtype=F16), "64x64x64_s6_k4"),
+    "small-of-2": (mm(64, 136, 8200), "64x64x64_s6_k2"),
+    "96-columns": (mm(96, 96, 32768), "64x96x64_s5_k4"),
+    "96-columns-of-2": (addmm(96, 100, 16392), "64x96x64_s5_k2"),
+    "16-columns": (mm(1, 136, 16392), "64x16x128_s5_k2"),
+    "16-columns-long": (mm(13, 4096, 8200), "64x16x128_s5_k2"),
+    "32-columns": (mm(13, 264, 16392), "64x32x128_s4_k4"),
+    "32-columns-of-2": (addmm(24, 264, 8200, "nt", BF16, "mn"), "64x32x128_s4_k2"),
+    "short": (mm(100, 100, 520), "64x64x64_s6_k8"),
+    "both-not-by-k": (mm(104, 136, 8200, "tn"), "128x128x64_s3_k8"),
+    "b-not-by-k": (mm(100, 136, 8200, "nn"), "128x64x64_s4_k8"),
+    "a-not-by-k": (mm(104, 100, 8200, "tt", F16), "64x64x64_s6_k4"),
+    "few-rows-not-by-k": (mm(8, 264, 8200, "nn"), "64x16x128_s5_k2"),
+    "fused": (gated(100, 136, 16392), "128x128x64_s3_k8"),
+    "fused-few-rows": (gated(16, 264, 8200), "64x32x128_s4_k4"),
+    "matrix-added": (addmm(128, 128, 16392, "tn", BF16, "mn"), "64x64x64_s6_k8"),
+    "batched": (batched(3, 40, 72, 4104), "64x64x64_s6_k4"),
+    "batched-not-by-k": (batched(3, 40, 72, 2056, "tn"), "64x64x64_s6_k2"),
+}
+
+
+def choices_of(name: str) -> list[CudaChoice]:
+    """Both ways round, as far as they are legal."""
+    problem, shape = CASES[name]
+    offers = BACKEND.enumerate(problem, detect("cuda"), Settings(search="exhaustive"))
+    found = [choice for choice in offers.choices if isinstance(choice, CudaChoice) and str(choice.config.shape) == shape]
+    assert found, offers.refusals
+    return found
+
+
+def with_variants(choice: CudaChoice) -> list[CudaChoice]:
+    """Those that differ from it in one respect, and in two."""
+    found = {choice.name: choice}
+    for near in choice.variants():
+        found |= {near.name: near} | {far.name: far for far in near.variants()}
+    return list(found.values())
+
+
+def call(run: Run, out: torch.Tensor, x: Operands) -> torch.Tensor:
+    run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_variant_is_right(name: str) -> None:
+    verifier = Verifier(CASES[name][0], GPU)
+    first, *others = choices_of(name)
+    for choice in (*with_variants(first), *others):
+        verdict = verifier.check(choice, choice.build())
+        assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
+
+
+@pytest.mark.parametrize("name", ["one-tile", "small", "fused", "batched"])
+def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
+    choice = choices_of(name)[0]
+    run = choice.build().run
+    x = random_operands(choice.problem, GPU, seed=3)
+    outs = [torch.empty_like(x.out) for _ in range(3)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for out in outs:
+            call(run, out, x)
+    eager = call(run, torch.empty_like(x.out), x)
+    for _ in range(3):
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, eager) for out in outs)
+
+
+@pytest.mark.parametrize("name", ["one-tile", "small"])
+def test_calls_of_two_streams_do_not_share_a_workspace(name: str) -> None:
+    """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
+    choice = choices_of(name)[0]
+    run = choice.build().run
+    x = random_operands(choice.problem, GPU, seed=4)
+    expected = call(run, torch.empty_like(x.out), x)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    outs = [torch.full_like(x.out, float("nan")) for _ in range(90)]
+    torch.cuda.synchronize()
+    for out, stream in zip(outs, itertools.cycle(streams), strict=False):
+        with torch.cuda.stream(stream):
+            call(run, out, x)
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in outs)
+
+
+@pytest.mark.parametrize("name", ["two-tiles", "small-of-2", "batched"])
+def test_repeats_give_the_same_bits_with_other_sizes_in_between(name: str) -> None:
+    """One shared object, two problems, launches that follow each other without a pause."""
+    choice = choices_of(name)[0]
+    problem = choice.problem
+    shorter = dataclasses.replace(
+        choice, problem=_with_k(problem, problem.k // 2), config=dataclasses.replace(choice.config, groups=3)
+    )
+    assert shorter.compile_key == choice.compile_key
+    runs = [(one.build().run, random_operands(one.problem, GPU, seed=5)) for one in (choice, shorter)]
+    expected = [call(run, torch.empty_like(x.out), x) for run, x in runs]
+    for _ in range(20):
+        again = [call(run, torch.full_like(x.out, float("nan")), x) for run, x in runs]
+        assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
+
+
+def _with_k(problem: Problem, k: int) -> Problem:
+    if problem.batched:
+        return batched(problem.batch, problem.m, problem.n, k // 8 * 8)
+    return mm(problem.m, problem.n, k // 8 * 8, dtype=problem.dtype)
+
+
+@pytest.mark.parametrize("name", ["one-tile", "two-tiles", "small-of-2"])
+def test_what_a_warp_leaves_is_finished_by_the_last(name: str) -> None:
+    """Warps that look for other clusters' sums but once, so that most of them leave, give the same bits as those that wait."""
+    choice = choices_of(name)[0]
+    hasty = dataclasses.replace(choice.source, patience=0)
+    run = bind(load(compile_source(hasty, choice.name)), choice.config, choice.problem, choice.name)
+    x = random_operands(choice.problem, GPU, seed=6)
+    expected = call(choice.build().run, torch.empty_like(x.out), x)
+    for _ in range(50):
+        assert torch.equal(call(run, torch.full_like(x.out, float("nan")), x), expected)
+
+
+def test_an_address_that_is_not_aligned_is_refused() -> None:
+    choice = choices_of("small")[0]
+    x = random_operands(choice.problem, GPU, seed=7)
+    moved = torch.empty(x.a.numel() + 1, dtype=x.a.dtype, device=GPU)[1:].view(x.a.shape)
+    with pytest.raises(Exception, match="an operand is not aligned as planned"):
+        choice.build().run(x.out, moved, x.b, None, 1.0, 0.0, ())

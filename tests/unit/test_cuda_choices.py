@@ -1,0 +1,126 @@
+"""What the cuda backend offers for which problem, and in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gemmtune.choice import Offers
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
+from gemmtune.templates.cuda import BACKEND
+from gemmtune.templates.cuda.build import CudaChoice
+from gemmtune.templates.cuda.configs import SHAPES, Config, Shape
+from gemmtune.templates.cuda.legality import check_config
+from gemmtune.templates.cuda.rank import clusters_at_a_time, estimate_us, groups_of
+
+SM90 = preset("sm90")
+
+
+def mm(m: int, n: int, k: int, layout: str = "nt") -> Problem:
+    return Problem.mm(m, n, k, layout=layout, device_type="cuda")
+
+
+def offers(problem: Problem, arch: str = "sm90", search: str = "default") -> Offers:
+    return BACKEND.enumerate(problem, preset(arch), Settings(search=search))  # type: ignore[arg-type]
+
+
+def choices(problem: Problem, search: str = "default") -> list[CudaChoice]:
+    return [choice for choice in offers(problem, search=search).choices if isinstance(choice, CudaChoice)]
+
+
+def shape(text: str) -> Shape:
+    return next(shape for shape in SHAPES if str(shape) == text)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ((128, 128, 65536), {"128x64x64_s4_k8_g7_pdl", "128x64x64_s4_k4_g15_pdl"}),
+        ((64, 64, 65536), {"64x64x64_s6_k8_g15_pdl", "64x64x64_s6_k4_g31_pdl"}),
+        ((96, 96, 32768), {"64x96x64_s5_k4_g15_pdl"}),
+        ((128, 128, 16384), {"64x64x64_s6_k4_g7_pdl"}),
+        ((64, 4096, 14336), {"64x64x64_s6_k2_g2_pdl"}),
+        ((16, 4096, 14336), {"64x16x128_s5_k2_g2_swap_pdl"}),
+    ],
+)
+def test_the_search_has_what_was_the_fastest_on_an_h200(sizes: tuple[int, int, int], wanted: set[str]) -> None:
+    names = {choice.name.removeprefix("cuda:cluster_") for choice in choices(mm(*sizes))}
+    assert names >= wanted
+    assert len(names) <= 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ((128, 128, 4096), "K is 4096, tried from 8192 on"),
+        ((256, 128, 65536), "a result of 256x128: tried with up to 128x128, or 64 rows or columns"),
+        ((512, 512, 32768), "a result of 512x512: tried with up to 128x128, or 64 rows or columns"),
+        ((64, 8192, 8192), "the result has 128 tiles of 64x64, tried with up to 66"),
+    ],
+)
+def test_what_is_not_likely_to_win_is_one_refusal(sizes: tuple[int, int, int], reason: str) -> None:
+    found = offers(mm(*sizes))
+    assert not found.choices
+    [refusal] = found.refusals
+    assert (refusal.name, refusal.reason) == ("cuda", reason)
+
+
+def test_an_exhaustive_search_has_every_legal_shape_either_way_round() -> None:
+    found = choices(mm(256, 128, 2048), "exhaustive")
+    assert {(choice.config.shape, choice.config.swapped) for choice in found} == {
+        (one, way) for one in SHAPES for way in (False, True)
+    }
+    assert len({choice.name for choice in found}) == len(found)
+
+
+def test_configs_that_are_not_legal_are_counted_by_their_reasons() -> None:
+    found = offers(mm(104, 120, 8192, "tn"))
+    assert found.choices
+    reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
+    assert {(r.name, r.count, r.reason) for r in found.refusals} == {
+        (f"cuda:{count} configs", count, reason.format(columns)) for columns, count in ((96, 4), (32, 4), (16, 2))
+    }
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm100", "gfx942", "avx2"])
+def test_it_serves_sm90_alone(arch: str) -> None:
+    device = preset(arch)
+    assert not BACKEND.serves_by_default(device)
+    assert BACKEND.serves_by_default(SM90)
+    assert BACKEND.available(device).ok is (device.type == "cuda")
+    assert not offers(Problem.mm(64, 64, 8192, device_type=device.type), arch).choices
+
+
+def test_clusters_for_a_tile_fill_the_multiprocessors_and_leave_no_block_without_work() -> None:
+    assert [clusters_at_a_time(shape(f"64x64x64_s6_k{n}"), SM90) for n in (2, 4, 8)] == [66, 31, 15]
+    eight = shape("128x128x64_s3_k8")
+    assert groups_of(eight, 1, mm(128, 128, 65536), SM90) == (15,)
+    assert groups_of(eight, 2, mm(128, 256, 65536), SM90) == (7, 8)
+    assert groups_of(eight, 1, mm(128, 128, 8192), SM90) == (4,)
+    assert groups_of(eight, 1, mm(128, 128, 512), SM90) == (1,)
+
+
+def test_variants_are_told_at_launch_and_need_no_compilation() -> None:
+    choice = choices(mm(128, 128, 65536))[0]
+    near = choice.variants()
+    assert {variant.compile_key for variant in near} == {choice.compile_key}
+    assert len({variant.content_hash for variant in (choice, *near)}) == len(near) + 1
+    assert {str(variant.config).removeprefix(str(choice.config.shape)) for variant in near} == {"_g15", "_g15_pdl4", "_g16_pdl"}
+    assert all(check_config(variant.problem, SM90, variant.config) is None for variant in near)
+    assert all(variant.claims.splits == variant.config.parts for variant in near)
+
+
+def test_more_sums_to_exchange_take_the_model_longer() -> None:
+    problem, four = mm(64, 64, 65536), shape("64x64x64_s6_k4")
+    times = [estimate_us(problem, SM90, Config(shape=four, groups=groups)) for groups in (31, 16, 4, 1)]
+    assert times == sorted(times)
+    larger = dataclasses.replace(SM90, sm_count=4 * SM90.sm_count)
+    assert estimate_us(problem, larger, Config(shape=four, groups=31)) > times[0]
+
+
+def test_few_parts_have_lines_of_their_own_and_many_take_turns() -> None:
+    assert not Config(shape=shape("64x64x64_s6_k2"), groups=4).dealt
+    assert Config(shape=shape("64x64x64_s6_k2"), groups=5).dealt

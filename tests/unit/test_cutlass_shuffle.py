@@ -1,0 +1,125 @@
+"""Prepacked weights of CUTLASS's kernels: torch's permutation is the layout that the kernel is compiled with."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from gemmtune import pack_int4
+from gemmtune.device import preset
+from gemmtune.errors import UnavailableError
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
+from gemmtune.templates.cutlass import BACKEND
+from gemmtune.templates.cutlass.build import CutlassChoice
+from gemmtune.templates.cutlass.shuffle import ROWS, atom_depth, shuffled
+from gemmtune.templates.cutlass.toolkit import find_toolkit
+from gemmtune.templates.nvcc import find_compiler
+from gemmtune.templates.render import template
+
+PROGRAM = """
+#include <cstdio>
+#include "cute/tensor.hpp"
+{order}
+template <int Bits>
+void print(int rows, int depth) {{
+  const auto layout = gemmtune::shuffled<Bits>(rows, depth);
+  std::printf("%d %d %d", Bits, int(cute::size<0>(layout)), int(cute::size<1>(layout)));
+  for (int i = 0; i < cute::size<0>(layout); ++i) {{
+    for (int j = 0; j < cute::size<1>(layout); ++j) {{
+      std::printf(" %d", int(layout(cute::make_coord(i, j, 0))));
+    }}
+  }}
+  std::printf("\\n");
+}}
+int main() {{
+  print<4>({n}, {k});
+  print<8>({n}, {k});
+}}
+"""
+"""Prints, for rows and columns of the first operand, where in memory each element is."""
+N, K = 100, 176
+
+
+def missing() -> str | None:
+    try:
+        find_toolkit(None)
+        find_compiler()
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[int, torch.Tensor]:
+    """By width, the place of each element [rows, depth] in CuTe's layout of an operand of N × K."""
+    if (reason := missing()) is not None:
+        pytest.skip(f"compiles with CUTLASS: {reason}")
+    folder = tmp_path_factory.mktemp("order")
+    order = template("gemmtune.templates.cutlass", "order.cuh.jinja").render()
+    (folder / "order.cu").write_text(PROGRAM.format(order=order, n=N, k=K))
+    includes = [f"-I{include}" for include in find_toolkit(None).include]
+    program = folder / "order"
+    command = [find_compiler().path, "-std=c++17", "-w", "--expt-relaxed-constexpr", *includes, "-o", str(program)]
+    subprocess.run([*command, str(folder / "order.cu")], check=True, timeout=300, capture_output=True)
+    found = {}
+    for line in subprocess.run([str(program)], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines():
+        bits, rows, depth, *numbers = map(int, line.split())
+        found[bits] = torch.tensor(numbers).reshape(rows, depth)
+    return found
+
+
+def weights(bits: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(bits)
+    return torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (K, N), generator=generator, dtype=torch.int8)
+
+
+def numbers_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """The elements in the order of memory."""
+    if bits == 8:
+        return packed.view(torch.int8)
+    halves = torch.stack([packed & 15, packed >> 4], dim=1).flatten()
+    return (halves.to(torch.int8) ^ 8) - 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_elements_are_where_the_kernel_looks_for_them(places: dict[int, torch.Tensor], bits: int, *, columns: bool) -> None:
+    weight, place = weights(bits), places[bits]
+    b = weight if bits == 8 else pack_int4(weight)
+    packed = shuffled(b.t().contiguous().t() if columns else b, bits)
+    assert packed.dtype == torch.uint8
+    assert packed.numel() * 8 == place.numel() * bits
+    expected = torch.zeros(place.shape, dtype=torch.int8)
+    expected[:N, :K] = weight.t()
+    assert torch.equal(numbers_of(packed, bits)[place], expected)
+
+
+@pytest.mark.parametrize(("bits", "depth"), [(4, 64), (8, 32)])
+def test_an_atom_has_sixteen_bytes_for_each_thread(bits: int, depth: int) -> None:
+    assert atom_depth(bits) == depth
+    assert ROWS * depth * bits // 8 == 128 * 16
+    assert shuffled(torch.zeros(depth * bits // 8, 1, dtype=torch.uint8), bits).shape == (128 * 16,)
+
+
+def choices(**fields: Any) -> list[CutlassChoice]:
+    problem = Problem.mixed_mm(16, 512, 1024, device_type="cuda", **fields)
+    found = BACKEND.enumerate(dataclasses.replace(problem, prepacked=True), preset("sm90"), Settings(search="exhaustive")).choices
+    return [choice for choice in found if isinstance(choice, CutlassChoice)]
+
+
+@pytest.mark.parametrize(("fields", "name"), [({"encoding": "uint4"}, "cutlass_shuffled4"), ({}, "cutlass_shuffled8")])
+def test_what_is_as_it_was_competes_with_what_is_packed(fields: dict[str, Any], name: str) -> None:
+    pytest.importorskip("cutlass_library")
+    formats = {choice.packed_format: choice for choice in choices(**fields)}
+    assert set(formats) == {None, name}
+    b = torch.arange(256, dtype=torch.uint8).repeat(64, 1).t()
+    assert formats[None].pack(b) is b
+    packed = formats[name].pack(b)
+    assert packed.shape == (b.numel(),)
+    assert torch.equal(packed.sort().values, b.flatten().sort().values) == (name == "cutlass_shuffled8")
