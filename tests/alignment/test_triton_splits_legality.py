@@ -142,8 +142,9 @@ def test_decomposed_sums_are_tried_where_they_have_a_chance(name: str) -> None:
 
 def test_blocks_are_dealt_out_where_whole_tiles_leave_multiprocessors_idle() -> None:
     last_wave, whole_waves = ((1536, 1536, 8192), (1536, 1408, 8192))
-    assert len(_offered(Problem.int_mm(*last_wave, layout="nt", device_type="cuda"))["streamk"]) == 1
-    assert _offered(Problem.int_mm(*whole_waves, layout="nt", device_type="cuda"))["streamk"] == []
+    assert len(_offered(Problem.int_mm(*last_wave, layout="nn", device_type="cuda"))["streamk"]) == 1
+    assert _offered(Problem.int_mm(*last_wave, layout="nt", device_type="cuda"))["streamk"] == []
+    assert _offered(Problem.int_mm(*whole_waves, layout="nn", device_type="cuda"))["streamk"] == []
     assert _offered(Problem.mm(*last_wave, device_type="cuda"))["streamk"] == []
     assert len(_offered(Problem.mm(*last_wave, device_type="cuda"), "exhaustive")["streamk"]) > 10
 

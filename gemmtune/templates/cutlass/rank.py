@@ -2,7 +2,7 @@
 
 The time of the slowest resource (products with whole waves counted, L2, memory), in the terms of DeepGEMM's and CUTLASS's
 heuristics. Its constants are fitted to the times of 72 operations on 18 bfloat16 products on an H200; for other GPUs and types they
-are scaled by rates. It is there to order: of its first twelve, one was the fastest for each of those products.
+are scaled by rates. It is there to order: of its first eight, one was the fastest for each of those products.
 """
 
 from __future__ import annotations
