@@ -18,7 +18,16 @@ from typing import Any
 
 import jinja2
 
-__all__ = ["HookError", "PartialRender", "environment", "load_template", "render", "template", "template_digest"]
+__all__ = [
+    "HookError",
+    "PartialRender",
+    "environment",
+    "epilogue_functions",
+    "load_template",
+    "render",
+    "template",
+    "template_digest",
+]
 
 
 class HookError(RuntimeError):
@@ -47,6 +56,12 @@ def template_digest(package: str, file_name: str) -> str:
 def template(package: str, file_name: str) -> jinja2.Template:
     """The same, compiled once in a process."""
     return _compiled(load_template(package, file_name))
+
+
+@functools.cache
+def epilogue_functions(compute: str) -> str:
+    """CUDA C++ of the functions that an epilogue may use, ``f_exp`` and so on, of and with values of the type ``compute``."""
+    return template(__package__, "functions.cuh.jinja").render(compute=compute)
 
 
 @functools.cache

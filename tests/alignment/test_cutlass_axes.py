@@ -12,7 +12,7 @@ from gemmtune.settings import Settings
 from gemmtune.templates.cutlass import BACKEND
 from gemmtune.templates.cutlass.axes import Axes, Grid, legal_axes, most_splits, neighbours
 from gemmtune.templates.cutlass.operation import Operation
-from gemmtune.templates.cutlass.orientation import orient
+from gemmtune.templates.orientation import orient
 
 OPERATION = Operation(
     name="gemm", modern=True, introduced=90, a="bf16", b="bf16", c="void", d="bf16", accumulator="f32",

@@ -16,7 +16,7 @@ from gemmtune.settings import Settings
 from gemmtune.templates.cutlass import BACKEND
 from gemmtune.templates.cutlass.build import CutlassChoice
 from gemmtune.templates.cutlass.operation import ELEMENTS, BlockScales
-from gemmtune.templates.cutlass.orientation import letter, orient
+from gemmtune.templates.orientation import letter, orient
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 

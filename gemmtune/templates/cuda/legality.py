@@ -8,7 +8,7 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
 from ...problem.rules import why_not_dense
-from ..cutlass.orientation import Oriented, orient
+from ..orientation import Oriented, orient
 from .configs import AT_ONCE, Config
 from .source import MOST_OPERANDS
 

@@ -11,7 +11,7 @@ import torch
 from ...problem import Epilogue
 from ...problem.problem import ScalarClass
 from ..cpp.printer import STORAGE_TYPES, print_epilogue
-from ..render import template, template_digest
+from ..render import epilogue_functions, template, template_digest
 from .configs import AT_ONCE, Shape
 
 __all__ = ["ARCHITECTURE", "FLAGS", "KERNEL", "MOST_OPERANDS", "Source"]
@@ -75,7 +75,8 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     made_of = [template_digest(__package__, file) for file in FILES]
-    return hashlib.blake2b(f"{made_of} {source} {_statements(source)}".encode(), digest_size=16).hexdigest()
+    parts = f"{made_of} {source} {epilogue_functions('float')} {_statements(source)}"
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 def _statements(source: Source) -> list[str]:
@@ -106,7 +107,7 @@ def _render(source: Source) -> str:
                 "q_transposed": int(not source.q_by_k),
             },
         ),
-        "pointwise": _part("pointwise.cuh.jinja", values),
+        "pointwise": _part("pointwise.cuh.jinja", values | {"functions": epilogue_functions("float")}),
         "products": _part("products.cuh.jinja", {}),
         "exchange": _part("exchange.cuh.jinja", {}),
         "groups": _part("groups.cuh.jinja", {"patience": source.patience}),

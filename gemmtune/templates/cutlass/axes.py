@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ..orientation import Oriented
 from .operation import Operation
-from .orientation import Oriented
 
 __all__ = ["DECOMPOSITIONS", "Axes", "Grid", "legal_axes", "most_splits", "neighbours"]
 

@@ -13,12 +13,12 @@ from ...problem import Problem
 from ...problem.rules import QUANTIZED_OPS
 from ...settings import Settings, current
 from ..nvcc import find_compiler
+from ..orientation import Oriented
 from .axes import Axes, Grid, legal_axes
 from .build import NAME, CutlassChoice, name_of
 from .catalogue import distinct_operations, without_twins
 from .configs import Config, Legality, check_problem, elements_of
 from .operation import Operation
-from .orientation import Oriented
 from .quantized import quantized_operations
 from .rank import estimate_us, select
 from .toolkit import Toolkit, find_toolkit

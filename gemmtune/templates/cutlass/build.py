@@ -18,13 +18,13 @@ from ...problem import Problem
 from ..compiled import Artifact, CompiledChoice
 from ..made_once import loaded
 from ..nvcc import find_compiler
+from ..orientation import Oriented, orient
 from .artifact import gemm_artifact
 from .axes import Axes, Grid, legal_axes, most_splits, neighbours
 from .compiler import artifact_path, compile_source
 from .configs import Config
 from .launch import Library, bind, load
 from .operation import bits_of
-from .orientation import Oriented, orient
 from .shuffle import format_name, shuffled
 from .source import Source
 from .toolkit import Toolkit

@@ -10,9 +10,9 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
 from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
+from ..orientation import Oriented, letter, orient
 from .axes import Axes
 from .operation import ELEMENTS, ENCODED, Operation
-from .orientation import Oriented, letter, orient
 from .scales import why_not_grouped, why_not_quantized
 
 __all__ = ["Config", "Legality", "check_problem", "elements_of"]

@@ -12,11 +12,11 @@ import torch
 from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
+from ..orientation import Oriented
 from ..workspace import Workspace
 from .axes import DECOMPOSITIONS
 from .configs import MOST_OPERANDS, Config
 from .operation import ENCODED, bytes_of
-from .orientation import Oriented
 
 __all__ = ["Launch", "Library", "bind", "load"]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ...problem import Layout, Problem
+from ..orientation import block_scaled, scales_weights
 from .catalogue import operations
 from .operation import BLOCKWISE, ELEMENTS, ENCODED, FAST_ACCUM, BlockScales, Operation, WeightScales, bits_of, bytes_of
-from .orientation import block_scaled, scales_weights
 from .shuffle import atom_depth
 from .tiles import LINE_BYTES, SLICED, TILES, Tile, tiled
 from .toolkit import Toolkit

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from ...device import DeviceInfo
 from ...problem import Problem
+from ..orientation import Oriented
 from .operation import Operation, bits_of, bytes_of
-from .orientation import Oriented
 from .tiles import is_shared
 
 __all__ = ["estimate_us", "select"]

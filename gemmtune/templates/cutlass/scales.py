@@ -13,8 +13,8 @@ import torch
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
+from ..orientation import block_scaled, scales_weights
 from .operation import Operation
-from .orientation import block_scaled, scales_weights
 
 __all__ = ["why_not_grouped", "why_not_quantized"]
 

@@ -13,7 +13,7 @@ from ...problem import Epilogue
 from ...problem.problem import ScalarClass
 from ...problem.scales import SCALE_BLOCK
 from ..cpp.printer import print_epilogue
-from ..render import template, template_digest
+from ..render import epilogue_functions, template, template_digest
 from .configs import MOST_OPERANDS, OPERAND_ELEMENTS
 from .operation import Operation
 
@@ -158,7 +158,7 @@ def _pointwise(source: Source) -> str:
     names = [f"x{i}[i]" for i in range(first, len(source.operands))]
     statements = print_epilogue(epilogue, "acc", names, "results[i]") if epilogue else ["results[i] = acc;"]
     return _template("pointwise.cuh.jinja").render(
-        compute=source.compute,
+        functions=epilogue_functions(source.compute),
         alpha=source.alpha,
         beta=source.beta,
         added=source.added,

@@ -1,17 +1,17 @@
-"""A problem as an operation sees it: as it is, or with its operands exchanged, since out^T = b^T @ a^T."""
+"""A problem as a kernel sees it: as it is, or with its operands exchanged, since out^T = b^T @ a^T."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...problem import Layout, Problem
+from ..problem import Layout, Problem
 
 __all__ = ["Oriented", "block_scaled", "letter", "orient", "scales_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oriented:
-    """Layouts of d[M, N] = a[M, K] @ b[K, N] in the operation's own terms; 2-D, or 3-D with a batch dimension first."""
+    """Layouts of d[M, N] = a[M, K] @ b[K, N] in the kernel's own terms; 2-D, or 3-D with a batch dimension first."""
 
     exchanged: bool
     a: Layout
