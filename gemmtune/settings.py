@@ -232,9 +232,8 @@ def use(settings: Settings) -> Iterator[Settings]:
 
 def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:
     known = [f.name for f in dataclasses.fields(Settings)]
-    for name in changes:
-        if name not in known:
-            raise SettingsError(f"unknown setting {name!r}; the settings are {', '.join(known)}")
+    for name in changes.keys() - known:
+        raise SettingsError(f"unknown setting {name!r}; the settings are {', '.join(known)}")
     values = {k: tuple(v) if k == "backends" and isinstance(v, (list, tuple)) else v for k, v in changes.items()}
     return dataclasses.replace(base, **values)  # type: ignore[arg-type]
 
@@ -290,11 +289,9 @@ def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    for name in values:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in values.items() if value is not None})
 
 
 def in_continuous_integration() -> bool:

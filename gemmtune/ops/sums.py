@@ -49,10 +49,9 @@ def mm_plus_mm(
     key = None
     compiling = torch.compiler.is_compiling()
     if out is None and epilogue is None and not epilogue_args and not compiling:
-        extra = (c, d)
-        key = key_of("mm_plus_mm", a, b, extra)
+        key = key_of("mm_plus_mm", a, b, (c, d))
         if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new(a, b, None, 1, 0, extra)
+            return plan.new(a, b, None, 1, 0, (c, d))
     call = mm_plus_mm_call(a, b, c, d, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     if compiling:
         # Inside torch.compile these are torch's operations, which its compiler knows.

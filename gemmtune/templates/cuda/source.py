@@ -88,25 +88,22 @@ def _statements(source: Source) -> list[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _render(source: Source) -> str:
-    shape = source.shape
-    values = {
+    values: dict[str, object] = {
         "out_type": STORAGE_TYPES[source.out_dtype],
         "kernel": KERNEL,
         "operands": [STORAGE_TYPES[dtype] for dtype in source.operands],
         "fused": source.fused,
         "most_operands": MOST_OPERANDS,
     }
-    parts = {
+    return _part("cluster.cu.jinja", values | _parts(source, values) | _constants(source))
+
+
+def _parts(source: Source, values: dict[str, object]) -> dict[str, object]:
+    """The text of each file that the kernel is put together of."""
+    majors = {"p_transposed": int(not source.p_by_k), "q_transposed": int(not source.q_by_k)}
+    return {
         "arguments": _part("arguments.h.jinja", values),
-        "device": _part(
-            "device.cuh.jinja",
-            {
-                "cols": shape.cols,
-                "element": ELEMENTS[source.dtype],
-                "p_transposed": int(not source.p_by_k),
-                "q_transposed": int(not source.q_by_k),
-            },
-        ),
+        "device": _part("device.cuh.jinja", {"cols": source.shape.cols, "element": ELEMENTS[source.dtype], **majors}),
         "pointwise": _part("pointwise.cuh.jinja", values | {"functions": epilogue_functions("float")}),
         "products": _part("products.cuh.jinja", {}),
         "exchange": _part("exchange.cuh.jinja", {}),
@@ -124,7 +121,11 @@ def _render(source: Source) -> str:
         ),
         "host": _part("host.h.jinja", values | {"map_type": MAP_TYPES[source.dtype]}),
     }
-    constants = {
+
+
+def _constants(source: Source) -> dict[str, object]:
+    shape = source.shape
+    return {
         "name": str(shape),
         "rows": shape.rows,
         "cols": shape.cols,
@@ -136,7 +137,6 @@ def _render(source: Source) -> str:
         "q_by_k": _flag(source.q_by_k),
         "at_once": AT_ONCE,
     }
-    return _part("cluster.cu.jinja", values | parts | constants)
 
 
 def _part(name: str, values: dict[str, object]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -83,29 +85,18 @@ def specialise(
     With ``static``, sizes and strides are constants of the kernel; else they are arguments, of which the kernel knows whether they
     are 0 or 1, by which power of two they divide, and whether they need 64 bits. ``capability`` is that of a CUDA device, else 0.
     """
-    m, n, k = problem.m, problem.n, problem.k
     quantized = quantized_of(problem, config.block_k, capability=capability, static=static)
     a, b = _inputs(problem, quantized, static=static)
     c, d = _second(problem, static=static)
-    left, right = [x for x in (a, c) if x is not None], [x for x in (b, d) if x is not None]
     out, inp, extra = _epilogue_side(problem, static=static)
-    epilogue_side = (out, *([inp] if inp else []), *extra)
-    even_k, even_k2 = k % config.block_k == 0, problem.k2 % config.block_k == 0
     return KernelSpec(
+        **_sizes(problem, config, ((a, b), (c, d)), (out, inp, *extra), static=static),
         a=a,
         b=b,
         out=out,
         inp=inp,
         extra=extra,
-        m=_size_class(m, static, any(x.contiguous_dim == 1 for x in (*left, *epilogue_side))),
-        n=_size_class(n, static, any(x.contiguous_dim == 2 for x in (*right, *epilogue_side))),
-        k=_size_class(k, static, not even_k and (a.contiguous_dim == 2 or b.contiguous_dim == 1)),
         batched=problem.batch > 1,
-        even_k=even_k,
-        edge=Edge(
-            m=_edge(any(x.contiguous_dim == 1 for x in left), m, config.block_m),
-            n=_edge(any(x.contiguous_dim == 2 for x in right), n, config.block_n),
-        ),
         alpha=problem.alpha,
         beta=problem.beta if inp else "zero",
         epilogue=Epilogue(nodes=problem.epilogue.nodes) if problem.epilogue else None,
@@ -122,9 +113,36 @@ def specialise(
         quantized=quantized,
         c=c,
         d=d,
-        k2=_size_class(problem.k2, static, not even_k2 and (c.contiguous_dim == 2 or d.contiguous_dim == 1)) if c and d else None,
-        even_k2=even_k2,
     )
+
+
+Operands = Sequence[OperandClass | None]
+
+
+def _sizes(problem: Problem, config: Config, products: Sequence[Operands], after: Operands, *, static: bool) -> dict[str, Any]:
+    """The fields of a spec about sizes: what is known of each, and whether blocks at its end are partial."""
+    lefts, rights = ([x for x in side if x is not None] for side in zip(*products, strict=True))
+    along_m, along_n = (any(x.contiguous_dim == dim for x in side) for dim, side in ((1, lefts), (2, rights)))
+    after_m, after_n = (any(x is not None and x.contiguous_dim == dim for x in after) for dim in (1, 2))
+    sums = [_depth_class(k, config, pair, static=static) for k, pair in zip((problem.k, problem.k2), products, strict=True)]
+    return {
+        "m": _size_class(problem.m, static, along_m or after_m),
+        "n": _size_class(problem.n, static, along_n or after_n),
+        "k": sums[0],
+        "k2": sums[1],
+        "even_k": problem.k % config.block_k == 0,
+        "even_k2": problem.k2 % config.block_k == 0,
+        "edge": Edge(m=_edge(along_m, problem.m, config.block_m), n=_edge(along_n, problem.n, config.block_n)),
+    }
+
+
+def _depth_class(k: int, config: Config, operands: Operands, *, static: bool) -> IntClass | None:
+    """Of a summed dimension, in which a partial block is masked; None without operands."""
+    left, right = operands
+    if left is None or right is None:
+        return None
+    along_k = left.contiguous_dim == 2 or right.contiguous_dim == 1
+    return _size_class(k, static, k % config.block_k != 0 and along_k)
 
 
 def _inputs(problem: Problem, quantized: Quantized | None, *, static: bool) -> tuple[OperandClass, OperandClass]:
