@@ -1,9 +1,10 @@
-"""What every test starts from: a cache folder of the run's own, so that no test reads or writes the user's."""
+"""What every test starts from: a cache folder of the run's own, so that no test reads or writes the user's, and Ctrl-C at work."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ _made_here = "GEMMTUNE_CACHE_DIR" not in os.environ
 if _made_here:
     os.environ["GEMMTUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="gemmtune-tests-")
     settings.from_environment.cache_clear()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -109,15 +108,6 @@ def test_a_compile_process_that_cannot_start_is_an_error_and_no_hang(monkeypatch
         precompile([fake("error", compiling="error")], SETTINGS)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """What shells start in the background ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_interrupt_kills_the_compilers_and_comes_through() -> None:
     threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):

@@ -105,8 +105,7 @@ def test_a_choice_that_cannot_travel_is_a_failure_of_that_choice(settings: Setti
 
 
 TUNING = """
-    import dataclasses, signal, sys
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what shells start in the background ignores it
+    import dataclasses, sys
     sys.path.insert(0, {tests!r})
     from fake_choices import PROBLEM, fake
     from gemmtune.device import detect
