@@ -12,6 +12,7 @@ import torch
 from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
+from ..strides import Strides
 from ..workspace import Workspace
 from .configs import Config
 from .legality import operands_of
@@ -22,12 +23,6 @@ __all__ = ["Launch", "Library", "bind", "load"]
 STATUSES = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "an operand cannot be described to TMA"}
 """Of host.h.jinja; others are those of the CUDA runtime."""
 ALIGNED_BYTES = 16
-
-
-class Strides(ctypes.Structure):
-    """In elements."""
-
-    _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
 
 
 class Launch(ctypes.Structure):

@@ -13,6 +13,7 @@ from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
 from ..orientation import Oriented
+from ..strides import Strides
 from ..workspace import Workspace
 from .axes import DECOMPOSITIONS
 from .configs import MOST_OPERANDS, Config
@@ -26,12 +27,6 @@ STATUSES = {
     11: "cannot implement it",
 }  # fmt: skip
 """cutlass::Status by number, ``cutlass/cutlass.h``."""
-
-
-class Strides(ctypes.Structure):
-    """In elements."""
-
-    _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
 
 
 class Launch(ctypes.Structure):
