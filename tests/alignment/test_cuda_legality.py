@@ -14,9 +14,9 @@ from gemmtune.errors import UnavailableError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.templates.compiled import find_cuobjdump
-from gemmtune.templates.cuda.build import CudaChoice
-from gemmtune.templates.cuda.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.legality import by_k, check_config, check_problem, tiles_of
+from gemmtune.templates.cuda.cluster.build import ClusterChoice
+from gemmtune.templates.cuda.cluster.configs import SHAPES, Config, Shape
+from gemmtune.templates.cuda.cluster.legality import by_k, check_config, check_problem, tiles_of
 from gemmtune.templates.nvcc import find_compiler
 
 SM90 = preset("sm90")
@@ -133,7 +133,7 @@ def test_every_shape_leaves_room_for_a_second_block() -> None:
 )
 def test_the_compiler_needs_what_was_predicted(text: str, layout: str, tmp_path: Path) -> None:
     with settings.patch(cache_dir=str(tmp_path)):
-        choice = CudaChoice.of(Config(shape=shape(text)), mm(layout=layout), SM90)
+        choice = ClusterChoice.of(Config(shape=shape(text)), mm(layout=layout), SM90)
         [made] = choice.artifacts(SM90)
     one = choice.config.shape
     assert (made.threads, made.shared_bytes) == (one.threads, one.shared_bytes) == (made.threads, made.predicted_bytes)

@@ -16,9 +16,10 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.build import CudaChoice
+from gemmtune.templates.cuda.cluster.build import ClusterChoice
+from gemmtune.templates.cuda.cluster.launch import Library, bind
 from gemmtune.templates.cuda.compiler import compile_source
-from gemmtune.templates.cuda.launch import bind, load
+from gemmtune.templates.shared_object import load
 
 pytestmark = [
     pytest.mark.gpu,
@@ -78,16 +79,16 @@ CASES: dict[str, tuple[Problem, str]] = {
 }
 
 
-def choices_of(name: str) -> list[CudaChoice]:
+def choices_of(name: str) -> list[ClusterChoice]:
     """Both ways round, as far as they are legal."""
     problem, shape = CASES[name]
     offers = BACKEND.enumerate(problem, detect("cuda"), Settings(search="exhaustive"))
-    found = [choice for choice in offers.choices if isinstance(choice, CudaChoice) and str(choice.config.shape) == shape]
+    found = [choice for choice in offers.choices if isinstance(choice, ClusterChoice) and str(choice.config.shape) == shape]
     assert found, offers.refusals
     return found
 
 
-def with_variants(choice: CudaChoice) -> list[CudaChoice]:
+def with_variants(choice: ClusterChoice) -> list[ClusterChoice]:
     """Those that differ from it in one respect, and in two."""
     found = {choice.name: choice}
     for near in choice.variants():
@@ -173,7 +174,7 @@ def test_what_a_warp_leaves_is_finished_by_the_last(name: str) -> None:
     """Warps that look for other clusters' sums but once, so that most of them leave, give the same bits as those that wait."""
     choice = choices_of(name)[0]
     hasty = dataclasses.replace(choice.source, patience=0)
-    run = bind(load(compile_source(hasty, choice.name)), choice.config, choice.problem, choice.name)
+    run = bind(load(Library, compile_source(hasty, choice.name)), choice.config, choice.problem, choice.name)
     x = random_operands(choice.problem, GPU, seed=6)
     expected = call(choice.build().run, torch.empty_like(x.out), x)
     for _ in range(50):

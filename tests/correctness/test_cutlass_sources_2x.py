@@ -16,11 +16,12 @@ import torch
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem.trace import trace
 from gemmtune.templates.cutlass.compiler import compile_source
-from gemmtune.templates.cutlass.launch import Launch, Library, Strides, load
+from gemmtune.templates.cutlass.launch import Launch, Library, Strides
 from gemmtune.templates.cutlass.operation import ELEMENTS, Operation
 from gemmtune.templates.cutlass.source import Source
 from gemmtune.templates.cutlass.toolkit import find_toolkit
 from gemmtune.templates.nvcc import find_compiler
+from gemmtune.templates.shared_object import load
 
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 """cutlass::Status."""
@@ -105,7 +106,7 @@ KERNELS = [f"{name}-{way}" for name, (_, op) in FAMILIES.items() for way in ("pl
 def library(name: str) -> Library:
     """Compiled for the oldest GPU that gemmtune knows to run the operation: a newer one runs its PTX."""
     capability = max(75, FAMILIES[name.rsplit("-", 1)[0]][1].introduced)
-    return load(compile_source(source(name), find_toolkit(None), capability, name))
+    return load(Library, compile_source(source(name), find_toolkit(None), capability, name))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,10 +11,10 @@ from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
 from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.build import CudaChoice
-from gemmtune.templates.cuda.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.legality import check_config
-from gemmtune.templates.cuda.rank import clusters_at_a_time, estimate_us, groups_of
+from gemmtune.templates.cuda.cluster.build import ClusterChoice
+from gemmtune.templates.cuda.cluster.configs import SHAPES, Config, Shape
+from gemmtune.templates.cuda.cluster.legality import check_config
+from gemmtune.templates.cuda.cluster.rank import clusters_at_a_time, estimate_us, groups_of
 
 SM90 = preset("sm90")
 
@@ -27,8 +27,8 @@ def offers(problem: Problem, arch: str = "sm90", search: str = "default") -> Off
     return BACKEND.enumerate(problem, preset(arch), Settings(search=search))  # type: ignore[arg-type]
 
 
-def choices(problem: Problem, search: str = "default") -> list[CudaChoice]:
-    return [choice for choice in offers(problem, search=search).choices if isinstance(choice, CudaChoice)]
+def choices(problem: Problem, search: str = "default") -> list[ClusterChoice]:
+    return [choice for choice in offers(problem, search=search).choices if isinstance(choice, ClusterChoice)]
 
 
 def shape(text: str) -> Shape:
@@ -65,7 +65,7 @@ def test_what_is_not_likely_to_win_is_one_refusal(sizes: tuple[int, int, int], r
     found = offers(mm(*sizes))
     assert not found.choices
     [refusal] = found.refusals
-    assert (refusal.name, refusal.reason) == ("cuda", reason)
+    assert (refusal.name, refusal.reason) == ("cuda:cluster", reason)
 
 
 def test_an_exhaustive_search_has_every_legal_shape_either_way_round() -> None:
@@ -81,7 +81,7 @@ def test_configs_that_are_not_legal_are_counted_by_their_reasons() -> None:
     assert found.choices
     reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
     assert {(r.name, r.count, r.reason) for r in found.refusals} == {
-        (f"cuda:{count} configs", count, reason.format(columns)) for columns, count in ((96, 4), (32, 4), (16, 2))
+        (f"cuda:cluster:{count} configs", count, reason.format(columns)) for columns, count in ((96, 4), (32, 4), (16, 2))
     }
 
 

@@ -19,19 +19,19 @@ from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.offers import offers_for
 from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.build import CudaChoice
-from gemmtune.templates.cuda.configs import SHAPES
-from gemmtune.templates.cuda.source import Source
+from gemmtune.templates.cuda.cluster.build import ClusterChoice
+from gemmtune.templates.cuda.cluster.configs import SHAPES
+from gemmtune.templates.cuda.cluster.source import Source
 
 SM90 = preset("sm90")
 NO_NVCC = "nvcc is not on PATH: install the CUDA toolkit, or compile on a machine that has it (gemmtune build)"
 PLAIN = Source(shape=SHAPES[0], dtype=torch.bfloat16, out_dtype=torch.bfloat16, p_by_k=True, q_by_k=True)
 
 
-def choices(m: int = 128, n: int = 128, k: int = 16384) -> list[CudaChoice]:
+def choices(m: int = 128, n: int = 128, k: int = 16384) -> list[ClusterChoice]:
     with settings.patch(backends=("cuda",)) as chosen:
         found = BACKEND.enumerate(Problem.mm(m, n, k, device_type="cuda"), SM90, chosen).choices
-    return [choice for choice in found if isinstance(choice, CudaChoice)]
+    return [choice for choice in found if isinstance(choice, ClusterChoice)]
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_a_damaged_shared_object_is_made_anew(nvcc: FakeNvcc, damage: str) -> No
     [path] = artifacts(nvcc)
     whole = path.read_bytes()
     path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"no shared object" * 100}[damage])
-    _, library = choice._loaded()
+    _, library = choice.open()
     assert (library.threads, library.shared_bytes) == (384, 200000)
     assert nvcc.runs == 2
     assert path.read_bytes() == whole

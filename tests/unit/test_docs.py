@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import gemmtune
 import gemmtune.templates.cpp.configs as cpp
-import gemmtune.templates.cuda.legality as cuda
+import gemmtune.templates.cuda.cluster.legality as cuda
 import gemmtune.templates.cutlass.configs as cutlass
 import gemmtune.templates.triton.legality as triton
 from gemmtune import cli, settings

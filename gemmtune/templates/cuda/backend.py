@@ -1,30 +1,28 @@
-"""The cuda backend: for small results of long sums, a kernel whose clusters of blocks divide K."""
+"""The cuda backend: kernels of our own in CUDA C++, where libraries and Triton leave time on the table."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 
-from ...choice import Availability, Offers, Refusal
+from ...choice import Availability, Offers
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
 from ...settings import Settings
 from ..nvcc import find_compiler
-from .build import NAME, CudaChoice
-from .configs import Config
-from .legality import CAPABILITY, check_config, check_problem
-from .rank import candidates, select, why_not_likely
+from . import cluster
+from .compiler import CAPABILITY
 
 __all__ = ["CudaBackend"]
 
-CHOICES: dict[str, int | None] = {"quick": 2, "default": 4, "exhaustive": None}
-"""How many kernels are compiled for one problem, each in about two seconds."""
+FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (cluster.offers,)
+"""Of kernels, a folder each."""
 
 
 class CudaBackend:
     """Choices for problems on GPUs of compute capability 9.0."""
 
-    name = NAME
+    name = "cuda"
 
     def available(self, device: DeviceInfo) -> Availability:
         """Yes on a CUDA device; without nvcc, what was compiled before is used."""
@@ -40,21 +38,9 @@ class CudaBackend:
         return device.type == "cuda" and device.capability == CAPABILITY
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The likeliest configs that are legal; needs neither nvcc nor a GPU."""
-        reason = check_problem(problem, device) or why_not_likely(problem, device, settings.search)
-        if reason is not None:
-            return Offers(refusals=(Refusal(name=NAME, reason=reason),))
-        legal: list[Config] = []
-        refused: Counter[str] = Counter()
-        for config in candidates(problem, device):
-            why_not = check_config(problem, device, config)
-            if why_not is None:
-                legal.append(config)
-            else:
-                refused[why_not] += 1
-        count = CHOICES[settings.search]
-        chosen = legal if count is None else select(legal, count)
+        """The likeliest kernels of each family; needs neither nvcc nor a GPU."""
+        offered = [offers(problem, device, settings) for offers in FAMILIES]
         return Offers(
-            choices=tuple(CudaChoice.of(config, problem, device) for config in chosen),
-            refusals=tuple(Refusal(name=f"{NAME}:{n} configs", reason=why, count=n) for why, n in refused.most_common()),
+            choices=tuple(choice for one in offered for choice in one.choices),
+            refusals=tuple(refusal for one in offered for refusal in one.refusals),
         )

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Protocol
 
 from ...cache import cache_dir
 from ..made_once import compile_text, made_once
 from ..nvcc import find_compiler
-from .source import FLAGS, Source
 
-__all__ = ["artifact_path", "compile_source"]
+__all__ = ["CAPABILITY", "Source", "artifact_path", "compile_source"]
+
+CAPABILITY = 90
+"""The compute capability whose own instructions the kernels have."""
+FLAGS = (
+    "-std=c++17", "-O3", "-DNDEBUG", "-shared", "-Xcompiler", "-fPIC", "-w",
+    f"-gencode=arch=compute_{CAPABILITY}a,code=sm_{CAPABILITY}a",
+)  # fmt: skip
+
+
+class Source(Protocol):
+    """A translation unit with a plain C entry point, and a hash over everything that makes its text."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
 
 
 def artifact_path(source: Source) -> Path:

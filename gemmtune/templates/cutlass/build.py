@@ -11,19 +11,18 @@ from typing import Any, Self
 
 import torch
 
-from ...choice import Claims, Kernel
+from ...choice import Claims, Run
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
-from ..compiled import Artifact, CompiledChoice
-from ..made_once import loaded
-from ..nvcc import find_compiler
+from ..compiled import Artifact
 from ..orientation import Oriented, orient
-from .artifact import gemm_artifact
+from ..shared_object import SharedObjectChoice, kernel_artifact
 from .axes import Axes, Grid, legal_axes, most_splits, neighbours
 from .compiler import artifact_path, compile_source
 from .configs import Config
-from .launch import Library, bind, load
+from .instruction import instruction
+from .launch import Library, bind
 from .operation import bits_of
 from .shuffle import format_name, shuffled
 from .source import Source
@@ -40,7 +39,7 @@ def name_of(config: Config) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutlassChoice(CompiledChoice):
+class CutlassChoice(SharedObjectChoice[Library]):
     """One operation with one set of axes, compiled for ``capability`` with the CUTLASS copy ``toolkit``."""
 
     config: Config = field(repr=False)
@@ -123,18 +122,27 @@ class CutlassChoice(CompiledChoice):
         return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
 
     @property
-    def compiled(self) -> bool:
-        """The shared object is in the cache."""
-        return artifact_path(self.source, self.toolkit, self.capability).exists()
+    def library(self) -> type[Library]:
+        """Its functions."""
+        return Library
 
     @property
-    def obstacle(self) -> str | None:
-        """Without nvcc, what was not compiled before cannot be run."""
-        try:
-            find_compiler()
-        except UnavailableError as error:
-            return None if self.compiled else str(error)
-        return None
+    def path(self) -> Path:
+        """Where its shared object is or will be."""
+        return artifact_path(self.source, self.toolkit, self.capability)
+
+    def make(self) -> Path:
+        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
+        return compile_source(self.source, self.toolkit, self.capability, self.name)
+
+    def bind(self, library: Library) -> Run:
+        """The launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
+        return bind(library, self.config, self.problem, self._oriented, self.name)
+
+    def describe(self, path: Path, library: Library) -> Artifact:
+        """Its kernel, and what was expected of it."""
+        operation = self.config.operation
+        return kernel_artifact(path, library, kernel=operation.name, expected=instruction(operation))
 
     @property
     def packed_format(self) -> str | None:
@@ -151,11 +159,6 @@ class CutlassChoice(CompiledChoice):
         """Such as ``sm90``."""
         return f"sm{self.capability}"
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
-        """The kernel of the shared object."""
-        path, library = self._loaded()
-        return (gemm_artifact(path, library, self.config.operation),)
-
     def forward(self) -> CutlassChoice:
         """The choice itself: the shared object of a 2.x operation has its PTX too.
 
@@ -165,30 +168,6 @@ class CutlassChoice(CompiledChoice):
         if self.config.operation.modern:
             raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
         return self
-
-    def compile(self) -> None:
-        """Make the shared object, unless it is there. Raises CompileError; UnavailableError without nvcc."""
-        self._made()
-
-    def build(self) -> Kernel:
-        """Load the shared object and bind it to the problem and the current device.
-
-        Raises:
-            CompileError: it was not compiled yet, and nvcc refused it.
-            UnavailableError: it was not compiled yet, and there is no nvcc; or it cannot be loaded here.
-            ErrorFromChoice: the operation refuses the problem.
-        """
-        _, library = self._loaded()
-        return Kernel(run=bind(library, self.config, self.problem, self._oriented, self.name))
-
-    def _made(self) -> Path:
-        return compile_source(self.source, self.toolkit, self.capability, self.name)
-
-    def _loaded(self) -> tuple[Path, Library]:
-        try:
-            return loaded(self._made, lambda path: (path, load(path)))
-        except OSError as error:
-            raise UnavailableError(f"{self.name}: its shared object cannot be loaded here: {error}") from error
 
 
 def _info(config: Config, *, exchanged: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
+from .. import shared_object
 from ..orientation import Oriented
 from ..strides import Strides
 from ..workspace import Workspace
@@ -19,7 +19,7 @@ from .axes import DECOMPOSITIONS
 from .configs import MOST_OPERANDS, Config
 from .operation import ENCODED, bytes_of
 
-__all__ = ["Launch", "Library", "bind", "load"]
+__all__ = ["Launch", "Library", "bind"]
 
 STATUSES = {
     1: "misaligned operand", 2: "invalid data type", 3: "invalid layout", 4: "invalid problem", 5: "not supported",
@@ -43,38 +43,18 @@ class Launch(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Library:
-    """A loaded shared object. Raises OSError where the file is none."""
+class Library(shared_object.Library):
+    """Its functions."""
 
     def __init__(self, path: Path) -> None:
-        self._library = library = ctypes.CDLL(str(path))
-        self.check = library.gemmtune_check
-        self.workspace_bytes = library.gemmtune_workspace_bytes
-        self.launch = library.gemmtune_launch
-        self.check.argtypes = self.workspace_bytes.argtypes = [ctypes.c_void_p]
-        self.capture = library.gemmtune_capture
+        super().__init__(path)
+        functions = self._functions
+        self.check, self.launch = functions.gemmtune_check, functions.gemmtune_launch
+        self.call, self.call_with = functions.gemmtune_call, functions.gemmtune_call_with
+        self.check.argtypes = [ctypes.c_void_p]
         self.launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self.call, self.call_with = library.gemmtune_call, library.gemmtune_call_with
         self.call.argtypes = [ctypes.c_void_p] * 6
         self.call_with.argtypes = [*self.call.argtypes, ctypes.c_double, ctypes.c_double, ctypes.c_void_p, ctypes.c_int]
-        self.capture.argtypes, self.capture.restype = [ctypes.c_void_p], ctypes.c_ulonglong
-        self.workspace_bytes.restype = ctypes.c_longlong
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return int(self._library.gemmtune_threads())
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block."""
-        return int(self._library.gemmtune_shared_bytes())
-
-
-@functools.lru_cache(maxsize=512)
-def load(path: Path) -> Library:
-    """The library at ``path``, loaded once."""
-    return Library(path)
 
 
 def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Run:

@@ -8,19 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ...problem import Epilogue
-from ...problem.problem import ScalarClass
-from ..cpp.printer import STORAGE_TYPES, print_epilogue
-from ..render import epilogue_functions, template, template_digest
+from ....problem import Epilogue
+from ....problem.problem import ScalarClass
+from ...cpp.printer import STORAGE_TYPES, print_epilogue
+from ...render import epilogue_functions, template, template_digest
 from .configs import AT_ONCE, Shape
 
-__all__ = ["ARCHITECTURE", "FLAGS", "KERNEL", "MOST_OPERANDS", "Source"]
+__all__ = ["KERNEL", "MOST_OPERANDS", "Source"]
 
-ARCHITECTURE = "90a"
-FLAGS = (
-    "-std=c++17", "-O3", "-DNDEBUG", "-shared", "-Xcompiler", "-fPIC", "-w",
-    f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
-)  # fmt: skip
 MOST_OPERANDS = 8
 """That a launch can pass to an epilogue."""
 KERNEL = "gemmtune_cluster"

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 from pathlib import Path
 
 import torch
 
-from ...choice import Run
-from ...errors import ErrorFromChoice
-from ...problem import Layout, Problem
-from ..strides import Strides
-from ..workspace import Workspace
+from ....choice import Run
+from ....errors import ErrorFromChoice
+from ....problem import Layout, Problem
+from ... import shared_object
+from ...strides import Strides
+from ...workspace import Workspace
 from .configs import Config
 from .legality import operands_of
 from .source import MOST_OPERANDS
 
-__all__ = ["Launch", "Library", "bind", "load"]
+__all__ = ["Launch", "Library", "bind"]
 
 STATUSES = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "an operand cannot be described to TMA"}
 """Of host.h.jinja; others are those of the CUDA runtime."""
@@ -38,32 +38,13 @@ class Launch(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Library:
-    """A loaded shared object. Raises OSError where the file is none."""
+class Library(shared_object.Library):
+    """Its functions."""
 
     def __init__(self, path: Path) -> None:
-        self._library = library = ctypes.CDLL(str(path))
-        self.prepare, self.call, self.capture = library.gemmtune_prepare, library.gemmtune_call, library.gemmtune_capture
-        self.workspace_bytes = library.gemmtune_workspace_bytes
-        self.workspace_bytes.argtypes, self.workspace_bytes.restype = [ctypes.c_void_p], ctypes.c_longlong
+        super().__init__(path)
+        self.prepare, self.call = self._functions.gemmtune_prepare, self._functions.gemmtune_call
         self.call.argtypes = [*[ctypes.c_void_p] * 6, ctypes.c_double, ctypes.c_double, ctypes.c_void_p, ctypes.c_int]
-        self.capture.argtypes, self.capture.restype = [ctypes.c_void_p], ctypes.c_ulonglong
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return int(self._library.gemmtune_threads())
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block."""
-        return int(self._library.gemmtune_shared_bytes())
-
-
-@functools.lru_cache(maxsize=512)
-def load(path: Path) -> Library:
-    """The library at ``path``, loaded once."""
-    return Library(path)
 
 
 def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:

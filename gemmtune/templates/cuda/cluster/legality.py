@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from ...device import DeviceInfo
-from ...problem import Layout, Problem
-from ...problem.dtypes import dtype_name
-from ...problem.rules import why_not_dense
-from ..orientation import Oriented, orient
+from ....device import DeviceInfo
+from ....problem import Layout, Problem
+from ....problem.dtypes import dtype_name
+from ....problem.rules import why_not_dense
+from ...orientation import Oriented, orient
+from ..compiler import CAPABILITY
 from .configs import AT_ONCE, Config
 from .source import MOST_OPERANDS
 
-__all__ = ["CAPABILITY", "by_k", "check_config", "check_problem", "operands_of", "tiles_of"]
+__all__ = ["by_k", "check_config", "check_problem", "operands_of", "tiles_of"]
 
-CAPABILITY = 90
-"""The compute capability whose instructions the kernel has."""
 INT32_LIMIT = 2**31
 MOST_TILES = 2**15
 """A dimension of a grid has up to 65535 blocks."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ...device import DeviceInfo
-from ...problem import Problem
+from ....device import DeviceInfo
+from ....problem import Problem
 from .configs import SHAPES, Config, Shape
 from .legality import tiles_of
 

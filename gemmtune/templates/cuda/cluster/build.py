@@ -12,21 +12,20 @@ from typing import Any, Self
 
 import torch
 
-from ...choice import Claims, Kernel
-from ...device import DeviceInfo
-from ...errors import UnavailableError
-from ...problem import Problem
-from ..compiled import Artifact, CompiledChoice, binary_usage, find_cuobjdump
-from ..made_once import loaded
-from ..nvcc import find_compiler
-from .compiler import artifact_path, compile_source
+from ....choice import Claims, Run
+from ....device import DeviceInfo
+from ....errors import UnavailableError
+from ....problem import Problem
+from ...compiled import Artifact
+from ...shared_object import SharedObjectChoice, kernel_artifact
+from ..compiler import CAPABILITY, artifact_path, compile_source
 from .configs import Config
-from .launch import Library, bind, load
+from .launch import Library, bind
 from .legality import by_k, check_config, operands_of, tiles_of
 from .rank import groups_of
-from .source import ARCHITECTURE, KERNEL, Source
+from .source import KERNEL, Source
 
-__all__ = ["NAME", "CudaChoice"]
+__all__ = ["ClusterChoice"]
 
 NAME = "cuda"
 INSTRUCTIONS = {torch.bfloat16: "HGMMA.*.F32.BF16", torch.float16: "HGMMA.*.F32"}
@@ -34,7 +33,7 @@ INSTRUCTIONS = {torch.bfloat16: "HGMMA.*.F32.BF16", torch.float16: "HGMMA.*.F32"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CudaChoice(CompiledChoice):
+class ClusterChoice(SharedObjectChoice[Library]):
     """The cluster kernel with one config, for ``device``."""
 
     config: Config = field(repr=False)
@@ -53,10 +52,10 @@ class CudaChoice(CompiledChoice):
             device=device,
         )
 
-    def variants(self) -> tuple[CudaChoice, ...]:
+    def variants(self) -> tuple[ClusterChoice, ...]:
         """The same kernel told otherwise: more or fewer clusters for a tile, how it begins."""
         legal = (config for config in self._near() if check_config(self.problem, self.device, config) is None)
-        return tuple(CudaChoice.of(config, self.problem, self.device) for config in legal)
+        return tuple(ClusterChoice.of(config, self.problem, self.device) for config in legal)
 
     def _near(self) -> Iterator[Config]:
         config = self.config
@@ -99,71 +98,36 @@ class CudaChoice(CompiledChoice):
         return f"cuda-{self.source.digest}"
 
     @property
-    def compiled(self) -> bool:
-        """The shared object is in the cache."""
-        return artifact_path(self.source).exists()
+    def library(self) -> type[Library]:
+        """Its functions."""
+        return Library
 
     @property
-    def obstacle(self) -> str | None:
-        """Without nvcc, what was not compiled before cannot be run."""
-        try:
-            find_compiler()
-        except UnavailableError as error:
-            return None if self.compiled else str(error)
-        return None
+    def path(self) -> Path:
+        """Where its shared object is or will be."""
+        return artifact_path(self.source)
+
+    def make(self) -> Path:
+        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
+        return compile_source(self.source, self.name)
+
+    def bind(self, library: Library) -> Run:
+        """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
+        return bind(library, self.config, self.problem, self.name)
+
+    def describe(self, path: Path, library: Library) -> Artifact:
+        """Its kernel, and what was expected of it."""
+        expected, predicted_bytes = INSTRUCTIONS[self.problem.dtype], self.config.shape.shared_bytes
+        return kernel_artifact(path, library, kernel=KERNEL, expected=expected, predicted_bytes=predicted_bytes)
 
     @property
     def arch(self) -> str:
         """``sm90``, whose own instructions the kernel has."""
-        return f"sm{ARCHITECTURE.removesuffix('a')}"
+        return f"sm{CAPABILITY}"
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
-        """The kernel of the shared object."""
-        path, library = self._loaded()
-        tool = find_cuobjdump()
-        usage = binary_usage(path, tool) if tool else None
-        return (
-            Artifact(
-                kernel=KERNEL,
-                threads=library.threads,
-                shared_bytes=library.shared_bytes,
-                registers=usage.registers if usage else None,
-                stack_bytes=usage.stack_bytes if usage else None,
-                code=usage.code if usage else "",
-                spilled_share=usage.spilled_share if usage else 0.0,
-                expected=INSTRUCTIONS[self.problem.dtype] if usage else None,
-                predicted_bytes=self.config.shape.shared_bytes,
-                slack_bytes=0,
-            ),
-        )
-
-    def forward(self) -> CudaChoice:
+    def forward(self) -> ClusterChoice:
         """Raises UnavailableError: the kernel has instructions of one architecture alone."""
         raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
-
-    def compile(self) -> None:
-        """Make the shared object, unless it is there. Raises CompileError; UnavailableError without nvcc."""
-        self._made()
-
-    def build(self) -> Kernel:
-        """Load the shared object and bind it to the problem and the current device.
-
-        Raises:
-            CompileError: it was not compiled yet, and nvcc refused it.
-            UnavailableError: it was not compiled yet, and there is no nvcc; or it cannot be loaded here.
-            ErrorFromChoice: the device cannot run it.
-        """
-        _, library = self._loaded()
-        return Kernel(run=bind(library, self.config, self.problem, self.name))
-
-    def _made(self) -> Path:
-        return compile_source(self.source, self.name)
-
-    def _loaded(self) -> tuple[Path, Library]:
-        try:
-            return loaded(self._made, lambda path: (path, load(path)))
-        except OSError as error:
-            raise UnavailableError(f"{self.name}: its shared object cannot be loaded here: {error}") from error
 
 
 def _info(config: Config) -> dict[str, Any]:
