@@ -21,6 +21,7 @@ import jinja2
 __all__ = [
     "HookError",
     "PartialRender",
+    "driver_functions",
     "environment",
     "epilogue_functions",
     "load_template",
@@ -62,6 +63,12 @@ def template(package: str, file_name: str) -> jinja2.Template:
 def epilogue_functions(compute: str) -> str:
     """CUDA C++ of the functions that an epilogue may use, ``f_exp`` and so on, of and with values of the type ``compute``."""
     return template(__package__, "functions.cuh.jinja").render(compute=compute)
+
+
+@functools.cache
+def driver_functions() -> str:
+    """CUDA C++ of the host that launches a kernel through the driver: ``prepare`` and ``launch_prepared``."""
+    return template(__package__, "driver.h.jinja").render()
 
 
 @functools.cache

@@ -19,9 +19,7 @@ extern "C" int gemmtune_check(void const*) { return 5; }
 extern "C" int gemmtune_prepare() { return 0; }
 extern "C" long long gemmtune_workspace_bytes(void const*) { return 0; }
 extern "C" int gemmtune_launch(void const*, void*) { return 0; }
-extern "C" int gemmtune_call(void const*, void*, void*, void const*, void const*, void*) { return 0; }
-extern "C" int gemmtune_call_with(
-    void const*, void*, void*, void const*, void const*, void*, double, double, void const* const*, int) { return 0; }
+extern "C" int gemmtune_call(void const*, void const*) { return 0; }
 extern "C" unsigned long long gemmtune_capture(void*) { return 0; }
 extern "C" int gemmtune_threads() { return 384; }
 extern "C" int gemmtune_shared_bytes() { return 200000; }

@@ -31,6 +31,8 @@ from .summary import FailureGroup, Summary, tile_places, versions
 __all__ = ["SCHEMA", "as_json", "as_json_text"]
 
 SCHEMA = 1
+OUTPUTS = ("json", "html", "save_failing")
+"""Options that say where results are written, and nothing of them."""
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "device": {"name": description.device_name, "type": run.ground.device_type, "sm": description.sm},
         "level": run.options.level,
         "versions": versions(),
-        "options": run.options.given(),
+        "options": {name: value for name, value in run.options.given().items() if name not in OUTPUTS},
         "declared": description.traits.as_json(),
         "verdict": str(summary.standing),
         "exit_status": summary.exit_status,
@@ -67,7 +69,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
 
 def _sample(summary: Summary) -> dict[str, int] | None:
     run = summary.run
-    if not run.options.sampled:
+    if not summary.sampled:
         return None
     return {
         "cases": len(run.cases()),

@@ -118,6 +118,16 @@ class Summary:
         return sum(record.outcome is None for record in self.records)
 
     @property
+    def sampled(self) -> bool:
+        """A sample was asked for, and was not all that there is."""
+        return self.run.options.sampled and (self.late > 0 or len(self.run.cases()) < len(self.run.everything))
+
+    @property
+    def late(self) -> int:
+        """Cases that were not run because the time was over."""
+        return _late(self.records)
+
+    @property
     def standing(self) -> Standing:
         """The verdict. Where nothing ran, or nothing failed before an interruption, there is none."""
         if not (self.executed or self.sanitized) or (self.interrupted and not self.failed):
@@ -168,10 +178,15 @@ def summarise(
     )
 
 
+def _late(records: Sequence[Record]) -> int:
+    """Cases that were not run because the time was over."""
+    return sum(record.outcome is None and record.reason.startswith(PAST_TIME) for record in records)
+
+
 def _sampling(run: Run, records: Sequence[Record]) -> Iterator[str]:
-    """What part of the cases a sample was."""
-    if run.options.sampled:
-        late = sum(record.outcome is None and record.reason.startswith(PAST_TIME) for record in records)
+    """What part of the cases a sample was, where it was not all of them."""
+    late = _late(records)
+    if run.options.sampled and (late or len(run.cases()) < len(run.everything)):
         over = f", of which {late} were not run in time ({run.options.max_seconds:g} s)" if late else ""
         yield f"sampled {len(run.cases())} of {len(run.everything)} cases, seed {run.options.seed or 0}{over}"
 

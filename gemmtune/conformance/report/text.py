@@ -174,7 +174,7 @@ def _next_steps(summary: Summary) -> Iterator[str]:
             yield "      --html FILE shows where results are wrong; --save-failing DIR keeps the cases for --repro DIR."
     elif summary.standing is Standing.NOT_TESTED and summary.refused:
         yield "Next: say what the GEMM takes with --trait, such as dtypes=float16 or multiples=8,8,8; that is then what is tested."
-    elif summary.standing is Standing.CONFORMS and options.sampled:
+    elif summary.standing is Standing.CONFORMS and summary.sampled:
         yield "Next: this was a sample; --seed N takes another one, and without --max-cases and --max-seconds every case runs."
     elif summary.standing is Standing.CONFORMS and options.level != "exhaustive" and not options.repro:
         yield f"Next: --level {'full' if options.level == 'smoke' else 'exhaustive'} tests more."

@@ -29,6 +29,10 @@ STATUSES = {
 """cutlass::Status by number, ``cutlass/cutlass.h``."""
 
 
+GIVEN = "5P2d"
+"""``struct Given`` of calls.h.jinja, before the operands of the epilogue: stream, out, a, b, workspace; alpha, beta."""
+
+
 class Launch(ctypes.Structure):
     """``struct Launch`` of launch.h.jinja, field by field."""
 
@@ -49,12 +53,10 @@ class Library(shared_object.Library):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         functions = self._functions
-        self.check, self.launch = functions.gemmtune_check, functions.gemmtune_launch
-        self.call, self.call_with = functions.gemmtune_call, functions.gemmtune_call_with
+        self.check, self.launch, self.call = functions.gemmtune_check, functions.gemmtune_launch, functions.gemmtune_call
         self.check.argtypes = [ctypes.c_void_p]
         self.launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self.call.argtypes = [ctypes.c_void_p] * 6
-        self.call_with.argtypes = [*self.call.argtypes, ctypes.c_double, ctypes.c_double, ctypes.c_void_p, ctypes.c_int]
+        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 
 def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Run:
@@ -67,48 +69,12 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     planned = _planned(config, problem, oriented, device)
     _require(library.check(ctypes.addressof(planned)), name, problem)
     workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
-    plain = not oriented.added and problem.alpha == "one"
-    return (_bind_plain if plain else _bind_general)(library, planned, workspace, config, problem, oriented, name)
-
-
-def _bind_plain(
-    library: Library, planned: Launch, workspace: Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
-) -> Run:
-    """A product whose epilogue reads nothing."""
-    call, what, exchanged, device = library.call, ctypes.byref(planned), oriented.exchanged, planned.device
+    call, what, exchanged = library.call, ctypes.byref(planned), oriented.exchanged
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
     out_bytes, a_bytes, b_bytes = _alignments(config)
-
-    def run(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,  # noqa: ARG001 - of the signature of all
-        alpha: float,  # noqa: ARG001
-        beta: float,  # noqa: ARG001
-        extra: tuple[torch.Tensor, ...],  # noqa: ARG001
-    ) -> None:
-        first, second = (b, a) if exchanged else (a, b)
-        to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
-        if to % out_bytes or left % a_bytes or right % b_bytes:
-            raise _misaligned(name, problem, to, left, right)
-        stream = current_stream(device)
-        status = call(what, stream, to, left, right, workspace.address(stream) if needs_workspace else None)
-        if status:
-            _require(status, name, problem)
-
-    return run
-
-
-def _bind_general(
-    library: Library, planned: Launch, workspace: Workspace, config: Config, problem: Problem, oriented: Oriented, name: str
-) -> Run:
-    """With scalars, or operands that the epilogue reads."""
-    call, what, exchanged, device = library.call_with, ctypes.byref(planned), oriented.exchanged, planned.device
-    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
-    out_bytes, a_bytes, b_bytes = _alignments(config)
-    reads_inp, count = problem.inp is not None and problem.beta != "zero", len(oriented.added)
-    packed = struct.Struct(f"{count}P").pack
+    reads_inp = problem.inp is not None and problem.beta != "zero"
+    # One block of bytes costs the host less than as many arguments of a C function.
+    packed = struct.Struct(GIVEN + "P" * len(oriented.added)).pack
 
     def run(
         out: torch.Tensor,
@@ -123,11 +89,11 @@ def _bind_general(
         to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
         if to % out_bytes or left % a_bytes or right % b_bytes:
             raise _misaligned(name, problem, to, left, right)
-        added = (inp, *extra) if reads_inp else extra
-        x = packed(*[tensor.data_ptr() for tensor in added])  # type: ignore[union-attr]
         stream = current_stream(device)
-        memory = workspace.address(stream) if needs_workspace else None
-        status = call(what, stream, to, left, right, memory, alpha, beta, x, count)
+        memory = workspace.address(stream) if needs_workspace else 0
+        added = (inp, *extra) if reads_inp else extra
+        x = [tensor.data_ptr() for tensor in added]  # type: ignore[union-attr]
+        status = call(what, packed(stream, to, left, right, memory, alpha, beta, *x))
         if status:
             _require(status, name, problem)
 

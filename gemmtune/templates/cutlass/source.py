@@ -13,7 +13,7 @@ from ...problem import Epilogue
 from ...problem.problem import ScalarClass
 from ...problem.scales import SCALE_BLOCK
 from ..cpp.printer import print_epilogue
-from ..render import epilogue_functions, template, template_digest
+from ..render import driver_functions, epilogue_functions, template, template_digest
 from .configs import MOST_OPERANDS, OPERAND_ELEMENTS
 from .operation import Operation
 
@@ -97,7 +97,7 @@ def _digest(source: Source) -> str:
     headers = [*((STREAM_K,) if source.operation.stream_k else ()), *(SPECIAL if _special(source.operation) else ())]
     files = (name, "launch.h.jinja", "calls.h.jinja", "pointwise.cuh.jinja", *headers)
     made_of = [template_digest(__package__, file) for file in files]
-    return hashlib.blake2b(f"{made_of} {source} {source.pointwise}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{made_of} {source} {source.pointwise} {driver_functions()}".encode(), digest_size=16).hexdigest()
 
 
 def _special(operation: Operation) -> bool:
@@ -124,7 +124,8 @@ def _render(source: Source) -> str:
         sliced=_text("sliced.cuh.jinja") if operation.slices > 1 else "",
         name=operation.name,
         launch_struct=_template("launch.h.jinja").render(most_operands=MOST_OPERANDS),
-        calls=_template("calls.h.jinja").render(),
+        driver=driver_functions(),
+        calls=_template("calls.h.jinja").render(passed=len(source.operands)),
         pointwise=source.pointwise if source.fused else "",
         fused=source.fused,
         element_a=CPP_ELEMENTS[operation.a],
