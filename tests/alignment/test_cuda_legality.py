@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from gemmtune.problem.trace import trace
 from gemmtune.templates.compiled import find_cuobjdump
 from gemmtune.templates.cuda.cluster.build import ClusterChoice
 from gemmtune.templates.cuda.cluster.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.cluster.legality import by_k, check_config, check_problem, tiles_of
+from gemmtune.templates.cuda.cluster.launch import launch_of
+from gemmtune.templates.cuda.cluster.legality import by_k, check_config, check_problem, spreads_of, tiles_of
 from gemmtune.templates.nvcc import find_compiler
 
 SM90 = preset("sm90")
@@ -84,8 +86,10 @@ def test_the_contiguous_dimension_of_an_operand(stride: tuple[int, int], expecte
     assert by_k(Layout(size=(128, 64), stride=stride, dtype=BF16)) is expected
 
 
-def test_tiles_are_those_of_the_orientation() -> None:
-    problem = mm(16, 1000)
+def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
+    problem, square = mm(16, 1000), Config(shape=shape("64x64x64_s6_k1_2x2"))
+    assert [spreads_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [1, 2, 6]
+    assert [tiles_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [4, 8, 24]
     few = shape("64x16x128_s5_k2")
     assert tiles_of(problem, Config(shape=few)) == 63
     assert tiles_of(problem, Config(shape=few, swapped=True)) == 16
@@ -108,14 +112,37 @@ def test_tiles_are_those_of_the_orientation() -> None:
             Config(shape=SHAPES[0], groups=2),
             "536870912 bytes of sums in memory, at most 268435456",
         ),
+        (
+            mm(2**20 - 64, 64, 512),
+            Config(shape=shape("128x64x64_s4_k2_1x2")),
+            "a cluster has 1x2 tiles, the result 8192x1",
+        ),
+        (mm(64, 512), Config(shape=shape("64x64x64_s6_k1_2x2")), "a cluster has 2x2 tiles, the result 1x8"),
+        (mm(), Config(shape=shape("64x64x64_s6_k1_2x2"), groups=513), "513 clusters share a tile, at most 512 can"),
+        (
+            mm(512, 512),
+            Config(shape=Shape(rows=64, cols=64, depth=64, stages=6, blocks=4, spread_rows=2, spread_cols=2)),
+            "a cluster has 16 blocks, at most 8 can be relied on",
+        ),
+        (
+            mm(512, 512),
+            Config(shape=Shape(rows=64, cols=16, depth=128, stages=4, spread_rows=4)),
+            "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8",
+        ),
+        (
+            mm(512, 512, layout="tn"),
+            Config(shape=Shape(rows=64, cols=64, depth=16, stages=4, spread_cols=4)),
+            "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8",
+        ),
     ],
 )
 def test_configs_that_are_not_legal(problem: Problem, config: Config, reason: str) -> None:
     assert check_config(problem, SM90, config) == reason
 
 
-def test_every_shape_leaves_room_for_a_second_block() -> None:
-    assert all(2 * (one.shared_bytes + 1024) <= SM90.smem_per_sm_bytes for one in SHAPES)
+def test_every_shape_but_one_leaves_room_for_a_second_block() -> None:
+    alone = [str(one) for one in SHAPES if 2 * (one.shared_bytes + 1024) > SM90.smem_per_sm_bytes]
+    assert alone == [str(one) for one in SHAPES if one.resident == 1] == ["64x64x64_s12_k1_2x2"]
     small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
     assert check_config(mm(), small, Config(shape=SHAPES[0])) == "takes 98416 bytes of shared memory, a block has 65536"
 
@@ -124,8 +151,12 @@ def test_every_shape_leaves_room_for_a_second_block() -> None:
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
-        ("128x128x64_s3_k8", "nt"),
-        ("128x128x64_s3_k4", "tn"),
+        ("128x64x64_s4_k8", "nt"),
+        ("128x64x64_s4_k4", "tn"),
+        ("64x64x64_s12_k1_2x2", "nt"),
+        ("64x64x64_s6_k1_2x2", "tn"),
+        ("64x64x64_s6_k2_2x2", "tt"),
+        ("128x64x64_s4_k2_1x2", "nn"),
         ("64x96x64_s5_k4", "nt"),
         ("64x64x64_s6_k2", "nn"),
         ("64x16x128_s5_k2", "nt"),
@@ -141,4 +172,18 @@ def test_the_compiler_needs_what_was_predicted(text: str, layout: str, tmp_path:
     assert made.registers is not None
     assert made.registers * made.threads * one.resident <= SM90.registers_per_sm
     assert f"HGMMA.64x{one.cols}x16.F32.BF16" in made.code
-    assert "UTMALDG.3D" in made.code
+    assert ("UTMALDG.3D.MULTICAST" if one.spread > 1 else "UTMALDG.3D") in made.code
+
+
+@pytest.mark.skipif(not has_nvcc(), reason="needs nvcc")
+def test_the_memory_for_sums_is_that_of_the_tiles_of_whole_clusters(tmp_path: Path) -> None:
+    problem, config = mm(129, 257), Config(shape=shape("64x64x64_s6_k1_2x2"), groups=5)
+    with settings.patch(cache_dir=str(tmp_path)):
+        choice = ClusterChoice.of(config, problem, SM90)
+        _, library = choice.open()
+    tiles, warps = tiles_of(problem, config), 4
+    assert tiles == 24
+    counters = -(-tiles * (8 + 4 * config.groups * warps) // 128) * 128
+    for told, expected in ((config, counters + tiles * config.groups * 64 * 64 * 4), (Config(shape=config.shape), 0)):
+        launch = launch_of(told, problem, 0)
+        assert library.workspace_bytes(ctypes.addressof(launch)) == expected

@@ -21,7 +21,7 @@ from ...shared_object import SharedObjectChoice, kernel_artifact
 from ..compiler import CAPABILITY, artifact_path, compile_source
 from .configs import Config
 from .launch import Library, bind
-from .legality import by_k, check_config, operands_of, tiles_of
+from .legality import by_k, check_config, operands_of, spreads_of
 from .rank import groups_of
 from .source import KERNEL, Source
 
@@ -62,7 +62,7 @@ class ClusterChoice(SharedObjectChoice[Library]):
         yield dataclasses.replace(config, pdl=not config.pdl, ahead=0)
         if config.pdl:
             yield dataclasses.replace(config, ahead=0 if config.ahead else config.shape.stages)
-        for groups in groups_of(config.shape, tiles_of(self.problem, config), self.problem, self.device):
+        for groups in groups_of(config.shape, spreads_of(self.problem, config), self.problem, self.device):
             if groups != config.groups:
                 yield dataclasses.replace(config, groups=groups)
 
@@ -136,7 +136,7 @@ def _info(config: Config) -> dict[str, Any]:
         "tile": [shape.rows, shape.cols, shape.depth],
         "stages": shape.stages,
         "warps": shape.threads // 32,
-        "cluster": shape.blocks,
+        "cluster": shape.cluster,
         "splits": config.parts,
         "exchanged": config.swapped,
         "pdl": config.pdl,

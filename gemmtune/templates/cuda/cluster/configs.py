@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["AT_ONCE", "SHAPES", "Config", "Shape"]
+__all__ = ["SHAPES", "Config", "Shape"]
 
 BARRIER_BYTES = 8
 HALF_BYTES = 113 * 1024
 """Of shared memory, for each of two blocks on one multiprocessor: 228 KiB less 1 KiB that the system has of each."""
-AT_ONCE = 8
-"""Parts of a sum that one thread reads; all 32 of a warp read those of 256 clusters."""
+AT_ONCE, MORE_AT_ONCE = 8, 16
+"""Parts of a sum that one thread reads."""
 FEW_PARTS = 8
 """Of K: as many blocks read lines of their own quicker than in turn."""
 
@@ -19,14 +19,27 @@ FEW_PARTS = 8
 class Shape:
     """Of the kernel: a tile of ``rows`` by ``cols`` sums, ``depth`` elements of K in each of ``stages``.
 
-    ``blocks`` thread blocks of a cluster share a tile, each with its part of K.
+    ``blocks`` thread blocks of a cluster share a tile, each with its part of K. A cluster has ``spread_rows`` by ``spread_cols``
+    tiles below and beside each other, and copies once what several of them multiply.
     """
 
     rows: int
     cols: int
     depth: int
     stages: int
-    blocks: int
+    blocks: int = 1
+    spread_rows: int = 1
+    spread_cols: int = 1
+
+    @property
+    def spread(self) -> int:
+        """Tiles of a cluster."""
+        return self.spread_rows * self.spread_cols
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.spread * self.blocks
 
     @property
     def warp_groups(self) -> int:
@@ -56,27 +69,43 @@ class Shape:
         return 2 if self.shared_bytes <= HALF_BYTES else 1
 
     @property
+    def at_once(self) -> int:
+        """Parts of a sum that one thread reads; all 32 of a warp read those of 32 times as many clusters.
+
+        More where a cluster does not divide K, because the tile then has more parts; a second warp group would leave a thread too
+        few registers for them.
+        """
+        return MORE_AT_ONCE if self.blocks == 1 and self.warp_groups == 1 else AT_ONCE
+
+    @property
     def sums(self) -> int:
         """Of a thread: its accumulators."""
         return self.cols // 2
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.cols}x{self.depth}_s{self.stages}_k{self.blocks}"
+        tiles = f"_{self.spread_rows}x{self.spread_cols}" if self.spread > 1 else ""
+        return f"{self.rows}x{self.cols}x{self.depth}_s{self.stages}_k{self.blocks}{tiles}"
 
 
-def _shapes(rows: int, cols: int, depth: int, stages: int, *blocks: int) -> tuple[Shape, ...]:
-    return tuple(Shape(rows=rows, cols=cols, depth=depth, stages=stages, blocks=n) for n in blocks)
+def _shapes(rows: int, cols: int, depth: int, stages: int, *blocks: int, spread: tuple[int, int] = (1, 1)) -> tuple[Shape, ...]:
+    below, beside = spread
+    return tuple(
+        Shape(rows=rows, cols=cols, depth=depth, stages=stages, blocks=n, spread_rows=below, spread_cols=beside) for n in blocks
+    )
 
 
 SHAPES: tuple[Shape, ...] = (
     *_shapes(64, 64, 64, 6, 2, 4, 8),
     *_shapes(64, 96, 64, 5, 2, 4),
-    *_shapes(128, 64, 64, 4, 2, 4, 8),
-    *_shapes(128, 128, 64, 3, 2, 4, 8),
+    *_shapes(128, 64, 64, 4, 4, 8),
+    *_shapes(64, 64, 64, 12, 1, spread=(2, 2)),
+    *_shapes(64, 64, 64, 6, 1, 2, spread=(2, 2)),
+    *_shapes(128, 64, 64, 4, 2, spread=(1, 2)),
     *_shapes(64, 16, 128, 5, 2),
     *_shapes(64, 32, 128, 4, 2, 4),
 )
-"""As many stages as let two blocks be on one multiprocessor."""
+"""As many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it ends; for blocks
+with many steps also twice as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,13 @@ from .configs import Config
 from .legality import operands_of
 from .source import MOST_OPERANDS
 
-__all__ = ["Launch", "Library", "bind"]
+__all__ = ["Launch", "Library", "bind", "launch_of"]
 
 STATUSES = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "an operand cannot be described to TMA"}
-"""Of host.h.jinja; others are those of the CUDA runtime."""
+"""Of host.h.jinja; others are those of the CUDA runtime, and of the driver, which are the same."""
 ALIGNED_BYTES = 16
+GIVEN = "5P2d"
+"""``struct Given`` of arguments.h.jinja, before the operands of the epilogue: stream, out, p, q, workspace; alpha, beta."""
 
 
 class Launch(ctypes.Structure):
@@ -35,6 +37,7 @@ class Launch(ctypes.Structure):
         ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
         ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
         ("groups", ctypes.c_int), ("dealt", ctypes.c_int), ("ahead", ctypes.c_int), ("overlaps", ctypes.c_int),
+        ("device", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -44,7 +47,8 @@ class Library(shared_object.Library):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.prepare, self.call = self._functions.gemmtune_prepare, self._functions.gemmtune_call
-        self.call.argtypes = [*[ctypes.c_void_p] * 6, ctypes.c_double, ctypes.c_double, ctypes.c_void_p, ctypes.c_int]
+        self.prepare.argtypes = [ctypes.c_int]
+        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 
 def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
@@ -54,14 +58,15 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
         ErrorFromChoice: the kernel cannot be made ready on the device.
     """
     device = torch.cuda.current_device()
-    planned = _planned(config, problem)
-    _require(library.prepare(), name, problem)
+    planned = launch_of(config, problem, device)
+    _require(library.prepare(device), name, problem)
     workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
     call, what, swapped = library.call, ctypes.byref(planned), config.swapped
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
     reads_inp = _reads_inp(problem)
     count = reads_inp + (len(problem.epilogue.operands) if problem.epilogue else 0)
-    packed = struct.Struct(f"{count}P").pack
+    # One block of bytes costs the host less than as many arguments of a C function.
+    packed = struct.Struct(f"{GIVEN}{count}P").pack
 
     def run(
         out: torch.Tensor,
@@ -76,11 +81,11 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
         p, q = first.data_ptr(), second.data_ptr()
         if p % ALIGNED_BYTES or q % ALIGNED_BYTES:
             raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {p:#x} {q:#x}")
-        added = (inp, *extra) if reads_inp else extra
-        x = packed(*[tensor.data_ptr() for tensor in added]) if count else None  # type: ignore[union-attr]
         stream = current_stream(device)
-        memory = workspace.address(stream) if needs_workspace else None
-        status = call(what, stream, out.data_ptr(), p, q, memory, alpha, beta, x, count)
+        memory = workspace.address(stream) if needs_workspace else 0
+        added = (inp, *extra) if reads_inp else extra
+        x = [tensor.data_ptr() for tensor in added]  # type: ignore[union-attr]
+        status = call(what, packed(stream, out.data_ptr(), p, q, memory, alpha, beta, *x))
         if status:
             _require(status, name, problem)
 
@@ -91,7 +96,7 @@ def _reads_inp(problem: Problem) -> bool:
     return problem.inp is not None and problem.beta != "zero"
 
 
-def _planned(config: Config, problem: Problem) -> Launch:
+def launch_of(config: Config, problem: Problem, device: int) -> Launch:
     """All but the addresses and the scalars."""
     p, q, oriented = operands_of(problem, swapped=config.swapped)
     words = Launch()
@@ -101,6 +106,7 @@ def _planned(config: Config, problem: Problem) -> Launch:
         words.x_strides[i] = _strides(layout)
     words.groups, words.dealt = config.groups, int(config.dealt)
     words.ahead, words.overlaps = config.ahead, int(config.pdl)
+    words.device = device
     return words
 
 

@@ -16,7 +16,7 @@ from .rank import candidates, select, why_not_likely
 __all__ = ["offers"]
 
 NAME = "cuda:cluster"
-CHOICES: dict[str, int | None] = {"quick": 2, "default": 4, "exhaustive": None}
+CHOICES: dict[str, int | None] = {"quick": 2, "default": 5, "exhaustive": None}
 """How many kernels are compiled for one problem, each in about two seconds."""
 
 

@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from ....device import DeviceInfo
 from ....problem import Problem
 from .configs import SHAPES, Config, Shape
-from .legality import tiles_of
+from .legality import spreads_of, tiles_of
 
 __all__ = ["candidates", "estimate_us", "groups_of", "select", "why_not_likely"]
 
 LAUNCH_US = 2.5
 DRAM_GBPS = 4300.0
 L2_GBPS = 7500.0
-"""From L2 to all multiprocessors; those with fewer clusters wait for the others."""
+"""From L2 to all multiprocessors, once for all blocks that copies go to; those with fewer clusters wait for the others."""
 EXCHANGE_GBPS = 2500.0
-"""Of sums, between the multiprocessors of all clusters."""
-SECOND_LEVEL_US = 2.0
-"""Beside the sums that go through memory, at the rate of the others."""
+"""Of sums, between the multiprocessors of a cluster and through memory."""
+FIRST_LEVEL_US, SECOND_LEVEL_US = 0.6, 2.0
+"""Beside the sums, those of a cluster and those that go through memory, at one rate."""
 HIDDEN = 0.5
 """The share of both levels that is left where another block of the multiprocessor reads meanwhile."""
-OF_ONE_TILE = 2
-"""Configs of a search with the same tile."""
+OF_ONE_TILE = 3
+"""Configs of a search with the same tiles in a cluster."""
 FILLED = 0.9
 """Of the multiprocessors: as many read all that memory can give."""
 LEAST_STEPS = 4
@@ -34,10 +34,10 @@ LEAST_STEPS = 4
 LEAST_K = {"quick": 8192, "default": 8192, "exhaustive": 128}
 FEW = 64
 """Rows or columns, beside which the other dimension may be long."""
-SMALL = 128
+SMALL = 256
 """Rows and columns: a few tiles, which as many clusters share as there is room for."""
-UNUSED = {2: 0, 4: 2, 8: 1}
-"""Clusters, of as many as there are multiprocessors for, that find no room in the graphics processing clusters of an H200."""
+UNUSED = {2: 0, 4: 3, 8: 1}
+"""Clusters, by their blocks, that an H200 has multiprocessors for but no room in its graphics processing clusters."""
 
 
 def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:
@@ -56,31 +56,38 @@ def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | N
 
 def clusters_at_a_time(shape: Shape, device: DeviceInfo) -> int:
     """That run with one block on a multiprocessor."""
-    return max(device.sm_count // shape.blocks - UNUSED[shape.blocks], 1)
+    return max(device.sm_count // shape.cluster - UNUSED[shape.cluster], 1)
 
 
-def groups_of(shape: Shape, tiles: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
-    """How many clusters may share a tile, best first: as many as run at a time, one or two blocks on a multiprocessor."""
+def groups_of(shape: Shape, spreads: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
+    """How many clusters may share a tile, best first: as many as run at a time, one or two blocks on a multiprocessor.
+
+    ``spreads`` clusters cover the result once. Where tiles are shared, there are never more than run at a time: those with room
+    would look for the sums of the others until they lose patience, and leave their work to the last, in twenty times the time.
+    """
     at_a_time = clusters_at_a_time(shape, device)
     steps = -(-problem.k // shape.depth)
     most = max(1, steps // (LEAST_STEPS * shape.blocks))
-    once, nearest = at_a_time // tiles, round(at_a_time / tiles)
+    once, nearest = at_a_time // spreads, round(at_a_time / spreads)
     # Where one cluster for each tile leaves multiprocessors idle, a second block on each fills them.
-    ordered = (once, nearest) if once > 1 or shape.resident == 1 else (2 * at_a_time // tiles, nearest)
-    return tuple(dict.fromkeys(min(max(groups, 1), most) for groups in ordered))
+    ordered = (once, nearest) if once > 1 or shape.resident == 1 else (2 * at_a_time // spreads, nearest)
+    room = max(shape.resident * at_a_time // spreads, 1)
+    return tuple(dict.fromkeys(min(max(groups, 1), most, room) for groups in ordered))
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """The model's time of one launch, in microseconds."""
-    shape, tiles = config.shape, tiles_of(problem, config)
+    shape, tiles, spreads = config.shape, tiles_of(problem, config), spreads_of(problem, config)
     blocks = tiles * config.parts
     busy = min(1.0, blocks / (FILLED * device.sm_count))
-    at_a_time, clusters = clusters_at_a_time(shape, device), tiles * config.groups
+    at_a_time, clusters = clusters_at_a_time(shape, device), spreads * config.groups
     waves = -(-clusters // at_a_time)
-    copied = tiles * (shape.rows + shape.cols) * problem.k * problem.dtype.itemsize
+    # What tiles of a cluster share is read once for all of them.
+    lines = shape.rows * shape.spread_rows + shape.cols * shape.spread_cols
+    copied = spreads * lines * problem.k * problem.dtype.itemsize
     copying_us = copied / L2_GBPS / 1e3 * waves * at_a_time / clusters
     reading_us = max(problem.bytes / DRAM_GBPS / busy / 1e3, copying_us)
-    adding_us = blocks * shape.sent_bytes / EXCHANGE_GBPS / 1e3
+    adding_us = FIRST_LEVEL_US + blocks * shape.sent_bytes / EXCHANGE_GBPS / 1e3 if shape.blocks > 1 else 0.0
     if config.groups > 1:
         stored = tiles * config.groups * shape.rows * shape.cols * 4
         adding_us += SECOND_LEVEL_US + 2 * stored / EXCHANGE_GBPS / 1e3
@@ -96,15 +103,19 @@ def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
 
 def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swapped: bool) -> Config:
     config = Config(shape=shape, swapped=swapped, pdl=True)
-    return dataclasses.replace(config, groups=groups_of(shape, tiles_of(problem, config), problem, device)[0])
+    return dataclasses.replace(config, groups=groups_of(shape, spreads_of(problem, config), problem, device)[0])
 
 
 def select(ordered: Sequence[Config], count: int) -> list[Config]:
-    """The first ``count``, but no shape twice, and no tile more than OF_ONE_TILE times."""
+    """The first ``count``, but no shape twice, and no tile with the same neighbours in a cluster more than OF_ONE_TILE times."""
     chosen: list[Config] = []
     for config in ordered:
         shape = config.shape
-        same_tile = [other.shape for other in chosen if (other.shape.rows, other.shape.cols) == (shape.rows, shape.cols)]
-        if shape not in same_tile and len(same_tile) < OF_ONE_TILE and len(chosen) < count:
+        alike = [other.shape for other in chosen if _tiles(other.shape) == _tiles(shape)]
+        if shape not in alike and len(alike) < OF_ONE_TILE and len(chosen) < count:
             chosen.append(config)
     return chosen
+
+
+def _tiles(shape: Shape) -> tuple[int, int, int, int]:
+    return shape.rows, shape.cols, shape.spread_rows, shape.spread_cols

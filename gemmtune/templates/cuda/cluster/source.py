@@ -11,8 +11,8 @@ import torch
 from ....problem import Epilogue
 from ....problem.problem import ScalarClass
 from ...cpp.printer import STORAGE_TYPES, print_epilogue
-from ...render import epilogue_functions, template, template_digest
-from .configs import AT_ONCE, Shape
+from ...render import driver_functions, epilogue_functions, template, template_digest
+from .configs import Shape
 
 __all__ = ["KERNEL", "MOST_OPERANDS", "Source"]
 
@@ -70,7 +70,7 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     made_of = [template_digest(__package__, file) for file in FILES]
-    parts = f"{made_of} {source} {epilogue_functions('float')} {_statements(source)}"
+    parts = f"{made_of} {source} {epilogue_functions('float')} {driver_functions()} {_statements(source)}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
@@ -98,6 +98,7 @@ def _parts(source: Source, values: dict[str, object]) -> dict[str, object]:
     majors = {"p_transposed": int(not source.p_by_k), "q_transposed": int(not source.q_by_k)}
     return {
         "arguments": _part("arguments.h.jinja", values),
+        "driver": driver_functions(),
         "device": _part("device.cuh.jinja", {"cols": source.shape.cols, "element": ELEMENTS[source.dtype], **majors}),
         "pointwise": _part("pointwise.cuh.jinja", values | {"functions": epilogue_functions("float")}),
         "products": _part("products.cuh.jinja", {}),
@@ -127,10 +128,12 @@ def _constants(source: Source) -> dict[str, object]:
         "depth": shape.depth,
         "stages": shape.stages,
         "blocks": shape.blocks,
+        "spread_rows": shape.spread_rows,
+        "spread_cols": shape.spread_cols,
         "resident": shape.resident,
         "p_by_k": _flag(source.p_by_k),
         "q_by_k": _flag(source.q_by_k),
-        "at_once": AT_ONCE,
+        "at_once": shape.at_once,
     }
 
 
