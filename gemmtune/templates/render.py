@@ -67,7 +67,7 @@ def epilogue_functions(compute: str) -> str:
 
 @functools.cache
 def driver_functions() -> str:
-    """CUDA C++ of the host that launches a kernel through the driver: ``prepare`` and ``launch_prepared``."""
+    """CUDA C++ of the host that launches a kernel through the driver: ``driver_function``, ``prepare``, ``launch_prepared``."""
     return template(__package__, "driver.h.jinja").render()
 
 

@@ -52,27 +52,32 @@ def batched(batch: int, m: int, n: int, k: int, layout: str = "nt") -> Problem:
 
 
 CASES: dict[str, tuple[Problem, str]] = {
-    "one-tile": (mm(64, 56, 16384), "128x64x64_s4_k8"),
-    "two-tiles": (mm(100, 100, 65536), "128x64x64_s4_k8"),
-    "two-tiles-of-4": (mm(128, 136, 16392), "128x64x64_s4_k4"),
-    "shared": (mm(128, 128, 65536), "64x64x64_s12_k1_2x2"),
-    "shared-tails": (mm(100, 72, 16392, dtype=F16), "64x64x64_s12_k1_2x2"),
+    "one-tile": (mm(64, 56, 16384), "128x64x64_s4_k4"),
+    "two-tiles": (mm(100, 100, 65536), "128x64x64_s4_k4"),
+    "three-tiles": (mm(128, 136, 16392), "128x64x64_s4_k4"),
+    "shared": (mm(128, 128, 65536), "64x64x64_s12_k2_2x2"),
+    "shared-tails": (mm(100, 72, 16392, dtype=F16), "64x64x64_s12_k2_2x2"),
     "shared-two-blocks": (mm(128, 128, 16384), "64x64x64_s6_k1_2x2"),
     "shared-beyond-the-edge": (mm(136, 264, 8200), "64x64x64_s6_k1_2x2"),
     "shared-short": (mm(100, 100, 520), "64x64x64_s6_k1_2x2"),
-    "shared-two-steps": (mm(100, 100, 128), "64x64x64_s12_k1_2x2"),
+    "shared-two-steps": (mm(100, 100, 128), "64x64x64_s12_k2_2x2"),
     "shared-and-divided": (mm(128, 128, 65536), "64x64x64_s6_k2_2x2"),
     "shared-and-divided-tails": (addmm(136, 200, 8200), "64x64x64_s6_k2_2x2"),
-    "beside": (mm(256, 256, 16384), "128x64x64_s4_k2_1x2"),
-    "beside-tails": (addmm(200, 136, 8200, "nt", BF16, "mn"), "128x64x64_s4_k2_1x2"),
-    "shared-both-not-by-k": (mm(104, 136, 8200, "tn"), "64x64x64_s12_k1_2x2"),
+    "beside": (mm(256, 256, 16384), "128x64x64_s8_k2_1x2"),
+    "beside-tails": (addmm(200, 136, 8200, "nt", BF16, "mn"), "128x64x64_s8_k2_1x2"),
+    "shared-both-not-by-k": (mm(104, 136, 8200, "tn"), "64x64x64_s12_k2_2x2"),
     "shared-a-not-by-k": (mm(104, 100, 8200, "tt", F16), "64x64x64_s6_k1_2x2"),
     "shared-b-not-by-k": (mm(100, 136, 8200, "nn"), "64x64x64_s6_k2_2x2"),
-    "beside-both-not-by-k": (mm(200, 136, 8200, "tn"), "128x64x64_s4_k2_1x2"),
-    "beside-b-not-by-k": (mm(200, 136, 8200, "nn", F16), "128x64x64_s4_k2_1x2"),
+    "beside-both-not-by-k": (mm(200, 136, 8200, "tn"), "128x64x64_s8_k2_1x2"),
+    "beside-b-not-by-k": (mm(200, 136, 8200, "nn", F16), "128x64x64_s8_k2_1x2"),
+    "four-tiles": (mm(256, 256, 16384), "128x64x64_s8_k1_2x2"),
+    "four-tiles-tails": (addmm(200, 264, 8200, "nt", BF16, "mn"), "128x64x64_s8_k1_2x2"),
+    "four-tiles-both-not-by-k": (mm(200, 136, 8200, "tn", F16), "128x64x64_s8_k1_2x2"),
+    "four-tiles-a-not-by-k": (mm(136, 72, 8200, "tt"), "128x64x64_s8_k1_2x2"),
+    "four-tiles-batched": (batched(2, 136, 200, 4104, "nn"), "128x64x64_s8_k1_2x2"),
     "shared-batched": (batched(3, 100, 72, 4104), "64x64x64_s6_k1_2x2"),
     "shared-batched-not-by-k": (batched(2, 104, 136, 2056, "tn"), "64x64x64_s6_k2_2x2"),
-    "shared-fused": (gated(100, 136, 16392), "64x64x64_s12_k1_2x2"),
+    "shared-fused": (gated(100, 136, 16392), "64x64x64_s12_k2_2x2"),
     "shared-matrix-added": (addmm(128, 128, 16392, "tn", BF16, "mn"), "64x64x64_s6_k1_2x2"),
     "small": (mm(64, 64, 65536), "64x64x64_s6_k8"),
     "small-of-4": (mm(13, 100, 16392, dtype=F16), "64x64x64_s6_k4"),
@@ -85,10 +90,10 @@ CASES: dict[str, tuple[Problem, str]] = {
     "32-columns-of-2": (addmm(24, 264, 8200, "nt", BF16, "mn"), "64x32x128_s4_k2"),
     "short": (mm(100, 100, 520), "64x64x64_s6_k8"),
     "both-not-by-k": (mm(104, 136, 8200, "tn"), "128x64x64_s4_k4"),
-    "b-not-by-k": (mm(100, 136, 8200, "nn"), "128x64x64_s4_k8"),
+    "b-not-by-k": (mm(100, 136, 8200, "nn"), "128x64x64_s4_k4"),
     "a-not-by-k": (mm(104, 100, 8200, "tt", F16), "64x64x64_s6_k4"),
     "few-rows-not-by-k": (mm(8, 264, 8200, "nn"), "64x16x128_s5_k2"),
-    "fused": (gated(100, 136, 16392), "128x64x64_s4_k8"),
+    "fused": (gated(100, 136, 16392), "128x64x64_s4_k4"),
     "fused-few-rows": (gated(16, 264, 8200), "64x32x128_s4_k4"),
     "matrix-added": (addmm(128, 128, 16392, "tn", BF16, "mn"), "64x64x64_s6_k8"),
     "batched": (batched(3, 40, 72, 4104), "64x64x64_s6_k4"),
@@ -127,7 +132,9 @@ def test_every_variant_is_right(name: str) -> None:
         assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
 
 
-@pytest.mark.parametrize("name", ["one-tile", "small", "fused", "batched", "shared", "shared-and-divided", "shared-batched"])
+@pytest.mark.parametrize(
+    "name", ["one-tile", "small", "fused", "batched", "shared", "shared-and-divided", "shared-batched", "four-tiles"]
+)
 def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
     choice = choices_of(name)[0]
     run = choice.build().run
@@ -146,7 +153,7 @@ def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> Non
         assert all(torch.equal(out, eager) for out in outs)
 
 
-@pytest.mark.parametrize("name", ["one-tile", "small", "shared", "shared-two-blocks", "beside"])
+@pytest.mark.parametrize("name", ["one-tile", "small", "shared", "shared-two-blocks", "beside", "four-tiles"])
 def test_calls_of_two_streams_do_not_share_a_workspace(name: str) -> None:
     """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
     choice = choices_of(name)[0]
@@ -164,7 +171,7 @@ def test_calls_of_two_streams_do_not_share_a_workspace(name: str) -> None:
     assert all(torch.equal(out, expected) for out in outs)
 
 
-@pytest.mark.parametrize("name", ["two-tiles", "small-of-2", "batched", "shared", "shared-and-divided-tails"])
+@pytest.mark.parametrize("name", ["two-tiles", "small-of-2", "batched", "shared", "shared-and-divided-tails", "four-tiles-tails"])
 def test_repeats_give_the_same_bits_with_other_sizes_in_between(name: str) -> None:
     """One shared object, two problems, launches that follow each other without a pause."""
     choice = choices_of(name)[0]
@@ -189,7 +196,7 @@ def _with_k(problem: Problem, k: int) -> Problem:
 
 
 @pytest.mark.parametrize(
-    "name", ["one-tile", "two-tiles", "small-of-2", "shared", "shared-two-blocks", "shared-and-divided", "beside"]
+    "name", ["one-tile", "two-tiles", "small-of-2", "shared", "shared-two-blocks", "shared-and-divided", "beside", "four-tiles"]
 )
 def test_what_a_warp_leaves_is_finished_by_the_last(name: str) -> None:
     """Warps that look for other clusters' sums but once, so that most of them leave, give the same bits as those that wait."""
@@ -203,7 +210,7 @@ def test_what_a_warp_leaves_is_finished_by_the_last(name: str) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 6])
-@pytest.mark.parametrize("name", ["shared", "shared-two-blocks", "shared-and-divided", "beside", "small"])
+@pytest.mark.parametrize("name", ["shared", "shared-two-blocks", "shared-and-divided", "beside", "four-tiles", "small"])
 def test_launches_that_begin_early_read_what_the_one_before_writes(name: str, ahead: int) -> None:
     """Two operands in turn: a launch writes over the beginning of the other, which the next one may have asked into L2 already."""
     first = choices_of(name)[0]

@@ -20,7 +20,7 @@ from ...compiled import Artifact
 from ...shared_object import SharedObjectChoice, kernel_artifact
 from ..compiler import CAPABILITY, artifact_path, compile_source
 from .configs import Config
-from .launch import Library, bind
+from .launch import Library, bind, reads_inp
 from .legality import by_k, check_config, operands_of, spreads_of
 from .rank import groups_of
 from .source import KERNEL, Source
@@ -71,8 +71,8 @@ class ClusterChoice(SharedObjectChoice[Library]):
         """What has to be compiled: the same for every size, and for all that a launch can be told."""
         problem = self.problem
         p, q, _ = operands_of(problem, swapped=self.config.swapped)
-        reads_inp = problem.inp is not None and problem.beta != "zero"
-        inp = (problem.inp.dtype,) if problem.inp is not None and reads_inp else ()
+        added = reads_inp(problem)
+        inp = (problem.inp.dtype,) if problem.inp is not None and added else ()
         extra = problem.epilogue.operands if problem.epilogue else ()
         return Source(
             shape=self.config.shape,
@@ -81,8 +81,8 @@ class ClusterChoice(SharedObjectChoice[Library]):
             p_by_k=bool(by_k(p)),
             q_by_k=bool(by_k(q)),
             alpha=problem.alpha,
-            beta=problem.beta if reads_inp else "zero",
-            added=reads_inp,
+            beta=problem.beta if added else "zero",
+            added=added,
             epilogue=problem.epilogue,
             operands=(*inp, *(x.dtype for x in extra)),
         )

@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: stages, and in their place the sums that are sent and received; barriers."""
+        """Of a block: stages, and in their place the sums that are sent and received; barriers and a word."""
         stages_bytes = self.stages * (self.rows + self.cols) * self.depth * 2
         barriers = 2 * self.stages + self.warp_groups + 1
         return max(stages_bytes, 2 * self.sent_bytes) + BARRIER_BYTES * barriers
@@ -72,15 +72,10 @@ class Shape:
     def at_once(self) -> int:
         """Parts of a sum that one thread reads; all 32 of a warp read those of 32 times as many clusters.
 
-        More where a cluster does not divide K, because the tile then has more parts; a second warp group would leave a thread too
-        few registers for them.
+        More where a cluster does not divide K, because the tile then has more parts; with more than two warp groups on a
+        multiprocessor a thread has too few registers for them.
         """
-        return MORE_AT_ONCE if self.blocks == 1 and self.warp_groups == 1 else AT_ONCE
-
-    @property
-    def sums(self) -> int:
-        """Of a thread: its accumulators."""
-        return self.cols // 2
+        return MORE_AT_ONCE if self.blocks == 1 and self.warp_groups * self.resident <= 2 else AT_ONCE
 
     def __str__(self) -> str:
         tiles = f"_{self.spread_rows}x{self.spread_cols}" if self.spread > 1 else ""
@@ -97,15 +92,16 @@ def _shapes(rows: int, cols: int, depth: int, stages: int, *blocks: int, spread:
 SHAPES: tuple[Shape, ...] = (
     *_shapes(64, 64, 64, 6, 2, 4, 8),
     *_shapes(64, 96, 64, 5, 2, 4),
-    *_shapes(128, 64, 64, 4, 4, 8),
-    *_shapes(64, 64, 64, 12, 1, spread=(2, 2)),
+    *_shapes(128, 64, 64, 4, 4),
     *_shapes(64, 64, 64, 6, 1, 2, spread=(2, 2)),
-    *_shapes(128, 64, 64, 4, 2, spread=(1, 2)),
+    *_shapes(64, 64, 64, 12, 2, spread=(2, 2)),
+    *_shapes(128, 64, 64, 8, 1, spread=(2, 2)),
+    *_shapes(128, 64, 64, 8, 2, spread=(1, 2)),
     *_shapes(64, 16, 128, 5, 2),
     *_shapes(64, 32, 128, 4, 2, 4),
 )
-"""As many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it ends; for blocks
-with many steps also twice as many."""
+"""As many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it ends. Where
+several blocks have to be done with a stage before it is filled again, also twice as many: it pays for long sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from .configs import Config
 from .legality import operands_of
 from .source import MOST_OPERANDS
 
-__all__ = ["Launch", "Library", "bind", "launch_of"]
+__all__ = ["Launch", "Library", "bind", "launch_of", "reads_inp"]
 
 STATUSES = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "an operand cannot be described to TMA"}
 """Of host.h.jinja; others are those of the CUDA runtime, and of the driver, which are the same."""
@@ -63,8 +63,8 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
     workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
     call, what, swapped = library.call, ctypes.byref(planned), config.swapped
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
-    reads_inp = _reads_inp(problem)
-    count = reads_inp + (len(problem.epilogue.operands) if problem.epilogue else 0)
+    added = reads_inp(problem)
+    count = added + (len(problem.epilogue.operands) if problem.epilogue else 0)
     # One block of bytes costs the host less than as many arguments of a C function.
     packed = struct.Struct(f"{GIVEN}{count}P").pack
 
@@ -83,8 +83,7 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
             raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {p:#x} {q:#x}")
         stream = current_stream(device)
         memory = workspace.address(stream) if needs_workspace else 0
-        added = (inp, *extra) if reads_inp else extra
-        x = [tensor.data_ptr() for tensor in added]  # type: ignore[union-attr]
+        x = [tensor.data_ptr() for tensor in ((inp, *extra) if added else extra)]  # type: ignore[union-attr]
         status = call(what, packed(stream, out.data_ptr(), p, q, memory, alpha, beta, *x))
         if status:
             _require(status, name, problem)
@@ -92,7 +91,8 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
     return run
 
 
-def _reads_inp(problem: Problem) -> bool:
+def reads_inp(problem: Problem) -> bool:
+    """Whether inp is the first operand that the end of the kernel reads."""
     return problem.inp is not None and problem.beta != "zero"
 
 

@@ -18,13 +18,18 @@ __all__ = ["candidates", "estimate_us", "groups_of", "select", "why_not_likely"]
 LAUNCH_US = 2.5
 DRAM_GBPS = 4300.0
 L2_GBPS = 7500.0
-"""From L2 to all multiprocessors, once for all blocks that copies go to; those with fewer clusters wait for the others."""
+"""From L2 to all multiprocessors; what is copied to several blocks counts once. In the last of several waves some get nothing."""
+ARRIVING_GBPS = 70.0
+"""At each multiprocessor, also of what is copied once for several: few steps are on their way at a time."""
 EXCHANGE_GBPS = 2500.0
 """Of sums, between the multiprocessors of a cluster and through memory."""
 FIRST_LEVEL_US, SECOND_LEVEL_US = 0.6, 2.0
 """Beside the sums, those of a cluster and those that go through memory, at one rate."""
 HIDDEN = 0.5
 """The share of both levels that is left where another block of the multiprocessor reads meanwhile."""
+ALONE_US, DEEP = 0.5, 0.87
+"""Where a multiprocessor has room for one block alone: a launch takes longer, as it cannot begin beside the last blocks of the one
+before it; but with twice the stages the copies wait for one less often, and reading takes this share of its time."""
 OF_ONE_TILE = 3
 """Configs of a search with the same tiles in a cluster."""
 FILLED = 0.9
@@ -86,12 +91,17 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     lines = shape.rows * shape.spread_rows + shape.cols * shape.spread_cols
     copied = spreads * lines * problem.k * problem.dtype.itemsize
     copying_us = copied / L2_GBPS / 1e3 * waves * at_a_time / clusters
-    reading_us = max(problem.bytes / DRAM_GBPS / busy / 1e3, copying_us)
+    arriving = tiles * (shape.rows + shape.cols) * problem.k * problem.dtype.itemsize
+    arriving_us = arriving / min(blocks, device.sm_count) / ARRIVING_GBPS / 1e3
+    reading_us = max(problem.bytes / DRAM_GBPS / busy / 1e3, copying_us, arriving_us)
+    launch_us = LAUNCH_US
+    if shape.resident == 1:
+        launch_us, reading_us = launch_us + ALONE_US, reading_us * DEEP
     adding_us = FIRST_LEVEL_US + blocks * shape.sent_bytes / EXCHANGE_GBPS / 1e3 if shape.blocks > 1 else 0.0
     if config.groups > 1:
         stored = tiles * config.groups * shape.rows * shape.cols * 4
         adding_us += SECOND_LEVEL_US + 2 * stored / EXCHANGE_GBPS / 1e3
-    return LAUNCH_US + reading_us + adding_us * (HIDDEN if blocks > device.sm_count else 1.0)
+    return launch_us + reading_us + adding_us * (HIDDEN if blocks > device.sm_count else 1.0)
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
