@@ -176,6 +176,11 @@ class Problem(Constructors):
         return self.out.numel == 0
 
     @property
+    def inp_read(self) -> Layout | None:
+        """inp, where beta lets it be read; else None."""
+        return self.inp if self.beta != "zero" else None
+
+    @property
     def flops(self) -> int:
         """2·B·M·N·K, with K + K2 for K where there are two products."""
         return 2 * self.batch * self.m * self.n * self.terms
@@ -183,7 +188,7 @@ class Problem(Constructors):
     @property
     def bytes(self) -> int:
         """The least memory traffic: every operand read once, out written once, broadcast operands at their own size."""
-        added = (self.inp,) if self.inp is not None and self.beta != "zero" else ()
+        added = (self.inp_read,) if self.inp_read is not None else ()
         layouts = [self.a, self.b, self.out, *added, *self.leading]
         layouts += self.epilogue.operands if self.epilogue else ()
         return sum(min(layout.numel, layout.span) * layout.dtype.itemsize for layout in layouts)

@@ -29,8 +29,8 @@ class Oriented:
 
 def orient(problem: Problem, *, exchanged: bool) -> Oriented:
     """The problem, or its transpose."""
-    reads_inp = problem.inp is not None and problem.beta != "zero"
-    added = [problem.inp.expanded(problem.out.size)] if problem.inp is not None and reads_inp else []
+    inp = problem.inp_read
+    added = [inp.expanded(problem.out.size)] if inp is not None else []
     as_they_are = block_scaled(problem) or scales_weights(problem)
     added += list(problem.scales) if as_they_are else [x.expanded(problem.out.size) for x in problem.scales]
     added += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]

@@ -80,7 +80,7 @@ def gemm_of(problem: Problem) -> Gemm:
     if scaled:
         return _scaled_gemm(problem, d, swapped)
     left, right = (problem.b.transposed, problem.a.transposed) if swapped else (problem.a, problem.b)
-    inp = problem.inp.expanded(problem.out.size) if problem.inp is not None and problem.beta != "zero" else None
+    inp = problem.inp_read.expanded(problem.out.size) if problem.inp_read is not None else None
     inp = inp.transposed if inp is not None and swapped else inp
     bias = inp is not None and _is_bias(inp, problem)
     return Gemm(

@@ -95,18 +95,16 @@ class CutlassChoice(SharedObjectChoice[Library]):
     @functools.cached_property
     def source(self) -> Source:
         """What has to be compiled: the same for every shape, and for every set of axes."""
-        problem = self.problem
-        reads_inp = problem.inp is not None and problem.beta != "zero"
+        problem, inp = self.problem, self.problem.inp_read
         extra = problem.epilogue.operands if problem.epilogue else ()
-        inp = (problem.inp.dtype,) if problem.inp is not None and reads_inp else ()
         return Source(
             operation=self.config.operation,
             alpha=problem.alpha,
-            beta=problem.beta if reads_inp else "zero",
-            added=reads_inp,
+            beta=problem.beta if inp is not None else "zero",
+            added=inp is not None,
             epilogue=problem.epilogue,
             scales=len(problem.scales),
-            operands=(*inp, *(x.dtype for x in (*problem.scales, *extra))),
+            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *problem.scales, *extra)),
         )
 
     @property

@@ -92,8 +92,7 @@ def elements_of(problem: Problem) -> tuple[str, ...]:
 
 def needs_epilogue(problem: Problem) -> bool:
     """More than the bare product is stored."""
-    reads_inp = problem.inp is not None and problem.beta != "zero"
-    return problem.alpha != "one" or reads_inp or bool(problem.scales) or problem.epilogue is not None
+    return problem.alpha != "one" or problem.inp_read is not None or bool(problem.scales) or problem.epilogue is not None
 
 
 class Legality:

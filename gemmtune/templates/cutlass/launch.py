@@ -72,7 +72,7 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     call, what, exchanged = library.call, ctypes.byref(planned), oriented.exchanged
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
     out_bytes, a_bytes, b_bytes = _alignments(config)
-    reads_inp = problem.inp is not None and problem.beta != "zero"
+    reads_inp = problem.inp_read is not None
     # One block of bytes costs the host less than as many arguments of a C function.
     packed = struct.Struct(GIVEN + "P" * len(oriented.added)).pack
 

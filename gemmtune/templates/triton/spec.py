@@ -170,7 +170,7 @@ def _epilogue_side(problem: Problem, *, static: bool) -> tuple[OperandClass, Ope
     def added(layout: Layout) -> OperandClass:
         return OperandClass.of(layout, shape, static=static, broadcast=True)
 
-    inp = added(problem.inp) if problem.inp is not None and problem.beta != "zero" else None
+    inp = added(problem.inp_read) if problem.inp_read is not None else None
     operands = problem.epilogue.operands if problem.epilogue else ()
     return OperandClass.of(problem.out, shape, static=static), inp, tuple(map(added, operands))
 

@@ -20,7 +20,7 @@ from ...compiled import Artifact
 from ...shared_object import SharedObjectChoice, kernel_artifact
 from ..compiler import CAPABILITY, artifact_path, compile_source
 from .configs import Config
-from .launch import Library, bind, reads_inp
+from .launch import Library, bind
 from .legality import by_k, check_config, operands_of, spreads_of
 from .rank import groups_of
 from .source import KERNEL, Source
@@ -69,10 +69,8 @@ class ClusterChoice(SharedObjectChoice[Library]):
     @functools.cached_property
     def source(self) -> Source:
         """What has to be compiled: the same for every size, and for all that a launch can be told."""
-        problem = self.problem
+        problem, inp = self.problem, self.problem.inp_read
         p, q, _ = operands_of(problem, swapped=self.config.swapped)
-        added = reads_inp(problem)
-        inp = (problem.inp.dtype,) if problem.inp is not None and added else ()
         extra = problem.epilogue.operands if problem.epilogue else ()
         return Source(
             shape=self.config.shape,
@@ -81,10 +79,10 @@ class ClusterChoice(SharedObjectChoice[Library]):
             p_by_k=bool(by_k(p)),
             q_by_k=bool(by_k(q)),
             alpha=problem.alpha,
-            beta=problem.beta if added else "zero",
-            added=added,
+            beta=problem.beta if inp is not None else "zero",
+            added=inp is not None,
             epilogue=problem.epilogue,
-            operands=(*inp, *(x.dtype for x in extra)),
+            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *extra)),
         )
 
     @property

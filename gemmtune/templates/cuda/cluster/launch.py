@@ -18,7 +18,7 @@ from .configs import Config
 from .legality import operands_of
 from .source import MOST_OPERANDS
 
-__all__ = ["Launch", "Library", "bind", "launch_of", "reads_inp"]
+__all__ = ["Launch", "Library", "bind", "launch_of"]
 
 STATUSES = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "an operand cannot be described to TMA"}
 """Of host.h.jinja; others are those of the CUDA runtime, and of the driver, which are the same."""
@@ -63,7 +63,7 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
     workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
     call, what, swapped = library.call, ctypes.byref(planned), config.swapped
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
-    added = reads_inp(problem)
+    added = problem.inp_read is not None
     count = added + (len(problem.epilogue.operands) if problem.epilogue else 0)
     # One block of bytes costs the host less than as many arguments of a C function.
     packed = struct.Struct(f"{GIVEN}{count}P").pack
@@ -89,11 +89,6 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
             _require(status, name, problem)
 
     return run
-
-
-def reads_inp(problem: Problem) -> bool:
-    """Whether inp is the first operand that the end of the kernel reads."""
-    return problem.inp is not None and problem.beta != "zero"
 
 
 def launch_of(config: Config, problem: Problem, device: int) -> Launch:

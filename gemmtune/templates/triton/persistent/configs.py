@@ -194,7 +194,7 @@ def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -
 
 def _reads_tiles(problem: Problem) -> bool:
     """Does the epilogue read an operand that has a row and a column of its own for each element?"""
-    layouts = [*([problem.inp] if problem.inp is not None and problem.beta != "zero" else [])]
+    layouts = [*([problem.inp_read] if problem.inp_read is not None else [])]
     layouts += problem.epilogue.operands if problem.epilogue else ()
     return any(0 not in layout.expanded((problem.m, problem.n)).stride for layout in layouts)
 
