@@ -66,7 +66,7 @@ def test_the_search_has_what_was_the_fastest_on_an_h200(sizes: tuple[int, int, i
 def test_what_is_not_likely_to_win_is_one_refusal(sizes: tuple[int, int, int], reason: str) -> None:
     found = offers(mm(*sizes))
     assert not found.choices
-    [refusal] = found.refusals
+    [refusal] = [refusal for refusal in found.refusals if refusal.name.startswith("cuda:cluster")]
     assert (refusal.name, refusal.reason) == ("cuda:cluster", reason)
 
 
@@ -82,7 +82,7 @@ def test_configs_that_are_not_legal_are_counted_by_their_reasons() -> None:
     found = offers(mm(136, 136, 8192, "tn"))
     assert found.choices
     reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
-    assert {(r.name, r.count, r.reason) for r in found.refusals} == {
+    assert {(r.name, r.count, r.reason) for r in found.refusals if r.name.startswith("cuda:cluster")} == {
         (f"cuda:cluster:{count} configs", count, reason.format(columns)) for columns, count in ((96, 4), (32, 4), (16, 2))
     }
 
