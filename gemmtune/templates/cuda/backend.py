@@ -10,13 +10,13 @@ from ...errors import UnavailableError
 from ...problem import Problem
 from ...settings import Settings
 from ..nvcc import find_compiler
-from . import cluster
+from . import cluster, few
 from .compiler import CAPABILITY
 
 __all__ = ["CudaBackend"]
 
-FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (cluster.offers,)
-"""Of kernels, a folder each."""
+FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (cluster.offers, few.offers)
+"""Of kernels, a folder each: long sums with few results, and few rows times weights of four or eight bits."""
 
 
 class CudaBackend:

@@ -14,14 +14,13 @@ from ....problem import Layout, Problem
 from ... import shared_object
 from ...strides import Strides
 from ...workspace import Workspace
+from ..statuses import require
 from .configs import Config
 from .legality import operands_of
 from .source import MOST_OPERANDS
 
 __all__ = ["Launch", "Library", "bind", "launch_of"]
 
-STATUSES = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "an operand cannot be described to TMA"}
-"""Of host.h.jinja; others are those of the CUDA runtime, and of the driver, which are the same."""
 ALIGNED_BYTES = 16
 GIVEN = "5P2d"
 """``struct Given`` of arguments.h.jinja, before the operands of the epilogue: stream, out, p, q, workspace; alpha, beta."""
@@ -59,7 +58,7 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
     """
     device = torch.cuda.current_device()
     planned = launch_of(config, problem, device)
-    _require(library.prepare(device), name, problem)
+    require(library.prepare(device), name, problem)
     workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
     call, what, swapped = library.call, ctypes.byref(planned), config.swapped
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
@@ -86,7 +85,7 @@ def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
         x = [tensor.data_ptr() for tensor in ((inp, *extra) if added else extra)]  # type: ignore[union-attr]
         status = call(what, packed(stream, out.data_ptr(), p, q, memory, alpha, beta, *x))
         if status:
-            _require(status, name, problem)
+            require(status, name, problem)
 
     return run
 
@@ -109,8 +108,3 @@ def _strides(layout: Layout) -> Strides:
     """In elements; of a batch of one, none from one product to the next."""
     batch = layout.stride[0] if len(layout.stride) == 3 and layout.size[0] > 1 else 0
     return Strides(*layout.stride[-2:], batch)
-
-
-def _require(status: int, name: str, problem: Problem) -> None:
-    if status:
-        raise ErrorFromChoice(name, str(problem), STATUSES.get(status, f"CUDA error {status}"))

@@ -11,7 +11,8 @@ import torch
 from ....problem import Epilogue
 from ....problem.problem import ScalarClass
 from ...cpp.printer import STORAGE_TYPES, print_epilogue
-from ...render import driver_functions, epilogue_functions, template, template_digest
+from ...render import template, template_digest
+from ..parts import common_parts
 from .configs import Shape
 
 __all__ = ["KERNEL", "MOST_OPERANDS", "Source"]
@@ -24,7 +25,7 @@ ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 """Of the operands, as PTX writes them."""
 PATIENCE = 40
 FILES = (
-    "cluster.cu.jinja", "arguments.h.jinja", "device.cuh.jinja", "pointwise.cuh.jinja", "products.cuh.jinja", "exchange.cuh.jinja",
+    "cluster.cu.jinja", "arguments.h.jinja", "device.cuh.jinja", "products.cuh.jinja", "exchange.cuh.jinja",
     "finish.cuh.jinja", "groups.cuh.jinja", "host.h.jinja",
 )  # fmt: skip
 
@@ -70,7 +71,7 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     made_of = [template_digest(__package__, file) for file in FILES]
-    parts = f"{made_of} {source} {epilogue_functions('float')} {driver_functions()} {_statements(source)}"
+    parts = f"{made_of} {source} {common_parts()} {_statements(source)}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
@@ -97,10 +98,9 @@ def _parts(source: Source, values: dict[str, object]) -> dict[str, object]:
     """The text of each file that the kernel is put together of."""
     majors = {"p_transposed": int(not source.p_by_k), "q_transposed": int(not source.q_by_k)}
     return {
+        **common_parts(fused=source.fused),
         "arguments": _part("arguments.h.jinja", values),
-        "driver": driver_functions(),
         "device": _part("device.cuh.jinja", {"cols": source.shape.cols, "element": ELEMENTS[source.dtype], **majors}),
-        "pointwise": _part("pointwise.cuh.jinja", values | {"functions": epilogue_functions("float")}),
         "products": _part("products.cuh.jinja", {}),
         "exchange": _part("exchange.cuh.jinja", {}),
         "groups": _part("groups.cuh.jinja", {"patience": source.patience}),

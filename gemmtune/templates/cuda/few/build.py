@@ -1,0 +1,149 @@
+"""The kernel for few rows with one config as a choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ....choice import Claims, Run
+from ....device import DeviceInfo
+from ....errors import UnavailableError
+from ....problem import Problem
+from ...compiled import Artifact
+from ...shared_object import SharedObjectChoice, kernel_artifact
+from ..compiler import CAPABILITY, artifact_path, compile_source
+from .configs import Config, weights_of
+from .launch import Library, bind
+from .legality import check_config
+from .rank import blocks_of
+from .source import KERNEL, Source
+
+__all__ = ["FewChoice"]
+
+NAME = "cuda"
+INSTRUCTIONS = {torch.bfloat16: "HMMA.*.F32.BF16", torch.float16: "HMMA.*.F32"}
+"""In SASS, by the dtype of a."""
+NEAR_BLOCKS = 3
+"""The likeliest numbers of blocks, which variants have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewChoice(SharedObjectChoice[Library]):
+    """The kernel for few rows with one config, for ``device``."""
+
+    config: Config = field(repr=False)
+    device: DeviceInfo = field(repr=False)
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
+        """The choice of ``config``, which must be legal for both."""
+        weights = weights_of(problem)
+        claims = Claims(
+            accumulate=torch.float32,
+            partials=torch.float32,
+            epilogue_input=torch.float32,
+            splits=config.blocks * config.shape.warps_k,
+            weights=problem.dtype if problem.zero_b is not None else None,
+        )
+        return cls(
+            name=f"{NAME}:few_i{weights.bits}_{config.label(weights)}",
+            backend=NAME,
+            problem=problem,
+            claims=claims,
+            info=_info(config, problem),
+            config=config,
+            device=device,
+        )
+
+    def variants(self) -> tuple[FewChoice, ...]:
+        """The same kernel told otherwise: how it begins, how the blocks of a cluster divide K, and how many they are."""
+        legal = (config for config in self._near() if check_config(self.problem, self.device, config) is None)
+        return tuple(FewChoice.of(config, self.problem, self.device) for config in legal)
+
+    def _near(self) -> Iterator[Config]:
+        config = self.config
+        yield dataclasses.replace(config, pdl=not config.pdl, ahead=0)
+        if config.pdl:
+            yield dataclasses.replace(config, ahead=0 if config.ahead else config.shape.stages)
+        if config.blocks > 1:
+            yield dataclasses.replace(config, takes_turns=not config.takes_turns)
+        for blocks in blocks_of(config.shape, self.problem, self.device)[:NEAR_BLOCKS]:
+            if blocks != config.blocks:
+                yield dataclasses.replace(config, blocks=blocks)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """What has to be compiled: the same for every size, and for all that a launch can be told."""
+        problem = self.problem
+        return Source(
+            shape=self.config.shape,
+            weights=weights_of(problem),
+            dtype=problem.dtype,
+            out_dtype=problem.out.dtype,
+            epilogue=problem.epilogue,
+            operands=tuple(x.dtype for x in problem.epilogue.operands) if problem.epilogue else (),
+        )
+
+    @property
+    def content_hash(self) -> str:
+        """Over source and config."""
+        return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
+
+    @property
+    def compile_key(self) -> str:
+        """Equal for all sizes and launches of one shape and epilogue."""
+        return f"cuda-{self.source.digest}"
+
+    @property
+    def library(self) -> type[Library]:
+        """Its functions."""
+        return Library
+
+    @property
+    def path(self) -> Path:
+        """Where its shared object is or will be."""
+        return artifact_path(self.source)
+
+    def make(self) -> Path:
+        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
+        return compile_source(self.source, self.name)
+
+    def bind(self, library: Library) -> Run:
+        """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
+        return bind(library, self.config, self.problem, self.name)
+
+    def describe(self, path: Path, library: Library) -> Artifact:
+        """Its kernel, and what was expected of it."""
+        predicted_bytes = self.config.shape.shared_bytes(weights_of(self.problem))
+        expected = INSTRUCTIONS[self.problem.dtype]
+        return kernel_artifact(path, library, kernel=KERNEL, expected=expected, predicted_bytes=predicted_bytes)
+
+    @property
+    def arch(self) -> str:
+        """``sm90``, whose own instructions the kernel has."""
+        return f"sm{CAPABILITY}"
+
+    def forward(self) -> FewChoice:
+        """Raises UnavailableError: the kernel has instructions of one architecture alone."""
+        raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
+
+
+def _info(config: Config, problem: Problem) -> dict[str, Any]:
+    shape = config.shape
+    return {
+        "tile": [8 * shape.eights, shape.cols, weights_of(problem).depth],
+        "stages": shape.stages,
+        "warps": shape.threads // 32,
+        "cluster": config.blocks,
+        "splits": config.blocks * shape.warps_k,
+        "pdl": config.pdl,
+        "ahead": config.ahead,
+        "takes_turns": config.takes_turns,
+    }

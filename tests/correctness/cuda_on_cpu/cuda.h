@@ -1,0 +1,176 @@
+// As much of CUDA as the kernel for few rows needs, on a CPU: threads are threads, blocks of a cluster run at the same time and clusters one after the other.
+// device.h has what the kernel's own device functions do here.
+#pragma once
+
+#include <algorithm>
+#include <barrier>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __syncthreads() here().all->arrive_and_wait()
+#define __syncwarp() here().warps[threadIdx.x / 32]->meeting.arrive_and_wait()
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+  const uint64_t both = uint64_t(y) << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= unsigned(both >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  }
+  return result;
+}
+
+using cuuint64_t = uint64_t;
+using cuuint32_t = uint32_t;
+enum CUresult { CUDA_SUCCESS };
+enum CUtensorMapDataType {
+  CU_TENSOR_MAP_DATA_TYPE_UINT8,
+  CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+  CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+  CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+};
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
+enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
+enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
+
+struct CUtensorMap {
+  unsigned char const* data;
+  int64_t sizes[3], pitches[3], box[3];
+  int element;
+  bool swizzled;
+};
+
+inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, cuuint64_t const* sizes,
+                                       cuuint64_t const* pitches, cuuint32_t const* box, cuuint32_t const*, CUtensorMapInterleave,
+                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  constexpr int bytes[] = {1, 2, 2, 4};
+  *map = {static_cast<unsigned char const*>(data), {1, 1, 1}, {}, {1, 1, 1}, bytes[type], swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
+  map->pitches[0] = map->element;
+  bool legal = reinterpret_cast<uintptr_t>(data) % 16 == 0 && box[0] * map->element % 16 == 0;
+  for (unsigned i = 0; i < rank; ++i) {
+    map->sizes[i] = sizes[i];
+    map->box[i] = box[i];
+    legal = legal && sizes[i] > 0 && box[i] > 0 && box[i] <= 256;
+    if (i > 0) {
+      map->pitches[i] = pitches[i - 1];
+      legal = legal && pitches[i - 1] % 16 == 0;
+    }
+  }
+  return legal ? CUDA_SUCCESS : CUresult(1);
+}
+
+using cudaError_t = int;
+using cudaStream_t = void*;
+constexpr int cudaSuccess = 0;
+enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION };
+struct CUlaunchAttribute {
+  int id;
+  struct {
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
+    int programmaticStreamSerializationAllowed;
+  } value;
+};
+struct CUlaunchConfig {
+  unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  cudaStream_t hStream;
+  CUlaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+// Where a thread is.
+struct Warp {
+  std::barrier<> meeting{32};
+  unsigned lanes[32][8];
+};
+struct Block {
+  std::vector<unsigned char> memory;
+  unsigned char* shared;
+  std::barrier<>*all, *some;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::mutex mutex;
+  std::condition_variable changed;
+  struct Barrier {
+    int count = 0, missing = 0, phase = 0;
+    int64_t bytes = 0;
+  };
+  std::map<unsigned, Barrier> barriers;
+};
+struct Cluster {
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::barrier<>* meeting;
+};
+inline thread_local Cluster* own_cluster;
+inline thread_local unsigned own_rank;
+inline thread_local dim3 threadIdx, blockIdx;
+inline Block& here() { return *own_cluster->blocks[own_rank]; }
+
+template <class... Parameters, size_t... I>
+void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
+  kernel(*static_cast<std::remove_const_t<Parameters>*>(arguments[I])...);
+}
+
+template <class... Parameters>
+cudaError_t run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), void** arguments) {
+  const unsigned threads = config.blockDimX, blocks = config.gridDimX;
+  for (unsigned tile = 0; tile < config.gridDimY; ++tile) {
+    Cluster cluster;
+    std::barrier<> meeting(threads * blocks);
+    std::vector<std::unique_ptr<std::barrier<>>> barriers;
+    cluster.meeting = &meeting;
+    for (unsigned i = 0; i < blocks; ++i) {
+      auto block = std::make_unique<Block>();
+      block->memory.assign(config.sharedMemBytes + 1024, 0xee);
+      block->shared = block->memory.data() + (1024 - reinterpret_cast<uintptr_t>(block->memory.data()) % 1024);
+      barriers.push_back(std::make_unique<std::barrier<>>(threads));
+      block->all = barriers.back().get();
+      barriers.push_back(std::make_unique<std::barrier<>>(threads - 32));
+      block->some = barriers.back().get();
+      for (unsigned warp = 0; warp < threads / 32; ++warp) {
+        block->warps.push_back(std::make_unique<Warp>());
+      }
+      cluster.blocks.push_back(std::move(block));
+    }
+    std::vector<std::thread> running;
+    for (unsigned i = 0; i < blocks * threads; ++i) {
+      running.emplace_back([&, i] {
+        own_cluster = &cluster;
+        own_rank = i / threads;
+        threadIdx.x = i % threads;
+        blockIdx = dim3(own_rank, tile, 0);
+        call(kernel, arguments, std::index_sequence_for<Parameters...>());
+      });
+    }
+    for (std::thread& one : running) {
+      one.join();
+    }
+  }
+  return cudaSuccess;
+}

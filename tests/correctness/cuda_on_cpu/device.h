@@ -1,0 +1,174 @@
+// What the kernel's device functions do: shared memory is addressed as on a GPU, the block's number in the upper bits. ELEMENT_BITS_E and _M are given: of
+// the exponent and the significand of a 16-bit float.
+#include "cuda.h"
+
+constexpr unsigned BLOCK_SHIFT = 24;
+
+inline unsigned shared_address(void const* at) {
+  return own_rank << BLOCK_SHIFT | unsigned(static_cast<unsigned char const*>(at) - here().shared);
+}
+inline unsigned char* at_address(unsigned address) {
+  return own_cluster->blocks[address >> BLOCK_SHIFT]->shared + (address & ((1u << BLOCK_SHIFT) - 1));
+}
+
+inline void barrier_init(unsigned barrier, unsigned count) {
+  std::lock_guard lock(here().mutex);
+  here().barriers[barrier] = {int(count), int(count), 0, 0};
+}
+inline void barrier_init_fence() {}
+inline void barrier_change(unsigned barrier, int arrivals, int64_t bytes) {
+  Block& block = *own_cluster->blocks[barrier >> BLOCK_SHIFT];
+  std::lock_guard lock(block.mutex);
+  Block::Barrier& one = block.barriers.at(barrier);
+  one.missing -= arrivals;
+  one.bytes += bytes;
+  if (one.missing == 0 && one.bytes == 0) {
+    one.missing = one.count;
+    ++one.phase;
+    block.changed.notify_all();
+  }
+}
+inline void barrier_arrive(unsigned barrier) { barrier_change(barrier, 1, 0); }
+inline void barrier_arrive_expect(unsigned barrier, unsigned bytes) { barrier_change(barrier, 1, bytes); }
+inline void barrier_wait(unsigned barrier, unsigned parity) {
+  std::unique_lock lock(here().mutex);
+  Block::Barrier& one = here().barriers.at(barrier);
+  here().changed.wait(lock, [&] { return unsigned(one.phase & 1) != parity; });
+}
+inline void sync_threads(int, int) { here().some->arrive_and_wait(); }
+inline void cluster_arrive() {}
+inline void cluster_wait() { own_cluster->meeting->arrive_and_wait(); }
+inline unsigned at_block(unsigned address, unsigned rank) { return (address & ((1u << BLOCK_SHIFT) - 1)) | rank << BLOCK_SHIFT; }
+inline void store_there(unsigned there, float4 const& x, unsigned barrier) {
+  std::memcpy(at_address(there), &x, 16);
+  barrier_change(barrier, 0, -16);
+}
+inline float4 load_quad(unsigned from) {
+  float4 x;
+  std::memcpy(&x, at_address(from), 16);
+  return x;
+}
+inline void let_next_start() {}
+inline void wait_for_previous() {}
+inline void fetch_map(CUtensorMap const*) {}
+inline void fetch_box(CUtensorMap const*, int, int) {}
+inline void copy_box(unsigned to, CUtensorMap const* map, unsigned barrier, int inner, int middle, int outer) {
+  const int64_t first[3] = {inner, middle, outer};
+  const int64_t line = map->box[0] * map->element;
+  unsigned char* start = at_address(to);
+  for (int64_t z = 0; z < map->box[2]; ++z) {
+    for (int64_t y = 0; y < map->box[1]; ++y) {
+      for (int64_t x = 0; x < line; ++x) {
+        const int64_t at[3] = {first[0] + x / map->element, first[1] + y, first[2] + z};
+        const bool inside = at[0] < map->sizes[0] && at[1] < map->sizes[1] && at[2] < map->sizes[2];
+        const int64_t row = z * map->box[1] + y, where = map->swizzled ? (x / 16 ^ row % 8) * 16 + x % 16 : x;
+        start[row * line + where] =
+            inside ? map->data[at[0] * map->element + x % map->element + at[1] * map->pitches[1] + at[2] * map->pitches[2]] : 0;
+      }
+    }
+  }
+  barrier_change(barrier, 0, -map->box[0] * map->box[1] * map->box[2] * map->element);
+}
+inline void copy_box(unsigned to, CUtensorMap const* map, unsigned barrier, int inner, int outer) { copy_box(to, map, barrier, inner, outer, 0); }
+
+// Lanes give what they have, and see what all gave.
+inline Warp& met(std::initializer_list<unsigned> given) {
+  Warp& warp = *here().warps[threadIdx.x / 32];
+  std::copy(given.begin(), given.end(), warp.lanes[threadIdx.x % 32]);
+  warp.meeting.arrive_and_wait();
+  return warp;
+}
+inline void load_matrices(unsigned (&x)[4], unsigned from) {
+  Warp& warp = met({from});
+  const unsigned lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) {
+    std::memcpy(&x[i], at_address(warp.lanes[i * 8 + lane / 4][0]) + lane % 4 * 4, 4);
+  }
+  warp.meeting.arrive_and_wait();
+}
+template <size_t Count>
+inline void load_words(unsigned (&x)[Count], unsigned from) {
+  std::memcpy(x, at_address(from), sizeof(x));
+}
+
+// 16-bit floats.
+inline double decoded(unsigned bits) {
+  const int fraction = bits & ((1 << ELEMENT_BITS_M) - 1), exponent = bits >> ELEMENT_BITS_M & ((1 << ELEMENT_BITS_E) - 1);
+  const int middle = (1 << (ELEMENT_BITS_E - 1)) - 1;
+  if (exponent == (1 << ELEMENT_BITS_E) - 1) {
+    return fraction ? NAN : bits & 0x8000 ? -INFINITY : INFINITY;
+  }
+  const double size = exponent ? std::ldexp(1 + std::ldexp(fraction, -ELEMENT_BITS_M), exponent - middle)
+                               : std::ldexp(fraction, 1 - middle - ELEMENT_BITS_M);
+  return bits & 0x8000 ? -size : size;
+}
+// Of a number that is not too large, to nearest even.
+inline unsigned encoded(double x) {
+  const int middle = (1 << (ELEMENT_BITS_E - 1)) - 1;
+  const unsigned sign = std::signbit(x) ? 0x8000 : 0;
+  x = std::fabs(x);
+  const int exponent = x > 0 ? std::max(std::ilogb(x), 1 - middle) : 1 - middle;
+  const unsigned digits = unsigned(std::nearbyint(std::ldexp(x, ELEMENT_BITS_M - exponent)));
+  return sign | (unsigned(exponent + middle - 1) << ELEMENT_BITS_M) + digits;
+}
+inline double half_of(unsigned word, int half) { return decoded(word >> 16 * half & 0xffff); }
+
+inline void multiply(float (&sums)[4], unsigned p0, unsigned p1, unsigned p2, unsigned p3, unsigned q0, unsigned q1) {
+  Warp& warp = met({p0, p1, p2, p3, q0, q1});
+  const unsigned lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+    double sum = 0;
+    for (unsigned k = 0; k < 16; ++k) {
+      const double p = half_of(warp.lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
+      sum += p * half_of(warp.lanes[col * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+    sums[i] += float(sum);
+  }
+  warp.meeting.arrive_and_wait();
+}
+inline unsigned masked(unsigned x, unsigned mask, unsigned pattern) { return (x & mask) ^ pattern; }
+inline unsigned bytes_of(unsigned x, unsigned y, unsigned which) { return __byte_perm(x, y, which); }
+inline unsigned times_plus(unsigned x, unsigned factor, unsigned more) {
+  const unsigned low = encoded(half_of(x, 0) * half_of(factor, 0) + half_of(more, 0));
+  return low | encoded(half_of(x, 1) * half_of(factor, 1) + half_of(more, 1)) << 16;
+}
+
+// Elements in memory.
+struct bf16 {
+  unsigned short bits;
+};
+struct f16 {
+  unsigned short bits;
+};
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  const unsigned bits = unsigned(x.bits) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+inline float to_float(f16 x) {
+  _Float16 y;
+  std::memcpy(&y, &x, 2);
+  return float(y);
+}
+inline f16 to_f16(float x) {
+  const _Float16 y = _Float16(x);
+  f16 z;
+  std::memcpy(&z, &y, 2);
+  return z;
+}
+inline bf16 to_bf16(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, 4);
+  return std::isnan(x) ? bf16{0x7fff} : bf16{static_cast<unsigned short>(bits + 0x7fff + (bits >> 16 & 1) >> 16)};
+}
+inline void store_one(float* to, float x) { *to = x; }
+inline void store_one(bf16* to, float x) { *to = to_bf16(x); }
+inline void store_one(f16* to, float x) { *to = to_f16(x); }
+template <class T>
+void store_two(T* to, float x, float y) {
+  store_one(to, x);
+  store_one(to + 1, y);
+}

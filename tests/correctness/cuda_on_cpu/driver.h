@@ -1,0 +1,4 @@
+// What driver.h.jinja has, of a kernel that runs here; KERNEL is its name. It comes after the kernel.
+static void* driver_function(char const*) { return reinterpret_cast<void*>(&cuTensorMapEncodeTiled); }
+static cudaError_t prepare(int, void const*, int) { return cudaSuccess; }
+static cudaError_t launch_prepared(CUlaunchConfig const& config, int, void** arguments) { return run_kernel(config, KERNEL, arguments); }
