@@ -340,6 +340,27 @@ def test_query_tells_the_alignment_of_each_operand(fake):
     assert asked[PreferenceAttribute.MIN_ALIGNMENT_D_BYTES] == 2
 
 
+def test_query_tells_the_alignment_of_all_columns_of_an_added_matrix_and_the_result(fake):
+    a, b, inp = (matrix(64, 64, "n", dtype=torch.float16) for _ in range(3))
+    out = Layout(size=(64, 64), stride=(65, 1), dtype=torch.float16)
+    offers(Problem(op="addmm", a=a, b=b, inp=inp, out=out, alpha="general", beta="general", device_type="cuda"))
+    asked = fake.preferences[-1]
+    assert asked[PreferenceAttribute.MIN_ALIGNMENT_C_BYTES] == asked[PreferenceAttribute.MIN_ALIGNMENT_D_BYTES] == 2
+    assert asked[PreferenceAttribute.MIN_ALIGNMENT_A_BYTES] == 16
+
+
+@pytest.mark.parametrize(("bias", "kept"), [("n", 1), ("mn", 3), (None, 3)])
+def test_algorithms_that_divide_k_do_not_add_a_bias(fake, bias, kept):
+    if bias is None:
+        problem = Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda")
+    else:
+        problem = Problem.addmm(64, 64, 64, dtype=torch.float16, bias=bias, device_type="cuda")
+    found = offers(problem)
+    assert len(found.choices) == kept
+    assert all(choice.claims.splits == 1 for choice in found.choices) or kept > 1
+    assert sum(refusal.count for refusal in found.refusals) == 3 - kept
+
+
 def test_query_without_an_answer_is_a_refusal(fake):
     fake.heuristic_count = 0
     (refusal,) = offers(Problem.mm(16, 16, 16, device_type="cuda")).refusals

@@ -39,6 +39,12 @@ class Matrix:
     alignment_bytes: int
     dtype: torch.dtype
 
+    @property
+    def column_alignment_bytes(self) -> int:
+        """The same of the addresses of all its columns."""
+        strides = (self.ld if self.cols > 1 else 0, self.batch_stride)
+        return min(self.alignment_bytes, *(_power_of_two(stride * self.dtype.itemsize) for stride in strides))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
@@ -181,5 +187,9 @@ def _batch_stride(layout: Layout) -> int:
 
 
 def _alignment_bytes(layout: Layout) -> int:
-    offset_bytes = layout.offset * layout.dtype.itemsize
-    return min(offset_bytes & -offset_bytes, ALIGNED_BYTES) if offset_bytes else ALIGNED_BYTES
+    return _power_of_two(layout.offset * layout.dtype.itemsize)
+
+
+def _power_of_two(size_bytes: int) -> int:
+    """The largest, at most ALIGNED_BYTES, that divides a number of bytes."""
+    return min(size_bytes & -size_bytes, ALIGNED_BYTES) if size_bytes else ALIGNED_BYTES

@@ -201,13 +201,13 @@ def _preference(gemm: Gemm, problem: Problem) -> Iterator[int]:
     schemes = ReductionScheme.COMPUTE_TYPE
     if problem.precision.reduced_partials or problem.out.dtype == problem.accumulator:
         schemes |= ReductionScheme.INPLACE | ReductionScheme.OUTPUT_TYPE
-    d_bytes = min(gemm.d.alignment_bytes, gemm.bias_alignment_bytes) if gemm.bias else gemm.d.alignment_bytes
+    c_bytes, d_bytes = _epilogue_alignments(gemm)
     values = {
         PreferenceAttribute.MAX_WORKSPACE_BYTES: ctypes.c_uint64(WORKSPACE_BYTES),
         PreferenceAttribute.REDUCTION_SCHEME_MASK: ctypes.c_uint32(schemes),
         PreferenceAttribute.MIN_ALIGNMENT_A_BYTES: ctypes.c_uint32(gemm.left.alignment_bytes),
         PreferenceAttribute.MIN_ALIGNMENT_B_BYTES: ctypes.c_uint32(gemm.right.alignment_bytes),
-        PreferenceAttribute.MIN_ALIGNMENT_C_BYTES: ctypes.c_uint32((gemm.c or gemm.d).alignment_bytes),
+        PreferenceAttribute.MIN_ALIGNMENT_C_BYTES: ctypes.c_uint32(c_bytes),
         PreferenceAttribute.MIN_ALIGNMENT_D_BYTES: ctypes.c_uint32(d_bytes),
     }
     with named_errors("cublasLtMatmulPreferenceCreate"):
@@ -219,6 +219,19 @@ def _preference(gemm: Gemm, problem: Problem) -> Iterator[int]:
         yield preference
     finally:
         lt.matmul_preference_destroy(preference)
+
+
+def _epilogue_alignments(gemm: Gemm) -> tuple[int, int]:
+    """What the query is told of C and D, in bytes.
+
+    With a C beside D some of its answers read and write vectors of both that are aligned as the better one is, or as only the first
+    column is (CUDA 13.0, algorithm 21: misaligned addresses): all columns of both count then.
+    """
+    if gemm.c is not None:
+        both = min(gemm.c.column_alignment_bytes, gemm.d.column_alignment_bytes)
+        return both, both
+    d_bytes = min(gemm.d.alignment_bytes, gemm.bias_alignment_bytes) if gemm.bias else gemm.d.alignment_bytes
+    return gemm.d.alignment_bytes, d_bytes
 
 
 def _algorithm(result: Any) -> Algorithm:
