@@ -219,7 +219,7 @@ class TestJson:
         assert (found["case"], found["property"], found["verdict"]) == ("bound:mm-f32-37x70x33", "bound", "failed")
         assert (found["diagnosis"], found["index"], found["tiles"]["16"]) == ("x", [33, 65], [[2, 4], [1, 1]])
         assert found["heat"]["cells"][1][1] == "inf"
-        assert data["refusals"] == [{"case": "nan:mm-f32-37x70x33", "reason": "NotImplementedError: no"}]
+        assert data["refusals"] == [{"reason": "NotImplementedError: no", "count": 1, "cases": ["nan:mm-f32-37x70x33"]}]
         assert data["known"] == [{"case": "width:mm-f32-37x70x33", "reason": "issue 12"}]
         assert data["not_run"] == [{"case": "edges:mm-f32-1x1x1", "reason": "listed"}]
         assert (data["complaints"], data["notes"]) == (["c"], ["n"])

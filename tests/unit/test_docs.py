@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 import gemmtune
 import gemmtune.templates.cpp.configs as cpp
-import gemmtune.templates.cuda.cluster.legality as cuda
+import gemmtune.templates.cuda.cluster.legality as cluster
+import gemmtune.templates.cuda.few.legality as few
 import gemmtune.templates.cutlass.configs as cutlass
 import gemmtune.templates.triton.legality as triton
 from gemmtune import cli, settings
@@ -91,6 +92,7 @@ def serves(backend: str, operation: str) -> bool:
     """Whether a backend has something for the operation, by its own predicate."""
     sizes = (2, 256, 256, 256) if operation in BATCHED_OPS else (256, 256, 256)
     cpu, gpu = (spec.Spec(op=operation, device_type=kind).problem(sizes, "test") for kind in ("cpu", "cuda"))
+    few_rows = spec.Spec(op=operation, device_type="cuda").problem((*sizes[:-3], 16, 256, 256), "test")
     if backend == "cublaslt":
         with contextlib.suppress(InvalidProblemError):
             return bool(gemm_of(gpu))
@@ -98,7 +100,7 @@ def serves(backend: str, operation: str) -> bool:
     reason = {
         "triton": lambda: triton.check_problem(gpu, preset("sm90")),
         "cutlass": lambda: cutlass.check_problem(gpu, preset("sm90")),
-        "cuda": lambda: cuda.check_problem(gpu, preset("sm90")),
+        "cuda": lambda: cluster.check_problem(gpu, preset("sm90")) and few.check_problem(few_rows, preset("sm90")),
         "cpp": lambda: cpp.unsupported(cpu),
     }[backend]()
     return reason is None

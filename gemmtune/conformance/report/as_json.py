@@ -30,7 +30,9 @@ from .summary import FailureGroup, Summary, tile_places, versions
 
 __all__ = ["SCHEMA", "as_json", "as_json_text"]
 
-SCHEMA = 1
+SCHEMA = 2
+MOST_EXAMPLES = 5
+"""Cases that are named for one reason of a refusal."""
 OUTPUTS = ("json", "html", "save_failing")
 """Options that say where results are written, and nothing of them."""
 
@@ -58,7 +60,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "interrupted": summary.interrupted,
         "properties": [_property(dataclasses.asdict(p)) for p in summary.properties],
         "failures": [failure for group in summary.groups for failure in _failures(summary, group)],
-        "refusals": [{"case": r.case.id, "reason": r.outcome.reason} for r in summary.records if r.refused and r.outcome],
+        "refusals": _refusals(summary),
         "known": [{"case": r.case.id, "reason": r.known} for r in summary.records if r.known_failure],
         "not_run": [{"case": r.case.id, "reason": r.reason} for r in summary.records if r.outcome is None],
         "complaints": list(summary.complaints),
@@ -77,6 +79,16 @@ def _sample(summary: Summary) -> dict[str, int] | None:
         "seed": run.options.seed or 0,
         "not_run": summary.not_run,
     }
+
+
+def _refusals(summary: Summary) -> list[dict[str, Any]]:
+    """By their reasons, the most frequent first: a GEMM that serves little refuses thousands of cases for a few."""
+    cases: dict[str, list[str]] = {}
+    for record in summary.records:
+        if record.refused and record.outcome:
+            cases.setdefault(record.outcome.reason, []).append(record.case.id)
+    by_count = sorted(cases.items(), key=lambda item: -len(item[1]))
+    return [{"reason": reason, "count": len(ids), "cases": ids[:MOST_EXAMPLES]} for reason, ids in by_count]
 
 
 def _property(data: dict[str, Any]) -> dict[str, Any]:
