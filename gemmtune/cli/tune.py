@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -11,10 +12,11 @@ from .. import settings
 from ..device import DeviceInfo
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import NoValidChoicesError
+from ..problem import Problem
 from ..selector.progress import Silent, progress_for
 from ..selector.table import DEFAULT_ROWS, pick_line, renderables
 from ..selector.tuning_result import TuningResult
-from ..settings import Timing
+from ..settings import Settings, Timing
 from .options import device_of, filter_options, problem_options, search_options, settings_changes, spec_of
 from .output import INTERRUPTED, STDOUT, json_option, note, show, write_json
 from .shapes import problems_of
@@ -72,18 +74,23 @@ def tune(
         tune=mode,
     )
     with settings.patch(**changes) as chosen:
-        progress = Silent() if quiet else progress_for()
-        try:
-            result = run_tuning(problems, settings=chosen, progress=progress, device=str(info.torch_device))
-        except KeyboardInterrupt:
-            progress.close()
-            note(f"interrupted: what was measured is kept in {chosen.store_file}")
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        finally:
-            progress.close()
+        result = _tuned(problems, info, chosen, quiet=quiet)
     _print(result, info, rows=rows or None, quiet=quiet, to_stdout=json_file != STDOUT)
     write_json(json_file, result.to_json())
     _raise_if_nothing_valid(result)
+
+
+def _tuned(problems: Sequence[Problem], info: DeviceInfo, chosen: Settings, *, quiet: bool) -> TuningResult:
+    """With a progress bar, unless it is to be quiet."""
+    progress = Silent() if quiet else progress_for()
+    try:
+        return run_tuning(problems, settings=chosen, progress=progress, device=str(info.torch_device))
+    except KeyboardInterrupt:
+        progress.close()
+        note(f"interrupted: what was measured is kept in {chosen.store_file}")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    finally:
+        progress.close()
 
 
 def _print(result: TuningResult, info: DeviceInfo, *, rows: int | None, quiet: bool, to_stdout: bool) -> None:
