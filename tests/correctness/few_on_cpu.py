@@ -12,8 +12,9 @@ import torch
 
 from gemmtune.choice import Kernel
 from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.launch import GIVEN, Library, launch_of
+from gemmtune.templates.cuda.few.launch import GIVEN, launch_of
 from gemmtune.templates.cuda.few.source import KERNEL, Source, parts_of, put_together
+from gemmtune.templates.cuda.library import Library
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}

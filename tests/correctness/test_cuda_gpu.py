@@ -18,8 +18,9 @@ from gemmtune.settings import Settings
 from gemmtune.templates.cuda import BACKEND
 from gemmtune.templates.cuda.cluster.build import ClusterChoice
 from gemmtune.templates.cuda.cluster.configs import Config
-from gemmtune.templates.cuda.cluster.launch import Library, bind
+from gemmtune.templates.cuda.cluster.launch import bind
 from gemmtune.templates.cuda.compiler import compile_source
+from gemmtune.templates.cuda.library import Library
 from gemmtune.templates.shared_object import load
 
 pytestmark = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,30 +13,28 @@ import torch
 
 from ....choice import Claims, Run
 from ....device import DeviceInfo
-from ....errors import UnavailableError
 from ....problem import Problem
 from ...compiled import Artifact
-from ...shared_object import SharedObjectChoice, kernel_artifact
-from ..compiler import CAPABILITY, artifact_path, compile_source
+from ...shared_object import kernel_artifact
+from ..choice import NAME, CudaChoice
+from ..library import Library
 from .configs import Config
-from .launch import Library, bind
+from .launch import bind
 from .legality import by_k, check_config, operands_of, spreads_of
 from .rank import groups_of
 from .source import KERNEL, Source
 
 __all__ = ["ClusterChoice"]
 
-NAME = "cuda"
 INSTRUCTIONS = {torch.bfloat16: "HGMMA.*.F32.BF16", torch.float16: "HGMMA.*.F32"}
 """In SASS, by the operands' dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterChoice(SharedObjectChoice[Library]):
+class ClusterChoice(CudaChoice):
     """The cluster kernel with one config, for ``device``."""
 
     config: Config = field(repr=False)
-    device: DeviceInfo = field(repr=False)
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
@@ -85,30 +82,6 @@ class ClusterChoice(SharedObjectChoice[Library]):
             operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *extra)),
         )
 
-    @property
-    def content_hash(self) -> str:
-        """Over source and config."""
-        return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
-
-    @property
-    def compile_key(self) -> str:
-        """Equal for all sizes and launches of one shape and epilogue."""
-        return f"cuda-{self.source.digest}"
-
-    @property
-    def library(self) -> type[Library]:
-        """Its functions."""
-        return Library
-
-    @property
-    def path(self) -> Path:
-        """Where its shared object is or will be."""
-        return artifact_path(self.source)
-
-    def make(self) -> Path:
-        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
-        return compile_source(self.source, self.name)
-
     def bind(self, library: Library) -> Run:
         """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
         return bind(library, self.config, self.problem, self.name)
@@ -117,15 +90,6 @@ class ClusterChoice(SharedObjectChoice[Library]):
         """Its kernel, and what was expected of it."""
         expected, predicted_bytes = INSTRUCTIONS[self.problem.dtype], self.config.shape.shared_bytes
         return kernel_artifact(path, library, kernel=KERNEL, expected=expected, predicted_bytes=predicted_bytes)
-
-    @property
-    def arch(self) -> str:
-        """``sm90``, whose own instructions the kernel has."""
-        return f"sm{CAPABILITY}"
-
-    def forward(self) -> ClusterChoice:
-        """Raises UnavailableError: the kernel has instructions of one architecture alone."""
-        raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
 
 
 def _info(config: Config) -> dict[str, Any]:

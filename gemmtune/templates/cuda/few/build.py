@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,20 +13,19 @@ import torch
 
 from ....choice import Claims, Run
 from ....device import DeviceInfo
-from ....errors import UnavailableError
 from ....problem import Problem
 from ...compiled import Artifact
-from ...shared_object import SharedObjectChoice, kernel_artifact
-from ..compiler import CAPABILITY, artifact_path, compile_source
+from ...shared_object import kernel_artifact
+from ..choice import NAME, CudaChoice
+from ..library import Library
 from .configs import Config, weights_of
-from .launch import Library, bind
+from .launch import bind
 from .legality import check_config
 from .rank import blocks_of
 from .source import KERNEL, Source
 
 __all__ = ["FewChoice"]
 
-NAME = "cuda"
 INSTRUCTIONS = {torch.bfloat16: "HMMA.*.F32.BF16", torch.float16: "HMMA.*.F32"}
 """In SASS, by the dtype of a."""
 NEAR_BLOCKS = 3
@@ -35,11 +33,10 @@ NEAR_BLOCKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewChoice(SharedObjectChoice[Library]):
+class FewChoice(CudaChoice):
     """The kernel for few rows with one config, for ``device``."""
 
     config: Config = field(repr=False)
-    device: DeviceInfo = field(repr=False)
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
@@ -91,30 +88,6 @@ class FewChoice(SharedObjectChoice[Library]):
             operands=tuple(x.dtype for x in problem.epilogue.operands) if problem.epilogue else (),
         )
 
-    @property
-    def content_hash(self) -> str:
-        """Over source and config."""
-        return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
-
-    @property
-    def compile_key(self) -> str:
-        """Equal for all sizes and launches of one shape and epilogue."""
-        return f"cuda-{self.source.digest}"
-
-    @property
-    def library(self) -> type[Library]:
-        """Its functions."""
-        return Library
-
-    @property
-    def path(self) -> Path:
-        """Where its shared object is or will be."""
-        return artifact_path(self.source)
-
-    def make(self) -> Path:
-        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
-        return compile_source(self.source, self.name)
-
     def bind(self, library: Library) -> Run:
         """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
         return bind(library, self.config, self.problem, self.name)
@@ -124,15 +97,6 @@ class FewChoice(SharedObjectChoice[Library]):
         predicted_bytes = self.config.shape.shared_bytes(weights_of(self.problem))
         expected = INSTRUCTIONS[self.problem.dtype]
         return kernel_artifact(path, library, kernel=KERNEL, expected=expected, predicted_bytes=predicted_bytes)
-
-    @property
-    def arch(self) -> str:
-        """``sm90``, whose own instructions the kernel has."""
-        return f"sm{CAPABILITY}"
-
-    def forward(self) -> FewChoice:
-        """Raises UnavailableError: the kernel has instructions of one architecture alone."""
-        raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
 
 
 def _info(config: Config, problem: Problem) -> dict[str, Any]:

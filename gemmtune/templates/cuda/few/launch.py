@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from pathlib import Path
 
 import torch
 
 from ....choice import Run
 from ....errors import ErrorFromChoice
 from ....problem import Layout, Problem
-from ... import shared_object
 from ...strides import Strides
-from ..statuses import require
+from ..library import Library, require
 from .configs import Config
 from .legality import is_along_k
 from .source import MOST_OPERANDS
 
-__all__ = ["Launch", "Library", "bind", "launch_of"]
+__all__ = ["Launch", "bind", "launch_of"]
 
 ALIGNED_BYTES = 16
 GIVEN = "4P"
@@ -36,16 +34,6 @@ class Launch(ctypes.Structure):
         ("blocks", ctypes.c_int), ("takes_turns", ctypes.c_int), ("ahead", ctypes.c_int), ("overlaps", ctypes.c_int),
         ("device", ctypes.c_int),
     ]  # fmt: skip
-
-
-class Library(shared_object.Library):
-    """Its functions."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.prepare, self.call = self._functions.gemmtune_prepare, self._functions.gemmtune_call
-        self.prepare.argtypes = [ctypes.c_int]
-        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 
 def bind(library: Library, config: Config, problem: Problem, name: str) -> Run:
