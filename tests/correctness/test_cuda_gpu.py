@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -170,6 +171,18 @@ def test_calls_of_two_streams_do_not_share_a_workspace(name: str) -> None:
             call(run, out, x)
     torch.cuda.synchronize()
     assert all(torch.equal(out, expected) for out in outs)
+
+
+def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch() -> None:
+    choice = choices_of("one-tile")[0]
+    run = choice.build().run
+    x = random_operands(choice.problem, GPU, seed=6)
+    expected, out = call(run, torch.empty_like(x.out), x), torch.full_like(x.out, float("nan"))
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(call, run, out, x).result(timeout=60)
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("name", ["two-tiles", "small-of-2", "batched", "shared", "shared-and-divided-tails", "four-tiles-tails"])
