@@ -41,7 +41,14 @@ def shapes(tmp_path):
 
 @pytest.mark.parametrize(
     ("file", "device", "count"),
-    [("models", "cuda", 64), ("reference18", "cuda", 18), ("cpu", "cpu", 19), ("quantized", "cuda", 40)],
+    [
+        ("models", "cuda", 64),
+        ("reference18", "cuda", 18),
+        ("cpu", "cpu", 19),
+        ("quantized", "cuda", 41),
+        ("long_sums", "cuda", 8),
+        ("sums", "cuda", 6),
+    ],
 )
 def test_shape_files_are_complete(script, file, device, count):
     entries, skipped = script("entries").read_entries(str(BENCHMARKS / "shapes" / f"{file}.json"), device, "")
