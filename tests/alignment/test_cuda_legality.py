@@ -157,10 +157,8 @@ def test_a_second_block_has_room_beside_one_with_half_the_memory() -> None:
         ("128x64x64_s8_k1_2x2", "nt"),
         ("128x64x64_s8_k1_2x2", "tn"),
         ("64x64x64_s6_k1_2x2", "tn"),
-        ("64x64x64_s6_k2_2x2", "tt"),
         ("128x64x64_s8_k2_1x2", "nn"),
         ("64x96x64_s5_k4", "nt"),
-        ("64x64x64_s6_k2", "nn"),
         ("64x16x128_s5_k2", "nt"),
     ],
 )
