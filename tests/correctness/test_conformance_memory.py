@@ -197,7 +197,7 @@ def landed() -> dict[tuple[int, int], float]:
 @pytest.mark.parametrize("scratch", SCRATCH)
 def test_results_land_in_poison(side: int, scratch: int, landed: dict[tuple[int, int], float]) -> None:
     """Most of them: neither the C library nor torch promises it. ``scratch``: allocations of about that size come before."""
-    assert landed[side, scratch] > 0.9
+    assert landed[side, scratch] > 0.5
 
 
 def _landed_all() -> dict[tuple[int, int], float]:
