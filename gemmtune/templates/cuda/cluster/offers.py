@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ....choice import Offers, Refusal
 from ....device import DeviceInfo
 from ....problem import Problem
 from ....settings import Settings
+from ..legal import legal_configs
 from .build import ClusterChoice
-from .configs import Config
 from .legality import check_config, check_problem
 from .rank import candidates, select, why_not_likely
 
@@ -25,17 +23,10 @@ def offers(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
     reason = check_problem(problem, device) or why_not_likely(problem, device, settings.search)
     if reason is not None:
         return Offers(refusals=(Refusal(name=NAME, reason=reason),))
-    legal: list[Config] = []
-    refused: Counter[str] = Counter()
-    for config in candidates(problem, device):
-        why_not = check_config(problem, device, config)
-        if why_not is None:
-            legal.append(config)
-        else:
-            refused[why_not] += 1
+    legal, refusals = legal_configs(NAME, candidates(problem, device), lambda config: check_config(problem, device, config))
     count = CHOICES[settings.search]
     chosen = legal if count is None else select(legal, count)
     return Offers(
         choices=tuple(ClusterChoice.of(config, problem, device) for config in chosen),
-        refusals=tuple(Refusal(name=f"{NAME}:{n} configs", reason=why, count=n) for why, n in refused.most_common()),
+        refusals=refusals,
     )
