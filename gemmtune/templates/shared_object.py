@@ -21,13 +21,15 @@ __all__ = ["Library", "SharedObjectChoice", "kernel_artifact", "load"]
 
 
 class Library:
-    """A loaded shared object: the functions that every one has. Raises OSError where the file is none."""
+    """A loaded shared object: the functions that every one has, see launch.h.jinja. Raises OSError where the file is none."""
 
     def __init__(self, path: Path) -> None:
         self._functions = functions = ctypes.CDLL(str(path))
         self.capture, self.workspace_bytes = functions.gemmtune_capture, functions.gemmtune_workspace_bytes
         self.capture.argtypes, self.capture.restype = [ctypes.c_void_p], ctypes.c_ulonglong
         self.workspace_bytes.argtypes, self.workspace_bytes.restype = [ctypes.c_void_p], ctypes.c_longlong
+        self.call = functions.gemmtune_call
+        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
     @property
     def threads(self) -> int:

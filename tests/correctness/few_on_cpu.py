@@ -12,9 +12,10 @@ import torch
 
 from gemmtune.choice import Kernel
 from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.launch import GIVEN, launch_of
+from gemmtune.templates.cuda.few.launch import launch_of
 from gemmtune.templates.cuda.few.source import KERNEL, Source, parts_of, put_together
 from gemmtune.templates.cuda.library import Library
+from gemmtune.templates.launch import GIVEN
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
@@ -62,7 +63,8 @@ def kernel(choice: FewChoice, folder: Path) -> Kernel:
         beta: float,
         extra: tuple[torch.Tensor, ...],
     ) -> None:
-        given = struct.pack(f"{GIVEN}{len(extra)}P", 0, *(x.data_ptr() for x in (out, a, b, *extra)))
+        first = [x.data_ptr() for x in (out, a, b)]
+        given = struct.pack(f"{GIVEN}{len(extra)}P", 0, *first, 0, alpha, beta, *(x.data_ptr() for x in extra))
         status = library.call(ctypes.byref(words), given)
         assert status == 0, status
 

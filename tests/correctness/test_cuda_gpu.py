@@ -19,7 +19,6 @@ from gemmtune.settings import Settings
 from gemmtune.templates.cuda import BACKEND
 from gemmtune.templates.cuda.cluster.build import ClusterChoice
 from gemmtune.templates.cuda.cluster.configs import Config
-from gemmtune.templates.cuda.cluster.launch import bind
 from gemmtune.templates.cuda.compiler import compile_source
 from gemmtune.templates.cuda.library import Library
 from gemmtune.templates.shared_object import load
@@ -216,7 +215,7 @@ def test_what_a_warp_leaves_is_finished_by_the_last(name: str) -> None:
     """Warps that look for other clusters' sums but once, so that most of them leave, give the same bits as those that wait."""
     choice = choices_of(name)[0]
     hasty = dataclasses.replace(choice.source, patience=0)
-    run = bind(load(Library, compile_source(hasty, choice.name)), choice.config, choice.problem, choice.name)
+    run = choice.bind(load(Library, compile_source(hasty, choice.name)))
     x = random_operands(choice.problem, GPU, seed=6)
     expected = call(choice.build().run, torch.empty_like(x.out), x)
     for _ in range(50):

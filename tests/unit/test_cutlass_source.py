@@ -21,9 +21,8 @@ from gemmtune.settings import Settings
 from gemmtune.templates.cpp.compiler import find_compiler
 from gemmtune.templates.cutlass import BACKEND
 from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.launch import Launch
 from gemmtune.templates.cutlass.source import Source
-from gemmtune.templates.render import environment, epilogue_functions, load_template
+from gemmtune.templates.render import epilogue_functions
 
 PACKAGE = "gemmtune.templates.cutlass"
 HOST = """
@@ -222,20 +221,3 @@ def test_alpha_beta_and_an_operand(dtype: torch.dtype, tmp_path: Path) -> None:
     acc, inp, x = (torch.randn(500, dtype=dtype, generator=generator) for _ in range(3))
     got = pointwise(problem, tmp_path)(acc, inp, x, alpha=2.0, beta=0.4)
     torch.testing.assert_close(got, torch.relu((2 * acc + 0.4 * inp) * 3.3 - 1.234) * x)
-
-
-@needs_compiler
-def test_the_struct_of_a_launch_is_that_of_the_source(tmp_path: Path) -> None:
-    text = environment().from_string(load_template(PACKAGE, "launch.h.jinja")).render(most_operands=8)
-    names = [name for name, *_ in Launch._fields_]
-    prints = "\n".join(f'std::printf("{name} %zu %zu\\n", offsetof(Launch, {name}), sizeof(Launch::{name}));' for name in names)
-    source, program = tmp_path / "offsets.cpp", tmp_path / "offsets"
-    prints += '\nstd::printf("all 0 %zu\\n", sizeof(Launch));'
-    source.write_text(f"#include <cstddef>\n#include <cstdio>\n{text}\nint main() {{\n{prints}\n}}\n")
-    compiler = find_compiler()
-    assert compiler is not None
-    subprocess.run([compiler.path, str(source), "-o", str(program)], check=True)
-    printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
-    fields = {name: getattr(Launch, name) for name in names}
-    expected = [f"{name} {field.offset} {field.size}" for name, field in fields.items()]
-    assert printed.splitlines() == [*expected, f"all 0 {ctypes.sizeof(Launch)}"]

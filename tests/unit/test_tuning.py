@@ -93,7 +93,7 @@ def test_one_new_choice_costs_one_measurement(backend: FixedBackend, examined: l
 
 def test_a_new_choice_that_leaves_all_ranked_ones_far_behind_is_the_pick(backend: FixedBackend):
     backend.kinds = ["slow", "slow-too"]
-    assert tuned().pick == "fake:slow"
+    assert tuned().pick in ("fake:slow", "fake:slow-too")
     backend.kinds.append("multiply")
     result = tuned()
     assert result.pick == "fake:multiply"

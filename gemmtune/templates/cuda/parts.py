@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 from ..render import driver_functions, epilogue_functions, template
 
-__all__ = ["common_parts"]
+__all__ = ["ELEMENTS", "MAP_TYPES", "common_parts"]
+
+ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
+"""Of operands that are multiplied, as PTX writes them."""
+MAP_TYPES = {
+    torch.bfloat16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
+    torch.float16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
+    torch.float32: "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
+}
+"""Of what TMA copies."""
 
 
 @functools.cache
@@ -14,12 +25,12 @@ def common_parts(*, fused: bool = True) -> dict[str, str]:
     """CUDA C++ by the part's name; ``fused``: with the functions that an epilogue may use.
 
     ``barriers``: PTX of barriers, clusters and overlapping launches; ``pointwise``: elements in memory; of the host, ``driver``:
-    launches, and ``maps``: descriptions of operands for TMA.
+    the kernel for the driver, and ``calls``: descriptions of operands for TMA, launches of clusters.
     """
     functions = epilogue_functions("float")
     return {
         "barriers": template(__package__, "barriers.cuh.jinja").render(),
         "pointwise": template(__package__, "pointwise.cuh.jinja").render(fused=fused, functions=functions),
         "driver": driver_functions(),
-        "maps": template(__package__, "maps.h.jinja").render(),
+        "calls": template(__package__, "calls.h.jinja").render(),
     }

@@ -10,6 +10,7 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
 from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
+from ..launch import MOST_OPERANDS
 from ..orientation import Oriented, letter, orient
 from .axes import Axes
 from .operation import ELEMENTS, ENCODED, Operation
@@ -24,8 +25,6 @@ MOST_SCALED = 216
 """Of a thread, with scales of blocks: 192 accumulators and 24 scales fit, with 48 scales some are spilled in the main loop."""
 MOST_SATURATED = (2**31 - 1) >> 14
 """Products of two int8 numbers whose sum fits int32, whatever they are."""
-MOST_OPERANDS = 8
-"""That a launch can pass to an epilogue."""
 OPERAND_ELEMENTS: dict[torch.dtype, str] = {
     torch.float16: "cutlass::half_t",
     torch.bfloat16: "cutlass::bfloat16_t",

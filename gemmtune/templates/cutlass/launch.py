@@ -1,22 +1,22 @@
-"""Launching a compiled operation: a struct that is filled once, and one call of a C function with the addresses."""
+"""What a compiled operation is told of a problem, and how its launches are made."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
 from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
-from .. import shared_object
+from .. import launch, shared_object
+from ..launch import Strides, strides_of
 from ..orientation import Oriented
-from ..strides import Strides
-from ..workspace import Workspace
 from .axes import DECOMPOSITIONS
-from .configs import MOST_OPERANDS, Config
+from .configs import Config
 from .operation import ENCODED, bytes_of
 
 __all__ = ["Launch", "Library", "bind"]
@@ -29,34 +29,24 @@ STATUSES = {
 """cutlass::Status by number, ``cutlass/cutlass.h``."""
 
 
-GIVEN = "5P2d"
-"""``struct Given`` of calls.h.jinja, before the operands of the epilogue: stream, out, a, b, workspace; alpha, beta."""
+class Launch(launch.Launch):
+    """With the sizes and axes of CUTLASS."""
 
-
-class Launch(ctypes.Structure):
-    """``struct Launch`` of launch.h.jinja, field by field."""
-
-    _fields_ = [
-        ("out", ctypes.c_void_p), ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("x", ctypes.c_void_p * MOST_OPERANDS),
-        ("workspace", ctypes.c_void_p),
-        ("out_strides", Strides), ("a_strides", Strides), ("b_strides", Strides), ("x_strides", Strides * MOST_OPERANDS),
-        ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
         ("raster", ctypes.c_int), ("swizzle", ctypes.c_int), ("decomposition", ctypes.c_int), ("splits", ctypes.c_int),
         ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int), ("group", ctypes.c_int),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 class Library(shared_object.Library):
-    """Its functions."""
+    """``check`` says whether the operation serves a launch; ``launch`` is a launch of what has its addresses."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        functions = self._functions
-        self.check, self.launch, self.call = functions.gemmtune_check, functions.gemmtune_launch, functions.gemmtune_call
+        self.check, self.launch = self._functions.gemmtune_check, self._functions.gemmtune_launch
         self.check.argtypes = [ctypes.c_void_p]
         self.launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 
 def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Run:
@@ -65,43 +55,17 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     Raises:
         ErrorFromChoice: the operation refuses the problem, with CUTLASS's status.
     """
-    device = torch.cuda.current_device()
-    planned = _planned(config, problem, oriented, device)
-    _require(library.check(ctypes.addressof(planned)), name, problem)
-    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
-    call, what, exchanged = library.call, ctypes.byref(planned), oriented.exchanged
-    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
-    out_bytes, a_bytes, b_bytes = _alignments(config)
-    reads_inp = problem.inp_read is not None
-    # One block of bytes costs the host less than as many arguments of a C function.
-    packed = struct.Struct(GIVEN + "P" * len(oriented.added)).pack
 
-    def run(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...],
-    ) -> None:
-        first, second = (b, a) if exchanged else (a, b)
-        to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
-        if to % out_bytes or left % a_bytes or right % b_bytes:
-            raise _misaligned(name, problem, to, left, right)
-        stream = current_stream(device)
-        memory = workspace.address(stream) if needs_workspace else 0
-        added = (inp, *extra) if reads_inp else extra
-        x = [tensor.data_ptr() for tensor in added]  # type: ignore[union-attr]
-        status = call(what, packed(stream, to, left, right, memory, alpha, beta, *x))
-        if status:
-            _require(status, name, problem)
+    def refuse(status: int) -> ErrorFromChoice:
+        return ErrorFromChoice(name, str(problem), f"CUTLASS: {STATUSES.get(status, f'status {status}')}")
 
-    return run
-
-
-def _misaligned(name: str, problem: Problem, out: int, a: int, b: int) -> ErrorFromChoice:
-    return ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {out:#x} {a:#x} {b:#x}")
+    planned = _planned(config, problem, oriented, torch.cuda.current_device())
+    status = library.check(ctypes.addressof(planned))
+    if status:
+        raise refuse(status)
+    return launch.bind(
+        library, planned, problem, name, refuse=refuse, exchanged=oriented.exchanged, aligned_bytes=_alignments(config)
+    )
 
 
 def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:
@@ -110,10 +74,10 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.m, words.n, words.k = oriented.sizes
     words.batch = problem.batch
     words.alpha = 1.0
-    words.out_strides, words.b_strides = _strides(oriented.out), _strides(oriented.b)
-    words.a_strides = _strides(oriented.a, in_a_byte=2 if config.operation.a in ENCODED else 1)
+    words.out_strides, words.b_strides = strides_of(oriented.out), strides_of(oriented.b)
+    words.a_strides = _elements(oriented.a, in_a_byte=2 if config.operation.a in ENCODED else 1)
     for i, layout in enumerate(oriented.added):
-        words.x_strides[i] = _strides(layout)
+        words.x_strides[i] = strides_of(layout)
     axes = config.axes
     words.raster, words.swizzle = "mn".index(axes.raster), axes.swizzle
     words.decomposition, words.splits = DECOMPOSITIONS.index(axes.decomposition), axes.splits
@@ -124,11 +88,10 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     return words
 
 
-def _strides(layout: Layout, in_a_byte: int = 1) -> Strides:
-    """In elements, ``in_a_byte`` of which are one of the layout's, as neighbours in a row."""
-    batch = layout.stride[0] if len(layout.stride) == 3 else 0
-    row, col = layout.stride[-2:]
-    return Strides(row * in_a_byte, col, batch)
+def _elements(layout: Layout, in_a_byte: int) -> Strides:
+    """Strides of elements, ``in_a_byte`` of which are one of the layout's, as neighbours in a row."""
+    strides = strides_of(layout)
+    return Strides(strides.row * in_a_byte, strides.col, strides.batch)
 
 
 def _alignments(config: Config) -> tuple[int, int, int]:
@@ -137,8 +100,3 @@ def _alignments(config: Config) -> tuple[int, int, int]:
     elements = ((operation.d, operation.alignment_d), (operation.a, operation.alignment_a), (operation.b, operation.alignment_b))
     out, a, b = (bytes_of(element, count) for element, count in elements)
     return out, a, b
-
-
-def _require(status: int, name: str, problem: Problem) -> None:
-    if status:
-        raise ErrorFromChoice(name, str(problem), f"CUTLASS: {STATUSES.get(status, f'status {status}')}")

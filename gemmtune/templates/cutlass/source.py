@@ -13,8 +13,10 @@ from ...problem import Epilogue
 from ...problem.problem import ScalarClass
 from ...problem.scales import SCALE_BLOCK
 from ..cpp.printer import print_epilogue
+from ..launch import launch_text
 from ..render import driver_functions, epilogue_functions, template, template_digest
-from .configs import MOST_OPERANDS, OPERAND_ELEMENTS
+from .configs import OPERAND_ELEMENTS
+from .launch import Launch
 from .operation import Operation
 
 __all__ = ["Source", "flags"]
@@ -95,9 +97,10 @@ class Source:
 def _digest(source: Source) -> str:
     name = "gemm3x.cu.jinja" if source.operation.modern else "gemm2x.cu.jinja"
     headers = [*((STREAM_K,) if source.operation.stream_k else ()), *(SPECIAL if _special(source.operation) else ())]
-    files = (name, "launch.h.jinja", "calls.h.jinja", "pointwise.cuh.jinja", *headers)
+    files = (name, "pointwise.cuh.jinja", *headers)
     made_of = [template_digest(__package__, file) for file in files]
-    return hashlib.blake2b(f"{made_of} {source} {source.pointwise} {driver_functions()}".encode(), digest_size=16).hexdigest()
+    host = driver_functions() + launch_text(Launch, len(source.operands))
+    return hashlib.blake2b(f"{made_of} {source} {source.pointwise} {host}".encode(), digest_size=16).hexdigest()
 
 
 def _special(operation: Operation) -> bool:
@@ -123,9 +126,8 @@ def _render(source: Source) -> str:
         stream_k_scheduler=_text(STREAM_K) if operation.stream_k else "",
         sliced=_text("sliced.cuh.jinja") if operation.slices > 1 else "",
         name=operation.name,
-        launch_struct=_template("launch.h.jinja").render(most_operands=MOST_OPERANDS),
+        launch=launch_text(Launch, len(source.operands)),
         driver=driver_functions(),
-        calls=_template("calls.h.jinja").render(passed=len(source.operands)),
         pointwise=source.pointwise if source.fused else "",
         fused=source.fused,
         element_a=CPP_ELEMENTS[operation.a],

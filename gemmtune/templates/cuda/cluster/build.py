@@ -5,21 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from ....choice import Claims, Run
+from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
-from ...compiled import Artifact
-from ...shared_object import kernel_artifact
 from ..choice import NAME, CudaChoice
-from ..library import Library
 from .configs import Config
-from .launch import bind
+from .launch import Launch, launch_of
 from .legality import by_k, check_config, operands_of, spreads_of
 from .rank import groups_of
 from .source import KERNEL, Source
@@ -31,10 +27,8 @@ INSTRUCTIONS = {torch.bfloat16: "HGMMA.*.F32.BF16", torch.float16: "HGMMA.*.F32"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterChoice(CudaChoice):
+class ClusterChoice(CudaChoice[Config]):
     """The cluster kernel with one config, for ``device``."""
-
-    config: Config = field(repr=False)
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
@@ -49,12 +43,8 @@ class ClusterChoice(CudaChoice):
             device=device,
         )
 
-    def variants(self) -> tuple[ClusterChoice, ...]:
-        """The same kernel told otherwise: more or fewer clusters for a tile, how it begins."""
-        legal = (config for config in self._near() if check_config(self.problem, self.device, config) is None)
-        return tuple(ClusterChoice.of(config, self.problem, self.device) for config in legal)
-
-    def _near(self) -> Iterator[Config]:
+    def near(self) -> Iterator[Config]:
+        """More or fewer clusters for a tile, how it begins."""
         config = self.config
         yield dataclasses.replace(config, pdl=not config.pdl, ahead=0)
         if config.pdl:
@@ -62,6 +52,34 @@ class ClusterChoice(CudaChoice):
         for groups in groups_of(config.shape, spreads_of(self.problem, config), self.problem, self.device):
             if groups != config.groups:
                 yield dataclasses.replace(config, groups=groups)
+
+    def why_not(self, config: Config) -> str | None:
+        """The legality predicate."""
+        return check_config(self.problem, self.device, config)
+
+    def launch(self, device: int) -> Launch:
+        """All but addresses and scalars."""
+        return launch_of(self.config, self.problem, device)
+
+    @property
+    def exchanged(self) -> bool:
+        """The kernel's a is the transpose of b."""
+        return self.config.swapped
+
+    @property
+    def kernel(self) -> str:
+        """Its name."""
+        return KERNEL
+
+    @property
+    def instruction(self) -> str:
+        """Of a warp group."""
+        return INSTRUCTIONS[self.problem.dtype]
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Of shared memory, of a block."""
+        return self.config.shape.shared_bytes
 
     @functools.cached_property
     def source(self) -> Source:
@@ -81,15 +99,6 @@ class ClusterChoice(CudaChoice):
             epilogue=problem.epilogue,
             operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *extra)),
         )
-
-    def bind(self, library: Library) -> Run:
-        """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
-        return bind(library, self.config, self.problem, self.name)
-
-    def describe(self, path: Path, library: Library) -> Artifact:
-        """Its kernel, and what was expected of it."""
-        expected, predicted_bytes = INSTRUCTIONS[self.problem.dtype], self.config.shape.shared_bytes
-        return kernel_artifact(path, library, kernel=KERNEL, expected=expected, predicted_bytes=predicted_bytes)
 
 
 def _info(config: Config) -> dict[str, Any]:

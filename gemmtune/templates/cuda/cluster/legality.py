@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import torch
-
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
-from ....problem.dtypes import dtype_name
 from ....problem.rules import why_not_dense
 from ...orientation import Oriented, orient
-from ..compiler import CAPABILITY
+from ..legal import why_not_epilogue, why_not_here
 from .configs import Config
-from .source import MOST_OPERANDS
 
 __all__ = ["by_k", "check_config", "check_problem", "operands_of", "spreads_of", "tiles_of"]
 
-INT32_LIMIT = 2**31
 MOST_TILES = 2**15
 """A dimension of a grid has up to 65535 blocks."""
 MOST_BLOCKS = 8
 """Of a cluster, on every GPU that has clusters."""
 WARP = 32
 MOST_PARTS_BYTES = 2**28
-RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNED = 8
 """Elements of 16 bytes: what TMA asks of addresses and pitches."""
 LINE = 64
@@ -33,39 +27,14 @@ SWIZZLED_LINES = 8
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no config at all can serve the problem on this device, or None."""
-    if device.type != "cuda" or device.capability != CAPABILITY:
-        return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
-    reason = why_not_dense(problem)
+    reason = why_not_dense(problem) or why_not_here(problem, device)
     if reason is not None:
         return reason
-    if problem.dtype not in (torch.bfloat16, torch.float16):
-        return f"a is {dtype_name(problem.dtype)}, expected bfloat16 or float16"
-    if problem.out.dtype not in RESULTS:
-        return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
-    if problem.empty or problem.k == 0:
-        return "the product is empty: nothing is launched"
-    if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
-        return "a size does not fit 32 bits"
     for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
         if by_k(layout) is None:
             where = f"{name} has strides {layout.stride} and offset {layout.offset}"
             return f"{where}: TMA copies rows or columns that are aligned to 16 bytes"
-    return _epilogue(problem)
-
-
-def _epilogue(problem: Problem) -> str | None:
-    """Why the epilogue cannot be expressed, or None."""
-    if problem.epilogue is None:
-        return None
-    operands, most = problem.epilogue.operands, MOST_OPERANDS - 1
-    if len(operands) > most:
-        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
-    for i, x in enumerate(operands):
-        if x.dtype not in RESULTS:
-            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
-    if any(node.dtype == torch.float64 for node in problem.epilogue.nodes):
-        return "the epilogue computes in float64, this backend in float32"
-    return None
+    return why_not_epilogue(problem)
 
 
 def by_k(operand: Layout) -> bool | None:

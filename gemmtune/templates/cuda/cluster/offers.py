@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from ....choice import Offers, Refusal
+from ....choice import Offers
 from ....device import DeviceInfo
 from ....problem import Problem
 from ....settings import Settings
-from ..legal import legal_configs
+from ..legal import offer
 from .build import ClusterChoice
 from .legality import check_config, check_problem
 from .rank import candidates, select, why_not_likely
 
 __all__ = ["offers"]
 
-NAME = "cuda:cluster"
 CHOICES: dict[str, int | None] = {"quick": 2, "default": 5, "exhaustive": None}
 """How many kernels are compiled for one problem, each in about two seconds."""
 
 
 def offers(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
     """The likeliest configs that are legal; needs neither nvcc nor a GPU."""
-    reason = check_problem(problem, device) or why_not_likely(problem, device, settings.search)
-    if reason is not None:
-        return Offers(refusals=(Refusal(name=NAME, reason=reason),))
-    legal, refusals = legal_configs(NAME, candidates(problem, device), lambda config: check_config(problem, device, config))
     count = CHOICES[settings.search]
-    chosen = legal if count is None else select(legal, count)
-    return Offers(
-        choices=tuple(ClusterChoice.of(config, problem, device) for config in chosen),
-        refusals=refusals,
+    return offer(
+        "cuda:cluster",
+        check_problem(problem, device) or why_not_likely(problem, device, settings.search),
+        lambda: candidates(problem, device),
+        lambda config: check_config(problem, device, config),
+        lambda legal: legal if count is None else select(legal, count),
+        lambda config: ClusterChoice.of(config, problem, device),
     )

@@ -11,21 +11,18 @@ import torch
 from ....problem import Epilogue
 from ....problem.problem import ScalarClass
 from ...cpp.printer import STORAGE_TYPES, print_epilogue
+from ...launch import MOST_OPERANDS, launch_text
 from ...render import template, template_digest
-from ..parts import common_parts
+from ..parts import ELEMENTS, MAP_TYPES, common_parts
 from .configs import Shape
+from .launch import Launch
 
-__all__ = ["KERNEL", "MOST_OPERANDS", "Source"]
+__all__ = ["KERNEL", "Source"]
 
-MOST_OPERANDS = 8
-"""That a launch can pass to an epilogue."""
 KERNEL = "gemmtune_cluster"
-MAP_TYPES = {torch.bfloat16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", torch.float16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16"}
-ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
-"""Of the operands, as PTX writes them."""
 PATIENCE = 40
 FILES = (
-    "cluster.cu.jinja", "arguments.h.jinja", "device.cuh.jinja", "products.cuh.jinja", "exchange.cuh.jinja",
+    "cluster.cu.jinja", "device.cuh.jinja", "products.cuh.jinja", "exchange.cuh.jinja",
     "finish.cuh.jinja", "groups.cuh.jinja", "host.h.jinja",
 )  # fmt: skip
 
@@ -71,7 +68,7 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     made_of = [template_digest(__package__, file) for file in FILES]
-    parts = f"{made_of} {source} {common_parts()} {_statements(source)}"
+    parts = f"{made_of} {source} {common_parts()} {_statements(source)} {launch_text(Launch, 0)}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
@@ -99,7 +96,7 @@ def _parts(source: Source, values: dict[str, object]) -> dict[str, object]:
     majors = {"p_transposed": int(not source.p_by_k), "q_transposed": int(not source.q_by_k)}
     return {
         **common_parts(fused=source.fused),
-        "arguments": _part("arguments.h.jinja", values),
+        "launch": launch_text(Launch, len(source.operands)),
         "device": _part("device.cuh.jinja", {"cols": source.shape.cols, "element": ELEMENTS[source.dtype], **majors}),
         "products": _part("products.cuh.jinja", {}),
         "exchange": _part("exchange.cuh.jinja", {}),

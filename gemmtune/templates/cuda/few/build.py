@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from ....choice import Claims, Run
+from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
-from ...compiled import Artifact
-from ...shared_object import kernel_artifact
-from ..choice import NAME, CudaChoice
-from ..library import Library
+from ..choice import NAME, TMA_BYTES, CudaChoice
 from .configs import Config, weights_of
-from .launch import bind
-from .legality import check_config
+from .launch import Launch, launch_of
+from .legality import check_config, is_along_k
 from .rank import blocks_of
 from .source import KERNEL, Source
 
@@ -33,10 +29,8 @@ NEAR_BLOCKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewChoice(CudaChoice):
+class FewChoice(CudaChoice[Config]):
     """The kernel for few rows with one config, for ``device``."""
-
-    config: Config = field(repr=False)
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
@@ -59,12 +53,8 @@ class FewChoice(CudaChoice):
             device=device,
         )
 
-    def variants(self) -> tuple[FewChoice, ...]:
-        """The same kernel told otherwise: how it begins, how the blocks of a cluster divide K, and how many they are."""
-        legal = (config for config in self._near() if check_config(self.problem, self.device, config) is None)
-        return tuple(FewChoice.of(config, self.problem, self.device) for config in legal)
-
-    def _near(self) -> Iterator[Config]:
+    def near(self) -> Iterator[Config]:
+        """How it begins, how the blocks of a cluster divide K, and how many they are."""
         config = self.config
         yield dataclasses.replace(config, pdl=not config.pdl, ahead=0)
         if config.pdl:
@@ -74,6 +64,34 @@ class FewChoice(CudaChoice):
         for blocks in blocks_of(config.shape, self.problem, self.device)[:NEAR_BLOCKS]:
             if blocks != config.blocks:
                 yield dataclasses.replace(config, blocks=blocks)
+
+    def why_not(self, config: Config) -> str | None:
+        """The legality predicate."""
+        return check_config(self.problem, self.device, config)
+
+    def launch(self, device: int) -> Launch:
+        """All but addresses."""
+        return launch_of(self.config, self.problem, device)
+
+    @property
+    def aligned_operands(self) -> list[tuple[int, int]]:
+        """Scales and zero points that TMA copies."""
+        return [(i, TMA_BYTES) for i, along_k in enumerate(is_along_k(self.problem)) if along_k]
+
+    @property
+    def kernel(self) -> str:
+        """Its name."""
+        return KERNEL
+
+    @property
+    def instruction(self) -> str:
+        """Of a warp."""
+        return INSTRUCTIONS[self.problem.dtype]
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Of shared memory, of a block."""
+        return self.config.shape.shared_bytes(weights_of(self.problem))
 
     @functools.cached_property
     def source(self) -> Source:
@@ -87,16 +105,6 @@ class FewChoice(CudaChoice):
             epilogue=problem.epilogue,
             operands=tuple(x.dtype for x in problem.epilogue.operands) if problem.epilogue else (),
         )
-
-    def bind(self, library: Library) -> Run:
-        """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
-        return bind(library, self.config, self.problem, self.name)
-
-    def describe(self, path: Path, library: Library) -> Artifact:
-        """Its kernel, and what was expected of it."""
-        predicted_bytes = self.config.shape.shared_bytes(weights_of(self.problem))
-        expected = INSTRUCTIONS[self.problem.dtype]
-        return kernel_artifact(path, library, kernel=KERNEL, expected=expected, predicted_bytes=predicted_bytes)
 
 
 def _info(config: Config, problem: Problem) -> dict[str, Any]:

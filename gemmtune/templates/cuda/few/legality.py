@@ -9,43 +9,38 @@ import torch
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_name
-from ..compiler import CAPABILITY
+from ..legal import why_not_epilogue, why_not_here
 from .configs import Config, weights_of
-from .source import MOST_OPERANDS
 
 __all__ = ["check_config", "check_problem", "is_along_k", "steps_of", "tiles_of"]
 
-INT32_LIMIT = 2**31
 MOST_TILES = 2**16 - 1
 """A dimension of a grid."""
 MOST_ROWS = 32
 """More take more instructions a weight than memory leaves time for."""
 MOST_BLOCKS = 8
 """Of a cluster, on every device that has clusters."""
-RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNED_BYTES = 16
 """What TMA asks of addresses and pitches."""
 
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no config at all can serve the problem on this device, or None."""
-    if device.type != "cuda" or device.capability != CAPABILITY:
-        return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
-    if problem.op != "mixed_mm":
-        return f"{problem.op} is not an operation of this kernel, which has mixed_mm"
-    if problem.dtype not in (torch.bfloat16, torch.float16):
-        return f"a is {dtype_name(problem.dtype)}, expected bfloat16 or float16"
-    if problem.b.dtype not in (torch.int8, torch.uint8):
-        return f"b is {dtype_name(problem.b.dtype)}, expected integers"
-    if problem.out.dtype not in RESULTS:
-        return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
-    if problem.empty or problem.k == 0:
-        return "the product is empty: nothing is launched"
+    reason = _weights(problem) or why_not_here(problem, device)
+    if reason is not None:
+        return reason
     if problem.m > MOST_ROWS:
         return f"a has {problem.m} rows, at most {MOST_ROWS} are served"
-    if max(problem.n, problem.k) >= INT32_LIMIT:
-        return "a size does not fit 32 bits"
-    return _operands(problem) or _epilogue(problem)
+    return _operands(problem) or why_not_epilogue(problem)
+
+
+def _weights(problem: Problem) -> str | None:
+    """Why the problem is none with weights that the kernel knows, or None."""
+    if problem.op != "mixed_mm":
+        return f"{problem.op} is not an operation of this kernel, which has mixed_mm"
+    if problem.b.dtype not in (torch.int8, torch.uint8):
+        return f"b is {dtype_name(problem.b.dtype)}, expected integers"
+    return None
 
 
 def _operands(problem: Problem) -> str | None:
@@ -76,21 +71,6 @@ def _has_lines(layout: Layout) -> bool:
     size = layout.dtype.itemsize
     pitched = layout.size[0] == 1 or (row * size % ALIGNED_BYTES == 0 and row >= layout.size[1])
     return (col == 1 or layout.size[1] == 1) and pitched and layout.offset * size % ALIGNED_BYTES == 0
-
-
-def _epilogue(problem: Problem) -> str | None:
-    """Why the epilogue cannot be expressed, or None."""
-    if problem.epilogue is None:
-        return None
-    operands, most = problem.epilogue.operands, MOST_OPERANDS - len(problem.scales)
-    if len(operands) > most:
-        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
-    for i, x in enumerate(operands):
-        if x.dtype not in RESULTS:
-            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
-    if any(node.dtype == torch.float64 for node in problem.epilogue.nodes):
-        return "the epilogue computes in float64, this backend in float32"
-    return None
 
 
 def tiles_of(problem: Problem, config: Config) -> int:

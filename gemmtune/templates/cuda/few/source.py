@@ -11,24 +11,17 @@ import torch
 
 from ....problem import Epilogue
 from ...cpp.printer import STORAGE_TYPES, print_epilogue
+from ...launch import MOST_OPERANDS, launch_text
 from ...render import template, template_digest
-from ..parts import common_parts
+from ..parts import ELEMENTS, MAP_TYPES, common_parts
 from .configs import Factor, Shape, Weights
+from .launch import Launch
 
-__all__ = ["KERNEL", "MOST_OPERANDS", "Source", "parts_of", "put_together"]
+__all__ = ["KERNEL", "Source", "parts_of", "put_together"]
 
-MOST_OPERANDS = 8
-"""That a launch can pass: scale_b and zero_b, and what an epilogue has."""
 KERNEL = "gemmtune_few"
-MAP_TYPES = {
-    torch.bfloat16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
-    torch.float16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
-    torch.float32: "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
-}
-ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
-"""Of a, as PTX writes them."""
 FILES = (
-    "few.cu.jinja", "arguments.h.jinja", "device.cuh.jinja", "numbers.cuh.jinja", "copies.cuh.jinja", "sums.cuh.jinja",
+    "few.cu.jinja", "device.cuh.jinja", "numbers.cuh.jinja", "copies.cuh.jinja", "sums.cuh.jinja",
     "finish.cuh.jinja", "host.h.jinja",
 )  # fmt: skip
 MOST_SHARED_BYTES = 227 * 1024
@@ -71,7 +64,7 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     made_of = [template_digest(__package__, file) for file in FILES]
-    parts = f"{made_of} {source} {common_parts()} {_statements(source)} {PROMOTION} {MOST_SHARED_BYTES}"
+    parts = f"{made_of} {source} {common_parts()} {_statements(source)} {launch_text(Launch, 0)} {PROMOTION} {MOST_SHARED_BYTES}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
@@ -94,9 +87,10 @@ def put_together(source: Source, parts: Mapping[str, str]) -> str:
 def parts_of(source: Source) -> dict[str, str]:
     """The text of each file that the kernel is put together of."""
     values = _values(source)
-    names = {"arguments": "h", "device": "cuh", "numbers": "cuh", "copies": "cuh", "sums": "cuh", "finish": "cuh", "host": "h"}
+    names = {"device": "cuh", "numbers": "cuh", "copies": "cuh", "sums": "cuh", "finish": "cuh", "host": "h"}
     parts = {name: _part(f"{name}.{suffix}.jinja", values) for name, suffix in names.items()}
-    return {**parts, **common_parts(fused=source.epilogue is not None)}
+    launch = launch_text(Launch, len(source.factors) + len(source.operands))
+    return {**parts, **common_parts(fused=source.epilogue is not None), "launch": launch}
 
 
 def _values(source: Source) -> dict[str, object]:

@@ -1,0 +1,124 @@
+"""Launching a kernel of a shared object: a struct that is filled once, and one call of a C function with what differs."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ..choice import Run
+from ..errors import ErrorFromChoice
+from ..problem import Layout, Problem
+from .render import template
+from .shared_object import Library
+from .workspace import Workspace
+
+__all__ = ["GIVEN", "MOST_OPERANDS", "Launch", "Strides", "bind", "launch_text", "strides_of"]
+
+MOST_OPERANDS = 8
+"""That a launch can pass beside a and b."""
+GIVEN = "5P2d"
+"""``struct Given`` of launch.h.jinja before x: stream, out, a, b, workspace; alpha, beta."""
+
+
+class Strides(ctypes.Structure):
+    """``struct Strides`` of launch.h.jinja: in elements; ``batch`` from one product to the next."""
+
+    _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
+
+
+class Launch(ctypes.Structure):
+    """What every kernel is told: addresses and scalars, which a call fills in, and strides. Kernels add sizes and more."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("out", ctypes.c_void_p), ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("x", ctypes.c_void_p * MOST_OPERANDS),
+        ("workspace", ctypes.c_void_p), ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
+        ("out_strides", Strides), ("a_strides", Strides), ("b_strides", Strides), ("x_strides", Strides * MOST_OPERANDS),
+    )  # fmt: skip
+
+
+C_TYPES: dict[Any, str] = {
+    ctypes.c_void_p: "void const*", ctypes.c_double: "double", ctypes.c_int: "int", ctypes.c_longlong: "long long",
+    Strides: "Strides",
+}  # fmt: skip
+WRITTEN = ("out", "workspace")
+"""Addresses to which a kernel stores."""
+
+
+def launch_text(launch: type[Launch], passed: int) -> str:
+    """C++: ``launch`` as ``struct Launch``; ``gemmtune_call``, which is given ``passed`` operands beside a and b; ``prepared``."""
+    fields = [_declared(name, kind) for base in (Launch, launch) for name, kind in base.__dict__["_fields_"]]
+    last = getattr(launch, launch.__dict__["_fields_"][-1][0])
+    return template(__package__, "launch.h.jinja").render(
+        fields=fields, size=ctypes.sizeof(launch), used=last.offset + last.size, passed=passed
+    )
+
+
+def _declared(name: str, kind: Any) -> str:
+    many = issubclass(kind, ctypes.Array)
+    written = "void*" if name in WRITTEN else C_TYPES[kind._type_ if many else kind]
+    return f"{written} {name}{f'[{kind._length_}]' if many else ''};"
+
+
+def bind(
+    library: Library,
+    planned: Launch,
+    problem: Problem,
+    name: str,
+    *,
+    refuse: Callable[[int], ErrorFromChoice],
+    exchanged: bool = False,
+    aligned_bytes: Sequence[int] = (1, 1, 1),
+    aligned_operands: Sequence[tuple[int, int]] = (),
+) -> Run:
+    """A function with the signature of ``choice.Run`` for the current device, for which ``library`` has been made ready.
+
+    ``refuse``: the error that a status other than 0 means. ``exchanged``: the kernel's a is the problem's b. ``aligned_bytes``:
+    what the addresses of out, and of the kernel's a and b, are multiples of; ``aligned_operands``: the same of others, by number.
+    """
+    device = torch.cuda.current_device()
+    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
+    call, what = library.call, ctypes.byref(planned)
+    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
+    out_bytes, a_bytes, b_bytes = aligned_bytes
+    reads_inp = problem.inp_read is not None
+    # One block of bytes costs the host less than as many arguments of a C function.
+    packed = struct.Struct(f"{GIVEN}{_passed(problem)}P").pack
+
+    def run(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        extra: tuple[torch.Tensor, ...],
+    ) -> None:
+        first, second = (b, a) if exchanged else (a, b)
+        to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
+        x = [tensor.data_ptr() for tensor in ((inp, *extra) if reads_inp else extra)]  # type: ignore[union-attr]
+        if to % out_bytes or left % a_bytes or right % b_bytes or any(x[i] % size for i, size in aligned_operands):
+            addresses = " ".join(f"{address:#x}" for address in (to, left, right, *x))
+            raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {addresses}")
+        stream = current_stream(device)
+        memory = workspace.address(stream) if needs_workspace else 0
+        status = call(what, packed(stream, to, left, right, memory, alpha, beta, *x))
+        if status:
+            raise refuse(status)
+
+    return run
+
+
+def _passed(problem: Problem) -> int:
+    """How many operands a call gives beside a and b."""
+    epilogue = problem.epilogue
+    return (problem.inp_read is not None) + len(problem.scales) + (len(epilogue.operands) if epilogue else 0)
+
+
+def strides_of(layout: Layout) -> Strides:
+    """Of a matrix, or of a batch of them; of a batch of one, none from one product to the next."""
+    batch = layout.stride[0] if len(layout.stride) == 3 and layout.size[0] > 1 else 0
+    return Strides(*layout.stride[-2:], batch)
