@@ -97,19 +97,19 @@ def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
 
 
 def binary_usage(path: Path, cuobjdump: Path) -> Usage:
-    """What the only kernel of a cubin, or of a shared object of nvcc, uses, with its code as SASS. Raises as ``cubin_usage``."""
+    """The most that a kernel of a cubin, or of a shared object of nvcc, uses, with all code as SASS. Raises as ``cubin_usage``."""
     return _usage(path, cuobjdump, code=True)
 
 
 def _usage(path: Path, cuobjdump: Path, *, code: bool) -> Usage:
     text = _printed(cuobjdump, "-res-usage", path)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    if found is None:
+    found = [(int(registers), int(stack)) for registers, stack in re.findall(r"REG:(\d+) STACK:(\d+)", text)]
+    if not found:
         raise RuntimeError(f"{cuobjdump} -res-usage: expected REG:… STACK:…, got\n{text}")
-    stack_bytes = int(found[2])
+    registers, stack_bytes = (max(numbers) for numbers in zip(*found, strict=True))
     sass = _printed(cuobjdump, "-sass", path) if stack_bytes or code else ""
     return Usage(
-        registers=int(found[1]),
+        registers=registers,
         stack_bytes=stack_bytes,
         spilled_share=spilled_share(sass, SASS) if stack_bytes else 0.0,
         code=sass if code else "",

@@ -16,8 +16,10 @@ from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.templates.compiled import find_cuobjdump
 from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.configs import SHAPES, Config, Factor, Shape, Weights, weights_of
-from gemmtune.templates.cuda.few.legality import check_config, check_problem, is_along_k, steps_of, tiles_of
+from gemmtune.templates.cuda.few.configs import SHAPES, Config, Shape
+from gemmtune.templates.cuda.few.legality import check_config, check_problem, steps_of, tiles_of
+from gemmtune.templates.cuda.mixed.legality import is_along_k
+from gemmtune.templates.cuda.mixed.weights import Factor, Weights, weights_of
 from gemmtune.templates.nvcc import find_compiler
 
 SM90 = preset("sm90")

@@ -87,7 +87,7 @@ def test_the_contiguous_dimension_of_an_operand(stride: tuple[int, int], expecte
 
 
 def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
-    problem, square = mm(16, 1000), Config(shape=shape("64x64x64_s6_k1_2x2"))
+    problem, square = mm(16, 1000), Config(shape=shape("64x64x64_s6_k2_2x2"))
     assert [spreads_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [1, 2, 6]
     assert [tiles_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [4, 8, 24]
     few = shape("64x16x128_s5_k2")
@@ -103,7 +103,7 @@ def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
         (mm(k=512), Config(shape=shape("64x64x64_s6_k8"), groups=2), "K has 8 steps, too few for 16 parts"),
         (
             mm(layout="nn"),
-            Config(shape=shape("64x96x64_s5_k2")),
+            Config(shape=shape("64x96x64_s10_k4_2x1")),
             "an operand whose lines run across K is copied in lines of 64, and a tile has 96 columns",
         ),
         (mm(2**22, 64, 512), Config(shape=SHAPES[0]), "65536 tiles, at most 32768 fit a grid"),
@@ -117,8 +117,8 @@ def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
             Config(shape=shape("128x64x64_s8_k2_1x2")),
             "a cluster has 1x2 tiles, the result 8192x1",
         ),
-        (mm(64, 512), Config(shape=shape("64x64x64_s6_k1_2x2")), "a cluster has 2x2 tiles, the result 1x8"),
-        (mm(), Config(shape=shape("64x64x64_s6_k1_2x2"), groups=513), "513 clusters share a tile, at most 512 can"),
+        (mm(64, 512), Config(shape=shape("64x64x64_s6_k2_2x2")), "a cluster has 2x2 tiles, the result 1x8"),
+        (mm(), Config(shape=shape("128x64x64_s8_k1_2x2"), groups=513), "513 clusters share a tile, at most 512 can"),
         (
             mm(512, 512),
             Config(shape=Shape(rows=64, cols=64, depth=64, stages=6, blocks=4, spread_rows=2, spread_cols=2)),
@@ -143,22 +143,34 @@ def test_configs_that_are_not_legal(problem: Problem, config: Config, reason: st
 def test_a_second_block_has_room_beside_one_with_half_the_memory() -> None:
     alone = [str(one) for one in SHAPES if 2 * (one.shared_bytes + 1024) > SM90.smem_per_sm_bytes]
     assert alone == [str(one) for one in SHAPES if one.resident == 1]
-    assert alone == ["64x64x64_s12_k2_2x2", "128x64x64_s8_k1_2x2", "128x64x64_s8_k2_1x2"]
+    assert alone == [
+        "64x64x64_s12_k2",
+        "64x64x128_s6_k2_2x2",
+        "64x96x64_s10_k4_2x1",
+        "128x64x64_s8_k1_2x2",
+        "128x64x64_s8_k2_1x2",
+    ]
+    assert [one.ahead for one in SHAPES if one.resident == 1] == [6, 3, 5, 4, 4]
+    assert all(one.ahead == one.stages for one in SHAPES if one.resident == 2)
     small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
-    assert check_config(mm(), small, Config(shape=SHAPES[0])) == "takes 98416 bytes of shared memory, a block has 65536"
+    assert check_config(mm(), small, Config(shape=SHAPES[0])) == "takes 110704 bytes of shared memory, a block has 65536"
 
 
 @pytest.mark.skipif(not has_nvcc() or find_cuobjdump() is None, reason="needs nvcc and cuobjdump")
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
-        ("128x64x64_s4_k4", "tn"),
-        ("64x64x64_s12_k2_2x2", "nt"),
+        ("64x64x64_s12_k2", "tn"),
+        ("64x64x64_s6_k8", "nt"),
+        ("128x16x64_s6_k2", "nt"),
+        ("128x32x64_s5_k2", "nt"),
+        ("64x64x128_s6_k2_2x2", "nt"),
+        ("64x64x128_s6_k2_2x2", "tn"),
         ("128x64x64_s8_k1_2x2", "nt"),
         ("128x64x64_s8_k1_2x2", "tn"),
-        ("64x64x64_s6_k1_2x2", "tn"),
+        ("64x64x64_s6_k2_2x2", "tn"),
         ("128x64x64_s8_k2_1x2", "nn"),
-        ("64x96x64_s5_k4", "nt"),
+        ("64x96x64_s10_k4_2x1", "nt"),
         ("64x16x128_s5_k2", "nt"),
     ],
 )
@@ -177,13 +189,13 @@ def test_the_compiler_needs_what_was_predicted(text: str, layout: str, tmp_path:
 
 @pytest.mark.skipif(not has_nvcc(), reason="needs nvcc")
 def test_the_memory_for_sums_is_that_of_the_tiles_of_whole_clusters(tmp_path: Path) -> None:
-    problem, config = mm(129, 257), Config(shape=shape("64x64x64_s6_k1_2x2"), groups=5)
+    problem, config = mm(129, 257), Config(shape=shape("64x64x64_s6_k2_2x2"), groups=5)
     with settings.patch(cache_dir=str(tmp_path)):
         choice = ClusterChoice.of(config, problem, SM90)
         _, library = choice.open()
     tiles, warps = tiles_of(problem, config), 4
     assert tiles == 24
-    counters = -(-tiles * (8 + 4 * config.groups * warps) // 128) * 128
+    counters = -(-tiles * config.shape.blocks * (8 + 4 * config.groups * warps) // 128) * 128
     for told, expected in ((config, counters + tiles * config.groups * 64 * 64 * 4), (Config(shape=config.shape), 0)):
         launch = launch_of(told, problem, 0)
         assert library.workspace_bytes(ctypes.addressof(launch)) == expected

@@ -12,9 +12,9 @@ import torch
 
 from gemmtune.choice import Kernel
 from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.launch import launch_of
 from gemmtune.templates.cuda.few.source import KERNEL, Source, parts_of, put_together
 from gemmtune.templates.cuda.library import Library
+from gemmtune.templates.cuda.mixed.launch import launch_of
 from gemmtune.templates.launch import GIVEN
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"

@@ -22,11 +22,12 @@ from gemmtune.settings import Settings
 from gemmtune.templates.cuda import BACKEND
 from gemmtune.templates.cuda.few import offers
 from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.configs import SHAPES, Config, Factor, Shape, Weights
-from gemmtune.templates.cuda.few.launch import launch_of
+from gemmtune.templates.cuda.few.configs import SHAPES, Config, Shape
 from gemmtune.templates.cuda.few.legality import check_config
 from gemmtune.templates.cuda.few.rank import LIKELY, candidates, estimate_us, select
 from gemmtune.templates.cuda.few.source import Source
+from gemmtune.templates.cuda.mixed.launch import launch_of
+from gemmtune.templates.cuda.mixed.weights import Factor, Weights
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -75,7 +76,7 @@ def test_the_backend_has_the_kernel_beside_its_others() -> None:
     problem = mixed_mm(encoding="int4", scales="group_128")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == offered(problem).choices
-    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster"]
+    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:wide"]
 
 
 def test_what_is_not_legal_is_one_refusal() -> None:

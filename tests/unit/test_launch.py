@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gemmtune.templates.cuda.cluster.launch import Launch as ClusterLaunch
-from gemmtune.templates.cuda.few.launch import Launch as FewLaunch
+from gemmtune.templates.cuda.mixed.launch import Launch as FewLaunch
 from gemmtune.templates.cutlass.launch import Launch as CutlassLaunch
 from gemmtune.templates.launch import GIVEN, Launch, launch_text
 

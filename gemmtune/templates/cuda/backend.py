@@ -10,13 +10,19 @@ from ...errors import UnavailableError
 from ...problem import Problem
 from ...settings import Settings
 from ..nvcc import find_compiler
-from . import cluster, few
+from . import cluster, few, unaligned, wide
 from .compiler import CAPABILITY
 
 __all__ = ["CudaBackend"]
 
-FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (cluster.offers, few.offers)
-"""Of kernels, a folder each: long sums with few results, and few rows times weights of four or eight bits."""
+FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (
+    cluster.offers,
+    few.offers,
+    wide.offers,
+    unaligned.offers,
+)
+"""Of kernels, a folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits;
+operands whose lines are not aligned."""
 
 
 class CudaBackend:

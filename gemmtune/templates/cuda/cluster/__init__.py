@@ -1,4 +1,4 @@
-"""For small results of long sums: clusters of blocks divide K, and add up within themselves and then through memory."""
+"""For small results of long sums, and few rows: clusters of blocks divide K, and add up within themselves, then through memory."""
 
 from .offers import offers
 

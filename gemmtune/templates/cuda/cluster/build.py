@@ -14,6 +14,7 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..choice import NAME, CudaChoice
+from ..finish import finish_of
 from .configs import Config
 from .launch import Launch, launch_of
 from .legality import by_k, check_config, operands_of, spreads_of
@@ -48,7 +49,7 @@ class ClusterChoice(CudaChoice[Config]):
         config = self.config
         yield dataclasses.replace(config, pdl=not config.pdl, ahead=0)
         if config.pdl:
-            yield dataclasses.replace(config, ahead=0 if config.ahead else config.shape.stages)
+            yield dataclasses.replace(config, ahead=0 if config.ahead else config.shape.ahead)
         for groups in groups_of(config.shape, spreads_of(self.problem, config), self.problem, self.device):
             if groups != config.groups:
                 yield dataclasses.replace(config, groups=groups)
@@ -84,20 +85,15 @@ class ClusterChoice(CudaChoice[Config]):
     @functools.cached_property
     def source(self) -> Source:
         """What has to be compiled: the same for every size, and for all that a launch can be told."""
-        problem, inp = self.problem, self.problem.inp_read
+        problem = self.problem
         p, q, _ = operands_of(problem, swapped=self.config.swapped)
-        extra = problem.epilogue.operands if problem.epilogue else ()
         return Source(
             shape=self.config.shape,
             dtype=problem.dtype,
             out_dtype=problem.out.dtype,
             p_by_k=bool(by_k(p)),
             q_by_k=bool(by_k(q)),
-            alpha=problem.alpha,
-            beta=problem.beta if inp is not None else "zero",
-            added=inp is not None,
-            epilogue=problem.epilogue,
-            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *extra)),
+            finish=finish_of(problem),
         )
 
 

@@ -53,20 +53,25 @@ class Shape:
 
     @property
     def sent_bytes(self) -> int:
-        """Sums that a block gives to the others of its cluster, and as many that it gets."""
+        """Sums that a block is sent by the others of its tile, and as many that it gives them."""
         return 4 * self.rows * self.cols // self.blocks * (self.blocks - 1)
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: stages, and in their place the sums that are sent and received; barriers and a word."""
+        """Of a block: stages, the sums that it is sent, barriers and a word."""
         stages_bytes = self.stages * (self.rows + self.cols) * self.depth * 2
         barriers = 2 * self.stages + self.warp_groups + 1
-        return max(stages_bytes, 2 * self.sent_bytes) + BARRIER_BYTES * barriers
+        return stages_bytes + self.sent_bytes + BARRIER_BYTES * barriers
 
     @property
     def resident(self) -> int:
         """Blocks on a multiprocessor: with two, one of the next launch can begin while one of the last ends."""
         return 2 if self.shared_bytes <= HALF_BYTES else 1
+
+    @property
+    def ahead(self) -> int:
+        """Steps to ask into L2 while the launch before ends. Where a block begins when that leaves, little time is left."""
+        return self.stages if self.resident > 1 else self.stages // 2
 
     @property
     def at_once(self) -> int:
@@ -90,25 +95,28 @@ def _shapes(rows: int, cols: int, depth: int, stages: int, *blocks: int, spread:
 
 
 SHAPES: tuple[Shape, ...] = (
-    *_shapes(64, 64, 64, 6, 2, 4, 8),
-    *_shapes(64, 96, 64, 5, 2, 4),
-    *_shapes(128, 64, 64, 4, 4),
-    *_shapes(64, 64, 64, 6, 1, 2, spread=(2, 2)),
-    *_shapes(64, 64, 64, 12, 2, spread=(2, 2)),
+    *_shapes(64, 64, 64, 6, 4, 8),
+    *_shapes(64, 64, 64, 12, 2),
+    *_shapes(64, 64, 64, 6, 2, spread=(2, 2)),
+    *_shapes(64, 64, 128, 6, 2, spread=(2, 2)),
+    *_shapes(64, 96, 64, 10, 4, spread=(2, 1)),
     *_shapes(128, 64, 64, 8, 1, spread=(2, 2)),
     *_shapes(128, 64, 64, 8, 2, spread=(1, 2)),
     *_shapes(64, 16, 128, 5, 2),
-    *_shapes(64, 32, 128, 4, 2, 4),
+    *_shapes(64, 32, 128, 4, 2),
+    *_shapes(128, 16, 64, 6, 2),
+    *_shapes(128, 32, 64, 5, 2),
 )
-"""As many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it ends. Where
-several blocks have to be done with a stage before it is filled again, also twice as many: it pays for long sums."""
+"""As many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it ends; or twice as
+many bytes, where each part of a sum is long or several blocks have to be done with a stage before it is filled again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """``groups`` clusters share a tile. ``swapped``: outᵀ = bᵀ aᵀ, so that b's columns are the tile's rows.
 
-    ``pdl``: the launch may begin before the one before it has ended; ``ahead`` steps are then asked into L2 meanwhile.
+    ``pdl``: the launch may begin before the one before it has ended; ``ahead`` steps are then asked into L2 meanwhile. Beside
+    another block on its multiprocessor, a block stays as many ahead.
     """
 
     shape: Shape

@@ -25,6 +25,6 @@ def offers(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         check_problem(problem, device) or why_not_likely(problem, device, settings.search),
         lambda: candidates(problem, device),
         lambda config: check_config(problem, device, config),
-        lambda legal: legal if count is None else select(legal, count),
+        lambda legal: legal if count is None else select(problem, device, legal, count),
         lambda config: ClusterChoice.of(config, problem, device),
     )

@@ -15,28 +15,28 @@ from .legality import spreads_of, tiles_of
 
 __all__ = ["candidates", "estimate_us", "groups_of", "select", "why_not_likely"]
 
-LAUNCH_US = 2.5
+LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
-L2_GBPS = 7500.0
+L2_GBPS = 8000.0
 """From L2 to all multiprocessors; what is copied to several blocks counts once. In the last of several waves some get nothing."""
-ARRIVING_GBPS = 70.0
+ARRIVING_GBPS = 74.0
 """At each multiprocessor, also of what is copied once for several: few steps are on their way at a time."""
-EXCHANGE_GBPS = 2500.0
+EXCHANGE_GBPS = 3000.0
 """Of sums, between the multiprocessors of a cluster and through memory."""
-FIRST_LEVEL_US, SECOND_LEVEL_US = 0.6, 2.0
+FIRST_LEVEL_US, SECOND_LEVEL_US = 0.15, 0.2
 """Beside the sums, those of a cluster and those that go through memory, at one rate."""
-HIDDEN = 0.5
-"""The share of both levels that is left where another block of the multiprocessor reads meanwhile."""
-ALONE_US, DEEP = 0.5, 0.87
+ALONE_US, DEEP = 0.15, 0.95
 """Where a multiprocessor has room for one block alone: a launch takes longer, as it cannot begin beside the last blocks of the one
 before it; but with twice the stages the copies wait for one less often, and reading takes this share of its time."""
-OF_ONE_TILE = 3
-"""Configs of a search with the same tiles in a cluster."""
-FILLED = 0.9
-"""Of the multiprocessors: as many read all that memory can give."""
+LIKELY = 1.2
+"""Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
+FILLED = {1: 0.9, 2: 0.7}
+"""By the blocks of a multiprocessor, how many of these read all that memory can give. With two, the next launch has the others."""
 LEAST_STEPS = 4
 """Of a block, but where K has fewer."""
-LEAST_K = {"quick": 8192, "default": 8192, "exhaustive": 128}
+LEAST_K = {"quick": 8192, "default": 4096, "exhaustive": 128}
+FEW_ROWS, LEAST_K_OF_FEW, MOST_BYTES_OF_FEW = 32, 2048, 2**27
+"""Rows, or columns, beside weights that are read in some tens of microseconds: how a launch begins and ends is a part of it."""
 FEW = 64
 """Rows or columns, beside which the other dimension may be long."""
 SMALL = 256
@@ -47,9 +47,14 @@ UNUSED = {2: 0, 4: 3, 8: 1}
 
 def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:
     """Why the kernel is not tried in such a search, or None: a division of K pays where tiles are few and the sum is long."""
+    small, large = sorted((problem.m, problem.n))
+    few = search != "quick" and small <= FEW_ROWS and problem.bytes <= MOST_BYTES_OF_FEW
+    if few and problem.k >= LEAST_K_OF_FEW:
+        return None
     if problem.k < LEAST_K[search]:
         return f"K is {problem.k}, tried from {LEAST_K[search]} on"
-    small, large = sorted((problem.m, problem.n))
+    # A tile of 64 columns takes in as many bytes of 64 rows as of its own columns: multiprocessors just keep up with memory if
+    # clusters of two blocks run for all tiles at a time, and not if some of them take in two tiles.
     most = device.sm_count // 2
     tiles = -(-small // FEW) * -(-large // FEW) * problem.batch
     if tiles > most:
@@ -65,7 +70,7 @@ def clusters_at_a_time(shape: Shape, device: DeviceInfo) -> int:
 
 
 def groups_of(shape: Shape, spreads: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
-    """How many clusters may share a tile, best first: as many as run at a time, one or two blocks on a multiprocessor.
+    """How many clusters may share a tile: as many as run at a time, one or two blocks on a multiprocessor.
 
     ``spreads`` clusters cover the result once. Where tiles are shared, there are never more than run at a time: those with room
     would look for the sums of the others until they lose patience, and leave their work to the last, in twenty times the time.
@@ -84,7 +89,7 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """The model's time of one launch, in microseconds."""
     shape, tiles, spreads = config.shape, tiles_of(problem, config), spreads_of(problem, config)
     blocks = tiles * config.parts
-    busy = min(1.0, blocks / (FILLED * device.sm_count))
+    busy = min(1.0, blocks / (FILLED[shape.resident] * device.sm_count))
     at_a_time, clusters = clusters_at_a_time(shape, device), spreads * config.groups
     waves = -(-clusters // at_a_time)
     # What tiles of a cluster share is read once for all of them.
@@ -101,7 +106,7 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     if config.groups > 1:
         stored = tiles * config.groups * shape.rows * shape.cols * 4
         adding_us += SECOND_LEVEL_US + 2 * stored / EXCHANGE_GBPS / 1e3
-    return launch_us + reading_us + adding_us * (HIDDEN if blocks > device.sm_count else 1.0)
+    return launch_us + reading_us + adding_us
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
@@ -113,19 +118,14 @@ def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
 
 def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swapped: bool) -> Config:
     config = Config(shape=shape, swapped=swapped, pdl=True)
-    return dataclasses.replace(config, groups=groups_of(shape, spreads_of(problem, config), problem, device)[0])
+    groups = groups_of(shape, spreads_of(problem, config), problem, device)
+    return min((dataclasses.replace(config, groups=n) for n in groups), key=lambda told: estimate_us(problem, device, told))
 
 
-def select(ordered: Sequence[Config], count: int) -> list[Config]:
-    """The first ``count``, but no shape twice, and no tile with the same neighbours in a cluster more than OF_ONE_TILE times."""
-    chosen: list[Config] = []
+def select(problem: Problem, device: DeviceInfo, ordered: Sequence[Config], count: int) -> list[Config]:
+    """The likely ones of ``ordered``, at most ``count`` and no shape twice."""
+    likeliest: dict[Shape, Config] = {}
     for config in ordered:
-        shape = config.shape
-        alike = [other.shape for other in chosen if _tiles(other.shape) == _tiles(shape)]
-        if shape not in alike and len(alike) < OF_ONE_TILE and len(chosen) < count:
-            chosen.append(config)
-    return chosen
-
-
-def _tiles(shape: Shape) -> tuple[int, int, int, int]:
-    return shape.rows, shape.cols, shape.spread_rows, shape.spread_cols
+        likeliest.setdefault(config.shape, config)
+    times_us = {config: estimate_us(problem, device, config) for config in likeliest.values()}
+    return [config for config, time_us in times_us.items() if time_us <= LIKELY * min(times_us.values())][:count]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ....problem import Epilogue
-from ....problem.problem import ScalarClass
-from ...cpp.printer import STORAGE_TYPES, print_epilogue
+from ...cpp.printer import STORAGE_TYPES
 from ...launch import MOST_OPERANDS, launch_text
 from ...render import template, template_digest
+from ..finish import Finish
 from ..parts import ELEMENTS, MAP_TYPES, common_parts
 from .configs import Shape
 from .launch import Launch
@@ -38,21 +37,9 @@ class Source:
     """K is the contiguous dimension of the operand that gives the tile its rows …"""
     q_by_k: bool
     """… and of the one that gives it its columns."""
-    alpha: ScalarClass = "one"
-    beta: ScalarClass = "zero"
-    added: bool = False
-    """inp is read."""
-    epilogue: Epilogue | None = None
-    """The graph; of its operands only the dtypes matter."""
-    operands: tuple[torch.dtype, ...] = ()
-    """Of inp, where it is read, and of the epilogue's operands."""
+    finish: Finish
     patience: int = PATIENCE
     """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
-
-    @property
-    def fused(self) -> bool:
-        """More than the bare product is stored."""
-        return self.alpha != "one" or bool(self.operands) or self.epilogue is not None
 
     @property
     def text(self) -> str:
@@ -68,15 +55,8 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     made_of = [template_digest(__package__, file) for file in FILES]
-    parts = f"{made_of} {source} {common_parts()} {_statements(source)} {launch_text(Launch, 0)}"
+    parts = f"{made_of} {source} {common_parts()} {source.finish.text} {launch_text(Launch, 0)}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
-
-
-def _statements(source: Source) -> list[str]:
-    if source.epilogue is None:
-        return ["result = acc;"]
-    names = [f"x{i}" for i in range(int(source.added), len(source.operands))]
-    return print_epilogue(source.epilogue, "acc", names, "result")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -84,8 +64,7 @@ def _render(source: Source) -> str:
     values: dict[str, object] = {
         "out_type": STORAGE_TYPES[source.out_dtype],
         "kernel": KERNEL,
-        "operands": [STORAGE_TYPES[dtype] for dtype in source.operands],
-        "fused": source.fused,
+        "operands": len(source.finish.operands),
         "most_operands": MOST_OPERANDS,
     }
     return _part("cluster.cu.jinja", values | _parts(source, values) | _constants(source))
@@ -95,23 +74,14 @@ def _parts(source: Source, values: dict[str, object]) -> dict[str, object]:
     """The text of each file that the kernel is put together of."""
     majors = {"p_transposed": int(not source.p_by_k), "q_transposed": int(not source.q_by_k)}
     return {
-        **common_parts(fused=source.fused),
-        "launch": launch_text(Launch, len(source.operands)),
+        **common_parts(fused=source.finish.fused),
+        "launch": launch_text(Launch, len(source.finish.operands)),
         "device": _part("device.cuh.jinja", {"cols": source.shape.cols, "element": ELEMENTS[source.dtype], **majors}),
         "products": _part("products.cuh.jinja", {}),
         "exchange": _part("exchange.cuh.jinja", {}),
         "groups": _part("groups.cuh.jinja", {"patience": source.patience}),
-        "finish": _part(
-            "finish.cuh.jinja",
-            values
-            | {
-                "reads": bool(source.operands),
-                "alpha": source.alpha,
-                "beta": source.beta,
-                "added": source.added,
-                "statements": _statements(source),
-            },
-        ),
+        "finished": source.finish.text,
+        "finish": _part("finish.cuh.jinja", values),
         "host": _part("host.h.jinja", values | {"map_type": MAP_TYPES[source.dtype]}),
     }
 

@@ -6,17 +6,17 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 
-from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..choice import NAME, TMA_BYTES, CudaChoice
-from .configs import Config, weights_of
-from .launch import Launch, launch_of
-from .legality import check_config, is_along_k
+from ..mixed.choice import MixedChoice
+from ..mixed.source import asked_of
+from ..mixed.weights import weights_of
+from .configs import Config
+from .legality import check_config
 from .rank import blocks_of
 from .source import KERNEL, Source
 
@@ -29,28 +29,27 @@ NEAR_BLOCKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewChoice(CudaChoice[Config]):
+class FewChoice(MixedChoice[Config]):
     """The kernel for few rows with one config, for ``device``."""
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
         """The choice of ``config``, which must be legal for both."""
-        weights = weights_of(problem)
-        claims = Claims(
-            accumulate=torch.float32,
-            partials=torch.float32,
-            epilogue_input=torch.float32,
-            splits=config.blocks * config.shape.warps_k,
-            weights=problem.dtype if problem.zero_b is not None else None,
-        )
-        return cls(
-            name=f"{NAME}:few_i{weights.bits}_{config.label(weights)}",
-            backend=NAME,
-            problem=problem,
-            claims=claims,
-            info=_info(config, problem),
-            config=config,
-            device=device,
+        weights, shape = weights_of(problem), config.shape
+        info = {
+            "tile": [8 * shape.eights, shape.cols, weights.depth],
+            "stages": shape.stages,
+            "warps": shape.threads // 32,
+            "cluster": config.blocks,
+        }
+        return cls.named(
+            f"few_i{weights.bits}_{config.label(weights)}",
+            config,
+            problem,
+            device,
+            splits=config.blocks * shape.warps_k,
+            rounds=weights.zero is not None,
+            info=info,
         )
 
     def near(self) -> Iterator[Config]:
@@ -68,15 +67,6 @@ class FewChoice(CudaChoice[Config]):
     def why_not(self, config: Config) -> str | None:
         """The legality predicate."""
         return check_config(self.problem, self.device, config)
-
-    def launch(self, device: int) -> Launch:
-        """All but addresses."""
-        return launch_of(self.config, self.problem, device)
-
-    @property
-    def aligned_operands(self) -> list[tuple[int, int]]:
-        """Scales and zero points that TMA copies."""
-        return [(i, TMA_BYTES) for i, along_k in enumerate(is_along_k(self.problem)) if along_k]
 
     @property
     def kernel(self) -> str:
@@ -96,26 +86,4 @@ class FewChoice(CudaChoice[Config]):
     @functools.cached_property
     def source(self) -> Source:
         """What has to be compiled: the same for every size, and for all that a launch can be told."""
-        problem = self.problem
-        return Source(
-            shape=self.config.shape,
-            weights=weights_of(problem),
-            dtype=problem.dtype,
-            out_dtype=problem.out.dtype,
-            epilogue=problem.epilogue,
-            operands=tuple(x.dtype for x in problem.epilogue.operands) if problem.epilogue else (),
-        )
-
-
-def _info(config: Config, problem: Problem) -> dict[str, Any]:
-    shape = config.shape
-    return {
-        "tile": [8 * shape.eights, shape.cols, weights_of(problem).depth],
-        "stages": shape.stages,
-        "warps": shape.threads // 32,
-        "cluster": config.blocks,
-        "splits": config.blocks * shape.warps_k,
-        "pdl": config.pdl,
-        "ahead": config.ahead,
-        "takes_turns": config.takes_turns,
-    }
+        return Source(shape=self.config.shape, **asked_of(self.problem))

@@ -1,76 +1,21 @@
-"""What the weights of a problem are, and a config: what is compiled, a ``Shape`` of the kernel, and what a launch is told."""
+"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
+from ..mixed.weights import LINE_BYTES, Weights
 
-from ....problem import Problem
-from ....problem.dtypes import dtype_info
-
-__all__ = ["SHAPES", "Config", "Factor", "Shape", "Weights", "weights_of"]
+__all__ = ["SHAPES", "Config", "Shape"]
 
 BARRIER_BYTES = 8
 HALF_BYTES = 113 * 1024
 """Of shared memory, for each of two blocks on one multiprocessor: 228 KiB less 1 KiB that the system has of each."""
-LINE_BYTES = 128
-"""Along K of b, in which it is copied."""
 SCHEDULERS, SCHEDULER_REGISTERS, MOST_REGISTERS = 4, 16384, 255
 """Of a multiprocessor, of each of them, and of a thread."""
 BASE_REGISTERS = 64
 EXTRA_COLS = 4
 """Between rows of sums in shared memory, so that a warp stores to all of its banks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
-    """scale_b or zero_b: its dtype, and how many elements of K share one number; 0: all."""
-
-    dtype: torch.dtype
-    group: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """How numbers of b are stored, in ``bits`` each, and what they are scaled with. ``signed``: two's complement."""
-
-    bits: int
-    signed: bool
-    scale: Factor | None = None
-    zero: Factor | None = None
-
-    @property
-    def chunk(self) -> int:
-        """Elements of K in 16 bytes."""
-        return 128 // self.bits
-
-    @property
-    def depth(self) -> int:
-        """Elements of K in a line, which is what a stage has."""
-        return LINE_BYTES * 8 // self.bits
-
-    @property
-    def along_k(self) -> tuple[Factor, ...]:
-        """Of scale and zero, those that change along K."""
-        return tuple(x for x in (self.scale, self.zero) if x is not None and x.group)
-
-
-def weights_of(problem: Problem) -> Weights:
-    """Of a mixed_mm with integers for b."""
-    signed = problem.encoding == "int4" if problem.encoding else dtype_info(problem.b.dtype).name == "int8"
-    return Weights(
-        bits=4 if problem.encoding else 8, signed=signed, scale=_factor(problem, "scale_b"), zero=_factor(problem, "zero_b")
-    )
-
-
-def _factor(problem: Problem, name: Literal["scale_b", "zero_b"]) -> Factor | None:
-    layout = problem.scale_b if name == "scale_b" else problem.zero_b
-    if layout is None:
-        return None
-    group = problem.scale_block(name)[0]
-    return Factor(dtype=layout.dtype, group=group if group < problem.k else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import torch
-
 from ....device import DeviceInfo
-from ....problem import Layout, Problem
-from ....problem.dtypes import dtype_name
-from ..legal import why_not_epilogue, why_not_here
-from .configs import Config, weights_of
+from ....problem import Problem
+from ..mixed.legality import why_not_mixed
+from ..mixed.weights import weights_of
+from .configs import Config
 
-__all__ = ["check_config", "check_problem", "is_along_k", "steps_of", "tiles_of"]
+__all__ = ["check_config", "check_problem", "steps_of", "tiles_of"]
 
 MOST_TILES = 2**16 - 1
 """A dimension of a grid."""
@@ -20,57 +16,14 @@ MOST_ROWS = 32
 """More take more instructions a weight than memory leaves time for."""
 MOST_BLOCKS = 8
 """Of a cluster, on every device that has clusters."""
-ALIGNED_BYTES = 16
-"""What TMA asks of addresses and pitches."""
 
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no config at all can serve the problem on this device, or None."""
-    reason = _weights(problem) or why_not_here(problem, device)
-    if reason is not None:
-        return reason
-    if problem.m > MOST_ROWS:
+    reason = why_not_mixed(problem, device)
+    if reason is None and problem.m > MOST_ROWS:
         return f"a has {problem.m} rows, at most {MOST_ROWS} are served"
-    return _operands(problem) or why_not_epilogue(problem)
-
-
-def _weights(problem: Problem) -> str | None:
-    """Why the problem is none with weights that the kernel knows, or None."""
-    if problem.op != "mixed_mm":
-        return f"{problem.op} is not an operation of this kernel, which has mixed_mm"
-    if problem.b.dtype not in (torch.int8, torch.uint8):
-        return f"b is {dtype_name(problem.b.dtype)}, expected integers"
-    return None
-
-
-def _operands(problem: Problem) -> str | None:
-    """Why an operand cannot be copied as it lies, or None."""
-    chunk = weights_of(problem).chunk
-    if problem.k % chunk:
-        return f"K is {problem.k}, expected a multiple of {chunk}"
-    for name, layout, where in (("a", problem.a, "rows"), ("the transpose of b", problem.b.transposed, "rows, its columns,")):
-        if not _has_lines(layout):
-            strides = f"has strides {layout.stride} and offset {layout.offset}"
-            return f"{name} {strides}: TMA copies contiguous {where} that are aligned to {ALIGNED_BYTES} bytes"
-    for name, layout, along_k in zip(("scale_b", "zero_b"), problem.scales, is_along_k(problem), strict=False):
-        if along_k and not _has_lines(layout):
-            strides = f"has strides {layout.stride} and offset {layout.offset}"
-            return f"{name} {strides}: TMA copies contiguous rows that are aligned to {ALIGNED_BYTES} bytes"
-    return None
-
-
-def is_along_k(problem: Problem) -> Iterator[bool]:
-    """Of each of the problem's scales, whether it changes along K."""
-    weights = weights_of(problem)
-    return (bool(x.group) for x in (weights.scale, weights.zero) if x is not None)
-
-
-def _has_lines(layout: Layout) -> bool:
-    """Whether TMA can copy the rows of a matrix."""
-    row, col = layout.stride
-    size = layout.dtype.itemsize
-    pitched = layout.size[0] == 1 or (row * size % ALIGNED_BYTES == 0 and row >= layout.size[1])
-    return (col == 1 or layout.size[1] == 1) and pitched and layout.offset * size % ALIGNED_BYTES == 0
+    return reason
 
 
 def tiles_of(problem: Problem, config: Config) -> int:

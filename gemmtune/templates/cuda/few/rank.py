@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from .configs import SHAPES, Config, Shape, weights_of
+from ..mixed.weights import weights_of
+from .configs import SHAPES, Config, Shape
 from .legality import steps_of, tiles_of
 
 __all__ = ["blocks_of", "candidates", "estimate_us", "select"]

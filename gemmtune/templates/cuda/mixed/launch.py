@@ -1,19 +1,34 @@
-"""What the kernel is told of a problem."""
+"""What a kernel is told of a problem."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from ....problem import Layout, Problem
 from ... import launch
 from ...launch import strides_of
-from .configs import Config
 
-__all__ = ["Launch", "launch_of"]
+__all__ = ["Launch", "Told", "launch_of"]
 
 ALIGNED_BYTES = 16
+
+
+class Told(Protocol):
+    """Of a config, what is told at launch: how many blocks of a cluster divide K, and how; how the launch begins."""
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def takes_turns(self) -> bool: ...
+
+    @property
+    def pdl(self) -> bool: ...
+
+    @property
+    def ahead(self) -> int: ...
 
 
 class Launch(launch.Launch):
@@ -27,7 +42,7 @@ class Launch(launch.Launch):
     )  # fmt: skip
 
 
-def launch_of(config: Config, problem: Problem, device: int) -> Launch:
+def launch_of(config: Told, problem: Problem, device: int) -> Launch:
     """All but the addresses."""
     words = Launch()
     words.rows, words.cols, words.k = problem.m, problem.n, problem.k

@@ -1,0 +1,89 @@
+"""Which configs are tried for a problem, best first: a model of what a launch does, one after the other.
+
+Its constants are rates of an H200; for other GPUs they are as good for an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....device import DeviceInfo
+from ....problem import Layout, Problem
+from .configs import DEPTH, SHAPES, Config, Shape
+from .legality import aligned, by_k, check_config, grid_of, operands_of
+
+__all__ = ["candidates", "copies_us", "estimate_us", "select", "why_not_likely"]
+
+LAUNCH_US = 2.4
+SM_TFLOPS = 7.5
+"""Of one multiprocessor."""
+SHIFTED = {True: 1.4, False: 1.85}
+"""By which p takes longer than in shared memory, with its lines along and across K."""
+DRAM_GBPS = 4300.0
+L2_GBPS = 8000.0
+"""From L2 to all multiprocessors; what is copied to several blocks counts once."""
+TILE_US, STORED = 0.5, 12000.0
+"""A tile's first stage and last sums, and its results in a microsecond."""
+PAD_US, PAD_GBPS = 1.0, 4000.0
+"""Of the small kernel that copies q, where its lines are not aligned."""
+COPY_US, COPY_GBPS, PRODUCT_TFLOPS, STEP_US = 0.8, 3000.0, 600.0, 0.2
+"""Of the kernels of others, which multiply aligned copies: each copy, and their products."""
+LIKELY = 1.25
+"""Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
+
+
+def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
+    """The model's time of one launch, in microseconds."""
+    shape, (below, beside) = config.shape, grid_of(problem, config)
+    p, q, _ = operands_of(problem, swapped=config.swapped)
+    tiles, steps = below * beside, -(-problem.k // DEPTH)
+    # Of as many clusters as run at a time, on each multiprocessor one tile after the other; blocks beside each other share it.
+    rounds = -(-tiles // (device.sm_count // shape.cluster * shape.cluster))
+    at_a_time = min(tiles, device.sm_count)
+    product_us = 2 * shape.rows * shape.cols * DEPTH / SM_TFLOPS / 1e6 * SHIFTED[bool(by_k(p))]
+    lines = shape.rows / shape.spread_cols + shape.cols / shape.spread_rows
+    arriving_us = at_a_time * lines * DEPTH * problem.dtype.itemsize / L2_GBPS / 1e3
+    tile_us = TILE_US + shape.rows * shape.cols / STORED
+    pad_us = 0.0 if aligned(q) else PAD_US + 2 * _bytes(q) / PAD_GBPS / 1e3
+    summing_us = max(rounds * steps * max(product_us, arriving_us), problem.bytes / DRAM_GBPS / 1e3)
+    return LAUNCH_US + pad_us + summing_us + -(-rounds // shape.resident) * tile_us
+
+
+def copies_us(problem: Problem, device: DeviceInfo) -> float:
+    """The same of a product of operands that are copied to aligned lines where theirs are not."""
+    unaligned = [x for x in (problem.a, problem.b.transposed) if not aligned(x)]
+    copying_us = sum(COPY_US + 2 * _bytes(x) / COPY_GBPS / 1e3 for x in unaligned)
+    flops = 2 * problem.m * problem.n * problem.k
+    product_us = flops / PRODUCT_TFLOPS / 1e6 * (132 / device.sm_count)
+    reading_us = problem.bytes / DRAM_GBPS / 1e3
+    return LAUNCH_US + copying_us + max(product_us, reading_us, -(-problem.k // DEPTH) * STEP_US)
+
+
+def _bytes(operand: Layout) -> int:
+    return operand.numel * operand.dtype.itemsize
+
+
+def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
+    """Every shape, either way round; best first."""
+    found = [Config(shape=shape, swapped=swapped) for shape in SHAPES for swapped in (False, True)]
+    # Results of the transpose are turned on their way, where it is not asked for.
+    return sorted(found, key=lambda config: (round(estimate_us(problem, device, config), 1), config.swapped, str(config)))
+
+
+def why_not_likely(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why no config is tried unless every one is, or None: aligned copies, multiplied by another kernel, take less time."""
+    legal = [config for config in candidates(problem, device) if check_config(problem, device, config) is None]
+    least_us = min((estimate_us(problem, device, config) for config in legal), default=0.0)
+    other_us = copies_us(problem, device)
+    if least_us > LIKELY * other_us:
+        return f"about {least_us:.0f} µs, and about {other_us:.0f} µs for a product of aligned copies"
+    return None
+
+
+def select(problem: Problem, device: DeviceInfo, ordered: Sequence[Config], count: int) -> list[Config]:
+    """The likely ones of ``ordered``, at most ``count`` and no shape twice."""
+    likeliest: dict[Shape, Config] = {}
+    for config in ordered:
+        likeliest.setdefault(config.shape, config)
+    times_us = {config: estimate_us(problem, device, config) for config in likeliest.values()}
+    return [config for config, time_us in times_us.items() if time_us <= LIKELY * min(times_us.values())][:count]
