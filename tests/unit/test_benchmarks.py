@@ -45,9 +45,11 @@ def shapes(tmp_path):
         ("models", "cuda", 64),
         ("reference18", "cuda", 18),
         ("cpu", "cpu", 19),
-        ("quantized", "cuda", 41),
+        ("quantized", "cuda", 42),
         ("long_sums", "cuda", 8),
         ("sums", "cuda", 6),
+        ("few_rows", "cuda", 12),
+        ("unaligned", "cuda", 11),
     ],
 )
 def test_shape_files_are_complete(script, file, device, count):

@@ -20,7 +20,7 @@ from gemmtune.templates.cuda.unaligned.build import UnalignedChoice
 from gemmtune.templates.cuda.unaligned.configs import SHAPES, Config
 from gemmtune.templates.cuda.unaligned.launch import launch_of
 from gemmtune.templates.cuda.unaligned.legality import check_config
-from gemmtune.templates.cuda.unaligned.rank import LIKELY, copies_us, estimate_us
+from gemmtune.templates.cuda.unaligned.rank import BEATEN, LIKELY, copies_us, estimate_us
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -50,7 +50,6 @@ def with_epilogue(problem: Problem) -> Problem:
         (mm(4096, 512, 479, "nn"), {"64x256_r1_2x1_b8_pdl", "128x128_r1_1x2_b8_pdl"}),
         (mm(1000, 1001, 999), {"64x128_r1_2x1_b8_pdl"}),
         (mm(1000, 1001, 999, "tn"), {"128x64_r1_1x2_b8_swap_pdl"}),
-        (mm(1024, 50257, 768, "nn"), {"128x256_r1_1x2_b8_swap_pdl"}),
         (mm(2048, 2047, 2049, "nn"), {"128x256_r1_2x1_b8_pdl", "128x256_r1_1x2_b8_pdl"}),
         (mm(4096, 4095, 4095), {"128x256_r1_1x2_b8_pdl"}),
     ],
@@ -77,7 +76,7 @@ def test_what_is_not_likely_to_win_is_one_refusal_but_in_an_exhaustive_search() 
     assert (refusal.name, found.choices) == ("cuda:unaligned", ())
     assert refusal.reason.endswith("µs for a product of aligned copies")
     least_us = min(estimate_us(problem, SM90, choice.config) for choice in choices(problem, "exhaustive"))
-    assert least_us > LIKELY * copies_us(problem, SM90)
+    assert least_us > BEATEN * copies_us(problem, SM90)
 
 
 def test_an_exhaustive_search_has_every_legal_shape_either_way_round() -> None:
