@@ -73,14 +73,16 @@ def bind(
     exchanged: bool = False,
     aligned_bytes: Sequence[int] = (1, 1, 1),
     aligned_operands: Sequence[tuple[int, int]] = (),
+    zero: bool = True,
 ) -> Run:
     """A function with the signature of ``choice.Run`` for the current device, for which ``library`` has been made ready.
 
     ``refuse``: the error that a status other than 0 means. ``exchanged``: the kernel's a is the problem's b. ``aligned_bytes``:
     what the addresses of out, and of the kernel's a and b, are multiples of; ``aligned_operands``: the same of others, by number.
+    ``zero``: the workspace has to be zero to begin with.
     """
     device = torch.cuda.current_device()
-    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
+    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device, zero=zero)
     call, what = library.call, ctypes.byref(planned)
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
     out_bytes, a_bytes, b_bytes = aligned_bytes

@@ -22,6 +22,7 @@ from gemmtune.templates.cuda import BACKEND
 from gemmtune.templates.cuda.cluster.build import ClusterChoice
 from gemmtune.templates.cuda.cluster.configs import SHAPES
 from gemmtune.templates.cuda.cluster.source import Source
+from gemmtune.templates.cuda.finish import Finish
 
 SM90 = preset("sm90")
 NO_NVCC = "nvcc is not on PATH: install the CUDA toolkit, or compile on a machine that has it (gemmtune build)"
@@ -56,9 +57,9 @@ def test_the_text_has_the_constants_of_the_shape_and_nothing_left_to_fill() -> N
         {"out_dtype": torch.float32},
         {"p_by_k": False},
         {"q_by_k": False},
-        {"alpha": "general"},
+        {"finish": Finish(alpha="general")},
         {"patience": 0},
-        {"operands": (torch.bfloat16,), "added": True, "beta": "one"},
+        {"finish": Finish(operands=(torch.bfloat16,), added=True, beta="one")},
     ],
 )
 def test_whatever_changes_the_text_changes_the_digest(changes: dict[str, object]) -> None:
@@ -70,10 +71,9 @@ def test_whatever_changes_the_text_changes_the_digest(changes: dict[str, object]
 
 def test_an_epilogue_is_printed_once_for_each_element_and_after_scalars() -> None:
     epilogue = trace(lambda acc, x: torch.relu(acc) * x, torch.float32, [torch.empty(8, 8, dtype=torch.bfloat16)])
-    text = dataclasses.replace(
-        PLAIN, alpha="general", beta="general", added=True, epilogue=epilogue, operands=(torch.float16, torch.bfloat16)
-    ).text
-    steps = ["acc = acc * work.scalars.alpha;", "acc = acc + work.scalars.beta * x0;", "f_relu(acc)"]
+    finish = Finish(alpha="general", beta="general", added=True, epilogue=epilogue, operands=(torch.float16, torch.bfloat16))
+    text = dataclasses.replace(PLAIN, finish=finish).text
+    steps = ["acc = acc * scalars.alpha;", "acc = acc + scalars.beta * x0;", "f_relu(acc)"]
     assert [text.count(step) for step in steps] == [1, 1, 1]
     assert sorted(steps, key=text.index) == steps
     assert "x1 = value_of<bf16>" in text

@@ -119,6 +119,8 @@ def test_one_source_serves_every_size_and_every_shift() -> None:
     moved = dataclasses.replace(first.problem, a=dataclasses.replace(first.problem.a, offset=3))
     assert other.source == first.source
     assert UnalignedChoice.of(first.config, moved, SM90).compile_key == first.compile_key
+    fused = [UnalignedChoice.of(first.config, with_epilogue(mm(*sizes)), SM90) for sizes in ((500, 501, 499), (333, 517, 203))]
+    assert fused[0].compile_key == fused[1].compile_key != first.compile_key
 
 
 def test_what_is_compiled_differs_where_the_text_does() -> None:

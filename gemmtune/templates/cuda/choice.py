@@ -82,6 +82,11 @@ class CudaChoice(SharedObjectChoice[Library], Generic[C]):
         return ()
 
     @property
+    def zero_workspace(self) -> bool:
+        """Its workspace has to be zero to begin with."""
+        return True
+
+    @property
     def exchanged(self) -> bool:
         """The kernel's a is the problem's b."""
         return False
@@ -106,6 +111,7 @@ class CudaChoice(SharedObjectChoice[Library], Generic[C]):
             exchanged=self.exchanged,
             aligned_bytes=self.aligned_bytes,
             aligned_operands=self.aligned_operands,
+            zero=self.zero_workspace,
         )
 
     def describe(self, path: Path, library: Library) -> Artifact:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -37,7 +38,7 @@ class Source:
     """K is the contiguous dimension of the operand that gives the tile its rows …"""
     q_by_k: bool
     """… and of the one that gives it its columns."""
-    finish: Finish
+    finish: Finish = field(default_factory=Finish)
     patience: int = PATIENCE
     """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
 
@@ -55,7 +56,9 @@ class Source:
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
     made_of = [template_digest(__package__, file) for file in FILES]
-    parts = f"{made_of} {source} {common_parts()} {source.finish.text} {launch_text(Launch, 0)}"
+    # Of what is fused, its text: the sizes of an epilogue's operands are in its graph, and change nothing.
+    bare = dataclasses.replace(source, finish=Finish())
+    parts = f"{made_of} {bare} {common_parts()} {source.finish.text} {launch_text(Launch, 0)}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 

@@ -66,6 +66,11 @@ class UnalignedChoice(CudaChoice[Config]):
         return 1, 1, TMA_BYTES if aligned(q) else 1
 
     @property
+    def zero_workspace(self) -> bool:
+        """Each launch writes what it reads of the copy."""
+        return False
+
+    @property
     def exchanged(self) -> bool:
         """The kernel's a is the transpose of b."""
         return self.config.swapped

@@ -38,7 +38,7 @@ class WideChoice(MixedChoice[Config]):
             "tile": [shape.rows, shape.cols, shape.depth(weights)],
             "stages": shape.stages,
             "warps": shape.threads // 32,
-            "cluster": config.blocks * shape.spread,
+            "cluster": config.blocks,
         }
         return cls.named(
             f"wide_i{weights.bits}_{config.label(weights)}",

@@ -33,8 +33,8 @@ EXTRA_COLS = 4
 class Shape:
     """Of the kernel: ``rows`` of a by 64 columns of b for each of ``tiles`` of each of ``groups`` of four warps.
 
-    A stage has ``line`` bytes of each column. ``spread`` tiles beside each other share the rows that they copy. ``resident``
-    blocks have room on a multiprocessor. ``batch``: how many times 16 along K are asked for together; 0: as many as do well.
+    A stage has ``line`` bytes of each column. ``resident`` blocks have room on a multiprocessor. ``batch``: how many times 16
+    along K are asked for together; 0: as many as do well.
     """
 
     rows: int
@@ -42,7 +42,6 @@ class Shape:
     tiles: int
     line: int
     stages: int
-    spread: int = 1
     resident: int = 1
     batch: int = 0
 
@@ -111,31 +110,23 @@ class Shape:
     def label(self, weights: Weights) -> str:
         """Such as ``256x128x64_s5_w2t1b2``: rows, columns, elements of K in a stage, stages, groups, tiles of each, batch."""
         tile = f"{self.rows}x{self.cols}x{self.depth(weights)}"
-        more = f"{f'_m{self.spread}' if self.spread > 1 else ''}{f'_r{self.resident}' if self.resident > 1 else ''}"
+        more = f"_r{self.resident}" if self.resident > 1 else ""
         return f"{tile}_s{self.stages}_w{self.groups}t{self.tiles}b{self.batch_of(weights)}{more}"
 
 
-def _shape(
-    rows: int, groups: int, tiles: int, line: int, stages: int, *, spread: int = 1, resident: int = 1, batch: int = 0
-) -> Shape:
-    return Shape(rows=rows, groups=groups, tiles=tiles, line=line, stages=stages, spread=spread, resident=resident, batch=batch)
+def _shape(rows: int, groups: int, tiles: int, line: int, stages: int, *, resident: int = 1, batch: int = 0) -> Shape:
+    return Shape(rows=rows, groups=groups, tiles=tiles, line=line, stages=stages, resident=resident, batch=batch)
 
 
 SHAPES: dict[int, tuple[Shape, ...]] = {
     8: (
         _shape(64, 1, 1, 128, 4, resident=2),
-        _shape(64, 2, 1, 128, 4, batch=2),
-        _shape(64, 2, 1, 128, 6),
         _shape(96, 2, 1, 128, 5),
         _shape(128, 2, 1, 128, 4),
-        _shape(128, 2, 1, 128, 4, spread=2),
-        _shape(256, 2, 1, 64, 5),
-        _shape(256, 2, 1, 64, 5, spread=2),
+        _shape(256, 2, 1, 64, 4),
     ),
     4: (
-        _shape(64, 2, 1, 128, 4),
-        _shape(64, 2, 1, 64, 4, resident=2),
-        _shape(64, 2, 1, 64, 8),
+        _shape(64, 2, 1, 128, 4, batch=2),
         _shape(128, 2, 1, 64, 4),
         _shape(128, 2, 2, 64, 4),
         _shape(192, 2, 1, 64, 3),

@@ -24,9 +24,8 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def tiles_of(problem: Problem, config: Config) -> tuple[int, int]:
-    """Of a's rows, and of b's columns; the latter in clusters' worth."""
-    shape = config.shape
-    return -(-problem.m // shape.rows), -(-problem.n // (shape.cols * shape.spread)) * shape.spread
+    """Of a's rows, and of b's columns."""
+    return -(-problem.m // config.shape.rows), -(-problem.n // config.shape.cols)
 
 
 def steps_of(problem: Problem, config: Config) -> int:
@@ -42,14 +41,14 @@ def check_config(problem: Problem, device: DeviceInfo, config: Config) -> str | 
         return f"takes {shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
     if shape.resident * (shared_bytes + SYSTEM_BYTES) > device.smem_per_block_bytes + SYSTEM_BYTES:
         return f"takes {shared_bytes} bytes of shared memory, too many for {shape.resident} blocks on a multiprocessor"
-    if config.blocks * shape.spread > MOST_BLOCKS:
-        return f"{config.blocks * shape.spread} blocks in a cluster, at most {MOST_BLOCKS} are allowed"
+    if config.blocks > MOST_BLOCKS:
+        return f"{config.blocks} blocks in a cluster, at most {MOST_BLOCKS} are allowed"
     if shape.cols > MOST_COLS:
         return f"a tile has {shape.cols} columns, at most {MOST_COLS} are copied at once"
     steps, (rows, cols) = steps_of(problem, config), tiles_of(problem, config)
     if config.blocks > steps:
         return f"K has {steps} steps, too few for {config.blocks} blocks"
-    if max(rows, cols // shape.spread) > MOST_TILES:
+    if max(rows, cols) > MOST_TILES:
         return f"{rows} by {cols} tiles, at most {MOST_TILES} fit a dimension of a grid"
     depth = shape.depth(weights)
     if depth % 64 or depth // 16 // shape.batch_of(weights) % 2:

@@ -19,17 +19,17 @@ BLOCKS = (1, 2, 3, 4)
 """Of a cluster, that divide K: more would add up longer than they multiply."""
 LAUNCH_US = {1: 3.5, 2: 2.5}
 """By the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the last has ended."""
-WIDEN_NS, ROW_NS = 12.0, 0.312
+WIDEN_NS, ROW_NS = 15.6, 0.3
 """Of a product of 64 columns and 16 along K: once, and for each row."""
-ALONE = 1.7
+ALONE = 1.9
 """Times as long, where a multiprocessor has one group of warps: nothing is multiplied while it widens."""
 DRAM_GBPS = 3800.0
 """Of b and a, once."""
-TILE_US, TILE_GBPS = 0.8, 50.0
+TILE_US, TILE_GBPS = 1.0, 50.0
 """Of a tile's end: its results, and what each block of a cluster sends of its sums."""
-UNUSED = {1: 0, 2: 0, 3: 3, 4: 3, 6: 2, 8: 1}
+UNUSED = {1: 0, 2: 0, 3: 3, 4: 3}
 """Clusters, by their blocks, that an H200 has multiprocessors for but no room in its graphics processing clusters."""
-LIKELY = 1.35
+LIKELY = 1.25
 """Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
 LEAST_ROWS = {"quick": 33, "default": 33, "exhaustive": 1}
 """Of a: the kernel for few rows does no more than has to be done of fewer."""
@@ -45,9 +45,8 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """The model's time of one launch, in microseconds."""
     shape, blocks = config.shape, config.blocks
     rows, cols = tiles_of(problem, config)
-    cluster = blocks * shape.spread
-    at_a_time = max(device.sm_count // cluster - UNUSED.get(cluster, 1), 1)
-    each = -(-rows * cols // shape.spread // at_a_time)  # blocks of one multiprocessor, one after the other or beside each other
+    at_a_time = max(device.sm_count // blocks - UNUSED[blocks], 1)
+    each = -(-rows * cols // at_a_time)  # blocks of one multiprocessor, one after the other or beside each other
     products = -(-steps_of(problem, config) // blocks) * shape.depth(weights_of(problem)) // 16 * shape.groups * shape.tiles
     multiplying_us = products * (WIDEN_NS + ROW_NS * shape.rows) / 1e3
     if shape.groups * min(each, shape.resident) == 1:

@@ -75,7 +75,6 @@ def _values(source: Source) -> dict[str, object]:
         "tiles": shape.tiles,
         "line": shape.line,
         "stages": shape.stages,
-        "spread": shape.spread,
         "batch": shape.batch_of(weights),
         "resident": shape.resident,
         "room": shape.room_bytes,
