@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def has_nvcc() -> bool:
     except UnavailableError:
         return False
     return True
+
+
+def read_early(sass: str) -> list[str]:
+    """What is done with sums between the last product of warp groups and the wait for all products."""
+    lines = [line.strip() for line in re.sub(r"/\*.*?\*/", "", sass).splitlines()]
+    last = max(i for i, line in enumerate(lines) if line.startswith("HGMMA"))
+    end = next(i for i, line in enumerate(lines) if i > last and line.startswith("WARPGROUP.DEPBAR.LE gsb0, 0x0"))
+    found = re.match(r"HGMMA\.64x(\d+)x\S* R(\d+),", lines[last])
+    assert found is not None
+    sums = range(int(found[2]), int(found[2]) + int(found[1]) // 2)
+    return [line for line in lines[last + 1 : end] if any(int(x) in sums for x in re.findall(r"\bR(\d+)", line))]
 
 
 @pytest.mark.parametrize(
@@ -182,19 +194,20 @@ def test_blocks_have_room_on_a_multiprocessor() -> None:
 
 
 @pytest.mark.skipif(not has_nvcc() or find_cuobjdump() is None, reason="needs nvcc and cuobjdump")
-@pytest.mark.parametrize("layout", ["nt", "tn"])
+@pytest.mark.parametrize(("layout", "swapped"), [("nt", False), ("tn", False), ("nt", True)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_compiler_needs_what_was_predicted(shape: Shape, layout: str, tmp_path: Path) -> None:
+def test_the_compiler_needs_what_was_predicted(shape: Shape, layout: str, swapped: bool, tmp_path: Path) -> None:
     with settings.patch(cache_dir=str(tmp_path)):
-        choice = UnalignedChoice.of(Config(shape=shape), mm(layout=layout), SM90)
+        choice = UnalignedChoice.of(Config(shape=shape, swapped=swapped), mm(layout=layout), SM90)
         [made] = choice.artifacts(SM90)
-    assert (made.threads, made.shared_bytes) == (shape.threads, shape.shared_bytes(p_by_k=layout[0] == "n"))
+    assert (made.threads, made.shared_bytes) == (shape.threads, shape.shared_bytes(p_by_k=layout == "nt"))
     assert made.shared_bytes == made.predicted_bytes
     assert made.stack_bytes == 0
     assert made.registers is not None
     assert made.registers * made.threads * shape.resident <= SM90.registers_per_sm
     assert f"HGMMA.64x{shape.cols}x16.F32.BF16" in made.code
     assert ("UTMALDG.2D.MULTICAST" if shape.cluster > 1 else "UTMALDG.2D") in made.code
+    assert read_early(made.code) == []
 
 
 @pytest.mark.skipif(not has_nvcc(), reason="needs nvcc")

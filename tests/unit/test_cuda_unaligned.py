@@ -20,7 +20,7 @@ from gemmtune.templates.cuda.unaligned.build import UnalignedChoice
 from gemmtune.templates.cuda.unaligned.configs import SHAPES, Config
 from gemmtune.templates.cuda.unaligned.launch import launch_of
 from gemmtune.templates.cuda.unaligned.legality import check_config
-from gemmtune.templates.cuda.unaligned.rank import BEATEN, LIKELY, copies_us, estimate_us
+from gemmtune.templates.cuda.unaligned.rank import LIKELY, copies_us, estimate_us
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -46,12 +46,11 @@ def with_epilogue(problem: Problem) -> Problem:
 @pytest.mark.parametrize(
     ("problem", "wanted"),
     [
-        (mm(4096, 512, 479), {"128x128_r1_1x2_b8_pdl", "64x256_r1_2x1_b8_pdl", "64x128_r2_1x2_b8_pdl"}),
-        (mm(4096, 512, 479, "nn"), {"64x256_r1_2x1_b8_pdl", "128x128_r1_1x2_b8_pdl"}),
-        (mm(1000, 1001, 999), {"64x128_r1_2x1_b8_pdl"}),
-        (mm(1000, 1001, 999, "tn"), {"128x64_r1_1x2_b8_swap_pdl"}),
-        (mm(2048, 2047, 2049, "nn"), {"128x256_r1_2x1_b8_pdl", "128x256_r1_1x2_b8_pdl"}),
+        (mm(4096, 512, 479), {"64x256_r1_b8_pdl", "64x128_r2_1x2_b8_pdl", "128x128_r1_1x2_b8_pdl"}),
+        (mm(4096, 512, 479, "nn"), {"64x256_r1_b8_pdl", "128x128_r1_1x2_b8_pdl"}),
+        (mm(2048, 2047, 2049, "nn"), {"128x256_r1_1x2_b8_pdl"}),
         (mm(4096, 4095, 4095), {"128x256_r1_1x2_b8_pdl"}),
+        (mm(16, 4097, 4097), {"64x64_r2_b8_swap_pdl"}),
     ],
 )
 def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted: set[str]) -> None:
@@ -69,14 +68,16 @@ def test_it_is_a_family_of_the_backend() -> None:
     assert "cuda:unaligned" in {refusal.name for refusal in aligned.refusals}
 
 
-def test_what_is_not_likely_to_win_is_one_refusal_but_in_an_exhaustive_search() -> None:
-    problem = mm(16384, 16385, 16384, "tn")
+@pytest.mark.parametrize(
+    "problem", [mm(1000, 1001, 999), mm(512, 513, 511), mm(300, 301, 8191), mm(1024, 50257, 768, "nn"), mm(128, 1001, 999, "nn")]
+)
+def test_what_copies_beat_on_an_h200_is_one_refusal_but_in_an_exhaustive_search(problem: Problem) -> None:
     found = offered(problem)
     [refusal] = found.refusals
     assert (refusal.name, found.choices) == ("cuda:unaligned", ())
     assert refusal.reason.endswith("µs for a product of aligned copies")
     least_us = min(estimate_us(problem, SM90, choice.config) for choice in choices(problem, "exhaustive"))
-    assert least_us > BEATEN * copies_us(problem, SM90)
+    assert least_us > copies_us(problem, SM90)
 
 
 def test_an_exhaustive_search_has_every_legal_shape_either_way_round() -> None:
@@ -92,7 +93,7 @@ def test_an_exhaustive_search_has_every_legal_shape_either_way_round() -> None:
 
 
 def test_no_shape_is_tried_twice_and_what_takes_the_model_longer_is_left() -> None:
-    found = choices(mm(1000, 1001, 999))
+    found = choices(mm(4096, 512, 479))
     assert len({choice.config.shape for choice in found}) == len(found)
     times = [estimate_us(choice.problem, SM90, choice.config) for choice in found]
     assert max(times) <= LIKELY * min(times)

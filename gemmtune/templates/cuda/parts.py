@@ -25,14 +25,16 @@ def common_parts(*, fused: bool = True) -> dict[str, str]:
     """CUDA C++ by the part's name; ``fused``: with the functions that an epilogue may use.
 
     ``barriers``: PTX of barriers, clusters and overlapping launches; ``pointwise``: elements in memory; of the host, ``driver``:
-    the kernel for the driver, and ``calls``: descriptions of operands for TMA, launches of clusters. ``warp_groups``: PTX of
-    products out of swizzled shared memory, for kernels that have it after their constants.
+    the kernel for the driver, and ``calls``: descriptions of operands for TMA, launches of clusters. ``products``: PTX of when
+    products of warp groups begin and end; ``warp_groups`` has it, and products out of swizzled shared memory, for kernels that
+    have it after their constants.
     """
-    functions = epilogue_functions("float")
+    functions, products = epilogue_functions("float"), template(__package__, "products.cuh.jinja").render()
     return {
         "barriers": template(__package__, "barriers.cuh.jinja").render(),
         "pointwise": template(__package__, "pointwise.cuh.jinja").render(fused=fused, functions=functions),
-        "warp_groups": template(__package__, "warp_groups.cuh.jinja").render(),
+        "products": products,
+        "warp_groups": template(__package__, "warp_groups.cuh.jinja").render(products=products),
         "driver": driver_functions(),
         "calls": template(__package__, "calls.h.jinja").render(),
     }

@@ -73,13 +73,10 @@ SHAPES: tuple[Shape, ...] = (
     Shape(rows=128, cols=256, spread_rows=2),
     Shape(rows=128, cols=128, spread_cols=2),
     Shape(rows=64, cols=256),
-    Shape(rows=64, cols=256, spread_rows=2),
     Shape(rows=64, cols=128, spread_cols=2, resident=2),
-    Shape(rows=64, cols=128, spread_rows=2),
-    Shape(rows=128, cols=64, spread_cols=2),
     Shape(rows=64, cols=64, resident=2),
 )
-"""Each was the fastest for some size: those of a few steps have few rows and two tiles that share lines, long ones large tiles."""
+"""Large tiles for long sums, small ones for those of few steps and for few rows; the second for results of one tile's columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

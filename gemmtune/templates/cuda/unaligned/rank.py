@@ -14,22 +14,22 @@ from .legality import aligned, by_k, check_config, grid_of, operands_of
 
 __all__ = ["candidates", "copies_us", "estimate_us", "select", "why_not_likely"]
 
-LAUNCH_US = 2.4
-SM_TFLOPS = 7.5
-"""Of one multiprocessor."""
-SHIFTED = {True: 1.4, False: 2.0}
-"""By which p takes longer than in shared memory, with its lines along and across K."""
+LAUNCH_US = 2.2
+STEP_US = 0.3
+"""From a stage's arrival to the first of its products, once a step."""
+SM_TFLOPS = {True: 10.0, False: 4.7}
+"""Of one multiprocessor beyond that, with lines of p along and across K."""
 DRAM_GBPS = 4300.0
-L2_GBPS = 8000.0
+L2_GBPS = 7700.0
 """From L2 to all multiprocessors; what is copied to several blocks counts once."""
-TILE_US, STORED = 0.5, 12000.0
+TILE_US, STORED = 0.5, 26000.0
 """A tile's first stage and last sums, and its results in a microsecond."""
-PAD_US, PAD_GBPS = 1.0, 4000.0
+PAD_US, PAD_GBPS = 2.0, 3800.0
 """Of the small kernel that copies q, where its lines are not aligned."""
-COPY_US, COPY_GBPS, PRODUCT_TFLOPS, STEP_US = 0.8, 3000.0, 600.0, 0.2
+COPY_US, COPY_GBPS, PRODUCT_TFLOPS, PRODUCT_STEP_US = 0.8, 3000.0, 600.0, 0.2
 """Of the kernels of others, which multiply aligned copies: each copy, and their products."""
-LIKELY, BEATEN = 1.25, 1.08
-"""Times the least time of the model, and times that of others: what takes longer is tried by an exhaustive search alone."""
+LIKELY = 1.25
+"""Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
@@ -37,16 +37,17 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     shape, (below, beside) = config.shape, grid_of(problem, config)
     p, q, _ = operands_of(problem, swapped=config.swapped)
     tiles, steps = below * beside, -(-problem.k // DEPTH)
-    # Of as many clusters as run at a time, on each multiprocessor one tile after the other; blocks beside each other share it.
+    # As many clusters as there is room for run at a time; tiles one after the other, or as many together as blocks are resident.
     rounds = -(-tiles // (device.sm_count // shape.cluster * shape.cluster))
-    at_a_time = min(tiles, device.sm_count)
-    product_us = 2 * shape.rows * shape.cols * DEPTH / SM_TFLOPS / 1e6 * SHIFTED[bool(by_k(p))]
+    together, turns = min(shape.resident, rounds), -(-rounds // shape.resident)
+    product_us = 2 * shape.rows * shape.cols * DEPTH / SM_TFLOPS[bool(by_k(p))] / 1e6
     lines = shape.rows / shape.spread_cols + shape.cols / shape.spread_rows
-    arriving_us = at_a_time * lines * DEPTH * problem.dtype.itemsize / L2_GBPS / 1e3
+    arriving_us = min(tiles, device.sm_count) * lines * DEPTH * problem.dtype.itemsize / L2_GBPS / 1e3
+    step_us = max(STEP_US + product_us, together * product_us, together * arriving_us)
     tile_us = TILE_US + shape.rows * shape.cols / STORED
     pad_us = 0.0 if aligned(q) else PAD_US + 2 * _bytes(q) / PAD_GBPS / 1e3
-    summing_us = max(rounds * steps * max(product_us, arriving_us), problem.bytes / DRAM_GBPS / 1e3)
-    return LAUNCH_US + pad_us + summing_us + -(-rounds // shape.resident) * tile_us
+    summing_us = max(turns * steps * step_us, problem.bytes / DRAM_GBPS / 1e3)
+    return LAUNCH_US + pad_us + summing_us + turns * together * tile_us
 
 
 def copies_us(problem: Problem, device: DeviceInfo) -> float:
@@ -56,7 +57,7 @@ def copies_us(problem: Problem, device: DeviceInfo) -> float:
     flops = 2 * problem.m * problem.n * problem.k
     product_us = flops / PRODUCT_TFLOPS / 1e6 * (132 / device.sm_count)
     reading_us = problem.bytes / DRAM_GBPS / 1e3
-    return LAUNCH_US + copying_us + max(product_us, reading_us, -(-problem.k // DEPTH) * STEP_US)
+    return LAUNCH_US + copying_us + max(product_us, reading_us, -(-problem.k // DEPTH) * PRODUCT_STEP_US)
 
 
 def _bytes(operand: Layout) -> int:
@@ -75,7 +76,7 @@ def why_not_likely(problem: Problem, device: DeviceInfo) -> str | None:
     legal = [config for config in candidates(problem, device) if check_config(problem, device, config) is None]
     least_us = min((estimate_us(problem, device, config) for config in legal), default=0.0)
     other_us = copies_us(problem, device)
-    if least_us > BEATEN * other_us:
+    if least_us > other_us:
         return f"about {least_us:.0f} µs, and about {other_us:.0f} µs for a product of aligned copies"
     return None
 
