@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sass import read_early
 
 from gemmtune import settings
 from gemmtune.device import preset
@@ -185,6 +186,7 @@ def test_the_compiler_needs_what_was_predicted(text: str, layout: str, tmp_path:
     assert made.registers * made.threads * one.resident <= SM90.registers_per_sm
     assert f"HGMMA.64x{one.cols}x16.F32.BF16" in made.code
     assert ("UTMALDG.3D.MULTICAST" if one.spread > 1 else "UTMALDG.3D") in made.code
+    assert read_early(made.code) == []
 
 
 @pytest.mark.skipif(not has_nvcc(), reason="needs nvcc")

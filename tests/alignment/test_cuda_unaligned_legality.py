@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import re
 from pathlib import Path
 
 import pytest
 import torch
+from sass import read_early
 
 from gemmtune import settings
 from gemmtune.device import preset
@@ -24,7 +24,7 @@ from gemmtune.templates.nvcc import find_compiler
 
 SM90 = preset("sm90")
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
-SMALL, CLUSTER = Shape(rows=64, cols=64, resident=2), Shape(rows=128, cols=128, spread_cols=2)
+SMALL, CLUSTER = Shape(rows=64, cols=64), Shape(rows=128, cols=128, cluster=2)
 
 
 def mm(m: int = 500, n: int = 501, k: int = 499, dtype: torch.dtype = BF16, layout: str = "nt") -> Problem:
@@ -46,17 +46,6 @@ def has_nvcc() -> bool:
     except UnavailableError:
         return False
     return True
-
-
-def read_early(sass: str) -> list[str]:
-    """What is done with sums between the last product of warp groups and the wait for all products."""
-    lines = [line.strip() for line in re.sub(r"/\*.*?\*/", "", sass).splitlines()]
-    last = max(i for i, line in enumerate(lines) if line.startswith("HGMMA"))
-    end = next(i for i, line in enumerate(lines) if i > last and line.startswith("WARPGROUP.DEPBAR.LE gsb0, 0x0"))
-    found = re.match(r"HGMMA\.64x(\d+)x\S* R(\d+),", lines[last])
-    assert found is not None
-    sums = range(int(found[2]), int(found[2]) + int(found[1]) // 2)
-    return [line for line in lines[last + 1 : end] if any(int(x) in sums for x in re.findall(r"\bR(\d+)", line))]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +128,7 @@ def test_a_copy_has_lines_of_whole_lines_of_l2() -> None:
 def test_tiles_are_those_of_whole_clusters_and_of_the_orientation() -> None:
     assert grid_of(mm(129, 257), Config(shape=CLUSTER)) == (2, 4)
     assert grid_of(mm(129, 257), Config(shape=CLUSTER, swapped=True)) == (3, 2)
+    assert grid_of(mm(129, 257), Config(shape=SMALL)) == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -149,16 +139,11 @@ def test_tiles_are_those_of_whole_clusters_and_of_the_orientation() -> None:
             Config(shape=SMALL),
             "the operand that would be shifted is aligned, the other is not",
         ),
-        (mm(500, 100), Config(shape=CLUSTER), "a cluster has 1x2 tiles, the result 4x1"),
+        (mm(500, 100), Config(shape=CLUSTER), "a cluster has 2 tiles beside each other, the result 1"),
         (
             mm(),
-            Config(shape=Shape(rows=64, cols=64, spread_rows=4, spread_cols=4)),
+            Config(shape=Shape(rows=64, cols=16, cluster=16)),
             "a cluster has 16 blocks, at most 8 can be relied on",
-        ),
-        (
-            mm(),
-            Config(shape=Shape(rows=64, cols=64, spread_rows=2), band=7),
-            "a band of 7 tiles is not whole clusters, which have 2 below each other",
         ),
         (
             mm(64, 2**21 + 1, 511),
@@ -186,11 +171,10 @@ def test_the_operand_that_is_not_aligned_is_the_one_that_is_shifted() -> None:
 def test_blocks_have_room_on_a_multiprocessor() -> None:
     for one in SHAPES:
         for p_by_k in (False, True):
-            room = SM90.smem_per_sm_bytes if one.resident == 1 else SM90.smem_per_sm_bytes // 2
             assert one.stages(p_by_k=p_by_k) >= 3
-            assert one.shared_bytes(p_by_k=p_by_k) + 1024 <= room
+            assert one.shared_bytes(p_by_k=p_by_k) + 1024 <= SM90.smem_per_sm_bytes
     small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
-    assert check_config(mm(), small, Config(shape=SMALL)) == "takes 104544 bytes of shared memory, a block has 65536"
+    assert check_config(mm(), small, Config(shape=SMALL)) == "takes 139392 bytes of shared memory, a block has 65536"
 
 
 @pytest.mark.skipif(not has_nvcc() or find_cuobjdump() is None, reason="needs nvcc and cuobjdump")
@@ -204,7 +188,7 @@ def test_the_compiler_needs_what_was_predicted(shape: Shape, layout: str, swappe
     assert made.shared_bytes == made.predicted_bytes
     assert made.stack_bytes == 0
     assert made.registers is not None
-    assert made.registers * made.threads * shape.resident <= SM90.registers_per_sm
+    assert made.registers * made.threads <= SM90.registers_per_sm
     assert f"HGMMA.64x{shape.cols}x16.F32.BF16" in made.code
     assert ("UTMALDG.2D.MULTICAST" if shape.cluster > 1 else "UTMALDG.2D") in made.code
     assert read_early(made.code) == []

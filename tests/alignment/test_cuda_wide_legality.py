@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sass import read_early
 
 from gemmtune import settings
 from gemmtune.device import preset
@@ -26,6 +27,18 @@ MOST_LINES = 10_000
 """Of a listing in SASS, with two lines for each instruction."""
 INT4: dict[str, Any] = {"encoding": "int4"}
 PLAIN = Shape(rows=128, groups=2, tiles=1, line=128, stages=4)
+COMPILED: list[dict[str, Any]] = [
+    {"scales": "column", "zeros": True},
+    {"dtype": BF16, "scales": "column"},
+    {"dtype_b": torch.uint8},
+    {"dtype": BF16, "scales": "group_64"},
+    {"scales": "column"},
+    INT4 | {"scales": "group_128"},
+    INT4 | {"dtype": BF16, "scales": "group_32"},
+    {"encoding": "uint4", "scales": "group_32", "zeros": True},
+    INT4 | {"scales": "column"},
+]
+"""One for each shape."""
 LARGE = Shape(rows=256, groups=2, tiles=1, line=64, stages=5)
 
 
@@ -133,20 +146,18 @@ def test_configs_that_are_not_legal(changes: dict[str, int], problem: Problem, c
     assert check_config(problem, dataclasses.replace(SM90, **changes), config) == reason  # type: ignore[arg-type]
 
 
+def test_a_listing_in_which_sums_are_read_before_the_wait_is_found() -> None:
+    first = "HGMMA.64x64x16.F32 R88, R24, gdesc[UR8], R88 ;"
+    last = "/*0100*/ HGMMA.64x64x16.F32 R120, R28, gdesc[UR8], R120, gsb0 ; /* 0x01 */"
+    bare = ["WARPGROUP.DEPBAR.LE gsb0, 0x1 ;", "LDS.U16 R23, [R87] ;"]
+    read = "F2FP.F16.F32.PACK_AB R3, R89, R151 ;"
+    end = ["WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", read]
+    assert read_early("\n".join([first, last, *bare, *end])) == []
+    assert read_early("\n".join([first, last, *bare, read, *end])) == [read]
+
+
 @pytest.mark.skipif(not has_nvcc() or find_cuobjdump() is None, reason="needs nvcc and cuobjdump")
-@pytest.mark.parametrize(
-    ("shape", "fields"),
-    [
-        (LARGE, {"scales": "column"}),
-        (PLAIN, {"dtype": BF16, "scales": "group_64"}),
-        (SHAPES[8][0], {"scales": "column", "zeros": True}),
-        (SHAPES[8][-1], {"scales": "column"}),
-        (SHAPES[4][0], INT4 | {"scales": "group_128"}),
-        (SHAPES[4][1], INT4 | {"dtype": BF16, "scales": "group_32"}),
-        (SHAPES[4][-2], {"encoding": "uint4", "scales": "group_32", "zeros": True}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("shape", "fields"), list(zip(SHAPES[8] + SHAPES[4], COMPILED, strict=True)), ids=str)
 def test_the_compiler_needs_what_was_predicted(shape: Shape, fields: dict[str, Any], tmp_path: Path) -> None:
     problem, config = mixed_mm(shape.rows, **fields), Config(shape=shape)
     assert check_config(problem, SM90, config) is None
@@ -160,5 +171,6 @@ def test_the_compiler_needs_what_was_predicted(shape: Shape, fields: dict[str, A
     products = shape.tiles * shape.depth(weights_of(problem)) // 16
     assert made.code.count(f"HGMMA.64x{shape.rows}x16.F32") == products, "products are not put in sequence by the compiler"
     assert INSTRUCTIONS[problem.dtype].split(".")[0] in made.code
+    assert read_early(made.code) == []
     assert "MEMBAR" not in made.code, "the blocks of a cluster wait for each other at barriers alone"
     assert len(made.code.splitlines()) < MOST_LINES, "what is executed once has to be read from memory"

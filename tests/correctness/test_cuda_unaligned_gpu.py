@@ -100,11 +100,11 @@ def choice_of(problem: Problem, shape: Shape, *, swapped: bool = False) -> Unali
 
 
 def choices_of(problem: Problem) -> list[UnalignedChoice]:
-    """Every fourth pair of a shape and an orientation, other ones for other problems: each is a compilation."""
+    """Every third pair of a shape and an orientation, other ones for other problems: each is a compilation."""
     found = [choice_of(problem, shape, swapped=swapped) for shape in SHAPES for swapped in (False, True)]
     legal = [choice for choice in found if choice is not None]
-    start = (problem.m + problem.n + problem.k + 2 * len(str(problem))) % 4
-    return legal[start::4] or legal
+    start = (problem.m + problem.n + problem.k + 2 * len(str(problem))) % 3
+    return legal[start::3] or legal
 
 
 def first(name: str) -> UnalignedChoice:
@@ -146,10 +146,9 @@ def view(rows: int, cols: int, pitch: int, offset: int, *, seed: int, transposed
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("text", ["128x256_r1_2x1", "64x128_r2_1x2", "64x64_r2"])
-def test_any_address_is_right_and_what_surrounds_the_operands_is_not_read(text: str, layout: str) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_address_is_right_and_what_surrounds_the_operands_is_not_read(shape: Shape, layout: str) -> None:
     """One kernel, planned once for each pair of strides: shifts are those of the addresses that it is called with."""
-    shape = next(shape for shape in SHAPES if str(shape) == text)
     m, n, k = 260, 267, 139
     wrong = []
     for more in (0, 1, 6):
@@ -236,10 +235,9 @@ def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("layout", ["nt", "tn"])
-@pytest.mark.parametrize("text", ["128x256_r1_2x1", "128x128_r1_1x2", "64x64_r2"])
-def test_launches_that_begin_early_read_what_the_one_before_writes(text: str, layout: str, swapped: bool) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_launches_that_begin_early_read_what_the_one_before_writes(shape: Shape, layout: str, swapped: bool) -> None:
     """Each product is the next one's shifted operand, and the one after that's copied operand."""
-    shape = next(shape for shape in SHAPES if str(shape) == text)
     size = 301
     problem = mm(size, size, size, layout)
     choice = choice_of(problem, shape, swapped=swapped)

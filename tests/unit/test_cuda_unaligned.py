@@ -20,7 +20,7 @@ from gemmtune.templates.cuda.unaligned.build import UnalignedChoice
 from gemmtune.templates.cuda.unaligned.configs import SHAPES, Config
 from gemmtune.templates.cuda.unaligned.launch import launch_of
 from gemmtune.templates.cuda.unaligned.legality import check_config
-from gemmtune.templates.cuda.unaligned.rank import LIKELY, copies_us, estimate_us
+from gemmtune.templates.cuda.unaligned.rank import LIKELY, WORTH_TRYING, copies_us, estimate_us
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -46,18 +46,16 @@ def with_epilogue(problem: Problem) -> Problem:
 @pytest.mark.parametrize(
     ("problem", "wanted"),
     [
-        (mm(4096, 512, 479), {"64x256_r1_b8_pdl", "64x128_r2_1x2_b8_pdl", "128x128_r1_1x2_b8_pdl"}),
-        (mm(4096, 512, 479, "nn"), {"64x256_r1_b8_pdl", "128x128_r1_1x2_b8_pdl"}),
-        (mm(2048, 2047, 2049, "nn"), {"128x256_r1_1x2_b8_pdl"}),
-        (mm(4096, 4095, 4095), {"128x256_r1_1x2_b8_pdl"}),
-        (mm(16, 4097, 4097), {"64x64_r2_b8_swap_pdl"}),
+        (mm(4096, 512, 479), {"64x256_b8_pdl", "128x128_1x2_b8_pdl"}),
+        (mm(4096, 512, 479, "nn"), {"64x256_b8_pdl", "128x128_1x2_b8_pdl"}),
+        (mm(2048, 2047, 2049, "nn"), {"128x256_1x2_b8_pdl"}),
+        (mm(4096, 4095, 4095), {"128x256_1x2_b8_pdl"}),
     ],
 )
 def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted: set[str]) -> None:
     found = choices(problem)
-    assert {str(choice.config) for choice in found} >= wanted
-    assert len(found) <= 3
-    assert len(choices(problem, "quick")) <= 2
+    assert {str(choice.config) for choice in found} == wanted
+    assert len(choices(problem, "quick")) == 1
 
 
 def test_it_is_a_family_of_the_backend() -> None:
@@ -69,15 +67,19 @@ def test_it_is_a_family_of_the_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    "problem", [mm(1000, 1001, 999), mm(512, 513, 511), mm(300, 301, 8191), mm(1024, 50257, 768, "nn"), mm(128, 1001, 999, "nn")]
-)
+    "problem",
+    [
+        mm(1000, 1001, 999), mm(1000, 1001, 999, "nn"), mm(512, 513, 511, "tn"), mm(300, 301, 8191), mm(1024, 50257, 768, "nn"),
+        mm(128, 1001, 999, "nn"), mm(16, 4097, 4097),
+    ],
+)  # fmt: skip
 def test_what_copies_beat_on_an_h200_is_one_refusal_but_in_an_exhaustive_search(problem: Problem) -> None:
     found = offered(problem)
     [refusal] = found.refusals
     assert (refusal.name, found.choices) == ("cuda:unaligned", ())
     assert refusal.reason.endswith("µs for a product of aligned copies")
     least_us = min(estimate_us(problem, SM90, choice.config) for choice in choices(problem, "exhaustive"))
-    assert least_us > copies_us(problem, SM90)
+    assert least_us > WORTH_TRYING * copies_us(problem, SM90)
 
 
 def test_an_exhaustive_search_has_every_legal_shape_either_way_round() -> None:
@@ -100,7 +102,7 @@ def test_no_shape_is_tried_twice_and_what_takes_the_model_longer_is_left() -> No
 
 
 def test_the_model_takes_longer_where_the_other_operand_is_copied_too() -> None:
-    config = Config(shape=SHAPES[3])
+    config = Config(shape=SHAPES[-1])
     assert estimate_us(mm(4096, 512, 479), SM90, config) > estimate_us(mm(4096, 512, 479, "nn"), SM90, config)
     assert copies_us(mm(4096, 512, 479), SM90) > copies_us(mm(4096, 512, 479, "nn"), SM90)
 
@@ -108,7 +110,7 @@ def test_the_model_takes_longer_where_the_other_operand_is_copied_too() -> None:
 def test_variants_are_told_at_launch_and_need_no_compilation() -> None:
     [choice, *_] = choices(mm(4096, 512, 479))
     near = choice.variants()
-    assert {str(variant.config) for variant in near} == {"128x128_r1_1x2_b8", "128x128_r1_1x2_b32_pdl"}
+    assert {str(variant.config) for variant in near} == {"128x128_1x2_b8", "128x128_1x2_b32_pdl"}
     assert {variant.compile_key for variant in near} == {choice.compile_key}
     assert len({variant.content_hash for variant in (choice, *near)}) == 3
     assert choice.claims.splits == 1
@@ -125,7 +127,7 @@ def test_one_source_serves_every_size_and_every_shift() -> None:
 
 
 def test_what_is_compiled_differs_where_the_text_does() -> None:
-    config = Config(shape=SHAPES[3])
+    config = Config(shape=SHAPES[-1])
     problems = [mm(500, 501, 499, layout, dtype) for layout in ("nt", "nn", "tn", "tt") for dtype in (F16, BF16)]
     problems.append(with_epilogue(mm(500, 501, 499)))
     sources = [UnalignedChoice.of(config, problem, SM90).source for problem in problems]
@@ -135,14 +137,14 @@ def test_what_is_compiled_differs_where_the_text_does() -> None:
 
 
 def test_the_transpose_is_stored_along_the_rows_of_its_tiles() -> None:
-    sources = [UnalignedChoice.of(Config(shape=SHAPES[3], swapped=way), mm(500, 501, 499), SM90).source for way in (False, True)]
+    sources = [UnalignedChoice.of(Config(shape=SHAPES[-1], swapped=way), mm(500, 501, 499), SM90).source for way in (False, True)]
     assert [source.turned for source in sources] == [False, True]
     assert "constexpr bool TURNED = true" in sources[1].text
 
 
 def test_sums_wait_for_an_epilogue_in_float32() -> None:
-    plain = UnalignedChoice.of(Config(shape=SHAPES[3]), mm(500, 501, 499), SM90)
-    fused = UnalignedChoice.of(Config(shape=SHAPES[3]), with_epilogue(mm(500, 501, 499)), SM90)
+    plain = UnalignedChoice.of(Config(shape=SHAPES[-1]), mm(500, 501, 499), SM90)
+    fused = UnalignedChoice.of(Config(shape=SHAPES[-1]), with_epilogue(mm(500, 501, 499)), SM90)
     assert "using Staged = bf16;" in plain.source.text
     assert "using Staged = float;" in fused.source.text
     assert "value_of<f16>(reads[0], batch, row, col)" in fused.source.text
@@ -150,7 +152,7 @@ def test_sums_wait_for_an_epilogue_in_float32() -> None:
 
 
 def test_an_operand_that_was_aligned_has_to_stay_so_and_others_may_be_anywhere() -> None:
-    config = Config(shape=SHAPES[3])
+    config = Config(shape=SHAPES[-1])
     both, one = UnalignedChoice.of(config, mm(500, 501, 499), SM90), UnalignedChoice.of(config, mm(500, 504, 499, "nn"), SM90)
     assert (both.aligned_bytes, one.aligned_bytes) == ((1, 1, 1), (1, 1, 16))
     assert (launch_of(config, both.problem, 0).pads, launch_of(config, one.problem, 0).pads) == (1, 0)
@@ -158,7 +160,7 @@ def test_an_operand_that_was_aligned_has_to_stay_so_and_others_may_be_anywhere()
 
 
 def test_a_launch_is_told_the_problem_as_the_kernel_sees_it() -> None:
-    words = launch_of(Config(shape=SHAPES[3], swapped=True, pdl=False), mm(500, 501, 499, "nn"), 3)
+    words = launch_of(Config(shape=SHAPES[-1], swapped=True, pdl=False), mm(500, 501, 499, "nn"), 3)
     assert (words.rows, words.cols, words.k, words.band, words.overlaps, words.device) == (501, 500, 499, 8, 0, 3)
     assert (words.a_strides.row, words.a_strides.col) == (1, 501)
     assert (words.b_strides.row, words.b_strides.col) == (499, 1)

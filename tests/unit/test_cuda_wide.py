@@ -71,6 +71,13 @@ def test_a_search_has_a_few_shapes_and_a_quick_one_the_first_two_of_them(m: int,
     assert all(check_config(problem, SM90, choice.config) is None for choice in found)
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("m", [33, 48, 64])
+def test_rows_of_one_small_tile_are_tried_with_two_blocks_on_a_multiprocessor_and_with_one(m: int, dtype: torch.dtype) -> None:
+    found = [choice.config for choice in choices(mixed_mm(m, dtype=dtype, scales="column"), "quick")]
+    assert [(config.shape.rows, config.shape.resident) for config in found] == [(64, 1), (64, 2)]
+
+
 def test_the_backend_has_the_kernel_beside_its_others() -> None:
     problem = mixed_mm(scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())

@@ -8,8 +8,8 @@ __all__ = ["DEPTH", "SHAPES", "Config", "Shape"]
 
 DEPTH = 64
 """Elements of K in a stage: a line of q has 128 bytes."""
-BYTES = {1: 227 * 1024, 2: 113 * 1024}
-"""Of shared memory that a block can have, by the number of blocks on a multiprocessor."""
+BYTES = 227 * 1024
+"""Of shared memory that a block can have."""
 MOST_STAGES = 8
 BARRIER_BYTES = 8
 CLASSES = 8
@@ -22,22 +22,14 @@ DISPLACED = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of the kernel: a tile of ``rows`` by ``cols`` sums, ``resident`` blocks on a multiprocessor.
+    """Of the kernel: a tile of ``rows`` by ``cols`` sums.
 
-    A cluster has ``spread_rows`` by ``spread_cols`` tiles below and beside each other, and copies once what several of them
-    multiply.
+    A cluster has ``cluster`` tiles beside each other, and copies their lines of p once.
     """
 
     rows: int
     cols: int
-    spread_rows: int = 1
-    spread_cols: int = 1
-    resident: int = 1
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return self.spread_rows * self.spread_cols
+    cluster: int = 1
 
     @property
     def shifts_registers(self) -> bool:
@@ -57,26 +49,25 @@ class Shape:
     def stages(self, *, p_by_k: bool) -> int:
         """As many as there is room for."""
         each = self.stage_bytes(p_by_k=p_by_k) + 2 * BARRIER_BYTES
-        return min(BYTES[self.resident] // each, MOST_STAGES)
+        return min(BYTES // each, MOST_STAGES)
 
     def shared_bytes(self, *, p_by_k: bool) -> int:
         """Of a block: stages, in whose place results are put at the end, and their barriers."""
         return self.stages(p_by_k=p_by_k) * (self.stage_bytes(p_by_k=p_by_k) + 2 * BARRIER_BYTES)
 
     def __str__(self) -> str:
-        tiles = f"_{self.spread_rows}x{self.spread_cols}" if self.cluster > 1 else ""
-        return f"{self.rows}x{self.cols}_r{self.resident}{tiles}"
+        return f"{self.rows}x{self.cols}" + (f"_1x{self.cluster}" if self.cluster > 1 else "")
 
 
 SHAPES: tuple[Shape, ...] = (
-    Shape(rows=128, cols=256, spread_cols=2),
-    Shape(rows=128, cols=256, spread_rows=2),
-    Shape(rows=128, cols=128, spread_cols=2),
+    Shape(rows=128, cols=256, cluster=2),
+    Shape(rows=128, cols=128, cluster=2),
     Shape(rows=64, cols=256),
-    Shape(rows=64, cols=128, spread_cols=2, resident=2),
-    Shape(rows=64, cols=64, resident=2),
 )
-"""Large tiles for long sums, small ones for those of few steps and for few rows; the second for results of one tile's columns."""
+"""The first for long sums and large results, the others for sums of few steps.
+
+Results that smaller tiles would suit take less time with aligned copies, on an H200.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

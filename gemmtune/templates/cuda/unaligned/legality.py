@@ -78,8 +78,7 @@ def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
     """Tiles below and beside each other: whole clusters of them."""
     shape = config.shape
     rows, cols = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
-    below, beside = shape.rows * shape.spread_rows, shape.cols * shape.spread_cols
-    return -(-rows // below) * shape.spread_rows, -(-cols // beside) * shape.spread_cols
+    return -(-rows // shape.rows), -(-cols // (shape.cols * shape.cluster)) * shape.cluster
 
 
 def check_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
@@ -93,8 +92,6 @@ def check_config(problem: Problem, device: DeviceInfo, config: Config) -> str | 
         return f"takes {shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
     if shape.cluster > MOST_BLOCKS:
         return f"a cluster has {shape.cluster} blocks, at most {MOST_BLOCKS} can be relied on"
-    if config.band % shape.spread_rows:
-        return f"a band of {config.band} tiles is not whole clusters, which have {shape.spread_rows} below each other"
     if not aligned(q) and copy_bytes(q) > MOST_COPY_BYTES:
         return f"an aligned copy has {copy_bytes(q)} bytes, at most {MOST_COPY_BYTES}"
     return _room(problem, config, (p, q))
@@ -106,9 +103,9 @@ def _room(problem: Problem, config: Config, operands: tuple[Layout, Layout]) -> 
     if below * beside > MOST_TILES:
         return f"{below * beside} tiles, at most {MOST_TILES} fit a grid"
     rows, cols = operands[0].size[-2], operands[1].size[-2]
-    tiles = -(-rows // shape.rows), -(-cols // shape.cols)
-    if tiles[0] < shape.spread_rows or tiles[1] < shape.spread_cols:
-        return f"a cluster has {shape.spread_rows}x{shape.spread_cols} tiles, the result {tiles[0]}x{tiles[1]}"
+    tiles = -(-cols // shape.cols)
+    if tiles < shape.cluster:
+        return f"a cluster has {shape.cluster} tiles beside each other, the result {tiles}"
     if max(rows, cols, problem.k) >= INT32_LIMIT - 2**16:
         return "tiles beyond the edge do not fit 32 bits"
     return None

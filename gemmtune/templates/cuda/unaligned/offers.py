@@ -13,7 +13,7 @@ from .rank import candidates, select, why_not_likely
 
 __all__ = ["offers"]
 
-CHOICES: dict[str, int | None] = {"quick": 2, "default": 3, "exhaustive": None}
+CHOICES: dict[str, int | None] = {"quick": 1, "default": 2, "exhaustive": None}
 """How many kernels are compiled for one problem, each in about three seconds."""
 
 

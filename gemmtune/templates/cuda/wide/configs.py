@@ -121,6 +121,7 @@ def _shape(rows: int, groups: int, tiles: int, line: int, stages: int, *, reside
 SHAPES: dict[int, tuple[Shape, ...]] = {
     8: (
         _shape(64, 1, 1, 128, 4, resident=2),
+        _shape(64, 2, 1, 128, 4, batch=2),
         _shape(96, 2, 1, 128, 5),
         _shape(128, 2, 1, 128, 4),
         _shape(256, 2, 1, 64, 4),
@@ -132,7 +133,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         _shape(192, 2, 1, 64, 3),
     ),
 }
-"""By the bits of a weight: few rows and two blocks on a multiprocessor, up to the largest tile that registers have room for."""
+"""By the bits of a weight: few rows, for two blocks on a multiprocessor or one, to the largest tile with room in registers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
