@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ..choice import Run
 from ..errors import ErrorFromChoice
@@ -90,15 +91,7 @@ def bind(
     # One block of bytes costs the host less than as many arguments of a C function.
     packed = struct.Struct(f"{GIVEN}{_passed(problem)}P").pack
 
-    def run(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...],
-    ) -> None:
+    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
         first, second = (b, a) if exchanged else (a, b)
         to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
         x = [tensor.data_ptr() for tensor in ((inp, *extra) if reads_inp else extra)]  # type: ignore[union-attr]

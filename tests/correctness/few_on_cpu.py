@@ -12,7 +12,7 @@ import torch
 
 from gemmtune.choice import Kernel
 from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.source import KERNEL, Source, parts_of, put_together
+from gemmtune.templates.cuda.few.source import KERNEL, Source
 from gemmtune.templates.cuda.library import Library
 from gemmtune.templates.cuda.mixed.launch import launch_of
 from gemmtune.templates.launch import GIVEN
@@ -32,7 +32,7 @@ def text_of(source: Source) -> str:
         "pointwise": "",
         "driver": f'#define KERNEL {KERNEL}\n#include "driver.h"',
     }
-    text = put_together(source, {**parts_of(source), **own})
+    text = source.put_together({**source.parts, **own})
     assert SHARED in text
     return text.replace(SHARED, "unsigned char* const shared = here().shared;")
 

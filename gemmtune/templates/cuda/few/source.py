@@ -1,80 +1,41 @@
-"""The text of the kernel: one translation unit with a plain C entry point."""
+"""The text of the kernel."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ...render import template, template_digest
-from ..mixed import source as mixed
+from ..mixed.source import MixedSource
 from .configs import Shape
 
-__all__ = ["KERNEL", "Source", "parts_of", "put_together"]
+__all__ = ["KERNEL", "Source"]
 
 KERNEL = "gemmtune_few"
-FILES = (
-    "few.cu.jinja", "device.cuh.jinja", "numbers.cuh.jinja", "copies.cuh.jinja", "sums.cuh.jinja",
-    "finish.cuh.jinja", "host.h.jinja",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source(mixed.Source):
-    """Everything that the text depends on."""
+class Source(MixedSource):
+    """Weights are widened in registers of a warp."""
+
+    PACKAGE: ClassVar = __package__
+    FILES: ClassVar = (
+        "few.cu.jinja", "device.cuh.jinja", "numbers.cuh.jinja", "copies.cuh.jinja", "sums.cuh.jinja",
+        "finish.cuh.jinja", "host.h.jinja",
+    )  # fmt: skip
 
     shape: Shape
 
     @property
-    def text(self) -> str:
-        """The CUDA C++ source."""
-        return _render(self)
-
-    @property
-    def digest(self) -> str:
-        """A hash over everything that makes the text: the templates and what they are given."""
-        return _digest(self)
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest(source: Source) -> str:
-    made_of = [template_digest(__package__, file) for file in FILES]
-    return hashlib.blake2b(f"{made_of} {source.made_of}".encode(), digest_size=16).hexdigest()
-
-
-@functools.lru_cache(maxsize=1024)
-def _render(source: Source) -> str:
-    return put_together(source, parts_of(source))
-
-
-def put_together(source: Source, parts: Mapping[str, str]) -> str:
-    """The source whose parts these are."""
-    return _part("few.cu.jinja", {**_values(source), **parts})
-
-
-def parts_of(source: Source) -> dict[str, str]:
-    """The text of each file that the kernel is put together of."""
-    values = _values(source)
-    names = {"device": "cuh", "numbers": "cuh", "copies": "cuh", "sums": "cuh", "finish": "cuh", "host": "h"}
-    parts = {name: _part(f"{name}.{suffix}.jinja", values) for name, suffix in names.items()}
-    return {**parts, **mixed.parts_of(source)}
-
-
-def _values(source: Source) -> dict[str, object]:
-    shape, weights = source.shape, source.weights
-    return {
-        **source.values,
-        "name": f"i{weights.bits}_{shape.label(weights)}",
-        "kernel": KERNEL,
-        "eights": shape.eights,
-        "cols": shape.cols,
-        "stages": shape.stages,
-        "warps_n": shape.warps_n,
-        "warps_k": shape.warps_k,
-        "resident": shape.resident(weights),
-    }
-
-
-def _part(name: str, values: Mapping[str, object]) -> str:
-    return template(__package__, name).render(**values)
+    def values(self) -> dict[str, object]:
+        """What the templates are given."""
+        shape, weights = self.shape, self.weights
+        return self.asked | {
+            "kernel": KERNEL,
+            "name": f"i{weights.bits}_{shape.label(weights)}",
+            "eights": shape.eights,
+            "cols": shape.cols,
+            "stages": shape.stages,
+            "warps_n": shape.warps_n,
+            "warps_k": shape.warps_k,
+            "resident": shape.resident(weights),
+        }

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
 import torch
 
 from ....problem import Epilogue, Problem
 from ...cpp.printer import STORAGE_TYPES, print_epilogue
-from ...launch import MOST_OPERANDS, launch_text
-from ...render import template, template_digest
-from ..parts import ELEMENTS, MAP_TYPES, common_parts
+from ...render import template_digest
+from ..parts import ELEMENTS, MAP_TYPES
+from ..source import KernelSource
 from .launch import Launch
 from .weights import Weights, weights_of
 
-__all__ = ["MOST_SHARED_BYTES", "Asked", "Source", "asked_of", "parts_of"]
+__all__ = ["MOST_SHARED_BYTES", "Asked", "MixedSource", "asked_of"]
 
 FILES = ("reads.cuh.jinja", "work.cuh.jinja", "maps.h.jinja")
 MOST_SHARED_BYTES = 227 * 1024
@@ -47,8 +47,10 @@ def asked_of(problem: Problem) -> Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Sizes, strides and the division of K among blocks are arguments of a kernel; everything else makes its text."""
+class MixedSource(KernelSource):
+    """The division of K among blocks is an argument of a kernel, as are sizes and strides."""
+
+    LAUNCH: ClassVar = Launch
 
     weights: Weights
     dtype: torch.dtype
@@ -60,18 +62,10 @@ class Source:
     """Of the epilogue's operands."""
 
     @property
-    def statements(self) -> list[str]:
-        """The epilogue in C++."""
-        if self.epilogue is None:
-            return []
-        return print_epilogue(self.epilogue, "acc", [f"x{i}" for i in range(len(self.operands))], "result")
-
-    @property
-    def values(self) -> dict[str, object]:
-        """What templates are given."""
+    def asked(self) -> dict[str, object]:
+        """Of what the templates are given, what a kernel's shape has no part in."""
         weights, factors = self.weights, self.weights.factors
         return {
-            "most_operands": MOST_OPERANDS,
             "bits": weights.bits,
             "signed": weights.signed,
             "zero": weights.zero is not None,
@@ -86,20 +80,33 @@ class Source:
             "map_types": {name: MAP_TYPES[factor.dtype] for name, factor in factors.items()},
             "places": {name: place for place, name in enumerate(factors)},
             "first_operand": len(factors),
-            "count": len(factors) + len(self.operands),
+            "count": self.passed,
             "operands": [STORAGE_TYPES[dtype] for dtype in self.operands],
-            "statements": self.statements,
+            "statements": self._statements(),
         }
+
+    def _statements(self) -> list[str]:
+        if self.epilogue is None:
+            return []
+        return print_epilogue(self.epilogue, "acc", [f"x{i}" for i in range(len(self.operands))], "result")
+
+    @property
+    def passed(self) -> int:
+        """Scale and zero point, and the epilogue's operands."""
+        return len(self.weights.factors) + len(self.operands)
+
+    @property
+    def fused(self) -> bool:
+        """An epilogue is applied."""
+        return self.epilogue is not None
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """How scales and operands are read, steps of K, and maps of scales."""
+        return {file.split(".")[0]: self.part(__package__, file) for file in FILES}
 
     @property
     def made_of(self) -> str:
-        """What a digest is taken of, beside the kernel's own templates."""
+        """Its fields, and what they do not tell."""
         files = [template_digest(__package__, file) for file in FILES]
-        return f"{files} {self} {common_parts()} {self.statements} {launch_text(Launch, 0)} {PROMOTION} {MOST_SHARED_BYTES}"
-
-
-def parts_of(source: Source) -> dict[str, str]:
-    """The parts that the kernels have in common: those of every family, and what a launch tells."""
-    launch = launch_text(Launch, len(source.weights.factors) + len(source.operands))
-    parts = {file.split(".")[0]: template(__package__, file).render(**source.values) for file in FILES}
-    return {**common_parts(fused=source.epilogue is not None), "launch": launch, **parts}
+        return f"{files} {self} {self._statements()} {PROMOTION} {MOST_SHARED_BYTES}"
