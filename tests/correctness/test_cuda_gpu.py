@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call
 
-from gemmtune.choice import Run, Status
 from gemmtune.device import detect
-from gemmtune.numerics.operands import Operands, random_operands
+from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 from gemmtune.templates.cuda import BACKEND
 from gemmtune.templates.cuda.cluster.build import ClusterChoice
@@ -31,7 +28,6 @@ pytestmark = [
 ]
 
 BF16, F16 = torch.bfloat16, torch.float16
-GPU = torch.device("cuda")
 
 
 def mm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = BF16) -> Problem:
@@ -125,69 +121,27 @@ def with_variants(choice: ClusterChoice) -> list[ClusterChoice]:
     return list(found.values())
 
 
-def call(run: Run, out: torch.Tensor, x: Operands) -> torch.Tensor:
-    run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
-    return out
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_variant_is_right(name: str) -> None:
-    verifier = Verifier(CASES[name][0], GPU)
     first, *others = choices_of(name)
-    for choice in (*with_variants(first), *others):
-        verdict = verifier.check(choice, choice.build())
-        assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
+    assert_right(CASES[name][0], [*with_variants(first), *others])
 
 
 @pytest.mark.parametrize(
     "name", ["one-tile", "small", "fused", "batched", "shared", "shared-and-divided", "shared-batched", "four-tiles"]
 )
 def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
-    choice = choices_of(name)[0]
-    run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=3)
-    outs = [torch.empty_like(x.out) for _ in range(3)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for out in outs:
-            call(run, out, x)
-    eager = call(run, torch.empty_like(x.out), x)
-    for _ in range(3):
-        for out in outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(out, eager) for out in outs)
+    assert_replayable(choices_of(name)[0])
 
 
 @pytest.mark.parametrize("name", ["one-tile", "small", "shared", "shared-two-blocks", "beside", "four-tiles"])
 def test_calls_of_two_streams_do_not_share_a_workspace(name: str) -> None:
     """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
-    choice = choices_of(name)[0]
-    run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=4)
-    expected = call(run, torch.empty_like(x.out), x)
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    outs = [torch.full_like(x.out, float("nan")) for _ in range(90)]
-    torch.cuda.synchronize()
-    for out, stream in zip(outs, itertools.cycle(streams), strict=False):
-        with torch.cuda.stream(stream):
-            call(run, out, x)
-    torch.cuda.synchronize()
-    assert all(torch.equal(out, expected) for out in outs)
+    assert_streams_apart(choices_of(name)[0])
 
 
 def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch() -> None:
-    choice = choices_of("one-tile")[0]
-    run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=6)
-    expected, out = call(run, torch.empty_like(x.out), x), torch.full_like(x.out, float("nan"))
-    torch.cuda.synchronize()
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(call, run, out, x).result(timeout=60)
-    torch.cuda.synchronize()
-    assert torch.equal(out, expected)
+    assert_launched_by_a_new_thread(choices_of("one-tile")[0])
 
 
 @pytest.mark.parametrize("name", ["two-tiles", "small-of-4", "batched", "shared", "shared-and-divided-tails", "four-tiles-tails"])

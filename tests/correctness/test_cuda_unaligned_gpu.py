@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call
 
-from gemmtune.choice import Run, Status
 from gemmtune.device import detect
-from gemmtune.numerics.operands import Operands, random_operands
+from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.verify import Verifier
 from gemmtune.templates.cuda.unaligned.build import UnalignedChoice
 from gemmtune.templates.cuda.unaligned.configs import SHAPES, Config, Shape
 from gemmtune.templates.cuda.unaligned.legality import check_config, check_problem
@@ -27,7 +25,6 @@ pytestmark = [
 ]
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-GPU = torch.device("cuda")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
@@ -112,18 +109,10 @@ def first(name: str) -> UnalignedChoice:
     return next(choice for shape in SHAPES if (choice := choice_of(problem, shape) or choice_of(problem, shape, swapped=True)))
 
 
-def call(run: Run, out: torch.Tensor, x: Operands) -> torch.Tensor:
-    run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
-    return out
-
-
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_shapes_are_right_both_ways_round(name: str) -> None:
-    verifier = Verifier(PROBLEMS[name], GPU)
-    for i, choice in enumerate(choices_of(PROBLEMS[name])):
-        for one in (choice, *choice.variants()) if i == 0 else (choice,):
-            verdict = verifier.check(one, one.build())
-            assert verdict.status is Status.OK, f"{one.name}: {verdict.reason}"
+    one, *others = choices_of(PROBLEMS[name])
+    assert_right(PROBLEMS[name], [one, *one.variants(), *others])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -132,8 +121,7 @@ def test_every_shape_is_right(shape: Shape, layout: str) -> None:
     problem = mm(391, 521, 331, layout)
     choice = choice_of(problem, shape, swapped=layout in ("nn", "tt"))
     assert choice is not None
-    verdict = Verifier(problem, GPU).check(choice, choice.build())
-    assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
+    assert_right(problem, [choice])
 
 
 def view(rows: int, cols: int, pitch: int, offset: int, *, seed: int, transposed: bool) -> torch.Tensor:
@@ -186,51 +174,16 @@ def test_an_operand_that_was_aligned_is_refused_where_it_is_not() -> None:
 
 @pytest.mark.parametrize("name", ["odd-nt", "odd-tn", "a-alone", "fused"])
 def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
-    choice = first(name)
-    run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=3)
-    outs = [torch.empty_like(x.out) for _ in range(3)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for out in outs:
-            call(run, out, x)
-    eager = call(run, torch.empty_like(x.out), x)
-    for _ in range(3):
-        for out in outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(out, eager) for out in outs)
+    assert_replayable(first(name))
 
 
 @pytest.mark.parametrize("name", ["odd-nt", "long-tn", "a-alone"])
 def test_calls_of_two_streams_do_not_share_a_copy(name: str) -> None:
-    """Different operands on each stream: a copy of another's would be seen."""
-    choice = first(name)
-    run = choice.build().run
-    operands = [random_operands(choice.problem, GPU, seed=seed) for seed in range(3)]
-    expected = [call(run, torch.empty_like(x.out), x) for x in operands]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in operands]
-    outs = [torch.full_like(operands[0].out, float("nan")) for _ in range(90)]
-    torch.cuda.synchronize()
-    for i, out in enumerate(outs):
-        with torch.cuda.stream(streams[i % 3]):
-            call(run, out, operands[i % 3])
-    torch.cuda.synchronize()
-    assert all(torch.equal(out, expected[i % 3]) for i, out in enumerate(outs))
+    assert_streams_apart(first(name))
 
 
 def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch() -> None:
-    choice = first("odd-nt")
-    run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=6)
-    expected, out = call(run, torch.empty_like(x.out), x), torch.full_like(x.out, float("nan"))
-    torch.cuda.synchronize()
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(call, run, out, x).result(timeout=60)
-    torch.cuda.synchronize()
-    assert torch.equal(out, expected)
+    assert_launched_by_a_new_thread(first("odd-nt"))
 
 
 @pytest.mark.parametrize("swapped", [False, True])

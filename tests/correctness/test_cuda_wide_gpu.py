@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from launches import GPU, assert_replayable, assert_right, assert_streams_apart
 
-from gemmtune.choice import Run, Status
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
-from gemmtune.numerics.operands import Operands, random_operands
+from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.verify import Verifier
 from gemmtune.templates.cuda.wide.build import WideChoice
 from gemmtune.templates.cuda.wide.configs import Config, Shape
 from gemmtune.templates.cuda.wide.legality import check_config, check_problem
@@ -28,7 +27,6 @@ pytestmark = [
 ]
 
 F16, BF16, F32, UINT8 = torch.float16, torch.bfloat16, torch.float32, torch.uint8
-GPU = torch.device("cuda")
 INT4: dict[str, Any] = {"encoding": "int4"}
 UINT4: dict[str, Any] = {"encoding": "uint4"}
 
@@ -99,53 +97,19 @@ def choices_of(name: str) -> list[WideChoice]:
     return [WideChoice.of(config, problem, device) for config in legal]
 
 
-def call(run: Run, out: torch.Tensor, x: Operands) -> torch.Tensor:
-    run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
-    return out
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_division_of_k_is_right(name: str) -> None:
-    verifier = Verifier(CASES[name][0], GPU)
-    for choice in choices_of(name):
-        verdict = verifier.check(choice, choice.build())
-        assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
+    assert_right(CASES[name][0], choices_of(name))
 
 
 @pytest.mark.parametrize("name", ["int4-group-128", "int8-column", "gated"])
 def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
-    choice = choices_of(name)[0]
-    run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=3)
-    outs = [torch.empty_like(x.out) for _ in range(3)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for out in outs:
-            call(run, out, x)
-    eager = call(run, torch.empty_like(x.out), x)
-    for _ in range(3):
-        for out in outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(out, eager) for out in outs)
+    assert_replayable(choices_of(name)[0])
 
 
 @pytest.mark.parametrize("name", ["int4-group-128", "int8-plain"])
 def test_calls_of_several_streams_give_the_same_bits(name: str) -> None:
-    choice = choices_of(name)[1]
-    run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=4)
-    expected = call(run, torch.empty_like(x.out), x)
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    outs = [torch.full_like(x.out, float("nan")) for _ in range(60)]
-    torch.cuda.synchronize()
-    for out, stream in zip(outs, itertools.cycle(streams), strict=False):
-        with torch.cuda.stream(stream):
-            call(run, out, x)
-    torch.cuda.synchronize()
-    assert all(torch.equal(out, expected) for out in outs)
+    assert_streams_apart(choices_of(name)[1])
 
 
 def test_a_product_that_the_next_one_reads_is_finished() -> None:
