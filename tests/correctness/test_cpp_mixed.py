@@ -196,7 +196,7 @@ def random_case(rng: random.Random, arch: str) -> CppChoice | None:
 def test_any_layout_and_size(arch: str) -> None:
     rng = random.Random(f"mixed {arch}")
     checked = 0
-    while checked < 25:
+    while checked < 15:
         choice = random_case(rng, arch)
         if choice is None:
             continue
