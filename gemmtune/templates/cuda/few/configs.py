@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..mixed.config import MixedConfig
 from ..mixed.weights import LINE_BYTES, Weights
 
 __all__ = ["SHAPES", "Config", "Shape"]
@@ -104,19 +105,7 @@ SHAPES: tuple[Shape, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """``blocks`` of a cluster divide K; with ``takes_turns`` step by step rather than a piece of it each.
-
-    ``pdl``: the launch may begin before the one before it has ended; ``ahead`` steps are then asked into L2 meanwhile.
-    """
+class Config(MixedConfig):
+    """A shape of this kernel, and what a launch is told."""
 
     shape: Shape
-    blocks: int = 1
-    takes_turns: bool = False
-    pdl: bool = False
-    ahead: int = 0
-
-    def label(self, weights: Weights) -> str:
-        """Such as ``16x128x256_s4_w2x2_k2_turns_pdl4``."""
-        overlap = f"_pdl{self.ahead or ''}" if self.pdl else ""
-        return f"{self.shape.label(weights)}_k{self.blocks}{'_turns' if self.takes_turns else ''}{overlap}"

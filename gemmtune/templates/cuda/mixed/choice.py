@@ -12,12 +12,13 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..choice import NAME, TMA_BYTES, CudaChoice
-from .launch import Launch, Told, launch_of
+from .config import MixedConfig
+from .launch import Launch, launch_of
 from .legality import is_along_k
 
 __all__ = ["MixedChoice"]
 
-C = TypeVar("C", bound=Told)
+C = TypeVar("C", bound=MixedConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from ....problem import Layout, Problem
 from ... import launch
 from ...launch import strides_of
+from .config import MixedConfig
 
-__all__ = ["Launch", "Told", "launch_of"]
+__all__ = ["Launch", "launch_of"]
 
 ALIGNED_BYTES = 16
-
-
-class Told(Protocol):
-    """Of a config, what is told at launch: how many blocks of a cluster divide K, and how; how the launch begins."""
-
-    @property
-    def blocks(self) -> int: ...
-
-    @property
-    def takes_turns(self) -> bool: ...
-
-    @property
-    def pdl(self) -> bool: ...
-
-    @property
-    def ahead(self) -> int: ...
 
 
 class Launch(launch.Launch):
@@ -42,7 +27,7 @@ class Launch(launch.Launch):
     )  # fmt: skip
 
 
-def launch_of(config: Told, problem: Problem, device: int) -> Launch:
+def launch_of(config: MixedConfig, problem: Problem, device: int) -> Launch:
     """All but the addresses."""
     words = Launch()
     words.rows, words.cols, words.k = problem.m, problem.n, problem.k
