@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 import gemmtune
-from gemmtune.extern.quantized import dequantized
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
+from gemmtune.problem.compositions import dequantized
 
 __all__ = ["Call", "arguments", "gemmtune_call", "torch_call"]
 

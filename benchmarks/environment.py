@@ -12,7 +12,7 @@ import torch
 
 import gemmtune
 from gemmtune.device import DeviceInfo
-from gemmtune.selector.persistence.key import driver_version, now
+from gemmtune.store.key import driver_version, now
 
 __all__ = ["clocks", "describe_environment"]
 

@@ -23,11 +23,11 @@ from gate_planted import Slowed
 from gate_simulation import PROCESSES, Noise, rates, verdicts
 
 from gemmtune import Problem, settings
-from gemmtune.conformance.perf.processes import Failed, FreshProcess
-from gemmtune.conformance.perf.sampling import Match, Sampling
-from gemmtune.conformance.perf.statistics import Rule, Verdict, judge
-from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import detect
+from gemmtune.perf_gate.processes import Failed, FreshProcess
+from gemmtune.perf_gate.sampling import Match, Sampling
+from gemmtune.perf_gate.statistics import Rule, Verdict, judge
+from gemmtune.perf_gate.subjects import TORCH, subject_for
 
 RESULT = Path(__file__).parent / "results" / "gate-operating-point.json"
 SUITE = 20

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmtune.conformance.perf.collect import Series, collect
-from gemmtune.conformance.perf.sampling import ProcessSample, Sampling
-from gemmtune.conformance.perf.statistics import Estimate, Judgement, Rule, Verdict, judge
+from gemmtune.perf_gate.collect import Series, collect
+from gemmtune.perf_gate.sampling import ProcessSample, Sampling
+from gemmtune.perf_gate.statistics import Estimate, Judgement, Rule, Verdict, judge
 
 __all__ = ["Noise", "rates", "verdicts"]
 

@@ -17,8 +17,8 @@ from gemmtune.device import DeviceInfo
 from gemmtune.dispatch.plan import Plan
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.selector.timing.timer import Contender, Timer, collection_paused, median_margin
 from gemmtune.settings import Timing
+from gemmtune.timing.timer import Contender, Timer, collection_paused, median_margin
 
 __all__ = ["Comparison", "compare", "host_cost"]
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import torch
 from calls import arguments, torch_call
 
-from gemmtune.backends import load
+from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel
 from gemmtune.device import DeviceInfo
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.problem import QUANTIZED_OPS
-from gemmtune.selector.timing.rotation import Rotation
 from gemmtune.settings import current
+from gemmtune.timing.rotation import Rotation
 
 __all__ = ["REFERENCES", "Reference", "dense", "inductor", "plain_torch"]
 

@@ -31,13 +31,13 @@ from report import print_row, print_summary, summary
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.backends import BACKENDS
+from gemmtune.backends.table import BACKENDS
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch.plan import plan_for
-from gemmtune.extern.flags import precision_scope
+from gemmtune.problem.flags import precision_scope
 from gemmtune.selector.result import ProblemResult
-from gemmtune.selector.timing.limits import limit_us, measure_limits
 from gemmtune.settings import Search, Timing
+from gemmtune.timing.limits import limit_us, measure_limits
 
 REGIMES: tuple[Timing, ...] = typing.get_args(Timing)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from .backends import BACKENDS
 from .settings import Settings
 
 __all__ = ["FILTERS", "FilterSettings", "why_not_allowed", "why_not_named"]
@@ -14,9 +13,12 @@ __all__ = ["FILTERS", "FilterSettings", "why_not_allowed", "why_not_named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSettings:
-    """The names of the settings that filter the choices of some backends; ``min_size`` and ``cap`` hold for templates alone."""
+    """The names of the settings that filter the choices of some backends (None: of all).
 
-    backends: Collection[str]
+    ``min_size`` and ``cap`` hold for templates alone.
+    """
+
+    backends: Collection[str] | None
     min_size: str
     allow: str
     deny: str
@@ -25,7 +27,7 @@ class FilterSettings:
 
 FILTERS: tuple[FilterSettings, ...] = (
     FilterSettings(
-        backends=tuple(BACKENDS),
+        backends=None,
         min_size="template_min_gemm_size",
         allow="choice_allowlist_regex",
         deny="choice_denylist_regex",
@@ -54,7 +56,7 @@ def why_not_allowed(name: str, allow: str | None, deny: str | None, names: tuple
 def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> str | None:
     """Why the settings leave out the backend's choice of this name, or None."""
     for row in rows:
-        if backend in row.backends:
+        if row.backends is None or backend in row.backends:
             reason = why_not_allowed(name, getattr(settings, row.allow), getattr(settings, row.deny), (row.allow, row.deny))
             if reason is not None:
                 return reason

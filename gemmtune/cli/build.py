@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .. import settings
-from ..backends import TEMPLATES, load
+from ..backends.table import TEMPLATES, load
 from ..choice import Choice, Refusal
 from ..device import DeviceInfo, detect
 from ..problem import Problem

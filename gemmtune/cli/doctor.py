@@ -19,11 +19,11 @@ import torch
 from rich.text import Text
 
 from .. import __version__, settings
-from ..backends import BACKENDS, load
+from ..backends.table import BACKENDS, load
 from ..device import DeviceInfo, detect
-from ..selector.persistence.key import driver_version, fingerprint_text
-from ..selector.persistence.store import open_store
 from ..settings import Settings
+from ..store.key import driver_version, fingerprint_text
+from ..store.store import open_store
 from .output import STDOUT, json_option, show, write_json
 
 __all__ = ["doctor", "report"]

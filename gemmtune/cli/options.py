@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from ..backends import BACKENDS
+from ..backends.table import BACKENDS, check_names
 from ..device import PRESETS, DeviceInfo, detect, preset
 from ..errors import SettingsError, UnavailableError
 from ..problem.problem import Scales, WeightScales
@@ -34,7 +34,7 @@ def _setting(_context: click.Context, option: click.Parameter, value: str | None
     if value is not None:
         name = str(option.name)
         try:
-            Settings(**settings_changes(**{name: value}))
+            check_names(Settings(**settings_changes(**{name: value})).backends or ())
         except SettingsError as error:
             raise click.UsageError(f"{option.opts[0]}: {str(error).removeprefix(f'{name}: ')}") from error
     return value

@@ -13,13 +13,13 @@ import click
 from click.core import ParameterSource
 
 from .. import settings
-from ..conformance.perf.baselines import FOLDER
-from ..conformance.perf.gate import problems_without_names, run_gate
-from ..conformance.perf.options import ANCHORS, LEAST_PROCESSES, PROCESSES, GateOptions
-from ..conformance.perf.report import renderables, warnings
-from ..conformance.perf.result import GateResult
-from ..conformance.perf.subjects import PICK
 from ..errors import GemmtuneError
+from ..perf_gate.baselines import FOLDER
+from ..perf_gate.gate import problems_without_names, run_gate
+from ..perf_gate.options import ANCHORS, LEAST_PROCESSES, PROCESSES, GateOptions
+from ..perf_gate.report import renderables, warnings
+from ..perf_gate.result import GateResult
+from ..perf_gate.subjects import PICK
 from ..problem import Problem
 from ..selector.progress import Silent, progress_for
 from ..settings import Timing

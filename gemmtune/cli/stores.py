@@ -16,10 +16,10 @@ from rich.text import Text
 from .. import settings
 from ..errors import StoreError
 from ..selector.candidates import outcome_of
-from ..selector.persistence.store import Absorbed, Row, Store, open_store
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..selector.table import new_table
+from ..store.store import Absorbed, Row, Store, open_store
 from .describe import machine_text, problem_text
 from .output import STDOUT, json_option, write_json
 from .output import show as print_parts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import GemmtuneError, SubjectError, TraitsError
-from ..selector.workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from .case import Case
 from .judge import judge
 from .outcome import Failure, Outcome, Verdict

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..architectures import MatrixReport, how_to_run, run_matrix
 from ..device import DeviceInfo, detect
 from ..selector.progress import Progress
 from ..settings import Search
-from .architectures import MatrixReport, how_to_run, run_matrix
 from .options import RunOptions
 from .scope import Level
 

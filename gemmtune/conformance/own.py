@@ -15,13 +15,13 @@ import zlib
 import torch
 
 from .. import settings
+from ..architectures import how_to_run
 from ..choice import Choice, Claims, Kernel
 from ..device import detect, preset
-from ..extern.flags import precision_scope
 from ..problem import Problem
+from ..problem.flags import precision_scope
 from ..selector.offers import offers_for
-from ..templates.compiled import CompiledChoice
-from .architectures import how_to_run
+from ..toolchain.compiled import CompiledChoice
 from .labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from .subject import Call, Subject
 from .traits import Traits

@@ -24,9 +24,9 @@ import torch
 
 from ..choice import Claims
 from ..errors import SubjectError
-from ..extern.flags import precision_scope
 from ..numerics.operands import Operands
 from ..problem import Problem
+from ..problem.flags import precision_scope
 from .labels import OPS
 from .traits import ATTRIBUTE, Traits
 

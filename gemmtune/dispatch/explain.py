@@ -17,12 +17,12 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.problem import FLOAT_OPS
 from ..selector.candidates import Candidates, known_candidates
-from ..selector.persistence.key import difference, fingerprint
-from ..selector.persistence.store import Store, open_store
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..selector.table import refusal_lines
 from ..settings import Settings
+from ..store.key import difference, fingerprint
+from ..store.store import Store, open_store
 from .arguments import Call
 from .calls import CALLS
 from .checks import check_operands, why_not_ours

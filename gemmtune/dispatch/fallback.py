@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidProblemError
-from ..extern.quantized import dequantized, int_product, scaled_product
+from ..problem.compositions import dequantized, int_product, scaled_product
 
 __all__ = ["torch_call", "torch_quantized", "torch_sum"]
 

@@ -12,19 +12,19 @@ from typing import Literal
 import torch
 
 from .. import settings as settings_module
-from ..backends import load
+from ..backends.table import load
 from ..choice import Choice, Kernel
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..problem import Layout, Problem
 from ..selector.candidates import known_candidates
 from ..selector.offers import offers_for
-from ..selector.persistence.store import open_store
 from ..selector.pick import pick
 from ..selector.progress import Silent
 from ..selector.result import ProblemResult
 from ..selector.select import select
 from ..settings import Settings
+from ..store.store import open_store
 from .allocate import new_output
 
 __all__ = ["Plan", "forget_plans", "keep_ready", "plan_for", "ready", "stored_choice"]

@@ -10,15 +10,15 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import known_candidates
 from ..selector.machine import ensure_limits
-from ..selector.persistence.store import Store, open_store
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, Silent, progress_for
+from ..selector.remote import measuring_kind
 from ..selector.result import ProblemResult
 from ..selector.select import select
 from ..selector.tuning_result import TuningResult
-from ..selector.workers.pool import WORKERS
-from ..selector.workers.remote import measuring_kind
 from ..settings import Settings
+from ..store.store import Store, open_store
+from ..workers.pool import WORKERS
 from .plan import forget_plans
 
 __all__ = ["tune"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import InvalidProblemError
-from ..extern.quantized import packed, unpacked
+from ..problem.compositions import packed, unpacked
 from ..problem.rules import ENCODINGS, Encoding
 
 __all__ = ["pack_int4", "unpack_int4"]

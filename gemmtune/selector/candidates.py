@@ -10,9 +10,9 @@ from ..choice import Choice, Offers
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
+from ..store.key import fingerprint_text, now
+from ..store.store import Row, Store
 from .offers import offers_for, widest_offers_for
-from .persistence.key import fingerprint_text, now
-from .persistence.store import Row, Store
 from .result import Outcome
 from .variants import known_variants
 

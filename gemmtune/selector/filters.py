@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from ..allowed import FILTERS, FilterSettings, why_not_allowed
-from ..backends import BACKENDS, TEMPLATES
+from ..backends.table import BACKENDS, TEMPLATES
 from ..choice import Choice, Offers, Refusal
 from ..settings import ENVIRONMENT_PREFIX, Settings
 from .mixed import by_mixed_mm_choice
@@ -42,7 +42,7 @@ def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] 
     offers = _large_enough(offers, settings, rows)
     for row in rows:
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
-        offers = by_regex(offers, allow, deny, names=(row.allow, row.deny), backends=row.backends)
+        offers = by_regex(offers, allow, deny, names=(row.allow, row.deny), backends=row.backends or tuple(BACKENDS))
     for row in rows:
         for backend in _templates(row):
             offers = by_cap(offers, getattr(settings, row.cap), setting=row.cap, backend=backend)
@@ -144,7 +144,7 @@ def nothing_left(offers: Offers, settings: Settings, rows: Sequence[FilterSettin
     offers = _large_enough(offers, settings, rows)
     texts = []
     for row in rows:
-        offered = Offers(choices=[choice for choice in offers.choices if choice.backend in row.backends])
+        offered = Offers(choices=[choice for choice in offers.choices if choice.backend in (row.backends or BACKENDS)])
         allow, deny, names = getattr(settings, row.allow), getattr(settings, row.deny), (row.allow, row.deny)
         allowed = by_regex(offered, allow, None, names=names)
         if offered.choices and not allowed.choices:
@@ -164,7 +164,7 @@ def _large_enough(offers: Offers, settings: Settings, rows: Sequence[FilterSetti
 
 
 def _templates(row: FilterSettings) -> list[str]:
-    return [backend for backend in row.backends if backend in TEMPLATES]
+    return [backend for backend in row.backends or BACKENDS if backend in TEMPLATES]
 
 
 def without(offers: Offers, reason: Callable[[Choice], str | None]) -> Offers:

@@ -13,8 +13,8 @@ from typing import Any
 from ..choice import Status
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
-from .persistence.key import now
-from .persistence.row import plain
+from ..store.key import now
+from ..store.row import plain
 from .result import ProblemResult
 
 __all__ = ["append_log", "lines"]

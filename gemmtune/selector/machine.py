@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
-from .persistence.key import fingerprint_text
-from .persistence.store import Store
+from ..store.key import fingerprint_text
+from ..store.store import Store
+from ..timing.limits import limit_names
 from .progress import Progress
-from .timing.limits import limit_names
-from .workers.remote import open_session
+from .remote import open_session
 
 __all__ = ["ensure_limits", "limits_of"]
 

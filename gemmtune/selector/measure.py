@@ -10,14 +10,14 @@ from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
+from ..timing.rounds import FINALISTS
 from .candidates import Candidates
 from .pick import ENTRANTS, right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
+from .remote import AnySession, open_session
 from .result import SETTLED, Outcome
-from .timing.rounds import FINALISTS
 from .variants import ROUNDS, untried_variants
-from .workers.remote import AnySession, open_session
 
 __all__ = ["measure"]
 

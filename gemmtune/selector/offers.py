@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
-from ..backends import BACKENDS, load
+from ..backends.table import BACKENDS, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
 from ..problem import Problem
@@ -16,8 +16,13 @@ __all__ = ["enabled_backends", "legal_offers", "offers_for", "widest_offers_for"
 
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
-    """The backends that the settings name, else those that serve the device by default; in the order of the table."""
+    """The backends that the settings name, else those that serve the device by default; in the order of the table.
+
+    Raises:
+        SettingsError: the settings name a backend that is not in the table.
+    """
     if settings.backends is not None:
+        check_names(settings.backends)
         return tuple(name for name in BACKENDS if name in settings.backends)
     return tuple(name for name in BACKENDS if load(name).serves_by_default(device))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from ..backends import BACKENDS, TEMPLATES
+from ..backends.table import BACKENDS, TEMPLATES
 from ..choice import Status
 from .result import Outcome
 

@@ -12,9 +12,9 @@ from typing import Self
 from ..choice import Choice, Status
 from ..errors import CompileError
 from ..settings import Settings
-from .workers.apply import applied
-from .workers.pool import WORKERS
-from .workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ..workers.apply import applied
+from ..workers.pool import WORKERS
+from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
 __all__ = ["COMPILING", "Compilation", "CompileFailure", "precompile"]
 

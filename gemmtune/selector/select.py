@@ -10,18 +10,18 @@ from ..choice import Status
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import Store
+from ..timing.limits import limit_us
+from ..workers.locks import tuning_lock
 from .candidates import Candidates, known_candidates, row_of
 from .log import append_log
 from .machine import limits_of
 from .measure import measure
-from .persistence.key import fingerprint_text
-from .persistence.store import Store
 from .pick import pick, right
 from .precompile import Compilation
 from .progress import Progress
 from .result import Outcome, ProblemResult
-from .timing.limits import limit_us
-from .workers.locks import tuning_lock
 
 __all__ = ["select"]
 

@@ -6,12 +6,12 @@ import functools
 
 import torch
 
-from gemmtune.backends import load
+from gemmtune.backends.cublaslt.algorithm import choice_of
+from gemmtune.backends.cublaslt.constants import AlgorithmAttribute
+from gemmtune.backends.cublaslt.library import Algorithm
+from gemmtune.backends.table import load
 from gemmtune.choice import Choice
 from gemmtune.device import preset
-from gemmtune.extern.cublaslt.algorithm import choice_of
-from gemmtune.extern.cublaslt.constants import AlgorithmAttribute
-from gemmtune.extern.cublaslt.library import Algorithm
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import enabled_backends
 from gemmtune.settings import Search, Settings

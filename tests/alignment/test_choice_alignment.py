@@ -13,21 +13,21 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from problem_strategies import problems
 
-from gemmtune.backends import load
+from gemmtune.backends.cublaslt.gemm import Gemm, Matrix, gemm_of
+from gemmtune.backends.table import load
+from gemmtune.backends.triton.build import KernelChoice
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.legality import Predicate
+from gemmtune.backends.triton.padding import PaddedChoice
+from gemmtune.backends.triton.small.swap import SwappedChoice, transposed
+from gemmtune.backends.triton.source import Argument
+from gemmtune.backends.triton.spec import specialise
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
-from gemmtune.extern.cublaslt.gemm import Gemm, Matrix, gemm_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.layout import ALIGNED_BYTES
 from gemmtune.settings import Settings
-from gemmtune.templates.triton.build import KernelChoice
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.geometry import geometry
-from gemmtune.templates.triton.legality import Predicate
-from gemmtune.templates.triton.padding import PaddedChoice
-from gemmtune.templates.triton.small.swap import SwappedChoice, transposed
-from gemmtune.templates.triton.source import Argument
-from gemmtune.templates.triton.spec import specialise
 
 quick = hypothesis_settings(deadline=None, print_blob=True, derandomize=True, max_examples=150)
 QUICK = Settings(search="quick")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gemmtune.backends import BACKENDS, TEMPLATES
+from gemmtune.backends.table import BACKENDS, TEMPLATES
 from gemmtune.choice import Choice, Offers
 from gemmtune.device import preset
 from gemmtune.problem import Problem

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from gemmtune import settings
+from gemmtune.backends.cuda.few.build import FewChoice
+from gemmtune.backends.cuda.few.configs import SHAPES, Config, Shape
+from gemmtune.backends.cuda.few.legality import check_config, check_problem, steps_of, tiles_of
+from gemmtune.backends.cuda.mixed.legality import is_along_k
+from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.compiled import find_cuobjdump
-from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.few.legality import check_config, check_problem, steps_of, tiles_of
-from gemmtune.templates.cuda.mixed.legality import is_along_k
-from gemmtune.templates.cuda.mixed.weights import Factor, Weights, weights_of
-from gemmtune.templates.nvcc import find_compiler
+from gemmtune.toolchain.compiled import find_cuobjdump
+from gemmtune.toolchain.nvcc import find_compiler
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

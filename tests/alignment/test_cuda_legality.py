@@ -11,16 +11,16 @@ import torch
 from sass import read_early
 
 from gemmtune import settings
+from gemmtune.backends.cuda.cluster.build import ClusterChoice
+from gemmtune.backends.cuda.cluster.configs import SHAPES, Config, Shape
+from gemmtune.backends.cuda.cluster.launch import launch_of
+from gemmtune.backends.cuda.cluster.legality import by_k, check_config, check_problem, spreads_of, tiles_of
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.compiled import find_cuobjdump
-from gemmtune.templates.cuda.cluster.build import ClusterChoice
-from gemmtune.templates.cuda.cluster.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.cluster.launch import launch_of
-from gemmtune.templates.cuda.cluster.legality import by_k, check_config, check_problem, spreads_of, tiles_of
-from gemmtune.templates.nvcc import find_compiler
+from gemmtune.toolchain.compiled import find_cuobjdump
+from gemmtune.toolchain.nvcc import find_compiler
 
 SM90 = preset("sm90")
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

@@ -11,15 +11,15 @@ import torch
 from sass import read_early
 
 from gemmtune import settings
+from gemmtune.backends.cuda.mixed.weights import weights_of
+from gemmtune.backends.cuda.wide.build import INSTRUCTIONS, WideChoice
+from gemmtune.backends.cuda.wide.configs import SHAPES, Config, Shape
+from gemmtune.backends.cuda.wide.legality import check_config, check_problem, steps_of, tiles_of
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
-from gemmtune.templates.compiled import find_cuobjdump
-from gemmtune.templates.cuda.mixed.weights import weights_of
-from gemmtune.templates.cuda.wide.build import INSTRUCTIONS, WideChoice
-from gemmtune.templates.cuda.wide.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.wide.legality import check_config, check_problem, steps_of, tiles_of
-from gemmtune.templates.nvcc import find_compiler
+from gemmtune.toolchain.compiled import find_cuobjdump
+from gemmtune.toolchain.nvcc import find_compiler
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

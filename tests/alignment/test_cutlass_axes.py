@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.axes import Axes, Grid, legal_axes, most_splits, neighbours
+from gemmtune.backends.cutlass.operation import Operation
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.axes import Axes, Grid, legal_axes, most_splits, neighbours
-from gemmtune.templates.cutlass.operation import Operation
-from gemmtune.templates.orientation import orient
+from gemmtune.toolchain.orientation import orient
 
 OPERATION = Operation(
     name="gemm", modern=True, introduced=90, a="bf16", b="bf16", c="void", d="bf16", accumulator="f32",

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from gemmtune import cli, settings
+from gemmtune.backends.cutlass.backend import OPERATIONS
+from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.selector.filters import schedule_of, tile_of
 from gemmtune.selector.offers import offers_for, widest_offers_for
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass.backend import OPERATIONS
-from gemmtune.templates.cutlass.build import CutlassChoice
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 

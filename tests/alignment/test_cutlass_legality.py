@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 import torch
 
+from gemmtune.backends.cutlass import CutlassBackend
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.configs import Legality
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import CutlassBackend
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.configs import Legality
-from gemmtune.templates.orientation import letter, orient
+from gemmtune.toolchain.orientation import letter, orient
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64

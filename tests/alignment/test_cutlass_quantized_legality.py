@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.operation import ELEMENTS, BlockScales
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.operation import ELEMENTS, BlockScales
-from gemmtune.templates.orientation import letter, orient
+from gemmtune.toolchain.orientation import letter, orient
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 

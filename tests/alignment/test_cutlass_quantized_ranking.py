@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.rank import estimate_us
+from gemmtune.backends.cutlass.tiles import SHARED_CONVERTING, SLICED, TILES, Tile, is_shared
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.rank import estimate_us
-from gemmtune.templates.cutlass.tiles import SHARED_CONVERTING, SLICED, TILES, Tile, is_shared
-from gemmtune.templates.orientation import orient
+from gemmtune.toolchain.orientation import orient
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 MOST = 6

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.catalogue import operations
+from gemmtune.backends.cutlass.configs import MOST_ACCUMULATORS
+from gemmtune.backends.cutlass.tiles import KINDS, SHARED, SLICED, TILES, Tile, is_shared, own_operations
+from gemmtune.backends.cutlass.toolkit import find_toolkit
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.catalogue import operations
-from gemmtune.templates.cutlass.configs import MOST_ACCUMULATORS
-from gemmtune.templates.cutlass.tiles import KINDS, SHARED, SLICED, TILES, Tile, is_shared, own_operations
-from gemmtune.templates.cutlass.toolkit import find_toolkit
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 MEASURED = json.loads(

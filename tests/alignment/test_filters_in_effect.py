@@ -17,8 +17,8 @@ from fixed_backend import FixedBackend, install
 import gemmtune
 from gemmtune import cli, settings
 from gemmtune.dispatch.plan import forget_plans, ready
-from gemmtune.selector.persistence.store import open_store
 from gemmtune.selector.result import ProblemResult
+from gemmtune.store.store import open_store
 
 A, B = torch.randn(64, 32), torch.randn(48, 32).t()
 FAST, SLOW = "fake:multiply", "fake:slow"

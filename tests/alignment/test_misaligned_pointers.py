@@ -13,12 +13,12 @@ from cpp_kernels import needs_compiler
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.backends.aten import AtenChoice
+from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.dispatch.plan import forget_plans, ready
-from gemmtune.extern.aten import AtenChoice
 from gemmtune.numerics.operands import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout
-from gemmtune.selector.workers.worker import Worker
-from gemmtune.templates.cpp.build import CppChoice
+from gemmtune.workers.worker import Worker
 
 CPU = torch.device("cpu")
 CASES = [("mm", torch.bfloat16), ("mm", torch.float32), ("addmm", torch.float32), ("bmm", torch.float32), ("addmm", torch.float64)]

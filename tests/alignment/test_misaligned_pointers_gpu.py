@@ -10,17 +10,17 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.backends.aten import AtenChoice
+from gemmtune.backends.cublaslt.algorithm import CublasLtChoice
+from gemmtune.backends.triton.build import TritonChoice
+from gemmtune.backends.triton.padding import PaddedChoice
+from gemmtune.backends.triton.small.swap import SwappedChoice
 from gemmtune.choice import Choice
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans, ready
-from gemmtune.extern.aten import AtenChoice
-from gemmtune.extern.cublaslt.algorithm import CublasLtChoice
 from gemmtune.numerics.operands import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout, Problem
 from gemmtune.selector.offers import offers_for
-from gemmtune.templates.triton.build import TritonChoice
-from gemmtune.templates.triton.padding import PaddedChoice
-from gemmtune.templates.triton.small.swap import SwappedChoice
 
 pytestmark = pytest.mark.gpu
 KINDS: tuple[type[Choice], ...] = (AtenChoice, CublasLtChoice, TritonChoice, PaddedChoice, SwappedChoice)

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmtune.backends.triton import BACKEND
+from gemmtune.backends.triton.padding import MOST_EXTRA, padded_k, padded_problem
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.layout import ALIGNED_BYTES
 from gemmtune.settings import Settings
-from gemmtune.templates.triton import BACKEND
-from gemmtune.templates.triton.padding import MOST_EXTRA, padded_k, padded_problem
 
 SIZES = st.integers(16, 700)
 

@@ -9,13 +9,13 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.backends.triton.backend import chosen_configs
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.legality import Predicate
+from gemmtune.backends.triton.spec import specialise
+from gemmtune.backends.triton.sums import predicate_for, products_of
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
-from gemmtune.templates.triton.backend import chosen_configs
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.legality import Predicate
-from gemmtune.templates.triton.spec import specialise
-from gemmtune.templates.triton.sums import predicate_for, products_of
 
 SM90 = preset("sm90")
 CONFIG = Config(block_m=64, block_n=64, block_k=64, stages=3, warps=4)

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gemmtune.backends import load
+from gemmtune.backends.table import load
+from gemmtune.backends.triton.arch import arch_of
+from gemmtune.backends.triton.backend import legal_configs
+from gemmtune.backends.triton.build import TritonChoice
+from gemmtune.backends.triton.configs import SET_SIZES, Config, pool
+from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.legality import Predicate, check, check_problem, estimate
+from gemmtune.backends.triton.rank import estimate_us
 from gemmtune.choice import Choice
 from gemmtune.device import PRESETS, preset
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
-from gemmtune.templates.triton.arch import arch_of
-from gemmtune.templates.triton.backend import legal_configs
-from gemmtune.templates.triton.build import TritonChoice
-from gemmtune.templates.triton.configs import SET_SIZES, Config, pool
-from gemmtune.templates.triton.geometry import geometry
-from gemmtune.templates.triton.legality import Predicate, check, check_problem, estimate
-from gemmtune.templates.triton.rank import estimate_us
 
 GPUS = sorted(name for name, info in PRESETS.items() if info.type != "cpu")
 BACKEND = load("triton")

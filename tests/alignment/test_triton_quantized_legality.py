@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from gemmtune.conformance.architectures import inspect_choices
+from gemmtune.architectures import inspect_choices
+from gemmtune.backends.triton import BACKEND
+from gemmtune.backends.triton.build import TritonChoice, choice_for
+from gemmtune.backends.triton.configs import SET_SIZES, Config
+from gemmtune.backends.triton.legality import check
+from gemmtune.backends.triton.mixed.configs import WordsConfig
+from gemmtune.backends.triton.mixed.offers import words_choices, words_configs
+from gemmtune.backends.triton.mixed.vec import why_not_words_vector, words_vector_choices
+from gemmtune.backends.triton.mixed.words import WordsChoice, why_not_config, why_not_words, words_choice
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rules import QUANTIZED_OPS
 from gemmtune.selector.mixed import by_mixed_mm_choice
 from gemmtune.settings import Settings
-from gemmtune.templates.compiled import CompiledChoice
-from gemmtune.templates.triton import BACKEND
-from gemmtune.templates.triton.build import TritonChoice, choice_for
-from gemmtune.templates.triton.configs import SET_SIZES, Config
-from gemmtune.templates.triton.legality import check
-from gemmtune.templates.triton.mixed.configs import WordsConfig
-from gemmtune.templates.triton.mixed.offers import words_choices, words_configs
-from gemmtune.templates.triton.mixed.vec import why_not_words_vector, words_vector_choices
-from gemmtune.templates.triton.mixed.words import WordsChoice, why_not_config, why_not_words, words_choice
+from gemmtune.toolchain.compiled import CompiledChoice
 
 CUDA: dict[str, Any] = {"device_type": "cuda"}
 E4M3 = torch.float8_e4m3fn

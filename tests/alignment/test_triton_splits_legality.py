@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gemmtune.backends import load
+from gemmtune.backends.table import load
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.splits import atomic, decompose, stream_configs
+from gemmtune.backends.triton.splits.stream_configs import StreamConfig, StreamGeometry, stream_geometry
 from gemmtune.device import preset
 from gemmtune.problem import Precision, Problem
 from gemmtune.selector.filters import filtered
 from gemmtune.settings import Settings
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.splits import atomic, decompose, stream_configs
-from gemmtune.templates.triton.splits.stream_configs import StreamConfig, StreamGeometry, stream_geometry
 
 LONG = Problem.mm(128, 256, 16384, device_type="cuda")
 

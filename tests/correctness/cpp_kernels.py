@@ -8,11 +8,11 @@ import random
 import pytest
 import torch
 
+from gemmtune.backends.cpp import BACKEND
+from gemmtune.backends.cpp.build import CppChoice
+from gemmtune.backends.cpp.configs import Config, refusal
 from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.problem import Layout, Problem
-from gemmtune.templates.cpp import BACKEND
-from gemmtune.templates.cpp.build import CppChoice
-from gemmtune.templates.cpp.configs import Config, refusal
 
 CPU = torch.device("cpu")
 ORDER = ("portable", "avx2", "avx512")

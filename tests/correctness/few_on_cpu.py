@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
+from gemmtune.backends.cuda.few.build import FewChoice
+from gemmtune.backends.cuda.few.source import KERNEL, Source
+from gemmtune.backends.cuda.library import Library
+from gemmtune.backends.cuda.mixed.launch import launch_of
 from gemmtune.choice import Kernel
-from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.source import KERNEL, Source
-from gemmtune.templates.cuda.library import Library
-from gemmtune.templates.cuda.mixed.launch import launch_of
-from gemmtune.templates.launch import GIVEN
+from gemmtune.toolchain.launch import GIVEN
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}

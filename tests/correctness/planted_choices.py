@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from gemmtune.backends.triton.build import TritonChoice, choice_for
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.source import Source
 from gemmtune.choice import Choice, Claims, Kernel
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
-from gemmtune.templates.compiled import Artifact, CompiledChoice
-from gemmtune.templates.triton.build import TritonChoice, choice_for
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.source import Source
+from gemmtune.toolchain.compiled import Artifact, CompiledChoice
 
 BF16 = Problem.mm(512, 1024, 2048, device_type="cuda")
 GOOD = Config(block_m=64, block_n=64, block_k=64, stages=3, warps=4)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from gemmtune.extern.quantized import packed
 from gemmtune.problem import Layout, Problem
+from gemmtune.problem.compositions import packed
 from gemmtune.problem.epilogue import Epilogue
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

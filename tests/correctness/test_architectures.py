@@ -15,8 +15,7 @@ import torch
 from planted_choices import BF16, CLAIMS, CPU, Opaque, Rewritten, Segfaulting, planted, simple, triton_choice
 
 from gemmtune import settings
-from gemmtune.choice import Availability, Offers, Status
-from gemmtune.conformance.architectures import (
+from gemmtune.architectures import (
     ARCHITECTURES,
     Inspection,
     MatrixReport,
@@ -32,16 +31,17 @@ from gemmtune.conformance.architectures import (
     run_matrix,
     running,
 )
-from gemmtune.conformance.architectures.inspection import faults
+from gemmtune.architectures.inspection import faults
+from gemmtune.backends.triton.build import TritonChoice
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.kernels import initialise, use_ptx
+from gemmtune.backends.triton.padding import PaddedChoice
+from gemmtune.choice import Availability, Offers, Status
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem.problem import Problem
 from gemmtune.selector.verify import Verdict
-from gemmtune.templates.compiled import Artifact, cubin_usage
-from gemmtune.templates.triton.build import TritonChoice
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.kernels import initialise, use_ptx
-from gemmtune.templates.triton.padding import PaddedChoice
+from gemmtune.toolchain.compiled import Artifact, cubin_usage
 
 pytest.importorskip("triton", reason="compiles with Triton")
 
@@ -149,7 +149,7 @@ class TestPlantedFaults:
         def refuse(cubin: bytes, tool: object) -> None:
             raise RuntimeError("cuobjdump: exit status 1")
 
-        monkeypatch.setattr("gemmtune.templates.triton.artifact.cubin_usage", refuse)
+        monkeypatch.setattr("gemmtune.backends.triton.artifact.cubin_usage", refuse)
         inspection = compile_and_inspect(triton_choice("sm80"))
         assert inspection.status is Status.RUNTIME_ERROR
         assert inspection.problems == ("runtime_error: cuobjdump: exit status 1",)
@@ -258,7 +258,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr("triton.compiler.compiler.max_shared_mem", lambda device: 232448)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr("gemmtune.templates.triton.build._loaded", {})
+    monkeypatch.setattr("gemmtune.backends.triton.build._loaded", {})
     return fake
 
 
@@ -451,7 +451,7 @@ class OpaqueBackend:
 
 
 def test_kernels_that_cannot_be_inspected_are_counted_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gemmtune.conformance.architectures.matrix", "gemmtune.selector.offers"):
+    for module in ("gemmtune.architectures.matrix", "gemmtune.selector.offers"):
         monkeypatch.setattr(f"{module}.load", lambda name: OpaqueBackend())
     report = run_matrix("sm80", search="quick", problems={"one": BF16})
     assert report.left_out == ("triton: 2 kernels that cannot be inspected",)

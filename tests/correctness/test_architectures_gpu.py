@@ -10,18 +10,10 @@ from collections.abc import Iterator
 import pytest
 from planted_choices import triton_choice
 
+from gemmtune.architectures import Runner, how_to_run, inspect_choices, matrix_choices, matrix_problems, run_choice, run_matrix
+from gemmtune.backends.triton.configs import Config
 from gemmtune.choice import Status
-from gemmtune.conformance.architectures import (
-    Runner,
-    how_to_run,
-    inspect_choices,
-    matrix_choices,
-    matrix_problems,
-    run_choice,
-    run_matrix,
-)
 from gemmtune.device import DeviceInfo, detect
-from gemmtune.templates.triton.configs import Config
 
 pytest.importorskip("triton", reason="runs Triton kernels")
 pytestmark = pytest.mark.gpu

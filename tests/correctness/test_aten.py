@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gemmtune.backends.aten import BACKEND, AtenChoice
 from gemmtune.choice import Choice
 from gemmtune.device import detect, preset
-from gemmtune.extern.aten import BACKEND, AtenChoice
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import DTYPES
 from gemmtune.problem.epilogue import Epilogue

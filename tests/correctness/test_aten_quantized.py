@@ -24,12 +24,12 @@ from quantized_cases import (
     views,
 )
 
+from gemmtune.backends.aten import BACKEND
+from gemmtune.backends.aten.int8 import kernel_of as int_kernel
+from gemmtune.backends.aten.scaled import kernel_of as scaled_kernel
+from gemmtune.backends.scaling import MODES, at_blocks, mode_of
 from gemmtune.choice import Choice, Kernel
 from gemmtune.device import detect, preset
-from gemmtune.extern.aten import BACKEND
-from gemmtune.extern.aten.int8 import kernel_of as int_kernel
-from gemmtune.extern.aten.scaled import kernel_of as scaled_kernel
-from gemmtune.extern.scaling import MODES, at_blocks, mode_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.trace import trace

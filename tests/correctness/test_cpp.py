@@ -25,13 +25,13 @@ from cpp_kernels import (
 )
 
 from gemmtune import settings
+from gemmtune.backends.cpp import BACKEND
+from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.choice import Kernel, Status
 from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Layout, Problem
 from gemmtune.selector.verify import Verifier
-from gemmtune.templates.cpp import BACKEND
-from gemmtune.templates.cpp.build import CppChoice
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -70,7 +70,7 @@ def random_case(rng: random.Random, dtype: torch.dtype, arch: str) -> CppChoice 
     ("arch", "dtype"), [(arch, dtype) for arch in HERE for dtype in DTYPES if dtype != torch.float64 or arch == HERE[-1]], ids=str
 )
 def test_any_layout_and_size(arch: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmtune.templates.cpp.plan._US_PER_THREAD", 1e-6)
+    monkeypatch.setattr("gemmtune.backends.cpp.plan._US_PER_THREAD", 1e-6)
     rng = random.Random(f"{arch} {dtype}")
     checked = 0
     while checked < 12:
@@ -138,7 +138,7 @@ def test_half_is_as_accurate_as_float_sums(arch: str) -> None:
 @pytest.mark.parametrize("mode", ["steps", "columns"])
 @pytest.mark.parametrize("op", ["mm", "bmm"])
 def test_threads_do_not_change_the_result(op: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmtune.templates.cpp.plan._US_PER_THREAD", 1e-6)
+    monkeypatch.setattr("gemmtune.backends.cpp.plan._US_PER_THREAD", 1e-6)
     make = (lambda *s, **k: Problem.bmm(3, *s, **k)) if op == "bmm" else Problem.mm
     problem = make(150, 170, 130, dtype=torch.float32, device_type="cpu")
     x = random_operands(problem, CPU, seed=7)
@@ -152,7 +152,7 @@ def test_threads_do_not_change_the_result(op: str, mode: str, monkeypatch: pytes
 
 def test_a_forked_child_computes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The OpenMP runtime's threads do not survive a fork; plain threads take their place."""
-    monkeypatch.setattr("gemmtune.templates.cpp.plan._US_PER_THREAD", 1e-6)
+    monkeypatch.setattr("gemmtune.backends.cpp.plan._US_PER_THREAD", 1e-6)
     torch.set_num_threads(2)
     problem = Problem.mm(200, 200, 200, dtype=torch.float32, device_type="cpu")
     x = random_operands(problem, CPU, seed=8)

@@ -25,12 +25,12 @@ from cpp_kernels import (
 )
 
 from gemmtune import settings
+from gemmtune.backends.cpp import BACKEND
+from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
-from gemmtune.templates.cpp import BACKEND
-from gemmtune.templates.cpp.build import CppChoice
 
 pytestmark = needs_compiler
 WAYS = [
@@ -42,7 +42,7 @@ on_each_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way["mode"] +
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gemmtune.templates.cpp.plan._US_PER_THREAD", 1e-6)
+    monkeypatch.setattr("gemmtune.backends.cpp.plan._US_PER_THREAD", 1e-6)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

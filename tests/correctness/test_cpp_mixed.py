@@ -26,12 +26,12 @@ from cpp_kernels import (
 from quantized_operands import every_byte, exact_operands, unpacked
 
 from gemmtune import settings
+from gemmtune.backends.cpp import BACKEND
+from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
-from gemmtune.templates.cpp import BACKEND
-from gemmtune.templates.cpp.build import CppChoice
 
 pytestmark = needs_compiler
 WEIGHTS = {
@@ -44,7 +44,7 @@ on_each_weight = pytest.mark.parametrize("weight", WEIGHTS)
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gemmtune.templates.cpp.plan._US_PER_THREAD", 1e-6)
+    monkeypatch.setattr("gemmtune.backends.cpp.plan._US_PER_THREAD", 1e-6)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

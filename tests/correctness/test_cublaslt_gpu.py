@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
+from gemmtune.backends.cublaslt import BACKEND
 from gemmtune.device import detect
-from gemmtune.extern.cublaslt import BACKEND
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
 

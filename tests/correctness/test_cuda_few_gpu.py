@@ -10,14 +10,14 @@ import pytest
 import torch
 from launches import GPU, assert_replayable, assert_right, assert_streams_apart
 
+from gemmtune.backends.cuda.few.build import FewChoice
+from gemmtune.backends.cuda.few.configs import Config, Shape
+from gemmtune.backends.cuda.few.legality import check_config, check_problem
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.configs import Config, Shape
-from gemmtune.templates.cuda.few.legality import check_config, check_problem
 
 pytestmark = [
     pytest.mark.gpu,

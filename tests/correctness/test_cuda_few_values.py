@@ -10,12 +10,12 @@ import torch
 from cpp_kernels import needs_compiler
 from few_on_cpu import kernel
 
+from gemmtune.backends.cuda.few.build import FewChoice
+from gemmtune.backends.cuda.few.configs import Config, Shape
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.selector.verify import Verifier
-from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.configs import Config, Shape
 
 F16, BF16, F32, UINT8 = torch.float16, torch.bfloat16, torch.float32, torch.uint8
 INT4, UINT4 = {"encoding": "int4"}, {"encoding": "uint4"}

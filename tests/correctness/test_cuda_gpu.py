@@ -8,17 +8,17 @@ import pytest
 import torch
 from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call
 
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.cluster.build import ClusterChoice
+from gemmtune.backends.cuda.cluster.configs import Config
+from gemmtune.backends.cuda.compiler import compile_source
+from gemmtune.backends.cuda.library import Library
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
-from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.cluster.build import ClusterChoice
-from gemmtune.templates.cuda.cluster.configs import Config
-from gemmtune.templates.cuda.compiler import compile_source
-from gemmtune.templates.cuda.library import Library
-from gemmtune.templates.shared_object import load
+from gemmtune.toolchain.shared_object import load
 
 pytestmark = [
     pytest.mark.gpu,

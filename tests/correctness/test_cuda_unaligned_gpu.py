@@ -9,13 +9,13 @@ import pytest
 import torch
 from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call
 
+from gemmtune.backends.cuda.unaligned.build import UnalignedChoice
+from gemmtune.backends.cuda.unaligned.configs import SHAPES, Config, Shape
+from gemmtune.backends.cuda.unaligned.legality import check_config, check_problem
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.cuda.unaligned.build import UnalignedChoice
-from gemmtune.templates.cuda.unaligned.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.unaligned.legality import check_config, check_problem
 
 pytestmark = [
     pytest.mark.gpu,

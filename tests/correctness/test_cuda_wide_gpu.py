@@ -10,14 +10,14 @@ import pytest
 import torch
 from launches import GPU, assert_replayable, assert_right, assert_streams_apart
 
+from gemmtune.backends.cuda.wide.build import WideChoice
+from gemmtune.backends.cuda.wide.configs import Config, Shape
+from gemmtune.backends.cuda.wide.legality import check_config, check_problem
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.cuda.wide.build import WideChoice
-from gemmtune.templates.cuda.wide.configs import Config, Shape
-from gemmtune.templates.cuda.wide.legality import check_config, check_problem
 
 pytestmark = [
     pytest.mark.gpu,

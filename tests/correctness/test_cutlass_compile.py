@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from gemmtune import settings
-from gemmtune.conformance.architectures import compile_and_inspect, matrix_choices, matrix_problems, run_matrix
+from gemmtune.architectures import compile_and_inspect, matrix_choices, matrix_problems, run_matrix
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.toolkit import find_toolkit
 from gemmtune.errors import UnavailableError
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.toolkit import find_toolkit
-from gemmtune.templates.nvcc import find_compiler
+from gemmtune.toolchain.nvcc import find_compiler
 
 FAMILIES = {
     "sm75": ("mm-f16-nt", "mm-f32-nt", "baddbmm-f64-tt"),
@@ -78,7 +78,7 @@ def test_a_kernel_of_another_kind_than_expected_is_found(monkeypatch: pytest.Mon
     name = SAMPLED[0][1]
     with settings.patch(backends=("cutlass",), compile_timeout_s=250.0):
         [choice] = matrix_choices("sm80", "quick", problems={name: matrix_problems()[name]}, most=1)
-        monkeypatch.setattr("gemmtune.templates.cutlass.build.instruction", lambda operation: "HMMA.*.F32.BF16")
+        monkeypatch.setattr("gemmtune.backends.cutlass.build.instruction", lambda operation: "HMMA.*.F32.BF16")
         inspection = compile_and_inspect(choice)
     [text] = inspection.problems
     assert "expected HMMA.*.F32.BF16, found HMMA.1688.F32" in text

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from gemmtune.backends.cutlass import BACKEND
 from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
@@ -17,7 +18,6 @@ from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.tiles import Tile
 from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
@@ -16,9 +19,6 @@ from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.tiles import Tile
 
 pytestmark = pytest.mark.gpu
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
@@ -15,8 +17,6 @@ from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
 
 pytestmark = pytest.mark.gpu
 

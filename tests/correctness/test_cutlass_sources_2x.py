@@ -13,15 +13,15 @@ import jinja2
 import pytest
 import torch
 
+from gemmtune.backends.cutlass.compiler import compile_source
+from gemmtune.backends.cutlass.launch import Launch, Library, Strides
+from gemmtune.backends.cutlass.operation import ELEMENTS, Operation
+from gemmtune.backends.cutlass.source import Source
+from gemmtune.backends.cutlass.toolkit import find_toolkit
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem.trace import trace
-from gemmtune.templates.cutlass.compiler import compile_source
-from gemmtune.templates.cutlass.launch import Launch, Library, Strides
-from gemmtune.templates.cutlass.operation import ELEMENTS, Operation
-from gemmtune.templates.cutlass.source import Source
-from gemmtune.templates.cutlass.toolkit import find_toolkit
-from gemmtune.templates.nvcc import find_compiler
-from gemmtune.templates.shared_object import load
+from gemmtune.toolchain.nvcc import find_compiler
+from gemmtune.toolchain.shared_object import load
 
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 """cutlass::Status."""

@@ -9,7 +9,7 @@ import torch
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.backends import load
+from gemmtune.backends.table import load
 from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.dispatch.fused import bias_epilogue, factor_epilogue

@@ -9,11 +9,11 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.backends.aten import BACKEND
 from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect, preset
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.errors import InvalidProblemError
-from gemmtune.extern.aten import BACKEND
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit
 from gemmtune.numerics.joined import joined
 from gemmtune.numerics.operands import Operands, random_operands
@@ -21,9 +21,9 @@ from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.timing.rotation import Rotation
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
+from gemmtune.timing.rotation import Rotation
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -9,6 +9,8 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.sums import predicate_for, sum_choice
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
@@ -18,8 +20,6 @@ from gemmtune.selector.offers import offers_for
 from gemmtune.selector.precompile import precompile
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import current
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.sums import predicate_for, sum_choice
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,6 @@ from bound_cases import ratio
 from broken_kernels import claims_of, split_k
 
 from gemmtune.choice import Claims
-from gemmtune.extern.flags import precision_scope
 from gemmtune.numerics.bounds import exact_limit
 from gemmtune.numerics.compare import Comparer, Finding
 from gemmtune.numerics.fills import fills_of
@@ -18,6 +17,7 @@ from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.pick import Pick
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Precision, Problem
+from gemmtune.problem.flags import precision_scope
 
 pytestmark = pytest.mark.gpu
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

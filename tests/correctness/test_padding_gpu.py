@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
+from gemmtune.backends.triton import BACKEND
 from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Layout, Problem
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
-from gemmtune.templates.triton import BACKEND
 
 pytestmark = pytest.mark.gpu
 

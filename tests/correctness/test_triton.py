@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemmtune.backends.triton.configs import Config
 from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.triton.configs import Config
 
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 

@@ -9,10 +9,10 @@ import functools
 
 import pytest
 
-from gemmtune.conformance.architectures import ARCHITECTURES, inspect_choices, matrix_choices, matrix_problems
+from gemmtune.architectures import ARCHITECTURES, inspect_choices, matrix_choices, matrix_problems
+from gemmtune.backends.triton.build import TritonChoice
+from gemmtune.backends.triton.kernels import compile_kernel
 from gemmtune.errors import CompileError
-from gemmtune.templates.triton.build import TritonChoice
-from gemmtune.templates.triton.kernels import compile_kernel
 
 pytest.importorskip("triton", reason="compiles with Triton")
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmtune.backends import load
+from gemmtune.backends.table import load
+from gemmtune.backends.triton.build import TritonChoice
+from gemmtune.backends.triton.launch import launcher_of
 from gemmtune.choice import Kernel
 from gemmtune.device import detect
 from gemmtune.numerics.operands import Operands, random_operands
@@ -19,8 +21,6 @@ from gemmtune.problem.epilogue import evaluate
 from gemmtune.problem.trace import trace
 from gemmtune.selector.precompile import precompile
 from gemmtune.settings import Settings, current
-from gemmtune.templates.triton.build import TritonChoice
-from gemmtune.templates.triton.launch import launcher_of
 
 pytestmark = pytest.mark.gpu
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.architectures import inspect_choices
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.persistent.choice import persistent_choices
 from gemmtune.choice import Status
-from gemmtune.conformance.architectures import inspect_choices
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.persistent.choice import persistent_choices
 
 pytest.importorskip("triton", reason="the interpreter and the compiler are Triton's")
 

@@ -8,6 +8,10 @@ import pytest
 import torch
 from chains import assert_chains_agree
 
+from gemmtune.backends.triton.launch import Launcher
+from gemmtune.backends.triton.padding import padded_choices
+from gemmtune.backends.triton.persistent import descriptors, launch
+from gemmtune.backends.triton.persistent.choice import persistent_choices
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
@@ -16,10 +20,6 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.precompile import precompile
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import current
-from gemmtune.templates.triton.launch import Launcher
-from gemmtune.templates.triton.padding import padded_choices
-from gemmtune.templates.triton.persistent import descriptors, launch
-from gemmtune.templates.triton.persistent.choice import persistent_choices
 
 pytestmark = pytest.mark.gpu
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.mixed.configs import WordsConfig
 from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.mixed.configs import WordsConfig
 
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gemmtune.backends import load
+from gemmtune.backends.table import load
+from gemmtune.backends.triton.mixed.offers import words_choices
+from gemmtune.backends.triton.mixed.vec import words_vector_choices
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands
@@ -16,8 +18,6 @@ from gemmtune.problem import Problem
 from gemmtune.selector.precompile import precompile
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings, current
-from gemmtune.templates.triton.mixed.offers import words_choices
-from gemmtune.templates.triton.mixed.vec import words_vector_choices
 
 pytestmark = pytest.mark.gpu
 

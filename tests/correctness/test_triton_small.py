@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemmtune.architectures import inspect_choices
+from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.padding import PaddedChoice, padded_choices
+from gemmtune.backends.triton.small.swap import swapped_choices, transposed
+from gemmtune.backends.triton.small.vec import vector_choices
 from gemmtune.choice import Status
-from gemmtune.conformance.architectures import inspect_choices
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.triton.build import choice_for
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.padding import PaddedChoice, padded_choices
-from gemmtune.templates.triton.small.swap import swapped_choices, transposed
-from gemmtune.templates.triton.small.vec import vector_choices
 
 pytest.importorskip("triton", reason="the interpreter and the compiler are Triton's")
 

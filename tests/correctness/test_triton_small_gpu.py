@@ -9,6 +9,11 @@ import pytest
 import torch
 from chains import assert_chains_agree
 
+from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.padding import padded_choices
+from gemmtune.backends.triton.small.swap import swapped_choices
+from gemmtune.backends.triton.small.vec import vector_choices
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.problem import Problem
@@ -16,11 +21,6 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.precompile import precompile
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import current
-from gemmtune.templates.triton.build import choice_for
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.padding import padded_choices
-from gemmtune.templates.triton.small.swap import swapped_choices
-from gemmtune.templates.triton.small.vec import vector_choices
 
 pytestmark = pytest.mark.gpu
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.architectures import inspect_choices
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.splits.atomic import atomic_choice
+from gemmtune.backends.triton.splits.decompose import decomposed_choice
+from gemmtune.backends.triton.splits.offers import stream_choices
+from gemmtune.backends.triton.splits.stream_configs import StreamConfig
+from gemmtune.backends.triton.splits.streamk import stream_choice
 from gemmtune.choice import Status
-from gemmtune.conformance.architectures import inspect_choices
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.compiled import CompiledChoice
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.splits.atomic import atomic_choice
-from gemmtune.templates.triton.splits.decompose import decomposed_choice
-from gemmtune.templates.triton.splits.offers import stream_choices
-from gemmtune.templates.triton.splits.stream_configs import StreamConfig
-from gemmtune.templates.triton.splits.streamk import stream_choice
+from gemmtune.toolchain.compiled import CompiledChoice
 
 pytest.importorskip("triton", reason="the interpreter and the compiler are Triton's")
 

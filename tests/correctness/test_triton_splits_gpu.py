@@ -9,6 +9,10 @@ import pytest
 import torch
 from chains import assert_chains_agree
 
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.splits.atomic import atomic_choice
+from gemmtune.backends.triton.splits.decompose import decomposed_choice, why_not_decomposed
+from gemmtune.backends.triton.splits.offers import stream_choices
 from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import Operands, random_operands
@@ -17,10 +21,6 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.precompile import precompile
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import current
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.splits.atomic import atomic_choice
-from gemmtune.templates.triton.splits.decompose import decomposed_choice, why_not_decomposed
-from gemmtune.templates.triton.splits.offers import stream_choices
 
 pytestmark = pytest.mark.gpu
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gemmtune.backends.triton.backend import chosen_configs
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.sums import sum_choice
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.triton.backend import chosen_configs
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.geometry import geometry
-from gemmtune.templates.triton.sums import sum_choice
 
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 

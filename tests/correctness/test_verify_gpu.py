@@ -9,9 +9,9 @@ import torch
 from broken_kernels import choice_of, claims_of
 from quantized_kernels import on_sums, on_terms
 
+from gemmtune.backends.aten import BACKEND
 from gemmtune.choice import Status
 from gemmtune.device import detect
-from gemmtune.extern.aten import BACKEND
 from gemmtune.problem import Problem, precision_of
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings

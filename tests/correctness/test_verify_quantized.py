@@ -33,8 +33,8 @@ from gemmtune.device import preset
 from gemmtune.numerics.operands import storage_bits
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.timing.rotation import Rotation
 from gemmtune.selector.verify import Verifier
+from gemmtune.timing.rotation import Rotation
 
 INT8, UINT8, INT32 = torch.int8, torch.uint8, torch.int32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

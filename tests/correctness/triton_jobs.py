@@ -7,6 +7,16 @@ from dataclasses import replace
 
 import torch
 
+from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.persistent.choice import persistent_choice
+from gemmtune.backends.triton.small.swap import swapped_choice, transposed
+from gemmtune.backends.triton.small.vec import vector_choice
+from gemmtune.backends.triton.splits.atomic import atomic_choice
+from gemmtune.backends.triton.splits.decompose import decomposed_choice
+from gemmtune.backends.triton.splits.stream_configs import StreamConfig
+from gemmtune.backends.triton.splits.streamk import stream_choice
+from gemmtune.backends.triton.sums import sum_choice
 from gemmtune.choice import Kernel
 from gemmtune.device import preset
 from gemmtune.numerics.operands import Operands, random_operands
@@ -14,17 +24,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
 from gemmtune.selector.verify import Verdict, Verifier
-from gemmtune.templates.compiled import CompiledChoice
-from gemmtune.templates.triton.build import choice_for
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.persistent.choice import persistent_choice
-from gemmtune.templates.triton.small.swap import swapped_choice, transposed
-from gemmtune.templates.triton.small.vec import vector_choice
-from gemmtune.templates.triton.splits.atomic import atomic_choice
-from gemmtune.templates.triton.splits.decompose import decomposed_choice
-from gemmtune.templates.triton.splits.stream_configs import StreamConfig
-from gemmtune.templates.triton.splits.streamk import stream_choice
-from gemmtune.templates.triton.sums import sum_choice
+from gemmtune.toolchain.compiled import CompiledChoice
 
 CPU = preset("portable")
 

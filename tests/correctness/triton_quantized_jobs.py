@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.mixed.configs import WordsConfig
+from gemmtune.backends.triton.mixed.vec import words_vector_choice
+from gemmtune.backends.triton.mixed.words import words_choice
 from gemmtune.choice import Choice
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.selector.verify import Verdict, Verifier
-from gemmtune.templates.triton.build import choice_for
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.mixed.configs import WordsConfig
-from gemmtune.templates.triton.mixed.vec import words_vector_choice
-from gemmtune.templates.triton.mixed.words import words_choice
 
 CPU = preset("portable")
 SMALLEST_TILE = 16

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
-from gemmtune.templates.cutlass.catalogue import operations
-from gemmtune.templates.cutlass.toolkit import find_toolkit
+from gemmtune.backends.cutlass.catalogue import operations
+from gemmtune.backends.cutlass.toolkit import find_toolkit
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 

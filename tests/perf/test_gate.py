@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from gemmtune.conformance.perf.sampling import Match, Sampling, Steady, compare, in_blocks, sample_match
-from gemmtune.conformance.perf.statistics import Rule, Verdict
-from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import preset
+from gemmtune.perf_gate.sampling import Match, Sampling, Steady, compare, in_blocks, sample_match
+from gemmtune.perf_gate.statistics import Rule, Verdict
+from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
-from gemmtune.selector.timing.timer import CpuContender
 from gemmtune.settings import Settings
+from gemmtune.timing.timer import CpuContender
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SUITE = 20

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from gemmtune import settings
-from gemmtune.conformance.perf.gate import run_gate
-from gemmtune.conformance.perf.options import GateOptions
-from gemmtune.conformance.perf.processes import FreshProcess
-from gemmtune.conformance.perf.sampling import Match, ProcessSample, Sampling, compare
-from gemmtune.conformance.perf.statistics import Verdict
-from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import detect
+from gemmtune.perf_gate.gate import run_gate
+from gemmtune.perf_gate.options import GateOptions
+from gemmtune.perf_gate.processes import FreshProcess
+from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling, compare
+from gemmtune.perf_gate.statistics import Verdict
+from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
-from gemmtune.selector.timing.timer import Call, GraphContender
+from gemmtune.timing.timer import Call, GraphContender
 
 pytestmark = pytest.mark.gpu
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from gemmtune import settings
-from gemmtune.conformance.perf.records import DeviceClock, extra_info
-from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import plan_for
+from gemmtune.perf_gate.records import DeviceClock, extra_info
+from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
-from gemmtune.selector.timing.conditions import conditions
-from gemmtune.selector.timing.timer import Contender, Timer, collection_paused
+from gemmtune.timing.conditions import conditions
+from gemmtune.timing.timer import Contender, Timer, collection_paused
 
 CLOCK = DeviceClock()
 ROUNDS = 20

@@ -11,9 +11,9 @@ import torch
 
 from gemmtune.device import MIB, detect
 from gemmtune.problem import Problem
-from gemmtune.selector.timing.rotation import Rotation, set_count
-from gemmtune.selector.timing.rounds import Effort, play
-from gemmtune.selector.timing.timer import Contender, CpuContender, median_margin
+from gemmtune.timing.rotation import Rotation, set_count
+from gemmtune.timing.rounds import Effort, play
+from gemmtune.timing.timer import Contender, CpuContender, median_margin
 
 EFFORT = Effort(warm_up_s=0.02, budget_s=0.4)
 

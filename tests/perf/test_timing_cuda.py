@@ -13,11 +13,11 @@ import torch
 from gemmtune.choice import Choice, Claims, Kernel, Status
 from gemmtune.device import detect
 from gemmtune.problem import Problem
-from gemmtune.selector.timing.rounds import Effort, play
-from gemmtune.selector.timing.timer import Call, EagerContender, GraphContender
-from gemmtune.selector.workers.remote import RemoteSession
-from gemmtune.selector.workers.session import Session
+from gemmtune.selector.remote import RemoteSession
+from gemmtune.selector.session import Session
 from gemmtune.settings import Settings
+from gemmtune.timing.rounds import Effort, play
+from gemmtune.timing.timer import Call, EagerContender, GraphContender
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import torch
 
-from gemmtune.extern.cublaslt.constants import (
+from gemmtune.backends.cublaslt.constants import (
     AlgorithmAttribute,
     DescAttribute,
     Epilogue,

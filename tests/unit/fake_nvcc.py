@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
-from gemmtune.selector.workers.pool import WORKERS
-from gemmtune.templates import nvcc
-from gemmtune.templates.cpp.compiler import find_compiler
+from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.toolchain import nvcc
+from gemmtune.workers.pool import WORKERS
 
 FUNCTIONS = """
 extern "C" int gemmtune_check(void const*) { return 5; }

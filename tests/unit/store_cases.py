@@ -15,8 +15,8 @@ import torch
 
 from gemmtune.choice import Status
 from gemmtune.problem import Problem
-from gemmtune.selector.persistence.key import canonical
-from gemmtune.selector.persistence.store import Row
+from gemmtune.store.key import canonical
+from gemmtune.store.store import Row
 
 KEYS = tuple(
     Problem.mm(m, 64, 32, dtype=torch.float32, layout=layout, device_type="cpu").key for m in (16, 17) for layout in ("nn", "nt")

@@ -7,8 +7,8 @@ import pickle
 import pytest
 import torch
 
+from gemmtune.backends.aten import BACKEND, AtenChoice
 from gemmtune.device import detect, preset
-from gemmtune.extern.aten import BACKEND, AtenChoice
 from gemmtune.problem import Precision, Problem
 from gemmtune.settings import Settings
 

@@ -42,7 +42,7 @@ def test_every_command_has_help_and_json(capsys, name):
         (["tune", "1x2x3", "--device", "tpu"], "--device: got 'tpu', expected cpu, cuda or cuda:N, for instance cuda:1"),
         (["tune", "1x2x3", "--backends", "tirton"],
          "--backends: got 'tirton', expected names out of aten, cublaslt, triton, cutlass, cuda, cpp"),
-        (["perf-gate", "1x2x3", "--backends", ","], "--backends: got nothing, expected at least one of aten, cublaslt, triton"),
+        (["perf-gate", "1x2x3", "--backends", ","], "--backends: got nothing, expected at least one name of the table of backends"),
         (["choices", "1x2x3", "--arch", "sm1"],
          "--arch: got 'sm1', expected one of sm75, sm80, sm86, sm89, sm90, sm100, sm120, gfx942"),
         (["build", "1x2x3", "--arch", "sm1"], "--arch: got 'sm1', expected one of"),

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gemmtune import __version__, cli, settings
-from gemmtune.backends import BACKENDS
+from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Availability
 from gemmtune.device import detect
-from gemmtune.selector.persistence.key import fingerprint_text
-from gemmtune.selector.persistence.store import Store
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.store import Store
 
 
 def doctor(capsys):

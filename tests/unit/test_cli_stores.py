@@ -10,8 +10,8 @@ import torch
 
 from gemmtune import Problem, cli, settings
 from gemmtune.choice import Status
-from gemmtune.selector.persistence.key import canonical
-from gemmtune.selector.persistence.store import Row, Store
+from gemmtune.store.key import canonical
+from gemmtune.store.store import Row, Store
 
 PROBLEM = Problem.mm(16, 4096, 4096, dtype=torch.float32, device_type="cpu")
 MACHINE = canonical({"device": "a CPU", "threads": "2"})

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gemmtune import cli
+from gemmtune.architectures import matrix_problems, run_matrix
 from gemmtune.conformance import matrices
 from gemmtune.conformance import run as runs
-from gemmtune.conformance.architectures import matrix_problems, run_matrix
 from gemmtune.conformance.case import Case
 from gemmtune.conformance.outcome import Failure
 from gemmtune.conformance.sanitize import Finding, SanitizerReport

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from gemmtune import settings
+from gemmtune.backends.cpp import BACKEND
+from gemmtune.backends.cpp.configs import MICRO_TILES, Config, configs, refusal
+from gemmtune.backends.cpp.operands import oriented
+from gemmtune.backends.cpp.plan import make_plan
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.problem import Epilogue, Layout, Problem
 from gemmtune.problem.epilogue import Node, Ref
 from gemmtune.problem.trace import trace
-from gemmtune.templates.cpp import BACKEND
-from gemmtune.templates.cpp.configs import MICRO_TILES, Config, configs, refusal
-from gemmtune.templates.cpp.operands import oriented
-from gemmtune.templates.cpp.plan import make_plan
 
 ARCHS = ("avx512", "avx2", "portable")
 FIELDS = (

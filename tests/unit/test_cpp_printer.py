@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmtune.backends.cpp.printer import print_epilogue
 from gemmtune.errors import EpilogueError
 from gemmtune.problem import Epilogue
 from gemmtune.problem.epilogue import OPERATIONS, Node, Ref
 from gemmtune.problem.trace import trace
-from gemmtune.templates.cpp.printer import print_epilogue
 
 ACC = Node(op="acc", args=(), dtype=torch.float32)
 

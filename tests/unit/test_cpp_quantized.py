@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from gemmtune import settings
+from gemmtune.backends.cpp import BACKEND
+from gemmtune.backends.cpp.configs import Config, configs, refusal
+from gemmtune.backends.cpp.operands import EVERYTHING, numbers_per_step, scale_words, sides, uses_vnni
+from gemmtune.backends.cpp.plan import make_plan, packed_shape
 from gemmtune.choice import Offers
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.cpp import BACKEND
-from gemmtune.templates.cpp.configs import Config, configs, refusal
-from gemmtune.templates.cpp.operands import EVERYTHING, numbers_per_step, scale_words, sides, uses_vnni
-from gemmtune.templates.cpp.plan import make_plan, packed_shape
 
 ARCHS = ("avx512", "avx2", "portable")
 BASE = Config(mr=14, nv=2, mode="columns", kc=512, task_m=8, task_n=4)

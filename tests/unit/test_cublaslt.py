@@ -12,15 +12,15 @@ import pytest
 import torch
 from fake_cublaslt import Fake
 
+from gemmtune.backends import cublaslt
+from gemmtune.backends.cublaslt import BACKEND, algorithm, library, workspace
+from gemmtune.backends.cublaslt.constants import AlgorithmAttribute, PreferenceAttribute
+from gemmtune.backends.cublaslt.gemm import gemm_of
 from gemmtune.device import preset
 from gemmtune.dispatch.fused import bias_epilogue, factor_epilogue
 from gemmtune.errors import InvalidProblemError
-from gemmtune.extern import cublaslt
-from gemmtune.extern.cublaslt import BACKEND, algorithm, library, workspace
-from gemmtune.extern.cublaslt.constants import AlgorithmAttribute, PreferenceAttribute
-from gemmtune.extern.cublaslt.gemm import gemm_of
-from gemmtune.extern.quantized import spread
 from gemmtune.problem import Epilogue, Layout, Precision, Problem
+from gemmtune.problem.compositions import spread
 from gemmtune.problem.epilogue import Node
 from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B
 from gemmtune.settings import Settings

@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.cluster.build import ClusterChoice
+from gemmtune.backends.cuda.cluster.configs import SHAPES, Config, Shape
+from gemmtune.backends.cuda.cluster.legality import check_config
+from gemmtune.backends.cuda.cluster.rank import LIKELY, clusters_at_a_time, estimate_us, groups_of
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.cluster.build import ClusterChoice
-from gemmtune.templates.cuda.cluster.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.cluster.legality import check_config
-from gemmtune.templates.cuda.cluster.rank import LIKELY, clusters_at_a_time, estimate_us, groups_of
 
 SM90 = preset("sm90")
 

@@ -13,16 +13,16 @@ from cpp_kernels import needs_compiler
 from fake_nvcc import FakeNvcc, installed
 
 from gemmtune import settings
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.cluster.build import ClusterChoice
+from gemmtune.backends.cuda.cluster.configs import SHAPES
+from gemmtune.backends.cuda.cluster.source import Source
+from gemmtune.backends.cuda.finish import Finish
 from gemmtune.device import preset
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.offers import offers_for
-from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.cluster.build import ClusterChoice
-from gemmtune.templates.cuda.cluster.configs import SHAPES
-from gemmtune.templates.cuda.cluster.source import Source
-from gemmtune.templates.cuda.finish import Finish
 
 SM90 = preset("sm90")
 NO_NVCC = "nvcc is not on PATH: install the CUDA toolkit, or compile on a machine that has it (gemmtune build)"

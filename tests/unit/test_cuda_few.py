@@ -13,21 +13,21 @@ import torch
 from cpp_kernels import needs_compiler
 from fake_nvcc import FakeNvcc, installed
 
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.few import offers
+from gemmtune.backends.cuda.few.build import FewChoice
+from gemmtune.backends.cuda.few.configs import SHAPES, Config, Shape
+from gemmtune.backends.cuda.few.legality import check_config
+from gemmtune.backends.cuda.few.rank import LIKELY, candidates, estimate_us, select
+from gemmtune.backends.cuda.few.source import Source
+from gemmtune.backends.cuda.mixed.launch import launch_of
+from gemmtune.backends.cuda.mixed.weights import Factor, Weights
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
-from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.few import offers
-from gemmtune.templates.cuda.few.build import FewChoice
-from gemmtune.templates.cuda.few.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.few.legality import check_config
-from gemmtune.templates.cuda.few.rank import LIKELY, candidates, estimate_us, select
-from gemmtune.templates.cuda.few.source import Source
-from gemmtune.templates.cuda.mixed.launch import launch_of
-from gemmtune.templates.cuda.mixed.weights import Factor, Weights
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

@@ -8,19 +8,19 @@ import pickle
 import pytest
 import torch
 
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.finish import Finish
+from gemmtune.backends.cuda.unaligned import offers
+from gemmtune.backends.cuda.unaligned.build import UnalignedChoice
+from gemmtune.backends.cuda.unaligned.configs import SHAPES, Config
+from gemmtune.backends.cuda.unaligned.launch import launch_of
+from gemmtune.backends.cuda.unaligned.legality import check_config
+from gemmtune.backends.cuda.unaligned.rank import LIKELY, WORTH_TRYING, copies_us, estimate_us
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
-from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.finish import Finish
-from gemmtune.templates.cuda.unaligned import offers
-from gemmtune.templates.cuda.unaligned.build import UnalignedChoice
-from gemmtune.templates.cuda.unaligned.configs import SHAPES, Config
-from gemmtune.templates.cuda.unaligned.launch import launch_of
-from gemmtune.templates.cuda.unaligned.legality import check_config
-from gemmtune.templates.cuda.unaligned.rank import LIKELY, WORTH_TRYING, copies_us, estimate_us
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

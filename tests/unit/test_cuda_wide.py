@@ -13,20 +13,20 @@ import torch
 from cpp_kernels import needs_compiler
 from fake_nvcc import FakeNvcc, installed
 
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.mixed.weights import Factor, Weights
+from gemmtune.backends.cuda.wide import offers
+from gemmtune.backends.cuda.wide.build import WideChoice
+from gemmtune.backends.cuda.wide.configs import SHAPES, Config, Shape
+from gemmtune.backends.cuda.wide.legality import check_config
+from gemmtune.backends.cuda.wide.rank import LIKELY, candidates, estimate_us, select
+from gemmtune.backends.cuda.wide.source import Source
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
-from gemmtune.templates.cuda import BACKEND
-from gemmtune.templates.cuda.mixed.weights import Factor, Weights
-from gemmtune.templates.cuda.wide import offers
-from gemmtune.templates.cuda.wide.build import WideChoice
-from gemmtune.templates.cuda.wide.configs import SHAPES, Config, Shape
-from gemmtune.templates.cuda.wide.legality import check_config
-from gemmtune.templates.cuda.wide.rank import LIKELY, candidates, estimate_us, select
-from gemmtune.templates.cuda.wide.source import Source
 
 SM90 = preset("sm90")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

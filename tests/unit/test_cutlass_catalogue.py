@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
+from gemmtune.backends.cutlass import catalogue
+from gemmtune.backends.cutlass.catalogue import operations
+from gemmtune.backends.cutlass.operation import ELEMENTS
+from gemmtune.backends.cutlass.toolkit import Toolkit, find_toolkit
 from gemmtune.errors import UnavailableError
-from gemmtune.templates.cutlass import catalogue
-from gemmtune.templates.cutlass.catalogue import operations
-from gemmtune.templates.cutlass.operation import ELEMENTS
-from gemmtune.templates.cutlass.toolkit import Toolkit, find_toolkit
 
 GENERATOR = """
 raise RuntimeError("this generator does nothing")

@@ -14,6 +14,9 @@ from cpp_kernels import needs_compiler
 from fake_nvcc import FakeNvcc, installed
 
 from gemmtune import settings
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.toolkit import Toolkit
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.errors import CompileError, UnavailableError
@@ -21,9 +24,6 @@ from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for, widest_offers_for
 from gemmtune.selector.precompile import precompile
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.toolkit import Toolkit
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 pytestmark = needs_compiler

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from gemmtune import pack_int4
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.shuffle import ROWS, atom_depth, shuffled
+from gemmtune.backends.cutlass.toolkit import find_toolkit
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.shuffle import ROWS, atom_depth, shuffled
-from gemmtune.templates.cutlass.toolkit import find_toolkit
-from gemmtune.templates.nvcc import find_compiler
-from gemmtune.templates.render import template
+from gemmtune.toolchain.nvcc import find_compiler
+from gemmtune.toolchain.render import template
 
 PROGRAM = """
 #include <cstdio>
@@ -60,7 +60,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[int, torch.Tensor]:
     if (reason := missing()) is not None:
         pytest.skip(f"compiles with CUTLASS: {reason}")
     folder = tmp_path_factory.mktemp("order")
-    order = template("gemmtune.templates.cutlass", "order.cuh.jinja").render()
+    order = template("gemmtune.backends.cutlass", "order.cuh.jinja").render()
     (folder / "order.cu").write_text(PROGRAM.format(order=order, n=N, k=K))
     includes = [f"-I{include}" for include in find_toolkit(None).include]
     program = folder / "order"

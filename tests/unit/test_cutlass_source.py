@@ -13,18 +13,18 @@ import torch
 from cpp_kernels import needs_compiler
 from test_cpp_epilogue import GRID, ROUNDED, SPECIAL, UNARY, by_column
 
+from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.build import CutlassChoice
+from gemmtune.backends.cutlass.source import Source
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.problem.epilogue import OPERATIONS, evaluate
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
-from gemmtune.templates.cpp.compiler import find_compiler
-from gemmtune.templates.cutlass import BACKEND
-from gemmtune.templates.cutlass.build import CutlassChoice
-from gemmtune.templates.cutlass.source import Source
-from gemmtune.templates.render import epilogue_functions
+from gemmtune.toolchain.render import epilogue_functions
 
-PACKAGE = "gemmtune.templates.cutlass"
+PACKAGE = "gemmtune.backends.cutlass"
 HOST = """
 #define __device__
 #define CUTLASS_PRAGMA_UNROLL

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
+from gemmtune.backends.cutlass import BACKEND, toolkit
+from gemmtune.backends.cutlass.toolkit import find_toolkit
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
-from gemmtune.templates import nvcc as compiler
-from gemmtune.templates.cutlass import BACKEND, toolkit
-from gemmtune.templates.cutlass.toolkit import find_toolkit
-from gemmtune.templates.nvcc import find_compiler
+from gemmtune.toolchain import nvcc as compiler
+from gemmtune.toolchain.nvcc import find_compiler
 
 SM90 = preset("sm90")
 NO_NVCC = "nvcc is not on PATH: install the CUDA toolkit, or compile on a machine that has it (gemmtune build)"

@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 
 import gemmtune
-import gemmtune.templates.cpp.configs as cpp
-import gemmtune.templates.cuda.cluster.legality as cluster
-import gemmtune.templates.cuda.few.legality as few
-import gemmtune.templates.cutlass.configs as cutlass
-import gemmtune.templates.triton.legality as triton
+import gemmtune.backends.cpp.configs as cpp
+import gemmtune.backends.cuda.cluster.legality as cluster
+import gemmtune.backends.cuda.few.legality as few
+import gemmtune.backends.cutlass.configs as cutlass
+import gemmtune.backends.triton.legality as triton
 from gemmtune import cli, settings
-from gemmtune.backends import BACKENDS
+from gemmtune.backends.cublaslt.gemm import gemm_of
+from gemmtune.backends.table import BACKENDS
 from gemmtune.cli import spec
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
-from gemmtune.extern.cublaslt.gemm import gemm_of
 from gemmtune.problem.rules import BATCHED_OPS
 from gemmtune.settings import Settings
 
@@ -169,7 +169,7 @@ def test_nothing_names_a_path_outside_the_repository(path):
 def test_the_triton_families_of_the_architecture_are_the_templates():
     text = (ROOT / "docs" / "architecture.md").read_text().split("\n## The Triton families\n")[1]
     places = {Path(row[0].strip("`")).parts[0] for row in table(text)}
-    folder = ROOT / "gemmtune" / "templates" / "triton"
+    folder = ROOT / "gemmtune" / "backends" / "triton"
     assert all((folder / place).exists() for place in places)
     assert {path.parent.name for path in folder.glob("*/*.jinja")} <= places
 

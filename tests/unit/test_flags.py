@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gemmtune.extern.flags import precision_scope, set_precision
 from gemmtune.problem import Precision, Problem, precision_of
+from gemmtune.problem.flags import precision_scope, set_precision
 
 
 @pytest.fixture

@@ -17,18 +17,23 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("backends",),
     ("settings",),
     ("allowed", "cache"),
     ("problem",),
     ("device",),
     ("numerics",),
     ("choice",),
-    ("extern", "templates"),
+    ("toolchain",),
+    ("backends",),
+    ("workers",),
+    ("store",),
+    ("timing",),
     ("selector",),
     ("dispatch",),
     ("ops",),
+    ("architectures",),
     ("integration", "conformance"),
+    ("perf_gate",),
     ("",),  # gemmtune/__init__.py: the public surface
     ("cli", "__main__"),
 )

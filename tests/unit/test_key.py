@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gemmtune.device import detect, preset
-from gemmtune.selector.persistence import key
+from gemmtune.store import key
 
 GPU = preset("sm90")
 CPU = detect("cpu")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmtune.templates.cuda.cluster.launch import Launch as ClusterLaunch
-from gemmtune.templates.cuda.mixed.launch import Launch as FewLaunch
-from gemmtune.templates.cutlass.launch import Launch as CutlassLaunch
-from gemmtune.templates.launch import GIVEN, Launch, launch_text
+from gemmtune.backends.cuda.cluster.launch import Launch as ClusterLaunch
+from gemmtune.backends.cuda.mixed.launch import Launch as FewLaunch
+from gemmtune.backends.cutlass.launch import Launch as CutlassLaunch
+from gemmtune.toolchain.launch import GIVEN, Launch, launch_text
 
 LAUNCHES = [ClusterLaunch, FewLaunch, CutlassLaunch]
 MAIN = """

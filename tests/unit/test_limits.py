@@ -11,8 +11,8 @@ import torch
 from gemmtune import settings
 from gemmtune.device import detect
 from gemmtune.problem import Precision, Problem
-from gemmtune.selector.timing.fma import fma_gflops
-from gemmtune.selector.timing.limits import limit_names, limit_us, measure_limits
+from gemmtune.timing.fma import fma_gflops
+from gemmtune.timing.limits import limit_names, limit_us, measure_limits
 
 LIMITS = {"bandwidth_gbps": 50.0, "float32_gflops": 500.0}
 

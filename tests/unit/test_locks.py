@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from store_cases import KEYS, MACHINES, fork, kill, one_warning, status_of
 
-from gemmtune.selector.workers.locks import tuning_lock
 from gemmtune.settings import Settings
+from gemmtune.workers.locks import tuning_lock
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import torch
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.conformance.perf.against import Installation, PairOfProcesses
-from gemmtune.conformance.perf.processes import Failed
-from gemmtune.conformance.perf.sampling import ProcessSample, Sampling
 from gemmtune.device import detect
 from gemmtune.errors import GateError
+from gemmtune.perf_gate.against import Installation, PairOfProcesses
+from gemmtune.perf_gate.processes import Failed
+from gemmtune.perf_gate.sampling import ProcessSample, Sampling
 from gemmtune.problem import Problem
-from gemmtune.selector.workers.worker import Elsewhere
+from gemmtune.workers.worker import Elsewhere
 
 CPU = detect("cpu")
 PROBLEM = Problem.mm(96, 160, 192, dtype=torch.float32, device_type="cpu")
@@ -31,7 +31,7 @@ def other(tmp_path: Path) -> Path:
     package = tmp_path / "other" / "gemmtune"
     shutil.copytree(Path(gemmtune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "conformance", "cli"))
     (package / "version.py").write_text('__version__ = "0.0.9"\n')
-    aten = package / "extern" / "aten" / "dense.py"
+    aten = package / "backends" / "aten" / "dense.py"
     source = aten.read_text()
     assert source.count(ONCE) == 1
     fails = "        if a.dim() == 3:\n            raise ValueError('no batches here')\n"

@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from gemmtune.conformance.perf.baselines import Baseline, Baselines, slug
 from gemmtune.device import detect, preset
 from gemmtune.errors import GateError
+from gemmtune.perf_gate.baselines import Baseline, Baselines, slug
 from gemmtune.problem import Problem
 
 CPU = detect("cpu")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmtune.conformance.perf.collect import Series, collect
-from gemmtune.conformance.perf.processes import Failed
-from gemmtune.conformance.perf.sampling import ProcessSample
-from gemmtune.conformance.perf.statistics import Judgement, Rule, Verdict, judge
+from gemmtune.perf_gate.collect import Series, collect
+from gemmtune.perf_gate.processes import Failed
+from gemmtune.perf_gate.sampling import ProcessSample
+from gemmtune.perf_gate.statistics import Judgement, Rule, Verdict, judge
 
 
 class Script:

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from gemmtune import cli, settings
-from gemmtune.conformance.perf.baselines import Baselines
-from gemmtune.conformance.perf.gate import problems_without_names, run_gate
-from gemmtune.conformance.perf.options import GateOptions
-from gemmtune.conformance.perf.processes import Failed, FreshProcess
-from gemmtune.conformance.perf.sampling import Match, ProcessSample, Sampling
-from gemmtune.conformance.perf.statistics import Verdict
-from gemmtune.conformance.perf.subjects import TORCH, subject_for
 from gemmtune.device import detect
 from gemmtune.errors import GateError
+from gemmtune.perf_gate.baselines import Baselines
+from gemmtune.perf_gate.gate import problems_without_names, run_gate
+from gemmtune.perf_gate.options import GateOptions
+from gemmtune.perf_gate.processes import Failed, FreshProcess
+from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling
+from gemmtune.perf_gate.statistics import Verdict
+from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 
 CPU = detect("cpu")
@@ -43,7 +43,7 @@ def finds(monkeypatch, own_store, tmp_path):
                     results.append(ProcessSample(log_ratio=value, candidate_us=5.0, anchor_us=5.0, blocks=30))
             return results
 
-        monkeypatch.setattr("gemmtune.conformance.perf.gate.FreshProcess", lambda **_: process)
+        monkeypatch.setattr("gemmtune.perf_gate.gate.FreshProcess", lambda **_: process)
 
     with settings.patch(backends=("aten",)):
         yield plan
@@ -93,7 +93,7 @@ def test_updating_one_problem_keeps_the_others(finds):
 def test_a_noisy_measurement_becomes_no_baseline(finds, monkeypatch):
     finds({})
     noisy = [ProcessSample(log_ratio=x, candidate_us=1.0, anchor_us=1.0, blocks=30) for x in (0.3, -0.3, 0.1)]
-    monkeypatch.setattr("gemmtune.conformance.perf.gate.FreshProcess", lambda **_: lambda _, turn: [noisy[turn % 3]])
+    monkeypatch.setattr("gemmtune.perf_gate.gate.FreshProcess", lambda **_: lambda _, turn: [noisy[turn % 3]])
     result = run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
     assert result.entries[0].notes == ["too noisy for a baseline, so none was written: measure on an idle machine"]
     assert Baselines.of("benchmarks/baselines", CPU).entries == {}

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gemmtune.conformance.perf.statistics import Estimate, Rule, Verdict, bounds, judge
-from gemmtune.conformance.perf.student import student_quantile
+from gemmtune.perf_gate.statistics import Estimate, Rule, Verdict, bounds, judge
+from gemmtune.perf_gate.student import student_quantile
 
 RULE = Rule()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from gemmtune import settings
-from gemmtune.conformance.perf.subjects import PICK, TORCH, FunctionChoice, subject_for
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import plan_for
 from gemmtune.errors import GateError, SubjectError
 from gemmtune.numerics.operands import random_operands
+from gemmtune.perf_gate.subjects import PICK, TORCH, FunctionChoice, subject_for
 from gemmtune.problem import Problem
 
 CPU = detect("cpu")

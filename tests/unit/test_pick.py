@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmtune.backends import BACKENDS
+from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Status
 from gemmtune.selector.pick import ENTRANTS, NEAR, OF_ONE_KERNEL, TIE, WORTH_LEAVING_TORCH, pick, shortlist
 from gemmtune.selector.result import Outcome

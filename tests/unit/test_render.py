@@ -9,12 +9,12 @@ import jinja2
 import pytest
 import torch
 
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.source import Source, render_source
+from gemmtune.backends.triton.spec import specialise
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.templates.render import HookError, PartialRender, load_template, render, template_digest
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.source import Source, render_source
-from gemmtune.templates.triton.spec import specialise
+from gemmtune.toolchain.render import HookError, PartialRender, load_template, render, template_digest
 
 CONFIG = Config(block_m=64, block_n=64, block_k=32, stages=3, warps=4)
 SPLIT = replace(CONFIG, split_k=4)
@@ -84,9 +84,9 @@ def test_a_name_that_is_both_hook_and_value_is_an_error() -> None:
 
 
 def test_the_digest_is_of_the_template_text() -> None:
-    text = load_template("gemmtune.templates.triton", "mm.py.jinja")
+    text = load_template("gemmtune.backends.triton", "mm.py.jinja")
     assert "def_kernel" in text
-    assert len(template_digest("gemmtune.templates.triton", "mm.py.jinja")) == 64
+    assert len(template_digest("gemmtune.backends.triton", "mm.py.jinja")) == 64
 
 
 def _source(problem: Problem, config: Config = CONFIG, **options: bool) -> Source:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from gemmtune import backends
+from gemmtune.backends import table as backends
+from gemmtune.backends.cublaslt.gemm import gemm_of
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
-from gemmtune.extern.cublaslt.gemm import gemm_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import accumulator_dtype, dtype_info
 from gemmtune.problem.problem import DENSE_OPS, QUANTIZED_OPS

@@ -23,10 +23,10 @@ from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
-from gemmtune.selector.workers.pool import WORKERS
-from gemmtune.selector.workers.remote import RemoteSession, measuring_kind, open_session
-from gemmtune.selector.workers.session import Session, failure_of
+from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
+from gemmtune.selector.session import Session, failure_of
 from gemmtune.settings import Settings
+from gemmtune.workers.pool import WORKERS
 
 DEVICE = dataclasses.replace(detect("cpu"), threads=1)
 """One thread: those of a parallel operation wait for each other, for milliseconds if the machine is busy."""
@@ -110,7 +110,7 @@ TUNING = """
     from fake_choices import PROBLEM, fake
     from gemmtune.device import detect
     from gemmtune.selector.precompile import precompile
-    from gemmtune.selector.workers.remote import RemoteSession
+    from gemmtune.selector.remote import RemoteSession
     from gemmtune.settings import Settings
     settings = Settings(cache_dir=sys.argv[1], compile_threads=2)
     precompile([fake(str(i), artifact=sys.argv[1] + str(i)) for i in range(4)], settings)

@@ -15,8 +15,8 @@ from store_cases import KEYS, MACHINES, failure, in_child, row
 
 from gemmtune.choice import Status
 from gemmtune.errors import StoreError
-from gemmtune.selector.persistence.store import Store, open_store
 from gemmtune.settings import Settings
+from gemmtune.store.store import Store, open_store
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from store_cases import KEYS, MACHINES, failure, fork, journals, row, status_of
 
-from gemmtune.selector.persistence.database import Database
-from gemmtune.selector.persistence.row import Row
-from gemmtune.selector.persistence.store import Store, open_store
 from gemmtune.settings import Settings
+from gemmtune.store.database import Database
+from gemmtune.store.row import Row
+from gemmtune.store.store import Store, open_store
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where files need no disk: the machine makes hundreds of stores."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from store_cases import KEYS, MACHINES, fork, kill, row, status_of
 
-from gemmtune.selector.persistence.database import Database
-from gemmtune.selector.persistence.key import canonical
-from gemmtune.selector.persistence.row import Row
-from gemmtune.selector.persistence.store import Store, open_store
 from gemmtune.settings import Settings
+from gemmtune.store.database import Database
+from gemmtune.store.key import canonical
+from gemmtune.store.row import Row
+from gemmtune.store.store import Store, open_store
 
 PER_PROBLEM = 5
 

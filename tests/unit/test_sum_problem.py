@@ -10,17 +10,17 @@ import torch
 from click.testing import CliRunner
 
 import gemmtune
-from gemmtune.backends import BACKENDS, load
+from gemmtune.backends.cpp.configs import unsupported
+from gemmtune.backends.cublaslt.gemm import gemm_of
+from gemmtune.backends.cutlass.configs import check_problem
+from gemmtune.backends.table import BACKENDS, load
 from gemmtune.cli import cli
 from gemmtune.cli.spec import Spec
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
-from gemmtune.extern.cublaslt.gemm import gemm_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rebuild import rebuilt
 from gemmtune.settings import Settings
-from gemmtune.templates.cpp.configs import unsupported
-from gemmtune.templates.cutlass.configs import check_problem
 
 PROBLEM = Problem.mm_plus_mm(64, 40, 32, 48, device_type="cpu")
 

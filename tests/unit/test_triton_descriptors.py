@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.backends.triton.launch import Launcher
+from gemmtune.backends.triton.persistent import descriptors, launch
+from gemmtune.backends.triton.persistent.configs import describable, why_not_persistent
+from gemmtune.backends.triton.persistent.descriptors import Description, encoder, takes_encoded
+from gemmtune.backends.triton.source import Argument
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
-from gemmtune.templates.triton.launch import Launcher
-from gemmtune.templates.triton.persistent import descriptors, launch
-from gemmtune.templates.triton.persistent.configs import describable, why_not_persistent
-from gemmtune.templates.triton.persistent.descriptors import Description, encoder, takes_encoded
-from gemmtune.templates.triton.source import Argument
 
 pytest.importorskip("triton", reason="the launchers are Triton's")
 

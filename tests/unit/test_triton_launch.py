@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.geometry import geometry
 from gemmtune.problem import Problem
-from gemmtune.templates.triton.configs import Config
-from gemmtune.templates.triton.geometry import geometry
 
 pytest.importorskip("triton", reason="the launchers are Triton's")
 
 import triton
 
-from gemmtune.templates.triton import launch
+from gemmtune.backends.triton import launch
 
 PROBLEM = Problem.addmm(100, 200, 300, dtype=torch.float32, alpha=2, beta=3, device_type="cuda")
 GRID = (7, 2, 1)

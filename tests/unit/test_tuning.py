@@ -19,8 +19,8 @@ from gemmtune.choice import Refusal, Status
 from gemmtune.dispatch.explain import Explanation
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.problem import Problem
-from gemmtune.selector.persistence.store import Store, open_store
-from gemmtune.selector.workers.session import Session
+from gemmtune.selector.session import Session
+from gemmtune.store.store import Store, open_store
 
 A, B = torch.randn(64, 32), torch.randn(48, 32).t()
 

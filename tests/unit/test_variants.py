@@ -16,14 +16,14 @@ from gemmtune.choice import Choice, Kernel, Offers, Status
 from gemmtune.device import detect
 from gemmtune.selector import offers as offers_module
 from gemmtune.selector.candidates import known_candidates
-from gemmtune.selector.persistence.store import open_store
 from gemmtune.selector.progress import Silent
 from gemmtune.selector.result import Outcome, ProblemResult
 from gemmtune.selector.select import select
-from gemmtune.selector.timing.rounds import Ranked
+from gemmtune.selector.session import Sample
 from gemmtune.selector.variants import known_variants, untried_variants
-from gemmtune.selector.workers.session import Sample
 from gemmtune.settings import Settings
+from gemmtune.store.store import open_store
+from gemmtune.timing.rounds import Ranked
 
 DEVICE = detect("cpu")
 X, Y = range(4), range(3)

@@ -16,8 +16,8 @@ import fake_choices as jobs
 import pytest
 
 from gemmtune.errors import GemmtuneError
-from gemmtune.selector.workers.pool import Pool
-from gemmtune.selector.workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from gemmtune.workers.pool import Pool
+from gemmtune.workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ PARENT = """
     import pathlib, sys
     sys.path.insert(0, {tests!r})
     import fake_choices as jobs
-    from gemmtune.selector.workers.worker import Worker
+    from gemmtune.workers.worker import Worker
     Worker().call(jobs.grandchild_then_hang, sys.argv[1], timeout_s=100)
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from ...templates.render import load_template
+from ...toolchain.render import load_template
 from ..outcome import HeatMap
 from ..reproduction import command, pytest_command
 from .summary import NOT_ASKED, FailureGroup, Standing, Summary, tile_places

@@ -6,8 +6,8 @@ from collections.abc import Generator
 
 import pytest
 
+from ...architectures import MatrixReport
 from ...errors import ConformanceError
-from ..architectures import MatrixReport
 from ..files import json_text, write
 from ..matrices import exit_status
 from ..options import STDOUT, RunOptions

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..architectures import MatrixReport
+from ...architectures import MatrixReport
 from ..options import RunOptions
 from ..record import Record
 from ..run import Run

@@ -1,0 +1,163 @@
+"""Choices compiled in worker processes, and what is wrong with the kernels: resources, spills, instructions."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..choice import Status
+from ..device import DeviceInfo, preset
+from ..errors import CompileError
+from ..selector.precompile import Compilation, CompileFailure
+from ..settings import Settings, current
+from ..toolchain.compiled import Artifact, CompiledChoice
+
+__all__ = ["Inspection", "compile_and_inspect", "faults", "inspect_choices"]
+
+MOST_STACK_BYTES = 128
+"""Local memory of one thread that is always let pass: a few spilled registers …"""
+MOST_SPILLED_SHARE = 1 / 8
+"""… and with more of it, the share of the instructions of the main loop that may have to do with them."""
+LOOSE = 1.5
+"""How far above a large kernel's real shared memory the prediction may be."""
+LARGE_BYTES = 49152
+ALLOCATED_TOGETHER = 8
+"""Registers of a thread are given out in multiples of this (CUDA occupancy calculator; CDNA 3 ISA)."""
+MATRIX = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma_|[DHIQ]G?MMA\b)[\w.:]*")
+"""Matrix instructions, as PTX, amdgcn and SASS write them."""
+SCALAR = re.compile(r"\b(?:fma\.rn[\w.:]*|v_(?:pk_)?fmac?_\w+|[DF]FMA2?\b[\w.]*)")
+"""Instructions that multiply and add single numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What compiling a choice for an architecture gave. Numbers are the largest of its kernels, None where they were not read."""
+
+    choice: str
+    backend: str
+    problem: str
+    arch: str
+    status: Status
+    """OK also where the compiled kernel has ``problems``."""
+    shared_bytes: int | None = None
+    registers: int | None = None
+    stack_bytes: int | None = None
+    spilled_share: float = 0.0
+    instructions: tuple[tuple[str, int], ...] = ()
+    """Instructions that multiply, and how often each stands in the code."""
+    expected: tuple[str, ...] = ()
+    """The instructions that should multiply, with ``*`` for what may vary."""
+    problems: tuple[str, ...] = ()
+    """What is wrong; nothing if the kernel is as it should be."""
+
+    def __str__(self) -> str:
+        return f"{self.choice} for {self.problem} on {self.arch}"
+
+
+def compile_and_inspect(choice: CompiledChoice, settings: Settings | None = None) -> Inspection:
+    """Compile a choice for its architecture, in a worker process, and look at the result.
+
+    Raises:
+        UnavailableError: it is not compiled for a GPU, or for one that has no preset.
+    """
+    [inspection] = inspect_choices([choice], settings)
+    return inspection
+
+
+def inspect_choices(choices: Sequence[CompiledChoice], settings: Settings | None = None) -> Iterator[Inspection]:
+    """``compile_and_inspect`` of each, in their order, with compilers on every core. Choices of one problem must be neighbours."""
+    with Compilation(choices, settings or current()) as compilation:
+        for _, group in itertools.groupby(choices, key=lambda choice: choice.problem):
+            for choice in group:
+                failures = compilation.wait([choice])
+                yield _inspect(choice, failures.get(choice.name))
+
+
+def faults(artifact: Artifact, device: DeviceInfo) -> list[str]:
+    """What is wrong with one kernel for ``device``."""
+    return [*_resource_faults(artifact, device), *_instruction_faults(artifact)]
+
+
+def _inspect(choice: CompiledChoice, failure: CompileFailure | None) -> Inspection:
+    if failure is not None:
+        return _failed(choice, failure.status, failure.reason)
+    device = preset(choice.arch)
+    try:
+        artifacts = choice.artifacts(device)
+    except CompileError as error:
+        return _failed(choice, Status.COMPILE_ERROR, error.output)
+    except RuntimeError as error:  # no assembly text was kept, or a tool could not read the binary
+        return _failed(choice, Status.RUNTIME_ERROR, str(error))
+    found = Counter(mnemonic for artifact in artifacts for mnemonic in _multiplying(artifact))
+    return Inspection(
+        choice=choice.name,
+        backend=choice.backend,
+        problem=str(choice.problem),
+        arch=device.arch,
+        status=Status.OK,
+        shared_bytes=max(artifact.shared_bytes for artifact in artifacts),
+        registers=_largest([artifact.registers for artifact in artifacts]),
+        stack_bytes=_largest([artifact.stack_bytes for artifact in artifacts]),
+        spilled_share=max(artifact.spilled_share for artifact in artifacts),
+        instructions=tuple(sorted(found.items())),
+        expected=tuple(artifact.expected for artifact in artifacts if artifact.expected is not None),
+        problems=tuple(f"{artifact.kernel}: {text}" for artifact in artifacts for text in faults(artifact, device)),
+    )
+
+
+def _failed(choice: CompiledChoice, status: Status, reason: str) -> Inspection:
+    return Inspection(
+        choice=choice.name,
+        backend=choice.backend,
+        problem=str(choice.problem),
+        arch=choice.arch,
+        status=status,
+        problems=(f"{status.value}: {reason}",),
+    )
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
+
+
+def _multiplying(artifact: Artifact) -> list[str]:
+    return MATRIX.findall(artifact.code) + SCALAR.findall(artifact.code)
+
+
+def _resource_faults(artifact: Artifact, device: DeviceInfo) -> Iterator[str]:
+    shared, predicted = artifact.shared_bytes, artifact.predicted_bytes
+    if shared > device.smem_per_block_bytes:
+        yield f"shared memory: {shared} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
+    if predicted is not None and shared > predicted:
+        yield f"shared memory: {shared} bytes, predicted at most {predicted}"
+    if predicted is not None and artifact.slack_bytes is not None:
+        close = max(LOOSE * shared, artifact.slack_bytes + 1024, LARGE_BYTES)
+        if predicted > close:
+            yield f"shared memory: {shared} bytes, but {predicted} predicted: too loose"
+    spilled, share = artifact.stack_bytes or 0, artifact.spilled_share
+    if spilled > MOST_STACK_BYTES and share > MOST_SPILLED_SHARE:
+        yield f"registers: {spilled} bytes of a thread spilled, {share:.0%} of the main loop's instructions serve to move them"
+    if artifact.registers is not None:
+        allocated = -(-artifact.registers // ALLOCATED_TOGETHER) * ALLOCATED_TOGETHER * artifact.threads
+        if allocated > device.registers_per_sm:
+            yield f"registers: {artifact.threads} threads of {artifact.registers}, a multiprocessor has {device.registers_per_sm}"
+
+
+def _instruction_faults(artifact: Artifact) -> Iterator[str]:
+    """The expected instruction must be there, and no matrix instruction of another kind or type."""
+    expected = artifact.expected
+    found = sorted(set(_multiplying(artifact)))
+    if expected is None:
+        if found:
+            yield f"instructions: expected none that multiplies, found {', '.join(found)}"
+        return
+    foreign = [m for m in found if MATRIX.match(m) and not fnmatch.fnmatchcase(m, expected)]
+    if not any(fnmatch.fnmatchcase(m, expected) for m in found):
+        yield f"instructions: expected {expected}, found {', '.join(found) or 'none that multiplies'}"
+    elif foreign:
+        yield f"instructions: expected no matrix instruction but {expected}, found {', '.join(foreign)} too"

@@ -1,0 +1,169 @@
+"""All choices of an architecture: compiled, inspected, run where that can be, and reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from ..backends.table import TEMPLATES, load
+from ..choice import Status
+from ..device import DeviceInfo, preset
+from ..errors import UnavailableError
+from ..problem import Problem
+from ..selector.offers import enabled_backends, offers_for
+from ..selector.progress import Progress, Silent
+from ..selector.verify import Verdict
+from ..settings import Search, Settings, current
+from ..toolchain.compiled import CompiledChoice
+from .inspection import Inspection, inspect_choices
+from .problems import matrix_problems
+from .report import MatrixReport, Ran
+from .running import Runner, how_to_run
+
+__all__ = ["ARCHITECTURES", "MatrixReport", "Ran", "matrix_choices", "run_matrix"]
+
+Item = TypeVar("Item")
+
+ARCHITECTURES = ("sm75", "sm80", "sm90", "sm100", "gfx942")
+"""What the matrix is kept clean for; gfx942 is compiled and never run."""
+
+
+def matrix_choices(
+    arch: str,
+    search: Search = "default",
+    *,
+    problems: Mapping[str, Problem] | None = None,
+    most: int | None = None,
+    settings: Settings | None = None,
+) -> tuple[CompiledChoice, ...]:
+    """The choices that a search has for an architecture, one for each distinct compilation, those of a problem side by side.
+
+    Args:
+        problems: None for ``matrix_problems()``.
+        most: at most so many of a problem, spread over all it has.
+        settings: whose backends and filters apply; None for those in force.
+
+    Raises:
+        UnavailableError: an unknown architecture, or no backend whose kernels are ours can compile for it here.
+    """
+    return _enumerate(arch, search, problems, most, settings or current())[0]
+
+
+def _enumerate(
+    arch: str, search: Search, problems: Mapping[str, Problem] | None, most: int | None, settings: Settings
+) -> tuple[tuple[CompiledChoice, ...], tuple[str, ...]]:
+    """The choices of ``matrix_choices``, and what was left out of them with the reason."""
+    device = preset(arch)
+    asked = dataclasses.replace(settings, search=search)
+    able, left_out = _backends(device, asked)
+    asked = dataclasses.replace(asked, backends=able)
+    seen: set[str] = set()
+    opaque: Counter[str] = Counter()
+    chosen: list[CompiledChoice] = []
+    for problem in (matrix_problems() if problems is None else problems).values():
+        new: dict[str, CompiledChoice] = {}
+        for choice in offers_for(problem, device, asked, on_this_machine=False).choices:
+            key = choice.compile_key
+            if key is None or key in seen:
+                continue
+            if isinstance(choice, CompiledChoice):
+                new.setdefault(key, choice)
+            else:
+                seen.add(key)
+                opaque[choice.backend] += 1
+        taken = _spread(list(new.items()), most)
+        seen.update(key for key, _ in taken)
+        chosen += [choice for _, choice in taken]
+    left_out += tuple(f"{name}: {count} kernels that cannot be inspected" for name, count in sorted(opaque.items()))
+    return tuple(chosen), left_out
+
+
+def _backends(device: DeviceInfo, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The enabled backends that compile kernels of ours for this device, and those that cannot here, with the reason."""
+    named = [name for name in enabled_backends(device, settings) if name in TEMPLATES]
+    here = {name: load(name).available(device) for name in named}
+    able = tuple(name for name, availability in here.items() if availability.ok)
+    unable = tuple(f"{name}: {availability.detail}" for name, availability in here.items() if not availability.ok)
+    if not able:
+        why = "; ".join(unable) or "enable triton (settings.backends)"
+        raise UnavailableError(f"{device.arch}: no enabled backend compiles kernels for it here; {why}")
+    return able, unable
+
+
+def _spread(choices: Sequence[Item], most: int | None) -> list[Item]:
+    """``most`` of them at equal distances, the first and the last among them."""
+    if most is None or len(choices) <= most:
+        return list(choices)
+    step = (len(choices) - 1) / max(most - 1, 1)
+    return [choices[round(i * step)] for i in range(most)]
+
+
+def run_matrix(
+    arch: str,
+    *,
+    search: Search = "default",
+    device: DeviceInfo | None = None,
+    run: bool = False,
+    problems: Mapping[str, Problem] | None = None,
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> MatrixReport:
+    """Compile and inspect every choice of an architecture and, with ``run``, verify each that compiled on ``device``.
+
+    ``device`` is the GPU that is here, None without one. Where it cannot run these kernels the report says why; with ``run`` that
+    is a failure. ``search``, ``problems`` and ``most`` as for ``matrix_choices``.
+
+    Raises:
+        UnavailableError: an unknown architecture, or nothing here compiles for it.
+    """
+    begun = time.monotonic()
+    settings = current()
+    listener = progress or Silent()
+    choices, left_out = _enumerate(arch, search, problems, most, settings)
+    inspections = []
+    listener.stage(f"{arch} compile", 0, len(choices))
+    for inspection in inspect_choices(choices, settings):
+        inspections.append(inspection)
+        listener.stage(f"{arch} compile", len(inspections), len(choices))
+    way = how_to_run(arch, device)
+    ran: tuple[Ran, ...] = ()
+    if run and way.mode is not None and device is not None:
+        ran = _run(list(zip(choices, inspections, strict=True)), device, settings, listener)
+    backends = sorted({choice.backend for choice in choices})
+    return MatrixReport(
+        arch=arch,
+        search=search,
+        toolchains=tuple(load(name).available(preset(arch)).detail for name in backends),
+        problems=len({choice.problem for choice in choices}),
+        left_out=left_out,
+        inspections=tuple(inspections),
+        way=way,
+        device="" if device is None else f"{device.name} ({device.arch})",
+        run=run,
+        ran=ran,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _run(
+    inspected: Sequence[tuple[CompiledChoice, Inspection]], device: DeviceInfo, settings: Settings, listener: Progress
+) -> tuple[Ran, ...]:
+    able = [(choice, inspection) for choice, inspection in inspected if inspection.status is Status.OK]
+    ran: list[Ran] = []
+    listener.stage("run", 0, len(able))
+    with Runner(device, settings) as runner:
+        for choice, inspection in able:
+            ran.append(Ran(choice=choice.name, problem=str(choice.problem), verdict=_verdict(choice, inspection, device, runner)))
+            listener.stage("run", len(ran), len(able))
+    return tuple(ran)
+
+
+def _verdict(choice: CompiledChoice, inspection: Inspection, device: DeviceInfo, runner: Runner) -> Verdict | str:
+    """The verdict, or why this kernel cannot be run here: newer GPUs may have less shared memory."""
+    need = inspection.shared_bytes or 0
+    if need > device.smem_per_block_bytes:
+        return f"needs {need} bytes of shared memory, a block of {device.arch} has {device.smem_per_block_bytes}"
+    return runner.run(choice)

@@ -1,0 +1,115 @@
+"""What the architecture matrix asks for: every operation with every dtype and layout, and the corners of the kernels."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
+from typing import get_args
+
+import torch
+
+from ..problem import Layout, Precision, Problem
+from ..problem.problem import BiasShape, Encoding, Op, Scales, WeightScales
+from ..problem.trace import trace
+
+__all__ = ["matrix_problems"]
+
+OPS: tuple[Op, ...] = ("mm", "addmm", "bmm", "baddbmm")
+DTYPES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "tf32": torch.float32, "f64": torch.float64,
+}  # fmt: skip
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SHAPES = ((512, 6144, 4096), (16, 6144, 4096), (1000, 1001, 999), (128, 128, 65536), (500, 504, 1000))
+"""M, N, K: large, few rows, nothing aligned, a long sum, sizes that no tile divides."""
+BIASES: tuple[BiasShape, ...] = ("n", "mn", "m1", "1n", "scalar")
+SCALARS = ((2.0, 0.5), (1.0, 1.0), (2.0, 1.0), (1.0, 0.0))
+"""alpha and beta."""
+BATCH = 3
+
+
+@functools.cache
+def matrix_problems() -> MappingProxyType[str, Problem]:
+    """The problems of the matrix by name: ``mm-bf16-nt``, ``mm-bf16-nt-offset``. Shapes, biases and scalars take turns."""
+    return MappingProxyType({**dict(_crossed()), **dict(_quantized()), **dict(_corners())})
+
+
+def _crossed() -> Iterator[tuple[str, Problem]]:
+    for (i, op), (j, dtype), (k, layout) in itertools.product(enumerate(OPS), enumerate(DTYPES), enumerate(LAYOUTS)):
+        yield f"{op}-{dtype}-{layout}", _problem(op, dtype, layout, i + j + k)
+
+
+def _problem(op: Op, dtype: str, layout: str, turn: int) -> Problem:
+    m, n, k = SHAPES[turn % len(SHAPES)]
+    bias = BIASES[turn // 2 % len(BIASES)]
+    alpha, beta = SCALARS[turn // 3 % len(SCALARS)]
+    precision = Precision(input_mode="tf32" if dtype == "tf32" else "ieee")
+    kind = DTYPES[dtype]
+    match op:
+        case "mm":
+            return Problem.mm(m, n, k, dtype=kind, layout=layout, device_type="cuda", precision=precision)
+        case "bmm":
+            return Problem.bmm(BATCH, m, n, k, dtype=kind, layout=layout, device_type="cuda", precision=precision)
+        case "addmm":
+            return Problem.addmm(
+                m, n, k, dtype=kind, layout=layout, bias=bias, alpha=alpha, beta=beta, device_type="cuda", precision=precision
+            )
+        case _:
+            return Problem.baddbmm(
+                BATCH, m, n, k, dtype=kind, layout=layout, bias=bias, alpha=alpha, beta=beta, device_type="cuda",
+                precision=precision,
+            )  # fmt: skip
+
+
+def _quantized() -> Iterator[tuple[str, Problem]]:
+    """Operands of 8 bits and fewer: every kind of scale, dtype and encoding at least once."""
+    for (i, layout), (m, n, k) in zip(enumerate(LAYOUTS), SHAPES, strict=False):
+        yield f"int_mm-{layout}", Problem.int_mm(m, n, k, layout=layout, device_type="cuda")
+        scales = get_args(Scales)[i]
+        pair = (torch.float8_e4m3fn, torch.float8_e5m2)
+        yield f"scaled_mm-{scales}", Problem.scaled_mm(
+            m, n, k, dtype=pair[i % 2], dtype_b=pair[i // 2], scales=scales, fast_accum=i % 2 == 1, device_type="cuda"
+        )  # fmt: skip
+    product = Problem.int_mm(512, 768, 1024, device_type="cuda")
+    factor = torch.empty(768, device="meta")
+    scaled = trace(lambda acc, x: acc * x, product.epilogue_dtype, (factor,))
+    yield "int_mm-mul", replace(product, out=Layout.contiguous(product.out.size, torch.bfloat16), epilogue=scaled)
+    weights: tuple[tuple[str, torch.dtype, Encoding], ...] = (
+        ("s8", torch.int8, ""), ("u8", torch.uint8, ""), ("e4m3", torch.float8_e4m3fn, ""), ("int4", torch.uint8, "int4"),
+        ("uint4", torch.uint8, "uint4"),
+    )  # fmt: skip
+    for (i, (name, dtype_b, encoding)), (j, m) in itertools.product(enumerate(weights), enumerate((1, 16, 200))):
+        scales = get_args(WeightScales)[(i + 2 * j) % len(get_args(WeightScales))]
+        dtype = (torch.float16, torch.bfloat16)[(i + j) % 2]
+        yield f"mixed_mm-{name}-{m}", Problem.mixed_mm(
+            m, 4096, 4096, dtype=dtype, dtype_b=dtype_b, encoding=encoding, scales=scales, zeros=scales != "none" and j == 1,
+            device_type="cuda",
+        )  # fmt: skip
+
+
+def _corners() -> Iterator[tuple[str, Problem]]:
+    """Memory layouts, sizes and epilogues that make kernels of their own."""
+    base = Problem.mm(384, 640, 768, device_type="cuda")
+    a, b, out = (replace(layout, offset=offset) for layout, offset in ((base.a, 1), (base.b, 2), (base.out, 4)))
+    yield "mm-bf16-nt-offset", replace(base, a=a, b=b, out=out)
+    yield "mm-bf16-nt-out-t", replace(base, out=replace(base.out, stride=(1, base.m)))
+    rows = Problem.mm(384, 640, 768, dtype=torch.float16, layout="nn", device_type="cuda")
+    yield "mm-f16-nn-padded", replace(rows, a=_padded(rows.a, 8), b=_padded(rows.b, 4), out=_padded(rows.out, 1))
+    shared = Problem.bmm(BATCH, 256, 256, 512, dtype=torch.float16, device_type="cuda")
+    yield "bmm-f16-nt-broadcast", replace(shared, a=replace(shared.a, stride=(0, *shared.a.stride[1:])))
+    yield "mm_plus_mm-bf16-nt", Problem.mm_plus_mm(384, 640, 768, device_type="cuda")
+    yield "mm_plus_mm-f16-tn", Problem.mm_plus_mm(500, 504, 1000, 333, dtype=torch.float16, layout="tn", device_type="cuda")
+    yield "mm-bf16-nt-1x1x1", Problem.mm(1, 1, 1, device_type="cuda")
+    yield "mm-f32-nt-1x4096x4096", Problem.mm(1, 4096, 4096, dtype=torch.float32, device_type="cuda")
+    gelu = trace(torch.nn.functional.gelu, base.accumulator, ())
+    yield "mm-bf16-nt-gelu", replace(base, epilogue=gelu)
+    gate = torch.empty(base.m, base.n, dtype=base.dtype, device="meta")
+    gated = trace(lambda acc, x: torch.nn.functional.silu(acc) * x, base.accumulator, (gate,))
+    yield "mm-bf16-nt-silu-mul", replace(base, epilogue=gated)
+
+
+def _padded(layout: Layout, columns: int) -> Layout:
+    """A row-major matrix with ``columns`` elements of padding after each row."""
+    return replace(layout, stride=(layout.size[1] + columns, 1))

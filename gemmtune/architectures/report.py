@@ -1,0 +1,145 @@
+"""The report of an architecture matrix: counts, failures, text and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..choice import Status
+from ..selector.verify import Verdict
+from .inspection import Inspection
+from .running import Way
+
+__all__ = ["MatrixReport", "Ran"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One choice on the GPU: its verdict, or why it could not be run there."""
+
+    choice: str
+    problem: str
+    verdict: Verdict | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixReport:
+    """What became of every choice of an architecture."""
+
+    arch: str
+    search: str
+    toolchains: tuple[str, ...]
+    problems: int
+    left_out: tuple[str, ...]
+    """Backends that could not take part, or in part, with the reason."""
+    inspections: tuple[Inspection, ...]
+    way: Way
+    """How the kernels run on the GPU that is here."""
+    device: str
+    """That GPU; empty without one."""
+    run: bool
+    """It was asked to run them."""
+    ran: tuple[Ran, ...]
+    seconds: float
+
+    @property
+    def executed(self) -> int:
+        """Checks that were made: kernels compiled and inspected, and kernels verified on the GPU."""
+        return sum(i.status is Status.OK for i in self.inspections) + len(self.verdicts)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Of the choices that ran."""
+        return tuple(r.verdict for r in self.ran if isinstance(r.verdict, Verdict))
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """A line or a few for everything that is not as it should be; none if the architecture is clean."""
+        return tuple(self._failures())
+
+    def _failures(self) -> Iterator[str]:
+        if not self.inspections:
+            yield f"{self.arch}: there was no choice to compile; the settings' backends and filters leave none"
+        for inspection in self.inspections:
+            for text in inspection.problems:
+                yield f"{inspection}: {text}"
+        for ran in self.ran:
+            if isinstance(ran.verdict, Verdict) and ran.verdict.status is not Status.OK:
+                yield f"{ran.choice} for {ran.problem}, {self.arch} on {self.device}: {ran.verdict.status}: {ran.verdict.reason}"
+        if self.run and self.way.mode is None:
+            yield f"{self.arch} was to be run, but cannot be: {self.way.reason}"
+        elif self.run and not self.verdicts:
+            yield f"{self.arch} was to be run on {self.device}, but no kernel was left to run"
+
+    def text(self) -> str:
+        """For people: counts, then the failures."""
+        lines = [
+            f"{self.arch}: {_count(len(self.inspections), 'kernel')} of {_count(self.problems, 'problem')}, search {self.search} "
+            f"({', '.join(self.toolchains)}), {self.seconds:.1f} s",
+            f"  compiled      {self._compiled()}",
+            f"  resources     {self._resources()}",
+            *(f"  instruction   {name}: {_count(count, 'kernel')}" for name, count in sorted(self._instructions().items())),
+            *(f"  left out      {text}" for text in self.left_out),
+            f"  run           {self._running()}",
+        ]
+        failures = self.failures
+        lines.append(f"  {_count(len(failures), 'failure')}" + (":" if failures else ""))
+        lines += [f"  - {text}".replace("\n", "\n    ") for text in failures]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        data = dataclasses.asdict(self)
+        return data | {"executed": self.executed, "failures": list(self.failures), "instructions": dict(self._instructions())}
+
+    def _compiled(self) -> str:
+        statuses = Counter(i.status for i in self.inspections)
+        text = f"{statuses.pop(Status.OK, 0)} of {len(self.inspections)}"
+        return text + "".join(f", {count} {status.value}" for status, count in sorted(statuses.items()))
+
+    def _resources(self) -> str:
+        compiled = [i for i in self.inspections if i.status is Status.OK]
+        shared = [i.shared_bytes for i in compiled if i.shared_bytes is not None]
+        registers = [i.registers for i in compiled if i.registers is not None]
+        spilled = [i for i in compiled if i.stack_bytes]
+        text = f"shared memory up to {max(shared, default=0)} bytes"
+        if registers:
+            text += f", registers up to {max(registers)}, {_count(len(spilled), 'kernel')} with a stack"
+            if spilled:
+                most, share = max(i.stack_bytes or 0 for i in spilled), max(i.spilled_share for i in spilled)
+                text += f" (up to {most} bytes and {share:.0%} of the main loop)"
+        unread = len(compiled) - len(registers)
+        return text + (f"; registers and spills of {_count(unread, 'kernel')} were not read: no cuobjdump here" if unread else "")
+
+    def _instructions(self) -> Counter[str]:
+        """Kernels by the instruction that multiplies in them, its shape left out."""
+        return Counter(
+            name
+            for i in self.inspections
+            for name in {
+                re.sub(r"(?<=[._])m?\d+[nx]\d+[kx]\d+[._]?", "", mnemonic).rstrip("._")
+                for mnemonic, _ in i.instructions
+                if any(fnmatch.fnmatchcase(mnemonic, pattern) for pattern in i.expected)
+            }
+        )
+
+    def _running(self) -> str:
+        if self.way.mode is None:
+            return f"no: {self.way.reason}"
+        how = "natively" if self.way.mode == "native" else f"from PTX for {self.arch}"
+        if not self.run:
+            return f"not asked for: {self.device} can, {how}"
+        verdicts = self.verdicts
+        right = sum(verdict.status is Status.OK for verdict in verdicts)
+        text = f"{right} of {len(verdicts)} right on {self.device}, {how}"
+        too_large = len(self.ran) - len(verdicts)
+        return text + (f"; {_count(too_large, 'kernel')} left out, which it lacks the shared memory for" if too_large else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,101 @@
+"""int_mm by torch: ``_int_mm`` as it is, or on CUDA with operands padded to what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import pad
+
+from ...choice import Kernel
+from ...problem import Layout, Problem
+from ...problem.compositions import CUDA_INT_COLUMN_MULTIPLE, CUDA_INT_LEAST_ROWS, CUDA_INT_MULTIPLE, int_product
+from .eager import then_eager, where_contiguous
+
+__all__ = ["kernel_of", "padded", "padding_of", "why_not_native"]
+
+Tensor = torch.Tensor
+PADDED_ROWS = 32
+
+
+def why_not_native(problem: Problem) -> str | None:
+    """Why ``_int_mm`` does not take the operands as they are, or None. On a CPU, and with K = 0, ``int_product`` sees to that."""
+    if problem.device_type == "cpu" or problem.k == 0:
+        return None
+    if problem.m < CUDA_INT_LEAST_ROWS:
+        return f"on CUDA it takes at least {CUDA_INT_LEAST_ROWS} rows of a, got {problem.m}"
+    for name, size in (("K", problem.k), ("N", problem.n)):
+        if size % CUDA_INT_MULTIPLE:
+            return f"on CUDA it takes multiples of {CUDA_INT_MULTIPLE} for {name}, got {size}"
+    for name, layout in (("a", problem.a), ("b", problem.b)):
+        if not _regular(layout):
+            return (
+                f"on CUDA {name} has to lie without gaps at an aligned address, with a multiple of {CUDA_INT_COLUMN_MULTIPLE} rows "
+                f"if it is column-major, got {layout}"
+            )
+    return None
+
+
+def padding_of(problem: Problem) -> tuple[int, int, int]:
+    """By how many rows, columns and elements along K the operands have to grow to be what ``_int_mm`` takes on CUDA."""
+    rows = PADDED_ROWS - problem.m if problem.m < CUDA_INT_LEAST_ROWS else 0
+    return rows, -problem.n % CUDA_INT_MULTIPLE, -problem.k % CUDA_INT_MULTIPLE
+
+
+def padded(x: Tensor, rows: int, cols: int) -> Tensor:
+    """A copy of a matrix with so many rows and columns of zeros behind it.
+
+    Column-major if it was so and has then as many rows as ``_int_mm`` takes of such a matrix, else row-major.
+    """
+    if x.stride(0) == 1 and x.stride(1) != 1 and (x.shape[0] + rows) % CUDA_INT_COLUMN_MULTIPLE == 0:
+        return pad(x.t(), (0, rows, 0, cols)).contiguous().t()
+    return pad(x, (0, cols, 0, rows)).contiguous()
+
+
+def kernel_of(problem: Problem, aten_name: str) -> Kernel:
+    """The calls for an int_mm problem: ``_int_mm``, or ``_int_mm_pad`` with copies."""
+    product = int_product if aten_name == "_int_mm" else _padded_product(problem)
+    direct = aten_name == "_int_mm" and problem.device_type == "cuda" and problem.k > 0 and _ordinary(problem.out)
+
+    def run(out: Tensor, a: Tensor, b: Tensor, *_: object) -> None:
+        if direct:
+            torch._int_mm(a, b, out=out)
+        else:
+            out.copy_(product(a, b))
+
+    def run_new(a: Tensor, b: Tensor, *_: object) -> Tensor:
+        return product(a, b)
+
+    def as_floats(a: Tensor, b: Tensor, *_: object) -> Tensor:
+        return product(a, b).to(torch.float32)
+
+    if problem.epilogue is None:
+        return where_contiguous(Kernel(run=run, run_new=run_new), problem)
+    return where_contiguous(then_eager(Kernel(run=run, run_new=as_floats), problem, problem.epilogue), problem)
+
+
+def _padded_product(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
+    """The product on copies of those operands that ``_int_mm`` does not take as they are."""
+    rows, cols, along_k = padding_of(problem)
+    copy_a = bool(rows or along_k) or not _regular(problem.a)
+    copy_b = bool(cols or along_k) or not _regular(problem.b)
+    m, n = problem.m, problem.n
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        a = padded(a, rows, along_k) if copy_a else a
+        b = padded(b, along_k, cols) if copy_b else b
+        sums = torch._int_mm(a, b)
+        return sums[:m, :n].clone(memory_format=torch.contiguous_format) if rows or cols else sums
+
+    return product
+
+
+def _regular(layout: Layout) -> bool:
+    """Whether the matrix, or its transpose, lies in memory as ``_int_mm`` takes it on CUDA."""
+    rows, cols = layout.size
+    transposed = layout.stride == (1, rows) and rows > 1 and cols > 1 and rows % CUDA_INT_COLUMN_MULTIPLE == 0
+    return (layout.stride == (cols, 1) or transposed) and layout.offset == 0
+
+
+def _ordinary(layout: Layout) -> bool:
+    return layout == Layout.contiguous(layout.size, layout.dtype)

@@ -1,0 +1,178 @@
+"""scaled_mm by torch's ``_scaled_mm``: which problems it takes, and copies that make operands and scales as it wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import pad
+
+from ...choice import Kernel
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...problem.compositions import scaled_product
+from ...problem.dtypes import dtype_name
+from ...problem.layout import ALIGNED_BYTES
+from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
+from .eager import then_eager, where_contiguous
+
+__all__ = ["composed_kernel", "kernel_of", "why_not_native"]
+
+Tensor = torch.Tensor
+ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+"""``call(a, b, scale_a, scale_b, bias, out)``: into ``out``, or into a new tensor where that is None."""
+MULTIPLE = 16
+"""``_scaled_mm`` on CUDA takes K and N that are multiples of this, and rows of operands that begin at such addresses."""
+FLOAT8_CAPABILITY, HOPPER = 89, 90
+CUDA_OF_VECTOR_SCALES = (12, 9)
+"""The first CUDA whose cuBLASLt has a scale for each row or block."""
+BLOCK_ROWS_MULTIPLE = 4
+"""Rows of a with scales for blocks, so that each column of those scales begins at an aligned address."""
+
+
+def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why ``_scaled_mm`` cannot do the problem on the device, even with copies; None if it can."""
+    mode = mode_of(problem)
+    if problem.k == 0:
+        return "K is 0: nothing to multiply"
+    if device.type == "cpu":
+        return None if mode in ("tensor", "row") else f"on a CPU it has scales for tensors and rows only, got {mode}"
+    if device.type != "cuda" or device.capability < FLOAT8_CAPABILITY:
+        return f"its 8-bit floats need an NVIDIA GPU of compute capability 8.9, got {device.arch}"
+    if problem.a.dtype == problem.b.dtype == torch.float8_e5m2:
+        return "cuBLASLt does not multiply two float8_e5m2 matrices"
+    if mode == "tensor":
+        return None
+    if device.capability != HOPPER:
+        return f"scales for {mode} are tried on sm90 only, got {device.arch}"
+    if torch.version.cuda and _cuda_version(torch.version.cuda) < CUDA_OF_VECTOR_SCALES:
+        return f"scales for {mode} need CUDA 12.9, got {torch.version.cuda}"
+    dtypes = (problem.a.dtype, problem.b.dtype)
+    if MODES[mode].blocks and torch.float8_e5m2 in dtypes:
+        return f"with scales for {mode} it multiplies float8_e4m3fn only, got {' and '.join(map(dtype_name, dtypes))}"
+    return None
+
+
+def composed_kernel(problem: Problem) -> Kernel:
+    """Wider floats multiplied by torch, and scales on the sums or, for blocks, on the operands."""
+    out_dtype = problem.out.dtype
+
+    def sums(a: Tensor, b: Tensor, inp: object, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> Tensor:  # noqa: ARG001
+        return scaled_product(a, b, extra[0], extra[1])
+
+    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
+        out.copy_(sums(a, b, inp, alpha, beta, extra))
+
+    def run_new(a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> Tensor:
+        return sums(a, b, inp, alpha, beta, extra).to(out_dtype)
+
+    if problem.epilogue is None:
+        return where_contiguous(Kernel(run=run, run_new=run_new), problem)
+    return where_contiguous(then_eager(Kernel(run=run, run_new=sums), problem, problem.epilogue), problem)
+
+
+def kernel_of(problem: Problem) -> Kernel:
+    """``_scaled_mm``, with a bias if the epilogue is no more than that, else followed by the epilogue."""
+    product = _native_product(problem)
+    fused = has_plain_bias(problem)
+    m, n, scales = problem.m, problem.n, len(problem.scales)
+    rows, cols, _ = _padding(problem)
+    direct = not rows and not cols and problem.out == Layout.contiguous(problem.out.size, problem.out.dtype)
+
+    def run(
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        inp: Tensor | None,  # noqa: ARG001
+        alpha: float,  # noqa: ARG001
+        beta: float,  # noqa: ARG001
+        extra: tuple[Tensor, ...],
+    ) -> None:
+        bias = extra[scales] if fused else None
+        if direct:
+            product(a, b, extra[0], extra[1], bias, out)
+        else:
+            out.copy_(product(a, b, extra[0], extra[1], bias, None)[:m, :n])
+
+    def run_new(a: Tensor, b: Tensor, inp: object, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> Tensor:  # noqa: ARG001
+        result = product(a, b, extra[0], extra[1], extra[scales] if fused else None, None)
+        return result[:m, :n].clone(memory_format=torch.contiguous_format) if rows or cols else result
+
+    kernel = Kernel(run=run, run_new=run_new)
+    if problem.epilogue is not None and not fused:
+        kernel = then_eager(kernel, problem, problem.epilogue)
+    return where_contiguous(kernel, problem)
+
+
+def _native_product(problem: Problem) -> ScaledCall:
+    """The product on copies of what torch does not take as it is."""
+    mode = MODES[mode_of(problem)]
+    rows, cols, along_k = _padding(problem)
+    on_gpu = problem.device_type == "cuda"
+    copy_a = bool(rows or along_k) or (on_gpu and not _rows_aligned(problem.a))
+    copy_b = bool(cols or along_k) or (on_gpu and not _rows_aligned(problem.b.transposed))
+    place = scale_placer(problem, rows, cols)
+    call = _blocks_call(problem, mode) if mode.blocks else _plain_call(problem)
+
+    def product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        a = _copied(a, rows, along_k) if copy_a else a
+        b = _copied(b.t(), cols, along_k).t() if copy_b else b
+        scale_a, scale_b = place(scale_a, scale_b)
+        if bias is not None:
+            bias = pad(bias.reshape(-1), (0, cols)) if cols else bias.reshape(-1)
+        return call(a, b, scale_a, scale_b, bias, out)
+
+    return product
+
+
+def _plain_call(problem: Problem) -> ScaledCall:
+    dtype, fast = problem.out.dtype, problem.fast_accum
+
+    def call(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        if out is None:
+            return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+        return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out)
+
+    return call
+
+
+def _blocks_call(problem: Problem, mode: Mode) -> ScaledCall:
+    """What ``torch.nn.functional.scaled_mm`` calls: it tells the kinds of scales by name, where the older call goes by shapes and
+    takes square blocks only if K is a multiple of 512. It refuses ``use_fast_accum`` with blocks, which is a permission only."""
+    (recipe_a, recipe_b), dtype = mode.recipes, problem.out.dtype
+    function = torch.ops.aten._scaled_mm_v2
+
+    def call(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        nothing: list[int] = []
+        arguments = (a, b, [scale_a], [recipe_a], nothing, [scale_b], [recipe_b], nothing, bias, dtype, nothing, False)
+        result: Tensor = function.default(*arguments) if out is None else function.out(*arguments, out=out)
+        return result
+
+    return call
+
+
+def _padding(problem: Problem) -> tuple[int, int, int]:
+    """By how many rows, columns and elements along K the operands have to grow."""
+    if problem.device_type != "cuda":
+        return 0, 0, 0
+    rows = -problem.m % BLOCK_ROWS_MULTIPLE if MODES[mode_of(problem)].blocks else 0
+    return rows, -problem.n % MULTIPLE, -problem.k % MULTIPLE
+
+
+def _rows_aligned(layout: Layout) -> bool:
+    """Whether each row lies without gaps and begins at an aligned address."""
+    (_, cols), (step, along) = layout.size, layout.stride
+    return along == 1 and step >= cols and step % ALIGNED_BYTES == 0 and layout.offset == 0
+
+
+def _copied(x: Tensor, rows: int, cols: int) -> Tensor:
+    """A row-major copy with so many rows and columns of zeros behind it. As bytes: torch cannot fill every 8-bit float."""
+    bits = x.view(torch.int8)
+    size = (x.shape[0] + rows, x.shape[1] + cols)
+    copy = bits.new_zeros(size) if rows or cols else bits.new_empty(size)
+    copy[: x.shape[0], : x.shape[1]].copy_(bits)
+    return copy.view(x.dtype)
+
+
+def _cuda_version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))

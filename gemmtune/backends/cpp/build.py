@@ -1,0 +1,229 @@
+"""The choices of the cpp backend: compiled, loaded with ctypes, bound to a problem."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from ...choice import Choice, Kernel, Run
+from ...problem import Problem
+from ...problem.dtypes import dtype_info
+from ...toolchain.made_once import loaded
+from .compiler import artifact_path, compile_source, find_compiler
+from .configs import Config
+from .operands import numbers_per_step, oriented, sides
+from .plan import Plan, make_plan, packed_shape
+from .source import Source
+
+__all__ = ["CppChoice", "load"]
+
+_OPENMP_ENTRIES = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CppChoice(Choice):
+    """One configuration of the packed GEMM for one problem."""
+
+    arch: str
+    config: Config
+    vnni: bool = False
+
+    @property
+    def source(self) -> Source:
+        """What has to be compiled; the same for all problems that differ in sizes, strides and blocking only."""
+        a, b = sides(self.problem, swapped=oriented(self.problem, self.nr).swapped)
+        return Source(
+            arch=self.arch,
+            vnni=self.vnni,
+            a=a,
+            b=b,
+            scales=tuple(layout.dtype for layout in self.problem.scales),
+            out_dtype=self.problem.out.dtype,
+            mr=self.config.mr,
+            nv=self.config.nv,
+            epilogue=self.problem.epilogue,
+        )
+
+    @property
+    def nr(self) -> int:
+        """Columns of a panel of b."""
+        return self.config.nr(self.arch, self.problem.accumulator)
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over source, flags and configuration."""
+        return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
+
+    @property
+    def compile_key(self) -> str:
+        """The hash of source and flags."""
+        return self.source.digest
+
+    @property
+    def compiled(self) -> bool:
+        """The shared object is in the cache. False without a compiler, whose version is part of its name."""
+        compiler = find_compiler()
+        return compiler is not None and artifact_path(self.source, compiler).exists()
+
+    def compile(self) -> None:
+        """Make the shared object, unless it is there. Raises CompileError; UnavailableError without a compiler."""
+        compile_source(self.source, self.name)
+
+    def build(self) -> Kernel:
+        """The compiled function with its plan. Calls let go of the GIL and use up to ``torch.get_num_threads()`` threads."""
+        library = loaded(lambda: compile_source(self.source, self.name), load)
+        plan = make_plan(self.problem, self.config, self.arch, vnni=self.vnni)
+        return Kernel(run=_bind(library, plan, self.problem, self.name))
+
+    @property
+    def packed_format(self) -> str | None:
+        """Panels of ``nr`` columns in the operand's own dtype; the same for every configuration with this micro-tile width."""
+        if not self.problem.prepacked:
+            return None
+        numbers = f"x{self._numbers}" if self._numbers > 1 else ""
+        return f"cpp_{dtype_info(self.problem.b.dtype).short}{numbers}_nr{self.nr}"
+
+    @property
+    def _numbers(self) -> int:
+        return numbers_per_step(self.problem.accumulator, self.arch, vnni=self.vnni)
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """b [K, N] as [⌈N/nr⌉, K, nr], contiguous, or for int8 products [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers]; zero beyond its end."""
+        if self.packed_format is None:
+            return b
+        given = b.view(torch.uint8) if b.dtype.itemsize == 1 else b  # of 8-bit floats torch fills and copies few
+        k, n = b.shape
+        shape = packed_shape(k, n, self.nr, self._numbers)
+        packed = given.new_zeros((shape[0], shape[1] * self._numbers, self.nr))
+        whole = n // self.nr
+        packed[:whole, :k] = given[:, : whole * self.nr].reshape(k, whole, self.nr).transpose(0, 1)
+        if n % self.nr:
+            packed[whole, :k, : n % self.nr] = given[:, whole * self.nr :]
+        if self._numbers > 1:
+            packed = packed.reshape(shape[0], shape[1], self._numbers, self.nr).transpose(2, 3).contiguous()
+        return packed.view(b.dtype)
+
+
+@functools.cache
+def load(path: Path) -> ctypes.CDLL:
+    """The library at ``path``, given the threads of torch's OpenMP runtime where there is one. Raises OSError."""
+    library = ctypes.CDLL(str(path))
+    entries = _openmp_entries()
+    library.gemmtune_runtime.argtypes = [ctypes.c_void_p] * len(_OPENMP_ENTRIES)
+    library.gemmtune_runtime.restype = None
+    library.gemmtune_runtime(*entries)
+    return library
+
+
+def _openmp_entries() -> list[int | None]:
+    """Addresses in the OpenMP runtime; the name finds the one that torch has loaded, whatever folder it came from."""
+    none: list[int | None] = [None] * len(_OPENMP_ENTRIES)
+    if _process.forked:
+        return none
+    try:
+        runtime = ctypes.CDLL("libgomp.so.1")
+        return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _OPENMP_ENTRIES]
+    except (OSError, AttributeError):  # torch came with another runtime
+        return none
+
+
+class _Process:
+    """A forked child has lost the threads of the OpenMP runtime, which then waits for them forever."""
+
+    forked = False
+
+    def mark(self) -> None:
+        self.forked = True
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.mark)
+
+
+_POINTER = ctypes.c_void_p
+
+
+def _bind(library: ctypes.CDLL, plan: Plan, problem: Problem, name: str) -> Run:
+    """A function with the signature of ``choice.Run``. The plan's memory lives as long as it does."""
+    sizes = "x".join(map(str, plan.words[:4]))
+
+    def fail() -> NoReturn:
+        raise MemoryError(f"{name}: not enough memory for the packed panels of a {sizes} product")
+
+    plain = problem.inp is None and not _operand_count(problem) and problem.alpha == "one"
+    return _plain(library, plan, fail) if plain else _general(library, plan, problem, fail)
+
+
+def _operand_count(problem: Problem) -> int:
+    """Tensors that come after a, b and inp."""
+    return len(problem.scales) + (len(problem.epilogue.operands) if problem.epilogue else 0)
+
+
+def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:
+    """For a product without added operands: with the fewest arguments, because on small problems the call is most of the cost."""
+    function = library.gemmtune_product
+    function.argtypes, function.restype = [_POINTER] * 4 + [ctypes.c_int], ctypes.c_int
+    words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads
+    address = ctypes.addressof(words)
+
+    def run(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        _inp: object,
+        _alpha: float,
+        _beta: float,
+        _extra: object,
+        _plan: Plan = plan,
+    ) -> None:
+        if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), threads()):
+            fail()
+
+    def run_swapped(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        _inp: object,
+        _alpha: float,
+        _beta: float,
+        _extra: object,
+        _plan: Plan = plan,
+    ) -> None:
+        if function(address, out.data_ptr(), b.data_ptr(), a.data_ptr(), threads()):
+            fail()
+
+    return run_swapped if swapped else run
+
+
+def _general(library: ctypes.CDLL, plan: Plan, problem: Problem, fail: Callable[[], NoReturn]) -> Run:
+    function = library.gemmtune_gemm
+    function.argtypes = [_POINTER] * 5 + [ctypes.c_double] * 2 + [ctypes.c_int] + [_POINTER] * _operand_count(problem)
+    function.restype = ctypes.c_int
+    words, swapped, has_inp, threads = plan.words, plan.swapped, problem.inp is not None, torch.get_num_threads
+
+    def run(
+        out: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        inp: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        extra: tuple[torch.Tensor, ...],
+    ) -> None:
+        if swapped:
+            a, b = b, a
+        added = inp.data_ptr() if inp is not None and has_inp else None
+        operands = [x.data_ptr() for x in extra]
+        address = ctypes.addressof(words)
+        if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), added, alpha, beta, threads(), *operands):
+            fail()
+
+    return run

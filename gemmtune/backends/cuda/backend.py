@@ -1,0 +1,52 @@
+"""The cuda backend: kernels of our own in CUDA C++, where libraries and Triton leave time on the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...choice import Availability, Offers
+from ...device import DeviceInfo
+from ...errors import UnavailableError
+from ...problem import Problem
+from ...settings import Settings
+from ...toolchain.nvcc import find_compiler
+from . import cluster, few, unaligned, wide
+from .compiler import CAPABILITY
+
+__all__ = ["CudaBackend"]
+
+FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (
+    cluster.offers,
+    few.offers,
+    wide.offers,
+    unaligned.offers,
+)
+"""Of kernels, a folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits;
+operands whose lines are not aligned."""
+
+
+class CudaBackend:
+    """Choices for problems on GPUs of compute capability 9.0."""
+
+    name = "cuda"
+
+    def available(self, device: DeviceInfo) -> Availability:
+        """Yes on a CUDA device; without nvcc, what was compiled before is used."""
+        if device.type != "cuda":
+            return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}")
+        try:
+            return Availability(ok=True, detail=f"nvcc {find_compiler().cuda}")
+        except UnavailableError as error:
+            return Availability(ok=True, detail=f"only kernels that were compiled before: {error}")
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:
+        """Where it has a kernel."""
+        return device.type == "cuda" and device.capability == CAPABILITY
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        """The likeliest kernels of each family; needs neither nvcc nor a GPU."""
+        offered = [offers(problem, device, settings) for offers in FAMILIES]
+        return Offers(
+            choices=tuple(choice for one in offered for choice in one.choices),
+            refusals=tuple(refusal for one in offered for refusal in one.refusals),
+        )

@@ -1,0 +1,151 @@
+"""What one compiled kernel can be told at launch: the order of its tiles and how K is divided, where that makes a difference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ...toolchain.orientation import Oriented
+from .operation import Operation
+
+__all__ = ["DECOMPOSITIONS", "Axes", "Grid", "legal_axes", "most_splits", "neighbours"]
+
+Decomposition = Literal["heuristic", "dataparallel", "splitk", "streamk"]
+DECOMPOSITIONS: tuple[Decomposition, ...] = ("heuristic", "dataparallel", "splitk", "streamk")
+"""In the order of the modes of gemm3x.cu.jinja."""
+SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+LEAST_STEPS = 4
+"""Of the main loop in a part of split-K: a shorter one only fills the pipeline."""
+MOST_WAVES = 2.1
+"""Of blocks that split-K makes: more of them only add sums to be stored and read."""
+STREAM_K_STEPS = 8
+"""CUTLASS's least number of steps in a part of stream-K, ``min_iters_per_sk_unit_`` in tile_scheduler_params.h."""
+SWIZZLES = (1, 2, 4, 8)
+LEAST_TILES = {1: 1, 2: 2, 4: 3, 8: 6}
+"""Along the shorter side: with fewer CUTLASS takes the next smaller one (``get_log_swizzle_size`` of tile_scheduler_params.h)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """One set of arguments of a launch.
+
+    ``raster``: tiles go along ``m`` or ``n`` first; ``swizzle``: in groups of so many (1, 2, 4, 8). ``decomposition`` is for
+    stream-K operations: what is divided along K is left to CUTLASS (``heuristic``), nothing (``dataparallel``), every tile into
+    ``splits`` parts (``splitk``), or tiles of the last waves evenly (``streamk``).
+    """
+
+    raster: str = "m"
+    swizzle: int = 1
+    decomposition: Decomposition = "heuristic"
+    splits: int = 1
+
+    def __str__(self) -> str:
+        divided = {"heuristic": "", "splitk": f"_splitk{self.splits}"}.get(self.decomposition, f"_{self.decomposition}")
+        return f"raster{self.raster}_swizzle{self.swizzle}{divided}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The tiles of an operation on one problem: ``rows`` × ``cols`` of them, whole clusters, in each of ``batch`` matrices.
+
+    ``steps`` of the main loop for each, on ``multiprocessors``.
+    """
+
+    rows: int
+    cols: int
+    batch: int
+    steps: int
+    multiprocessors: int
+    cluster: tuple[int, int]
+
+    @classmethod
+    def of(cls, operation: Operation, oriented: Oriented, batch: int, multiprocessors: int) -> Grid:
+        """The grid over d."""
+        m, n, k = oriented.sizes
+        tile_m, tile_n, tile_k = operation.tile
+        if operation.transposes:
+            tile_m, tile_n = tile_n, tile_m
+        cluster_m, cluster_n = operation.cluster[:2]
+        return cls(
+            rows=math.ceil(m / (tile_m * cluster_m)) * cluster_m,
+            cols=math.ceil(n / (tile_n * cluster_n)) * cluster_n,
+            batch=batch,
+            steps=math.ceil(k / tile_k),
+            multiprocessors=multiprocessors,
+            cluster=(cluster_m, cluster_n),
+        )
+
+    @property
+    def tiles(self) -> int:
+        """Of all matrices."""
+        return self.rows * self.cols * self.batch
+
+    @property
+    def at_once(self) -> int:
+        """Tiles that run at the same time, one on each multiprocessor, in whole clusters."""
+        size = self.cluster[0] * self.cluster[1]
+        return max(self.multiprocessors // size * size, size)
+
+
+def legal_axes(operation: Operation, grid: Grid) -> tuple[Axes, ...]:
+    """All sets of axes that make a difference; the first is what an operation is tried with before its variants are."""
+    orders = tuple(_orders(grid))
+    divided = tuple(_divided(grid)) if operation.stream_k else (("heuristic", 1),)
+    return tuple(
+        Axes(raster=raster, swizzle=swizzle, decomposition=decomposition, splits=splits)
+        for (decomposition, splits), (raster, swizzle) in itertools.product(divided, orders)
+    )
+
+
+def neighbours(axes: Axes, among: tuple[Axes, ...]) -> tuple[Axes, ...]:
+    """Those ``among`` which differ from ``axes`` either in how K is divided or in the order of tiles."""
+
+    def divided(x: Axes) -> tuple[str, int]:
+        return x.decomposition, x.splits
+
+    def order(x: Axes) -> tuple[str, int]:
+        return x.raster, x.swizzle
+
+    return tuple(x for x in among if (divided(x) == divided(axes)) != (order(x) == order(axes)))
+
+
+def most_splits(axes: Axes, operation: Operation, grid: Grid) -> int:
+    """How many partial sums a result may have."""
+    if not operation.stream_k or axes.decomposition == "dataparallel":
+        return 1
+    if axes.decomposition == "splitk":
+        return min(axes.splits, grid.steps)
+    return max(1, min(grid.steps, grid.multiprocessors))
+
+
+def _orders(grid: Grid) -> Iterator[tuple[str, int]]:
+    rows, cols = grid.rows // grid.cluster[0], grid.cols // grid.cluster[1]
+    shorter_first = "mn" if cols > rows else "nm"
+    if min(rows, cols) == 1:
+        yield shorter_first[0], 1
+        return
+    swizzles = [s for s in SWIZZLES if min(grid.rows, grid.cols) >= LEAST_TILES[s]]
+    for swizzle in swizzles:
+        for raster in shorter_first:
+            yield raster, swizzle
+
+
+def _divided(grid: Grid) -> Iterator[tuple[Decomposition, int]]:
+    yield "heuristic", 1
+    tail = grid.tiles % grid.at_once
+    if tail == 0 or grid.steps <= STREAM_K_STEPS:  # whole waves, or nothing to divide: data-parallel in any case
+        return
+    most_units = min(grid.at_once, grid.tiles * grid.steps // STREAM_K_STEPS)
+    divides = 2 * tail < grid.at_once  # as CUTLASS's heuristic does
+    same_splits = most_units // grid.tiles if divides and most_units % grid.tiles == 0 else 1
+    if divides and grid.tiles > grid.at_once:
+        yield "dataparallel", 1
+    if not divides or same_splits > 1:
+        yield "streamk", 1
+    for splits in SPLITS:
+        fits = grid.tiles * splits <= MOST_WAVES * grid.at_once and grid.steps >= LEAST_STEPS * splits
+        if fits and splits != same_splits:
+            yield "splitk", splits

@@ -1,0 +1,135 @@
+"""The cutlass backend: which operations serve a problem, ranked before anything is compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ...allowed import why_not_named
+from ...choice import Availability, Offers, Refusal
+from ...device import DeviceInfo
+from ...errors import UnavailableError
+from ...problem import Problem
+from ...problem.rules import QUANTIZED_OPS
+from ...settings import Settings, current
+from ...toolchain.nvcc import find_compiler
+from ...toolchain.orientation import Oriented
+from .axes import Axes, Grid, legal_axes
+from .build import NAME, CutlassChoice, name_of
+from .catalogue import distinct_operations, without_twins
+from .configs import Config, Legality, check_problem, elements_of
+from .operation import Operation
+from .quantized import quantized_operations
+from .rank import estimate_us, select
+from .toolkit import Toolkit, find_toolkit
+
+__all__ = ["OPERATIONS", "CutlassBackend"]
+
+OPERATIONS: dict[str, int | None] = {"quick": 3, "default": 8, "exhaustive": None}
+"""How many operations are compiled for one problem (of 18 measured products, 8 always had the fastest of 72 among them) …"""
+MOST_CONVERTING = 6
+"""… and how many at most for one whose operands differ in width: fewer tiles fit these."""
+
+
+class CutlassBackend:
+    """Choices for problems on NVIDIA GPUs."""
+
+    name = NAME
+
+    def available(self, device: DeviceInfo) -> Availability:
+        """Yes on a CUDA device with CUTLASS; without nvcc, what was compiled before is used."""
+        found = _toolchain(current())
+        if device.type != "cuda":
+            return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}; here: {found.detail}")
+        return found
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - nowhere
+        """Only where it is named: its kernels take half a minute each to compile."""
+        return False
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        """The best operations of the search's size; needs CUTLASS, but neither nvcc nor a GPU."""
+        reason = check_problem(problem, device)
+        if reason is not None:
+            return Offers(refusals=(Refusal(name=NAME, reason=reason),))
+        try:
+            toolkit = find_toolkit(settings.cutlass_dir)
+            found = _operations(problem, toolkit, device.capability)
+        except UnavailableError as error:
+            return Offers(refusals=(Refusal(name=NAME, reason=str(error)),))
+        legal, refusals = _legal(found, problem, device)
+        allowed, left_out = _allowed(legal, problem, device, settings)
+        timed = [(estimate_us(op, legal[op], problem, device), op) for op in allowed]
+        choices = [
+            CutlassChoice.of(Config(operation=op, axes=allowed[op]), problem, device, toolkit, exchanged=legal[op].exchanged)
+            for op in select(timed, _most(problem, settings))
+        ]
+        return Offers(choices=tuple(choices), refusals=(*refusals, *left_out))
+
+
+def _most(problem: Problem, settings: Settings) -> int | None:
+    """How many operations are tried; None for all."""
+    most = OPERATIONS[settings.search]
+    return min(most, MOST_CONVERTING) if most is not None and problem.op == "mixed_mm" else most
+
+
+def _toolchain(settings: Settings) -> Availability:
+    """CUTLASS and nvcc of this machine."""
+    try:
+        toolkit = find_toolkit(settings.cutlass_dir)
+    except UnavailableError as error:
+        return Availability(ok=False, detail=str(error))
+    try:
+        return Availability(ok=True, detail=f"CUTLASS {toolkit.version}, nvcc {find_compiler().cuda}")
+    except UnavailableError as error:
+        return Availability(ok=True, detail=f"CUTLASS {toolkit.version}, only kernels that were compiled before: {error}")
+
+
+def _operations(problem: Problem, toolkit: Toolkit, capability: int) -> list[Operation]:
+    """Those with the problem's elements."""
+    if problem.op in QUANTIZED_OPS:
+        return without_twins(quantized_operations(problem, toolkit, capability))
+    return [op for element in elements_of(problem) for op in distinct_operations(toolkit, capability, element)]
+
+
+def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tuple[dict[Operation, Oriented], list[Refusal]]:
+    """How each legal operation computes the problem; and one refusal for each reason why others do not."""
+    legal: dict[Operation, Oriented] = {}
+    refused: Counter[str] = Counter()
+    legality = Legality(problem, device)
+    for op in found:
+        how = legality.orientation(op)
+        if isinstance(how, str):
+            refused[how] += 1
+        else:
+            legal[op] = how
+    return legal, _counted(refused)
+
+
+def _allowed(
+    legal: Mapping[Operation, Oriented], problem: Problem, device: DeviceInfo, settings: Settings
+) -> tuple[dict[Operation, Axes], list[Refusal]]:
+    """The first axes of each operation whose name the settings' regexes let pass; and one refusal for each reason why none is.
+
+    The regexes hold before the operations are ranked, so that the best of those that are left are tried, however bad. Where none is
+    left, all are given: the selector refuses them for the same reasons, and warns.
+    """
+    passed: dict[Operation, Axes] = {}
+    first: dict[Operation, Axes] = {}
+    refused: Counter[str] = Counter()
+    for op, oriented in legal.items():
+        every = legal_axes(op, Grid.of(op, oriented, problem.batch, device.sm_count))
+        first[op] = every[0]
+        reason = None
+        for axes in every:
+            reason = why_not_named(name_of(Config(operation=op, axes=axes)), NAME, settings)
+            if reason is None:
+                passed[op] = axes
+                break
+        else:
+            refused[str(reason)] += 1
+    return (passed, _counted(refused)) if passed else (first, [])
+
+
+def _counted(refused: Counter[str]) -> list[Refusal]:
+    return [Refusal(name=f"{NAME}:{count} operations", reason=reason, count=count) for reason, count in refused.most_common()]

@@ -1,0 +1,182 @@
+"""A CUTLASS operation as a choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ...choice import Claims, Run
+from ...device import DeviceInfo
+from ...errors import UnavailableError
+from ...problem import Problem
+from ...toolchain.compiled import Artifact
+from ...toolchain.orientation import Oriented, orient
+from ...toolchain.shared_object import SharedObjectChoice, kernel_artifact
+from .axes import Axes, Grid, legal_axes, most_splits, neighbours
+from .compiler import artifact_path, compile_source
+from .configs import Config
+from .instruction import instruction
+from .launch import Library, bind
+from .operation import bits_of
+from .shuffle import format_name, shuffled
+from .source import Source
+from .toolkit import Toolkit
+
+__all__ = ["NAME", "CutlassChoice", "name_of"]
+
+NAME = "cutlass"
+
+
+def name_of(config: Config) -> str:
+    """The name of a choice: the one that tables show and regexes see."""
+    return f"{NAME}:{config.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutlassChoice(SharedObjectChoice[Library]):
+    """One operation with one set of axes, compiled for ``capability`` with the CUTLASS copy ``toolkit``."""
+
+    config: Config = field(repr=False)
+    toolkit: Toolkit = field(repr=False)
+    capability: int = field(repr=False)
+    exchanged: bool = field(repr=False)
+    multiprocessors: int = field(repr=False)
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, exchanged: bool) -> Self:
+        """The choice of ``config`` for a problem on a device."""
+        operation, accumulator = config.operation, problem.accumulator
+        grid = Grid.of(operation, orient(problem, exchanged=exchanged), problem.batch, device.sm_count)
+        return cls(
+            name=name_of(config),
+            backend=NAME,
+            problem=problem,
+            claims=Claims(
+                accumulate=accumulator,
+                partials=accumulator,
+                epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
+                splits=most_splits(config.axes, operation, grid),
+                weights=problem.dtype if operation.weights else None,
+                input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
+            ),
+            info=_info(config, exchanged=exchanged),
+            config=config,
+            toolkit=toolkit,
+            capability=operation.introduced if operation.modern else device.capability,
+            exchanged=exchanged,
+            multiprocessors=device.sm_count,
+        )
+
+    def variants(self) -> tuple[CutlassChoice, ...]:
+        """The same kernel with another division of K, or another order of tiles."""
+        operation, grid = self.config.operation, self._grid
+        return tuple(self._with(axes, grid) for axes in neighbours(self.config.axes, legal_axes(operation, grid)))
+
+    def _with(self, axes: Axes, grid: Grid) -> CutlassChoice:
+        config = dataclasses.replace(self.config, axes=axes)
+        claims = dataclasses.replace(self.claims, splits=most_splits(axes, config.operation, grid))
+        info = _info(config, exchanged=self.exchanged)
+        return dataclasses.replace(self, name=name_of(config), config=config, claims=claims, info=info)
+
+    @property
+    def _oriented(self) -> Oriented:
+        return orient(self.problem, exchanged=self.exchanged)
+
+    @property
+    def _grid(self) -> Grid:
+        return Grid.of(self.config.operation, self._oriented, self.problem.batch, self.multiprocessors)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """What has to be compiled: the same for every shape, and for every set of axes."""
+        problem, inp = self.problem, self.problem.inp_read
+        extra = problem.epilogue.operands if problem.epilogue else ()
+        return Source(
+            operation=self.config.operation,
+            alpha=problem.alpha,
+            beta=problem.beta if inp is not None else "zero",
+            added=inp is not None,
+            epilogue=problem.epilogue,
+            scales=len(problem.scales),
+            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *problem.scales, *extra)),
+        )
+
+    @property
+    def content_hash(self) -> str:
+        """Over source, CUTLASS version and axes."""
+        return hashlib.blake2b(
+            f"{self.source.digest} {self.toolkit.version} {self.config.axes}".encode(), digest_size=16
+        ).hexdigest()
+
+    @property
+    def compile_key(self) -> str:
+        """Equal for all shapes and axes of one operation and epilogue."""
+        return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
+
+    @property
+    def library(self) -> type[Library]:
+        """Its functions."""
+        return Library
+
+    @property
+    def path(self) -> Path:
+        """Where its shared object is or will be."""
+        return artifact_path(self.source, self.toolkit, self.capability)
+
+    def make(self) -> Path:
+        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
+        return compile_source(self.source, self.toolkit, self.capability, self.name)
+
+    def bind(self, library: Library) -> Run:
+        """The launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
+        return bind(library, self.config, self.problem, self._oriented, self.name)
+
+    def describe(self, path: Path, library: Library) -> Artifact:
+        """Its kernel, and what was expected of it."""
+        operation = self.config.operation
+        return kernel_artifact(path, library, kernel=operation.name, expected=instruction(operation))
+
+    @property
+    def packed_format(self) -> str | None:
+        """The order of registers, the same for every tile."""
+        operation = self.config.operation
+        return format_name(bits_of(operation.a)) if operation.shuffled else None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """b [K, N], or two numbers in a byte [K/2, N], in ``packed_format``: the same bytes in another order, 1-D uint8."""
+        return shuffled(b, bits_of(self.config.operation.a)) if self.config.operation.shuffled else b
+
+    @property
+    def arch(self) -> str:
+        """Such as ``sm90``."""
+        return f"sm{self.capability}"
+
+    def forward(self) -> CutlassChoice:
+        """The choice itself: the shared object of a 2.x operation has its PTX too.
+
+        Raises:
+            UnavailableError: a 3.x operation, which has instructions of one architecture alone.
+        """
+        if self.config.operation.modern:
+            raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
+        return self
+
+
+def _info(config: Config, *, exchanged: bool) -> dict[str, Any]:
+    operation, axes = config.operation, config.axes
+    info: dict[str, Any] = {"tile": list(operation.tile)}
+    if operation.modern:
+        # What CUTLASS calls them, without its namespaces. How many stages there are it decides when it compiles.
+        schedules = (operation.kernel_schedule, operation.epilogue_schedule, operation.scheduler)
+        names = [name.rsplit("::", 1)[-1] for name in schedules]
+        info |= {"cluster": list(operation.cluster)} | dict(zip(("schedule", "epilogue_schedule", "scheduler"), names, strict=True))
+    else:
+        info |= {"stages": operation.stages, "warps": list(operation.warps)}
+    divided = {"decomposition": axes.decomposition, "splits": axes.splits} if operation.stream_k else {}
+    return info | {"raster": axes.raster, "swizzle": axes.swizzle, **divided, "exchanged": exchanged}

@@ -1,0 +1,182 @@
+"""A config: an operation with the axes that are arguments of its launch. One predicate says whether it may be offered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...problem.dtypes import dtype_name
+from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
+from ...toolchain.launch import MOST_OPERANDS
+from ...toolchain.orientation import Oriented, letter, orient
+from .axes import Axes
+from .operation import ELEMENTS, ENCODED, Operation
+from .scales import why_not_grouped, why_not_quantized
+
+__all__ = ["Config", "Legality", "check_problem", "elements_of"]
+
+INT32_LIMIT = 2**31
+MOST_ACCUMULATORS = 208
+"""Of a thread: with more of them, and a share for everything else, its 255 registers spill."""
+MOST_SCALED = 216
+"""Of a thread, with scales of blocks: 192 accumulators and 24 scales fit, with 48 scales some are spilled in the main loop."""
+MOST_SATURATED = (2**31 - 1) >> 14
+"""Products of two int8 numbers whose sum fits int32, whatever they are."""
+OPERAND_ELEMENTS: dict[torch.dtype, str] = {
+    torch.float16: "cutlass::half_t",
+    torch.bfloat16: "cutlass::bfloat16_t",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+"""C++ types of what an epilogue can read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One instance: an operation and its axes. ``name`` is CUTLASS's own and the axes."""
+
+    operation: Operation
+    axes: Axes
+
+    @property
+    def name(self) -> str:
+        """Such as ``cutlass3x_sm90_tensorop_gemm_…_rasterm_swizzle2``."""
+        return f"{self.operation.name}_{self.axes}"
+
+
+def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why no operation at all can serve the problem on this device, or None."""
+    if device.type != "cuda" or device.capability < 75:
+        return f"works on CUDA devices of compute capability 7.5 and newer, not on {device.arch}"
+    if problem.empty or problem.k == 0:
+        return "the product is empty: nothing is launched"
+    if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
+        return "a size does not fit 32 bits"
+    if problem.op in DENSE_OPS and problem.out.dtype != problem.dtype:
+        return f"the result is {problem.out.dtype}, expected the operands' own {problem.dtype}"
+    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS)) or why_not_quantized(problem, device) or _epilogue(problem)
+    if reason is not None:
+        return reason
+    if device.capability < 80 and problem.dtype == torch.bfloat16:
+        return "bfloat16 needs compute capability 8.0"
+    return None
+
+
+def _epilogue(problem: Problem) -> str | None:
+    """Why the epilogue cannot be expressed, or None."""
+    if problem.epilogue is None:
+        return None
+    operands, nodes = problem.epilogue.operands, problem.epilogue.nodes
+    most = MOST_OPERANDS - max(1, len(problem.scales))
+    if len(operands) > most:
+        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
+    for i, x in enumerate(operands):
+        if x.dtype not in OPERAND_ELEMENTS:
+            expected = ", ".join(dtype_name(dtype) for dtype in OPERAND_ELEMENTS)
+            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {expected}"
+    if problem.accumulator != torch.float64 and any(node.dtype == torch.float64 for node in nodes):
+        return f"the epilogue computes in float64, this backend in the accumulator's {dtype_name(problem.epilogue_dtype)}"
+    return None
+
+
+def elements_of(problem: Problem) -> tuple[str, ...]:
+    """The names of operand elements whose operations compute the problem in its own precision."""
+    if problem.dtype == torch.float32:
+        return ("tf32", "f32") if problem.precision.input_mode == "tf32" else ("f32",)
+    return tuple(name for name, dtype in ELEMENTS.items() if dtype == problem.dtype)
+
+
+def needs_epilogue(problem: Problem) -> bool:
+    """More than the bare product is stored."""
+    return problem.alpha != "one" or problem.inp_read is not None or bool(problem.scales) or problem.epilogue is not None
+
+
+class Legality:
+    """One problem on one device: what is asked of thousands of operations is worked out once."""
+
+    def __init__(self, problem: Problem, device: DeviceInfo) -> None:
+        self._problem = problem
+        self._device = device
+        self._orientations = [orient(problem, exchanged=exchanged) for exchanged in (True, False)]
+        self._known: dict[tuple[object, ...], Oriented | str] = {}
+
+    def orientation(self, operation: Operation) -> Oriented | str:
+        """How ``operation`` computes the problem, or why it cannot."""
+        reason = _arithmetic(operation, self._problem, self._device)
+        if reason is not None:
+            return reason
+        op = operation
+        asked = (
+            op.a, op.b, bool(op.scales_a), op.shuffled, op.layout_a, op.layout_b, op.layout_d,
+            op.alignment_a, op.alignment_b, op.alignment_d,
+        )  # fmt: skip
+        if asked not in self._known:
+            self._known[asked] = self._fitting(operation)
+        return self._known[asked]
+
+    def _fitting(self, operation: Operation) -> Oriented | str:
+        reasons: list[str] = []
+        for oriented in self._orientations:
+            reason = _elements(operation, oriented) or _layouts(operation, oriented)
+            if reason is None:
+                return oriented
+            reasons.append(reason)
+        return reasons[0]
+
+
+def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> str | None:
+    accumulator = ELEMENTS[operation.accumulator]
+    if accumulator != problem.accumulator:
+        return f"accumulates in {operation.accumulator}"
+    if operation.math not in ("multiply_add", "multiply_add_saturate"):
+        return f"{operation.math} rounds its operands in ways that the problem does not allow"
+    if operation.math == "multiply_add_saturate" and problem.k > MOST_SATURATED:
+        return f"its sums stop at the limits of int32, which more than {MOST_SATURATED} products can reach"
+    if ELEMENTS.get(operation.d) != problem.out.dtype or operation.d == "tf32" or operation.c not in ("void", operation.d):
+        return f"stores {operation.d}"
+    if operation.kernel_schedule.endswith("Auto"):
+        return "its schedule is chosen by CUTLASS: it is one of the others"
+    if operation.modern and device.capability != operation.introduced:
+        return f"runs on sm{operation.introduced} alone"
+    if operation.mainloop_bytes > device.smem_per_block_bytes:
+        return f"its tiles take {operation.mainloop_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if operation.accumulators_per_thread > MOST_ACCUMULATORS:
+        return f"{operation.accumulators_per_thread} accumulators of a thread would spill"
+    held = operation.accumulators_per_thread + operation.scales_per_thread
+    if operation.scales_per_thread and held > MOST_SCALED:
+        return f"{held} accumulators and scales of a thread would spill"
+    if needs_epilogue(problem) and operation.modern and not operation.tma_store:
+        return "its epilogue cannot be a visitor tree: it stores without shared memory"
+    return why_not_grouped(operation, problem)
+
+
+def _elements(operation: Operation, oriented: Oriented) -> str | None:
+    if operation.scales_a and not oriented.exchanged:
+        return "its scales of blocks are those of the transpose: b comes first"
+    if (ELEMENTS[operation.a], ELEMENTS[operation.b]) == (oriented.a.dtype, oriented.b.dtype):
+        return None
+    order = "exchanged" if oriented.exchanged else "as they are"
+    return f"reads {operation.a} and {operation.b}, which does not fit a and b {order}"
+
+
+def _layouts(operation: Operation, oriented: Oriented) -> str | None:
+    for name, layout, wanted, alignment in (
+        ("a", oriented.a, operation.layout_a, operation.alignment_a),
+        ("b", oriented.b, operation.layout_b, operation.alignment_b),
+        ("out", oriented.out, operation.layout_d, operation.alignment_d),
+    ):
+        if name == "a" and operation.shuffled:
+            continue
+        if not _is(layout, wanted):
+            return f"{name} is {letter(layout) or 'strided'}, expected {wanted}"
+        elements = layout.alignment * (2 if name == "a" and operation.a in ENCODED else 1)
+        if elements < alignment:
+            return f"{name} is aligned to {elements} elements, expected {alignment}"
+    return None
+
+
+def _is(layout: Layout, wanted: str) -> bool:
+    return layout.row_major if wanted == "t" else layout.column_major

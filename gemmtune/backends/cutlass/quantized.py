@@ -1,0 +1,134 @@
+"""The operations of quantized problems: the generator's for int8, with results of any type, and ours for all the others.
+
+Tensor cores read 8-bit operands K-major: the first row-major, the second column-major. Where b is narrower than a, it is converted
+in registers, from which tensor cores read their first operand alone: these operations compute the transpose, with b first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from ...problem import Layout, Problem
+from ...toolchain.orientation import block_scaled, scales_weights
+from .catalogue import operations
+from .operation import BLOCKWISE, ELEMENTS, ENCODED, FAST_ACCUM, BlockScales, Operation, WeightScales, bits_of, bytes_of
+from .shuffle import atom_depth
+from .tiles import LINE_BYTES, SLICED, TILES, Tile, tiled
+from .toolkit import Toolkit
+
+__all__ = ["quantized_operations"]
+
+ALIGNED_BYTES = 16
+"""What TMA asks of addresses and rows."""
+_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in ELEMENTS.items() if name != "tf32" and name not in ENCODED}
+_NAMES_ENCODED = {encoding: name for name, encoding in ENCODED.items()}
+INTEGERS = ("s4", "u4", "s8", "u8")
+"""What the shuffled main loop converts."""
+MOST_ROWS_CONVERTED = 128
+"""Of a warp group's tile whose first operand goes through registers."""
+
+
+def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) -> tuple[Operation, ...]:
+    """Operations with the elements of the problem that run on ``capability``."""
+    if problem.op == "int_mm":
+        return tuple(_int8(operations(toolkit, capability, "s8"), _NAMES[problem.out.dtype]))
+    pairs = dict.fromkeys(((problem.b, problem.a), (problem.a, problem.b)))
+    if problem.op == "mixed_mm":
+        return tuple(_mixed(problem))
+    if block_scaled(problem):
+        model = _block_scaled(problem)
+        return tuple(tiled(model, _block_tiles(model), BLOCKWISE))
+    tiles = TILES if problem.fast_accum else _one_line(TILES)
+    models = dict.fromkeys(_model(a, b, problem.out) for a, b in pairs)
+    return tuple(op for model in models for op in tiled(model, tiles, FAST_ACCUM if problem.fast_accum else ""))
+
+
+def _int8(listed: Iterable[Operation], d: str) -> Iterator[Operation]:
+    """Those of ``listed`` that store their int32 sums, storing ``d`` instead."""
+    found: dict[str, Operation] = {}
+    for op in sorted((op for op in listed if op.d == "s32"), key=lambda op: op.c != "void"):
+        made = _storing(op, d)
+        found.setdefault(made.name, made)
+    yield from found.values()
+
+
+def _storing(op: Operation, d: str) -> Operation:
+    """``op`` with results of type ``d``, named by CUTLASS's scheme; a thread stores 16 bytes at once at most."""
+    alignment = ALIGNED_BYTES // ELEMENTS[d].itemsize
+    if not op.modern:
+        name = op.name if d == op.d else op.name.replace("tensorop_i", f"tensorop_{d}_i")
+        return dataclasses.replace(op, name=name, c=d, d=d, alignment_d=min(op.alignment_d, alignment))
+    name = op.name.replace(f"_{op.accumulator}_{op.c}_{op.d}_", f"_{op.accumulator}_void_{d}_")
+    return dataclasses.replace(op, name=name, c="void", d=d, alignment_d=alignment)
+
+
+def _one_line(tiles: Iterable[Tile]) -> Iterable[Tile]:
+    """As deep as sums of 8-bit floats stay in the tensor cores, before they are added to others or scaled: 128 elements."""
+    return dict.fromkeys(dataclasses.replace(tile, lines=1) for tile in tiles)
+
+
+def _mixed(problem: Problem) -> Iterator[Operation]:
+    """b as it is, and where it may be prepacked, shuffled."""
+    model = _model(problem.b, problem.a, problem.out)
+    if problem.encoding:
+        name = _NAMES_ENCODED[problem.encoding]
+        model = dataclasses.replace(model, a=name, alignment_a=8 * ALIGNED_BYTES // bits_of(name))
+    if scales_weights(problem):
+        weights = WeightScales(element=_NAMES[problem.dtype], zero=problem.zero_b is not None)
+        model = dataclasses.replace(model, weights=weights)
+    if model.weights is None or not model.weights.zero:  # CUTLASS adds zero points to scaled weights
+        yield from tiled(model, _converting_tiles())
+    if problem.prepacked and model.a in INTEGERS:
+        yield from tiled(dataclasses.replace(model, shuffled=True), _shuffled_tiles(model))
+
+
+def _shuffled_tiles(model: Operation) -> Iterator[Tile]:
+    """Tiles whose main loop has two batches of multiplications in a step, and whole atoms of the layout."""
+    for tile in (*SLICED, *_converting_tiles()):
+        depth = tile.lines * LINE_BYTES // bytes_of(model.multiplied, 1)
+        if depth % atom_depth(bits_of(model.a)) == 0:
+            yield tile
+
+
+def _converting_tiles() -> Iterator[Tile]:
+    """Tiles whose first operand goes through registers."""
+    for tile in TILES:
+        groups = 1 if tile.kind == "pingpong" else 2
+        if tile.rows // groups <= MOST_ROWS_CONVERTED:
+            yield tile
+
+
+def _block_scaled(problem: Problem) -> Operation:
+    """The transpose: the first operand is b."""
+    assert problem.scale_a is not None
+    assert problem.scale_b is not None
+    first = BlockScales(extent=problem.scale_block("scale_b")[1], along_k=not problem.scale_b.row_major)
+    second = BlockScales(extent=problem.scale_block("scale_a")[0], along_k=problem.scale_a.row_major)
+    return dataclasses.replace(_model(problem.b, problem.a, problem.out), scales_a=first, scales_b=second)
+
+
+def _block_tiles(model: Operation) -> Iterator[Tile]:
+    """Tiles of whole blocks. CUTLASS does not divide these sums along K."""
+    assert model.scales_a is not None
+    assert model.scales_b is not None
+    for tile in _one_line(TILES):
+        whole = tile.rows % model.scales_a.extent == tile.cols % model.scales_b.extent == 0
+        if whole and tile.kind != "stream_k":
+            yield tile
+
+
+def _model(a: Layout, b: Layout, out: Layout) -> Operation:
+    """What all operations of these elements have in common; ``tiled`` replaces name, tile and schedule."""
+    names = [_NAMES[x.dtype] for x in (a, b, out)]
+    alignments = [ALIGNED_BYTES // x.dtype.itemsize for x in (a, b, out)]
+    return Operation(
+        name="", modern=True, introduced=90,
+        a=names[0], b=names[1], c="void", d=names[2], accumulator="f32",
+        layout_a="t", layout_b="n", layout_d="n",
+        alignment_a=alignments[0], alignment_b=alignments[1], alignment_d=alignments[2],
+        tile=(0, 0, 0), cluster=(1, 1, 1), stages=0, warps=(4, 1, 1), instruction=(0, 0, 0),
+        opcode="TensorOp", math="multiply_add", kernel_schedule="", epilogue_schedule="", scheduler="",
+    )  # fmt: skip

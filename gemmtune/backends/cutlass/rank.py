@@ -1,0 +1,178 @@
+"""A cheap analytical model that orders operations before anything is compiled: compiling one takes half a minute.
+
+The time of the slowest resource (products with whole waves counted, L2, memory), in the terms of DeepGEMM's and CUTLASS's
+heuristics. Its constants are fitted to the times of 72 operations on 18 bfloat16 products on an H200; for other GPUs and types they
+are scaled by rates. It is there to order: of its first eight, one was the fastest for each of those products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from ...device import DeviceInfo
+from ...problem import Problem
+from ...toolchain.orientation import Oriented
+from .operation import Operation, bits_of, bytes_of
+from .tiles import is_shared
+
+__all__ = ["estimate_us", "select"]
+
+SM_TFLOPS: dict[int, float] = {75: 1.6, 80: 2.9, 90: 6.2}
+"""Of a multiprocessor's tensor cores with 16-bit operands at sustained clocks, by what an operation was written for."""
+SIMT_SHARE = {"f32": 0.07, "f64": 0.035}
+OPERAND_SHARE = {"f16": 1.0, "bf16": 1.0, "tf32": 0.5, "f64": 0.067, "s8": 2.0, "e4m3": 2.0, "e5m2": 2.0, "f32": 0.5}
+L2_GBPS_PER_SM = {75: 30.0, 80: 40.0, 90: 120.0}
+"""What a multiprocessor reads, multicast and all."""
+DRAM_GBPS: dict[int, float] = {75: 300.0, 80: 1900.0, 90: 3900.0}
+DRAM_GBPS_PER_SM = 80.0
+"""What one multiprocessor can have of it."""
+LAUNCH_US = 1.9
+STEP_US = 0.0135
+"""Of the main loop, beyond its products."""
+LATENCY_US = 1.2
+"""From asking for a stage to having it: with few stages, a step takes its part of that."""
+EPILOGUE_US = 0.6
+"""Storing 128×128 elements, where no other tile hides it …"""
+HIDDEN = 0.15
+"""… and the share of it that is left in the ``pingpong`` schedule, where another tile does."""
+EPILOGUE_BYTES = 16 * 1024
+"""Of shared memory, about; the stages have the rest."""
+STREAM_K_US = 7.3
+"""A division along K, beyond its work …"""
+PART_US = 1.4
+"""… and for each part of a tile of 128×128, of at most MOST_PARTS that count: the others arrive meanwhile."""
+MOST_PARTS = 8
+LEAST_PART_STEPS = 8
+SLACK = 1.6
+CP_ASYNC = 1.5
+"""Copies of less than 16 bytes, each addressed by a thread, keep the tensor cores waiting."""
+OWN_SHARE = 6
+"""One operation of so many in a search is the problem's own; the others are those that problems share, ``tiles.SHARED``."""
+CONVERTED_PS = 28.0
+"""For each element that a warp group converts in registers in CUTLASS's main loop, while it multiplies nothing …"""
+SHUFFLED_PS = 13.0
+"""… and in ours, whose loads are wider, and whose tensor cores multiply meanwhile."""
+SCALED = 0.3
+"""The share of that by which each of scales and zero points adds to it."""
+PROMOTED = 0.8
+"""The rate that is left where sums of 8-bit floats are added to others."""
+AS_IT_IS = 1.02
+"""Of two operations that differ in nothing else, the one with operands exchanged is taken: more problems share it."""
+
+
+def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:
+    """The model's time of one launch, in microseconds."""
+    m, n, k = oriented.sizes
+    tile_m, tile_n, tile_k = operation.tile
+    if operation.transposes:
+        tile_m, tile_n = tile_n, tile_m
+    cluster_m, cluster_n = operation.cluster[:2]
+    blocks = cluster_m * cluster_n
+    tiles = math.ceil(m / (tile_m * cluster_m)) * math.ceil(n / (tile_n * cluster_n)) * blocks * problem.batch
+    usable = max(device.sm_count // blocks * blocks, blocks)
+    compute, busy = _compute_us(operation, tiles, usable, math.ceil(k / tile_k), device)
+    a_bytes, b_bytes = (bits_of(x) / 8 for x in (operation.a, operation.b))
+    traffic = tiles * k * (a_bytes * tile_m / cluster_n + b_bytes * tile_n / cluster_m)
+    l2_us = traffic / (_of(L2_GBPS_PER_SM, device.capability) * device.sm_count * 1e3)
+    gbps = min(_of(DRAM_GBPS, device.capability), DRAM_GBPS_PER_SM * busy)
+    dram_us = problem.bytes / (gbps * 1e3)
+    time_us = LAUNCH_US + math.pow(compute**4 + l2_us**4 + dram_us**4, 0.25)
+    return time_us if oriented.exchanged else time_us * AS_IT_IS
+
+
+def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, device: DeviceInfo) -> tuple[float, int]:
+    """The time of the multiprocessors, without launch and memory, and how many of them are busy."""
+    tile_m, tile_n, tile_k = operation.tile
+    area = tile_m * tile_n / 128**2
+    products_us = 2.0 * tile_m * tile_n * tile_k / (_rate(operation) * 1e6)
+    waits_us = LATENCY_US / max(_stages(operation, device) - 1, 1)
+    step_us = math.pow((products_us + _converts_us(operation)) ** 4 + waits_us**4, 0.25) + STEP_US
+    if "CpAsync" in operation.kernel_schedule:
+        step_us *= CP_ASYNC
+    waves = math.ceil(tiles / usable)
+    stored_us = EPILOGUE_US * area
+    hidden = HIDDEN if "Pingpong" in operation.kernel_schedule and operation.slices == 1 else 1.0
+    whole = waves * steps * step_us + stored_us * (1 + hidden * (waves - 1))
+    tail = tiles % usable
+    if operation.stream_k and tail:
+        parts = min(usable / tail, MOST_PARTS)
+        divided = tiles / usable * steps * step_us + stored_us * waves + STREAM_K_US + PART_US * area * parts
+        divided = max(divided, STREAM_K_US + PART_US * area + LEAST_PART_STEPS * step_us)
+        if divided < whole:
+            return divided, usable
+    return whole, min(tiles, usable)
+
+
+def _converts_us(operation: Operation) -> float:
+    """What warp groups, each its share, need to convert the first operand of a step; those of ``pingpong`` take turns."""
+    if not operation.converts:
+        return 0.0
+    groups = 2 if operation.cooperative else operation.slices
+    factors = 0 if operation.weights is None else 1 + operation.weights.zero
+    each_ps = (SHUFFLED_PS if operation.shuffled else CONVERTED_PS) * (1 + SCALED * factors)
+    return operation.tile[0] * operation.tile[2] / groups * each_ps / 1e6
+
+
+def _stages(operation: Operation, device: DeviceInfo) -> int:
+    """Of the main loop: as many as fit beside an epilogue, unless the operation has a fixed number."""
+    if not operation.modern:
+        return operation.stages
+    rows, cols, depth = operation.tile
+    stage_bytes = bytes_of(operation.a, rows * depth) + bytes_of(operation.b, cols * depth)
+    return max(1, (device.smem_per_block_bytes - EPILOGUE_BYTES) // stage_bytes)
+
+
+def _of(table: dict[int, float], capability: int) -> float:
+    """The entry of the newest architecture up to ``capability``."""
+    return table[max(cc for cc in table if cc <= max(capability, 75))]
+
+
+def _rate(operation: Operation) -> float:
+    """TFLOP/s of one multiprocessor."""
+    share = SIMT_SHARE[operation.a] if operation.opcode == "Simt" else OPERAND_SHARE[operation.multiplied]
+    return _of(SM_TFLOPS, operation.introduced) * (share * PROMOTED if operation.promotes else share)
+
+
+def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[Operation]:
+    """The ``count`` operations to try; all, best first, for None.
+
+    Those with the least times among the shared ones, but for one in OWN_SHARE; then the best of all that is left, spread over
+    tiles and schedules that are different. What the model holds for more than SLACK times slower than the best is left out, and
+    what converts an operand as it is, where it could be prepacked.
+    """
+    ordered = sorted(
+        timed, key=lambda item: (item[0], not item[1].tma_store, -item[1].alignment_a - item[1].alignment_b, item[1].name)
+    )
+    if count is None:
+        return [op for _, op in ordered]
+    packed = {_place(op) for _, op in ordered if op.shuffled}
+    near = [op for time_us, op in ordered if time_us <= SLACK * ordered[0][0] and (op.shuffled or _place(op) not in packed)]
+    shared = [op for op in near if is_shared(op)][: count - count // OWN_SHARE]
+    return _spread(near, count, shared)
+
+
+def _spread(ordered: Sequence[Operation], count: int, first: Sequence[Operation]) -> list[Operation]:
+    """``first`` and the first others up to ``count``, but no tile or schedule again before others had their turn."""
+    chosen = list(first)
+    tiles = Counter(op.tile for op in first)
+    kinds = Counter(_kind(op) for op in first)
+    for most in range(1, len(ordered) + 1):
+        for op in ordered:
+            if len(chosen) == count:
+                return chosen
+            if op not in chosen and tiles[op.tile] < 2 * most and kinds[_kind(op)] < most:
+                chosen.append(op)
+                tiles[op.tile] += 1
+                kinds[_kind(op)] += 1
+    return chosen
+
+
+def _place(operation: Operation) -> tuple[object, ...]:
+    """What is left of an operation but the order of its first operand."""
+    return _kind(operation), operation.cluster
+
+
+def _kind(operation: Operation) -> tuple[object, ...]:
+    return operation.tile, operation.kernel_schedule, operation.scheduler, operation.slices

@@ -1,0 +1,186 @@
+"""The text of an operation's kernel: one translation unit with a plain C entry point."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+
+import jinja2
+import torch
+
+from ...problem import Epilogue
+from ...problem.problem import ScalarClass
+from ...problem.scales import SCALE_BLOCK
+from ...toolchain.launch import launch_text
+from ...toolchain.render import driver_functions, epilogue_functions, template, template_digest
+from ..cpp.printer import print_epilogue
+from .configs import OPERAND_ELEMENTS
+from .launch import Launch
+from .operation import Operation
+
+__all__ = ["Source", "flags"]
+
+CPP_ELEMENTS = {
+    "f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "cutlass::tfloat32_t", "f32": "float", "f64": "double",
+    "s8": "int8_t", "u8": "uint8_t", "s32": "int32_t", "e4m3": "cutlass::float_e4m3_t", "e5m2": "cutlass::float_e5m2_t",
+    "s4": "cutlass::int4b_t", "u4": "cutlass::uint4b_t",
+}  # fmt: skip
+LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
+SCHEDULERS = {
+    "Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "SlicedK": "", "": "",
+}  # fmt: skip
+STREAM_K = "stream_k.cuh.jinja"
+SPECIAL = ("order.cuh.jinja", "shuffled.cuh.jinja", "sliced.cuh.jinja")
+"""Headers of what is ours, and not CUTLASS's own."""
+FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
+
+
+def flags(operation: Operation, capability: int) -> tuple[str, ...]:
+    """nvcc's flags. 3.x operations are for their own architecture alone; the others are kept as PTX too, for newer GPUs."""
+    if operation.modern:
+        architecture = f"{operation.introduced}a"
+        return (*FLAGS, "-DCUTLASS_ENABLE_GDC_FOR_SM90", f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
+    return (*FLAGS, f"-gencode=arch=compute_{capability},code=[sm_{capability},compute_{capability}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Everything that the text depends on. Sizes, strides, scalars and the axes of the launch are arguments."""
+
+    operation: Operation
+    alpha: ScalarClass
+    beta: ScalarClass
+    added: bool
+    """inp is read."""
+    epilogue: Epilogue | None
+    """The graph; of its operands only the dtypes matter."""
+    operands: tuple[torch.dtype, ...]
+    """Of inp, where it is read, or of the scales; and of the epilogue's operands."""
+    scales: int = 0
+    """How many of the operands come first and multiply the sum, or its parts in the main loop."""
+
+    @property
+    def first(self) -> int:
+        """The first operand that the epilogue reads: after scales of blocks and of weights, which the main loop does."""
+        return self.scales if self.operation.scales_a or self.operation.weights else 0
+
+    @property
+    def fused(self) -> bool:
+        """More than the bare product is stored."""
+        return self.alpha != "one" or len(self.operands) > self.first or self.epilogue is not None
+
+    @property
+    def compute(self) -> str:
+        """The C++ type of the epilogue's values."""
+        if self.operation.accumulator == "s32" and not self.fused:
+            return "int32_t"
+        return "double" if self.operation.accumulator == "f64" else "float"
+
+    @property
+    def pointwise(self) -> str:
+        """The part of the text that computes the epilogue of one element."""
+        return _pointwise(self)
+
+    @property
+    def text(self) -> str:
+        """The CUDA C++ source."""
+        return _render(self)
+
+    @property
+    def digest(self) -> str:
+        """A hash over everything that makes the text: the templates and what they are given. Rendering takes longer."""
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(source: Source) -> str:
+    name = "gemm3x.cu.jinja" if source.operation.modern else "gemm2x.cu.jinja"
+    headers = [*((STREAM_K,) if source.operation.stream_k else ()), *(SPECIAL if _special(source.operation) else ())]
+    files = (name, "pointwise.cuh.jinja", *headers)
+    made_of = [template_digest(__package__, file) for file in files]
+    host = driver_functions() + launch_text(Launch, len(source.operands))
+    return hashlib.blake2b(f"{made_of} {source} {source.pointwise} {host}".encode(), digest_size=16).hexdigest()
+
+
+def _special(operation: Operation) -> bool:
+    """Its main loop or its kernel is ours."""
+    return operation.shuffled or operation.slices > 1
+
+
+@functools.lru_cache(maxsize=1024)
+def _render(source: Source) -> str:
+    operation = source.operation
+    template = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
+    return _template(template).render(
+        compute=source.compute,
+        operands=[OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],
+        first=source.first,
+        scales_a=operation.scales_a,
+        scales_b=operation.scales_b,
+        scale_block=SCALE_BLOCK,
+        weights=operation.weights,
+        element_scale=CPP_ELEMENTS[operation.weights.element] if operation.weights else "",
+        shuffled=_text("order.cuh.jinja") + "\n" + _text("shuffled.cuh.jinja") if operation.shuffled else "",
+        slices=operation.slices,
+        stream_k_scheduler=_text(STREAM_K) if operation.stream_k else "",
+        sliced=_text("sliced.cuh.jinja") if operation.slices > 1 else "",
+        name=operation.name,
+        launch=launch_text(Launch, len(source.operands)),
+        driver=driver_functions(),
+        pointwise=source.pointwise if source.fused else "",
+        fused=source.fused,
+        element_a=CPP_ELEMENTS[operation.a],
+        element_b=CPP_ELEMENTS[operation.b],
+        element_d=CPP_ELEMENTS[operation.d],
+        accumulator=CPP_ELEMENTS[operation.accumulator],
+        layout_a=LAYOUTS[operation.layout_a],
+        layout_b=LAYOUTS[operation.layout_b],
+        layout_d=LAYOUTS[operation.layout_d],
+        alignment_a=operation.alignment_a,
+        alignment_b=operation.alignment_b,
+        alignment_d=operation.alignment_d,
+        tile=_integers(operation.tile, operation.modern),
+        cluster=_integers(operation.cluster, operation.modern),
+        stages=operation.stages,
+        warps=operation.warps,
+        instruction=operation.instruction,
+        opcode=operation.opcode,
+        math=operation.math,
+        introduced=operation.introduced,
+        kernel_schedule=operation.kernel_schedule,
+        epilogue_schedule=operation.epilogue_schedule,
+        scheduler=SCHEDULERS[operation.scheduler],
+        stream_k=operation.stream_k,
+    )
+
+
+def _pointwise(source: Source) -> str:
+    epilogue = source.epilogue
+    first = source.added + source.scales
+    names = [f"x{i}[i]" for i in range(first, len(source.operands))]
+    statements = print_epilogue(epilogue, "acc", names, "results[i]") if epilogue else ["results[i] = acc;"]
+    return _template("pointwise.cuh.jinja").render(
+        functions=epilogue_functions(source.compute),
+        alpha=source.alpha,
+        beta=source.beta,
+        added=source.added,
+        scales=source.scales - source.first,
+        first=source.first,
+        operands=len(source.operands),
+        statements=statements,
+    )
+
+
+def _integers(values: tuple[int, ...], modern: bool) -> list[str]:
+    """cute's static integers for 3.x, plain ones for 2.x."""
+    return [f"cute::Int<{value}>" if modern else str(value) for value in values]
+
+
+def _text(name: str) -> str:
+    return _template(name).render()
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+    return template(__package__, name)

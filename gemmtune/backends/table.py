@@ -1,0 +1,51 @@
+"""The table of backends. To add one: write its module with a ``BACKEND`` object (see ``choice.Backend``) and add a line here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..choice import Backend
+from ..errors import SettingsError
+
+__all__ = ["BACKENDS", "TEMPLATES", "BackendRow", "check_names", "load"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRow:
+    """One backend of the table.
+
+    ``module`` holds its ``BACKEND``. ``compiles`` says that its kernels are made from templates of ours, by a compiler; the others
+    call what a library already has.
+    """
+
+    module: str
+    compiles: bool
+
+
+BACKENDS: dict[str, BackendRow] = {
+    "aten": BackendRow(module="gemmtune.backends.aten", compiles=False),
+    "cublaslt": BackendRow(module="gemmtune.backends.cublaslt", compiles=False),
+    "triton": BackendRow(module="gemmtune.backends.triton", compiles=True),
+    "cutlass": BackendRow(module="gemmtune.backends.cutlass", compiles=True),
+    "cuda": BackendRow(module="gemmtune.backends.cuda", compiles=True),
+    "cpp": BackendRow(module="gemmtune.backends.cpp", compiles=True),
+}
+"""Backend name to its row. The order is the one in which ties are broken: library kernels first."""
+
+TEMPLATES = frozenset(name for name, row in BACKENDS.items() if row.compiles)
+"""The backends whose kernels are made from our own templates."""
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises SettingsError for a name that is not in the table."""
+    for name in names:
+        if name not in BACKENDS:
+            raise SettingsError(f"backends: got {name!r}, expected names out of {', '.join(BACKENDS)}")
+
+
+def load(name: str) -> Backend:
+    """The backend of that name, imported when first needed: heavy toolchains stay out of the package's import."""
+    backend: Backend = importlib.import_module(BACKENDS[name].module).BACKEND
+    return backend

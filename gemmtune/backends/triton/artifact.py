@@ -1,0 +1,127 @@
+"""What Triton's compiled kernels say of themselves, and what they were expected to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...problem import Problem
+from ...problem.dtypes import FLOAT8
+from ...problem.rules import DENSE_OPS
+from ...toolchain.compiled import Artifact, Usage, amdgcn_usage, cubin_usage, find_cuobjdump
+from .configs import Config
+from .kernels import assembly
+from .legality import Predicate
+
+__all__ = ["copy_artifact", "instruction", "mm_artifact", "persistent_artifact", "vector_artifact", "words_artifact"]
+
+_TYPES = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+    torch.int8: "s8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2",
+}  # fmt: skip
+"""dtype to its name in PTX."""
+
+
+def mm_artifact(compiled: Any, predicate: Predicate, config: Config) -> Artifact:
+    """The mm kernel of ``config``, with what the predicate said of it."""
+    problem, device = predicate.problem, predicate.device
+    tile_bytes = config.block_m * config.block_n * problem.accumulator.itemsize
+    return _artifact(
+        compiled,
+        expected=instruction(predicate, config),
+        predicted_bytes=predicate.resources(config).smem_bytes,
+        # The tile on its way from the layout of the accumulator to that of the store: some kernels need no such step.
+        # That of the quantized operations does not claim to be close.
+        slack_bytes=tile_bytes if device.type == "cuda" and problem.op in DENSE_OPS else None,
+    )
+
+
+def vector_artifact(compiled: Any, problem: Problem, predicted_bytes: int) -> Artifact:
+    """A kernel that multiplies without tensor cores."""
+    total = "f64" if problem.accumulator == torch.float64 else "f32"
+    hip = compiled.metadata.target.backend == "hip"
+    return _artifact(compiled, expected=None if hip else f"fma.rn*.{total}*", predicted_bytes=predicted_bytes)
+
+
+def words_artifact(compiled: Any, problem: Problem, predicted_bytes: int, *, warp_group: bool) -> Artifact:
+    """A kernel that multiplies weights which it read as words, on CUDA."""
+    operand = _TYPES[problem.dtype]
+    one = f"mma.sync.aligned.m*n*k*.row.col.f32.{operand}.{operand}.f32"
+    group = f"wgmma.mma_async.sync.aligned.m64n*k*.f32.{operand}.{operand}"
+    return _artifact(compiled, expected=group if warp_group else one, predicted_bytes=predicted_bytes)
+
+
+def persistent_artifact(compiled: Any, predicate: Predicate, config: Config, predicted_bytes: int) -> Artifact:
+    """A kernel whose blocks the copy engine moves."""
+    return _artifact(compiled, expected=instruction(predicate, config), predicted_bytes=predicted_bytes)
+
+
+def copy_artifact(compiled: Any) -> Artifact:
+    """The kernel that copies operands."""
+    return _artifact(compiled)
+
+
+def _artifact(
+    compiled: Any, *, expected: str | None = None, predicted_bytes: int | None = None, slack_bytes: int | None = None
+) -> Artifact:
+    metadata = compiled.metadata
+    code = assembly(compiled)
+    usage = _cuda_usage(compiled) if "cubin" in compiled.asm else amdgcn_usage(code)
+    return Artifact(
+        kernel=metadata.name,
+        threads=metadata.num_warps * metadata.target.warp_size,
+        shared_bytes=metadata.shared,
+        registers=usage.registers if usage else None,
+        stack_bytes=usage.stack_bytes if usage else None,
+        code=code,
+        spilled_share=usage.spilled_share if usage else 0.0,
+        expected=expected,
+        predicted_bytes=predicted_bytes,
+        slack_bytes=slack_bytes,
+    )
+
+
+def instruction(predicate: Predicate, config: Config) -> str:
+    """The instruction that multiplies, with the types of its operands and of its sum, and ``*`` for its shape.
+
+    PTX ISA: fma, mma.sync, wgmma.mma_async, tcgen05.mma; AMD CDNA 3 ISA: v_mfma, which takes float32 and float64 too.
+    """
+    problem, device = predicate.problem, predicate.device
+    how, operand = predicate.instruction(config), _operand(predicate, config, 0)
+    total = {torch.float64: "f64", torch.int32: "s32"}.get(problem.accumulator, "f32")
+    if device.type == "hip" and total == "s32":
+        return "v_mfma_i32_*_i8"
+    if device.type == "hip":
+        return f"v_mfma_{total}_*_{operand.replace('tf32', 'xf32')}" + "*" * (operand == "bf16")
+    if how == "fma":
+        return f"fma.rn*.{'f32' if total == 's32' else total}*"
+    types = f"{operand}.{_operand(predicate, config, 1)}"
+    if how == "mma":
+        return f"mma.sync.aligned.m*n*k*.row.col.{'satfinite.' if total == 's32' else ''}{total}.{types}.{total}"
+    if device.capability < 100:
+        return f"wgmma.mma_async.sync.aligned.m64n*k*.{total}.{types}"
+    return f"tcgen05.mma.cta_group::*.kind::{_KINDS.get(operand, 'f16')}"
+
+
+WIDENING = (90, 100)
+"""Compute capabilities for which Triton has no mma.sync of 8-bit floats."""
+_KINDS = {"tf32": "tf32", "e4m3": "f8f6f4", "e5m2": "f8f6f4"}
+"""PTX's name for types of operands to its ``.kind`` of tcgen05.mma."""
+
+
+def _operand(predicate: Predicate, config: Config, which: int) -> str:
+    """PTX's name for the type in which a (0) or b (1) is multiplied."""
+    problem, product = predicate.problem, predicate.product
+    if problem.precision.input_mode == "tf32":
+        return "tf32"
+    own = (problem.a.dtype, problem.b.dtype)[which]
+    # Of the 8-bit floats sm90 has only wgmma: for mma.sync Triton makes them float16.
+    widened = product in FLOAT8 and predicate.device.capability in WIDENING and predicate.instruction(config) == "mma"
+    return _TYPES[torch.float16 if widened else own if product.itemsize == 1 else product]
+
+
+def _cuda_usage(compiled: Any) -> Usage | None:
+    """None where there is no cuobjdump."""
+    tool = find_cuobjdump()
+    return cubin_usage(compiled.asm["cubin"], tool) if tool else None

@@ -1,0 +1,118 @@
+"""Products of one or two rows with weights of 8 bits, without tensor cores: nothing is rearranged for those."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....problem import Problem
+from ....toolchain.compiled import Artifact
+from ..arch import can_overlap
+from ..artifact import vector_artifact
+from ..build import KernelChoice, target_of
+from ..configs import Config
+from ..geometry import geometry
+from ..legality import Resources
+from ..source import Source, render_source
+from ..spec import KernelSpec
+from .configs import word_format
+from .conversions import conversions
+from .words import why_not_words
+
+__all__ = ["WORDS_VECTOR_CHOICES", "WordsVectorChoice", "why_not_words_vector", "words_vector_choice", "words_vector_choices"]
+
+WORDS_VECTOR_CHOICES: dict[str, int | None] = {"quick": 1, "default": 4, "exhaustive": None}
+"""How many configs of this template a search tries."""
+TEMPLATE = "mixed/vec.py.jinja"
+MOST_ROWS = 2
+"""Each row more is another multiply-add for each weight."""
+STAGES = 4
+CONFIGS = ((8, 256, 1), (16, 512, 4), (8, 512, 2), (4, 512, 1), (4, 1024, 2), (8, 1024, 4), (4, 256, 1))
+"""(block_n, block_k, warps for each row), the best first: measured with one row on an H200."""
+BASE_REGISTERS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsVectorChoice(KernelChoice):
+    """The vec template for words with one config, whose ``block_m`` is the number of rows it takes at most."""
+
+    @property
+    def spec(self) -> KernelSpec:
+        """What the source depends on: b counts words."""
+        spec = super().spec
+        return dataclasses.replace(spec, b=dataclasses.replace(spec.b, dtype=torch.int32))
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The rendered kernel."""
+        spec, form = self.spec, word_format(self.problem)
+        values = (("per_word", form.per_word), ("wide_b", spec.b.wide))
+        return render_source(spec, TEMPLATE, values=values, preamble=conversions(form, interpret=spec.interpret))
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The only kernel."""
+        return (vector_artifact(self.kernel(), self.problem, _resources(self.problem, device, self.config).smem_bytes),)
+
+
+def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[WordsVectorChoice]:
+    """Up to ``count`` choices of this template, all for None; none where it has nothing."""
+    if why_not_words_vector(problem, device) is not None:
+        return ()
+    overlaps = device.type == "cuda" and can_overlap(device.capability)
+    configs = [
+        Config(block_m=problem.m, block_n=n, block_k=k, stages=STAGES, warps=warps * problem.m, pdl=overlaps)
+        for n, k, warps in CONFIGS
+        if problem.k % k == 0 and n < 2 * problem.n
+    ]
+    legal = [config for config in configs if _resources(problem, device, config).smem_bytes <= device.smem_per_block_bytes]
+    return [words_vector_choice(problem, device, config) for config in legal[:count]]
+
+
+def words_vector_choice(problem: Problem, device: DeviceInfo, config: Config) -> WordsVectorChoice:
+    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+    return WordsVectorChoice(
+        name=f"triton:mixed_vec_{config}",
+        backend="triton",
+        problem=problem,
+        claims=Claims(accumulate=problem.accumulator, partials=problem.accumulator, epilogue_input=problem.accumulator),
+        info={
+            "template": "mixed_vec",
+            "tile": [config.block_m, config.block_n, config.block_k],
+            "stages": config.stages,
+            "warps": config.warps,
+            "pdl": config.pdl,
+            "grid": list(geometry(problem, config).grid),
+        },
+        config=config,
+        target=target_of(device),
+    )
+
+
+def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    reason = why_not_words(problem, device)
+    if reason is not None:
+        return reason
+    if problem.m > MOST_ROWS:
+        return f"m = {problem.m}: at most {MOST_ROWS} rows go without tensor cores"
+    if problem.encoding:
+        return f"{problem.encoding}: weights of 8 bits are served"
+    if problem.zero_b is not None or (problem.scale_b is not None and problem.scale_block("scale_b")[0] != problem.k):
+        return "zero points, and scales that change along K, would have to be applied to each weight"
+    return None
+
+
+def _resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
+    """An upper bound of the shared memory: the stages of b and a, or the sums of the warps; and an estimate of the registers."""
+    stages = (config.block_n + config.block_m * problem.dtype.itemsize) * config.block_k * (config.stages - 1)
+    sums = 2 * config.block_m * config.block_n * config.warps * 4
+    elements = config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))
+    # A row of a goes through shared memory to the layout of the weights.
+    rows = config.block_m * config.block_k * 4
+    return Resources(smem_bytes=max(stages + rows, sums), registers=BASE_REGISTERS + (config.block_m + 1) * elements)

@@ -1,0 +1,182 @@
+"""Choices of the words template: weights read as words of 32 bits, the first operand as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+
+import torch
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....problem import Problem
+from ....toolchain.compiled import Artifact
+from ..arch import arch_of
+from ..artifact import words_artifact
+from ..build import KernelChoice, target_of
+from ..geometry import geometry
+from ..legality import Resources
+from ..source import Source, render_source
+from ..spec import KernelSpec
+from .configs import WordsConfig, word_format
+from .conversions import conversions
+
+__all__ = ["WordsChoice", "why_not_config", "why_not_words", "words_choice", "words_resources"]
+
+TEMPLATE = "mixed/words.py.jinja"
+VECTOR_BYTES = 16
+"""Words are copied to shared memory by so many bytes, as the rows of a."""
+WARP_GROUP_ROWS = 64
+LEAST_ROWS = 16
+BASE_REGISTERS = 40
+MOST_REGISTERS = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsChoice(KernelChoice):
+    """The words template with one config."""
+
+    config: WordsConfig = field(repr=False)
+
+    @property
+    def spec(self) -> KernelSpec:
+        """What the source depends on: b counts words."""
+        spec = super().spec
+        return dataclasses.replace(spec, b=dataclasses.replace(spec.b, dtype=torch.int32))
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The rendered kernel."""
+        spec, form = self.spec, word_format(self.problem)
+        preamble = conversions(form, interpret=spec.interpret)
+        return render_source(spec, TEMPLATE, values=_values(spec, self.config, form.per_word), preamble=preamble)
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The only kernel."""
+        need = words_resources(self.problem, device, self.config)
+        return (words_artifact(self.kernel(), self.problem, need.smem_bytes, warp_group=self.config.fragments),)
+
+
+def _values(spec: KernelSpec, config: WordsConfig, per_word: int) -> tuple[tuple[str, object], ...]:
+    """What the template asks for beside the values of every template."""
+    quantized = spec.quantized
+    assert quantized is not None
+    zero, scale = quantized.scale("zero_b"), quantized.scale("scale_b")
+    zero_shape, sum_shape = "[:, None]", "[:, None]" if config.swap else "[None, :]"
+    return (
+        ("per_word", per_word),
+        ("swap", config.swap),
+        ("order", "fragments" if config.fragments else "threads"),
+        ("steps", config.steps),
+        ("wide_b", spec.b.wide),
+        ("ahead", tuple(x.name for x in quantized.scales if x.along_k)),
+        ("fixed_zero", zero is not None and not zero.along_k),
+        ("zero", "" if zero is None else "zero_b_0" + (zero_shape if zero.strides[1].constant != 0 else "")),
+        ("scale", "" if scale is None else "scale_b_0" + (sum_shape if scale.strides[1].constant != 0 else "")),
+    )
+
+
+def words_choice(problem: Problem, device: DeviceInfo, config: WordsConfig) -> WordsChoice:
+    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+    where = geometry(problem, config)
+    claims = Claims(
+        accumulate=problem.accumulator,
+        partials=problem.accumulator,
+        epilogue_input=problem.accumulator,
+        splits=where.splits,
+        weights=problem.dtype if problem.zero_b is not None else None,
+    )
+    return WordsChoice(
+        name=f"triton:mixed_words_{config}",
+        backend="triton",
+        problem=problem,
+        claims=claims,
+        info={
+            "template": "words",
+            "tile": [config.block_m, config.block_n, config.block_k],
+            "stages": config.stages,
+            "warps": config.warps,
+            "group_m": config.group_m,
+            "splits": where.splits,
+            "swapped": config.swap,
+            "pdl": config.pdl,
+            "grid": list(where.grid),
+        },
+        config=config,
+        target=target_of(device),
+    )
+
+
+def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    if problem.op != "mixed_mm":
+        return f"{problem.op} has no weights"
+    if device.type not in ("cuda", "cpu") or (device.type == "cuda" and not arch_of(device).async_copy):
+        return f"{device.arch}: written in instructions of sm80"
+    if problem.dtype not in (torch.float16, torch.bfloat16) or problem.b.dtype not in (torch.int8, torch.uint8):
+        return f"a {problem.a.dtype}, b {problem.b.dtype}: 16-bit floats and integers are served"
+    if problem.b.stride[0] != 1 or problem.b.offset or (problem.n > 1 and problem.b.stride[1] % VECTOR_BYTES):
+        return f"b {problem.b}: columns must be contiguous, and begin at multiples of {VECTOR_BYTES} bytes"
+    return None
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: WordsConfig) -> str | None:
+    """Why ``config`` may not be offered for a problem that the template can serve, or None."""
+    per_word = word_format(problem).per_word
+    if problem.k % config.block_k or config.block_k < 8 * per_word:
+        return f"block_k {config.block_k}: must divide k = {problem.k} and have {8 * per_word} elements at least"
+    for name in ("scale_b", "zero_b"):
+        rows = problem.scale_block(name)[0] if getattr(problem, name) is not None else problem.k
+        if rows != problem.k and rows % config.block_k:
+            return f"block_k {config.block_k}: does not divide the {rows} elements that share one {name}"
+    blocks = problem.k // config.block_k
+    if -(-blocks // -(-blocks // config.split_k)) != config.split_k:
+        return f"split_k {config.split_k}: {blocks} blocks of {config.block_k} leave a split without work"
+    if min(config.block_m, config.block_n) < LEAST_ROWS:
+        return f"tile {config.block_m}x{config.block_n}: each side must be at least {LEAST_ROWS}"
+    product_rows = config.block_n if config.swap else config.block_m
+    by_group = arch_of(device).warp_group and product_rows >= WARP_GROUP_ROWS and config.warps % 4 == 0
+    if device.type != "cpu" and by_group != config.fragments:
+        how = "a warp group" if by_group else "single warps"
+        return f"{product_rows} rows of the product, {config.warps} warps: {how} would multiply"
+    if config.fragments and not config.swap:
+        return "fragments of a warp group are those of its first operand: they need swap"
+    return None if device.type == "cpu" else _why_too_large(problem, device, config)
+
+
+def _why_too_large(problem: Problem, device: DeviceInfo, config: WordsConfig) -> str | None:
+    need = words_resources(problem, device, config)
+    if need.smem_bytes > device.smem_per_block_bytes:
+        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
+    if need.registers > MOST_REGISTERS:
+        return f"registers: needs about {need.registers} for each thread, {device.arch} has {MOST_REGISTERS}"
+    return None
+
+
+def words_resources(problem: Problem, device: DeviceInfo, config: WordsConfig) -> Resources:
+    """An upper bound of the shared memory, and an estimate of the registers."""
+    threads = config.warps * max(device.warp_size, 1)
+    a_bytes = config.block_m * config.block_k * problem.dtype.itemsize
+    b_bytes = config.block_n * config.block_k // word_format(problem).per_word * 4
+    tile = config.block_m * config.block_n
+    grouped = problem.scale_b is not None and problem.scale_block("scale_b")[0] != problem.k
+    stages = max(config.stages - 1, 1) * config.steps
+    columns = len(problem.scales) * config.block_n * 4 * 2
+    smem_bytes = stages * (a_bytes + b_bytes) + columns
+    if config.fragments:
+        # One more stage of a; and weights that a zero point was subtracted from go to the multiplication through shared memory.
+        smem_bytes += a_bytes + (config.block_n * config.block_k * problem.dtype.itemsize if problem.zero_b is not None else 0)
+    weights = config.block_n * config.block_k * problem.dtype.itemsize // 4 // threads
+    rows = (
+        config.block_m
+        * config.block_k
+        * problem.dtype.itemsize
+        // 4
+        // (1 if config.swap else config.warps)
+        // max(device.warp_size, 1)
+    )
+    return Resources(
+        smem_bytes=max(smem_bytes, tile * 4 * 9 // 8) + columns,
+        registers=BASE_REGISTERS + tile // threads * (2 if grouped else 1) + (weights + (0 if config.fragments else rows)) // 4,
+    )

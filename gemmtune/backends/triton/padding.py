@@ -1,0 +1,230 @@
+"""Our kernels on aligned copies of their operands.
+
+Rows that start at odd addresses can only be read element by element, which costs more than to copy them once: a first kernel copies
+what is not aligned, with zeros appended, and a kernel then runs as on aligned operands. Zeros along K add nothing to a sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ...choice import Kernel, Run
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...problem.layout import ALIGNED_BYTES
+from ...problem.rules import why_not_dense
+from ...toolchain.compiled import Artifact, CompiledChoice
+from .artifact import copy_artifact
+from .build import KernelChoice
+from .copies import Copy, copy_source
+from .kernels import compile_kernel, initialise, kernel_key, marker, use_ptx
+from .launch import Launcher, launcher_of
+from .source import Source
+
+__all__ = ["PADDED_CHOICES", "PaddedChoice", "padded_choices"]
+
+PADDED_CHOICES = {"quick": (3, 1), "default": (8, 3), "exhaustive": (24, 12)}
+"""How many configs of the mm template, and of the persistent one, a search tries on padded operands."""
+PAD_WARPS = 4
+K_MULTIPLES = (64, 32, 16)
+"""K is padded to the largest of these that adds at most a sixteenth of work, else to the last."""
+MOST_EXTRA = 1 / 16
+LEAST_USES = 16
+MOST_BATCHES = 65535
+"""The batch is an axis of the grid other than the first, which CUDA limits to this."""
+
+
+Kernels = Callable[[Problem], Sequence[KernelChoice]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedChoice(CompiledChoice):
+    """The kernel of a choice for the padded problem, behind one that makes the copies."""
+
+    inner: KernelChoice = field(repr=False)
+    copies: tuple[Copy, ...] = field(repr=False)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The copying kernel."""
+        return copy_source(self.copies, dependent=self.inner.spec.dependent)
+
+    @functools.cached_property
+    def _copy_key(self) -> str:
+        return kernel_key(self.source, 1, PAD_WARPS)
+
+    @property
+    def content_hash(self) -> str:
+        """Over both kernels, and how they are launched."""
+        return hashlib.sha256(f"{self.inner.content_hash} after {self._copy_key}".encode()).hexdigest()
+
+    @property
+    def compile_key(self) -> str | None:
+        """Equal for shapes of one alignment class."""
+        return f"{self.inner.compile_key}-after-{self._copy_key}"
+
+    @property
+    def compiled(self) -> bool:
+        """Were both kernels compiled here before?"""
+        assert self.inner.target is not None
+        return self.inner.compiled and marker(self._copy_key, self.inner.target).exists()
+
+    @property
+    def arch(self) -> str:
+        """That of both kernels."""
+        return self.inner.arch
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The copying kernel, then those of the mm."""
+        return (copy_artifact(self._compile_copy()), *self.inner.artifacts(device))
+
+    def variants(self) -> Sequence[Self]:
+        """With the other answer to whether the launches of both kernels may overlap the kernel before."""
+        return tuple(
+            dataclasses.replace(self, name=f"{inner.name}_pad", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
+            for inner in self.inner.variants()
+        )
+
+    def forward(self) -> Self:
+        """Both kernels from their PTX."""
+        return dataclasses.replace(self, inner=self.inner.forward())
+
+    def compile(self) -> None:
+        """Compile both kernels. Raises CompileError."""
+        self.inner.compile()
+        self._compile_copy()
+
+    def _compile_copy(self) -> Any:
+        assert self.inner.target is not None
+        return compile_kernel(self.name, self.source, self._copy_key, self.inner.target, stages=1, warps=PAD_WARPS)
+
+    def build(self) -> Kernel:
+        """Bind both kernels to the current device. The copies live in memory that each call takes from torch's allocator."""
+        compiled = self._compile_copy()
+        if self.inner.from_ptx:
+            use_ptx(compiled)
+        initialise(compiled)
+        grid = (sum(copy.programs for copy in self.copies), self.copies[0].batch, 1)
+        call = launcher_of(compiled, grid, pdl=self.inner.config.pdl)
+        return Kernel(run=bind(call, self.copies, self.inner.build().run, torch.cuda.current_device()))
+
+
+class _Address:
+    """Stands for a tensor where only its address and its dtype are asked."""
+
+    __slots__ = ("_address", "dtype")
+
+    def __init__(self, address: int, dtype: torch.dtype) -> None:
+        self._address = address
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def bind(call: Launcher, copies: Sequence[Copy], inner: Run, device: int) -> Run:
+    """Copy, then run ``inner`` on the copies."""
+    dtype = copies[0].source.dtype
+    total = sum(copy.elements for copy in copies)
+    letters = [copy.letter for copy in copies]
+    steps = [copy.elements * dtype.itemsize for copy in copies]
+    constants = tuple(value for copy in copies for value in copy.constants)
+    stream_of = torch._C._cuda_getCurrentRawStream
+    where = torch.device("cuda", device)
+
+    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
+        operands: dict[str, Any] = {"a": a, "b": b}
+        buffer = torch.empty(total, dtype=dtype, device=where)
+        address = buffer.data_ptr()
+        pointers: list[int] = []
+        for letter, step in zip(letters, steps, strict=True):
+            pointers += (operands[letter].data_ptr(), address)
+            operands[letter] = _Address(address, dtype)
+            address += step
+        values = (*pointers, *constants)
+        arguments: tuple[Any, ...] = (values,) if call.packed else values
+        call.function(*call.grid, stream_of(device), *call.middle, *arguments)
+        inner(out, operands["a"], operands["b"], inp, alpha, beta, extra)
+
+    return run
+
+
+def padded_problem(problem: Problem) -> tuple[Problem, tuple[Copy, ...]] | None:
+    """The problem on aligned copies and what to copy for it; None where every operand can be read 16 bytes at a time as it is."""
+    k = padded_k(problem.k)
+    copies: list[Copy] = []
+    for letter, layout in (("a", problem.a), ("b", problem.b)):
+        if k == problem.k and layout.alignment * layout.dtype.itemsize >= ALIGNED_BYTES:
+            continue
+        along_k = -1 if letter == "a" else -2
+        turned = layout.stride[-1] != 1 and layout.stride[-2] == 1
+        copies.append(Copy(letter=letter, source=layout, target=padded_layout(layout, along_k, k, turned=turned), turned=turned))
+    if not copies:
+        return None
+    targets = {copy.letter: copy.target for copy in copies}
+    return dataclasses.replace(problem, a=targets.get("a", problem.a), b=targets.get("b", problem.b)), tuple(copies)
+
+
+def padded_k(k: int) -> int:
+    """K with its zeros."""
+    for multiple in K_MULTIPLES:
+        padded = -(-k // multiple) * multiple
+        if padded - k <= MOST_EXTRA * k:
+            return padded
+    return -(-k // K_MULTIPLES[-1]) * K_MULTIPLES[-1]
+
+
+def padded_layout(layout: Layout, along_k: int, k: int, *, turned: bool) -> Layout:
+    """The copy of an operand as the mm kernel sees it: K padded, rows at multiples of 16 elements, the other size as it was."""
+    size = list(layout.size)
+    size[along_k] = k
+    rows, cols = (size[-1], size[-2]) if turned else (size[-2], size[-1])
+    pitch = -(-cols // 16) * 16
+    stride = (1, pitch) if turned else (pitch, 1)
+    lead = (rows * pitch,) if len(size) == 3 else ()
+    return Layout(size=tuple(size), stride=(*lead, *stride), dtype=layout.dtype)
+
+
+def padded_choices(problem: Problem, device: DeviceInfo, kernels: Kernels) -> list[PaddedChoice]:
+    """The choices on padded operands, none where padding cannot pay. ``kernels`` gives those of a problem, the padded one."""
+    padded = padded_problem(problem) if worth_padding(problem, device) else None
+    if padded is None:
+        return []
+    inner_problem, copies = padded
+    return [padded_choice(problem, _overlapping(kernel), copies) for kernel in kernels(inner_problem)]
+
+
+def _overlapping(kernel: KernelChoice) -> KernelChoice:
+    """The kernel, launched while the copies are made where it can wait for them by itself."""
+    return kernel if kernel.config.pdl else next(iter(kernel.variants()), kernel)
+
+
+def padded_choice(problem: Problem, inner: KernelChoice, copies: tuple[Copy, ...]) -> PaddedChoice:
+    """The choice that runs ``inner``, made for the padded problem, on copies."""
+    return PaddedChoice(
+        name=f"{inner.name}_pad",
+        backend=inner.backend,
+        problem=problem,
+        claims=inner.claims,
+        info={**inner.info, "padded": [copy.letter for copy in copies]},
+        inner=inner,
+        copies=copies,
+    )
+
+
+def worth_padding(problem: Problem, device: DeviceInfo) -> bool:
+    """Copies pay where each element is used several times, and need a GPU: on the CPU only the interpreter runs Triton."""
+    return (
+        why_not_dense(problem) is None
+        and device.type != "cpu"
+        and min(problem.m, problem.n) >= LEAST_USES
+        and problem.batch <= MOST_BATCHES
+    )

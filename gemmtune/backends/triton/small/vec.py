@@ -1,0 +1,163 @@
+"""Products of up to four rows without tensor cores: nothing is rearranged for those, so that b comes in at the rate of memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....problem import Problem
+from ....problem.rules import why_not_dense
+from ....toolchain.compiled import Artifact
+from ..arch import arch_of, can_overlap
+from ..artifact import vector_artifact
+from ..build import KernelChoice, target_of
+from ..classes import INT32_LIMIT
+from ..configs import Config
+from ..geometry import geometry
+from ..legality import Predicate, Resources
+from ..source import Source, render_source
+
+__all__ = [
+    "VECTOR_CHOICES",
+    "VectorChoice",
+    "vector_choice",
+    "vector_choices",
+    "vector_configs",
+    "vector_resources",
+    "why_not_vector",
+]
+
+VECTOR_CHOICES: dict[str, int | None] = {"quick": 2, "default": 5, "exhaustive": None}
+"""How many configs a search tries without tensor cores."""
+TEMPLATE = "small/vec.py.jinja"
+MOST_ROWS = 4
+"""Each row more is another multiply-add for each element of b; beyond this tensor cores are as fast."""
+ALONG_K = (
+    (8, 256, 2),
+    (16, 256, 4),
+    (16, 512, 8),
+    (8, 256, 4),
+    (4, 256, 2),
+    (8, 1024, 8),
+    (4, 1024, 4),
+    (16, 128, 2),
+    (32, 256, 8),
+)
+"""(block_n, block_k, warps) where neighbours in memory are neighbours along K."""
+ALONG_N = ((64, 32, 4), (128, 32, 4), (64, 64, 4), (128, 64, 8), (32, 64, 4), (256, 16, 4), (64, 16, 2), (32, 128, 4))
+"""The same where they are neighbours along N."""
+STAGES = (4, 2, 1)
+USUAL_ELEMENTS, MOST_ELEMENTS = 64, 160
+"""Accumulators of a thread: what leaves room for other programs, and what its registers hold."""
+BASE_REGISTERS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorChoice(KernelChoice):
+    """The vec template with one config, whose ``block_m`` is the number of rows it takes at most."""
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The rendered kernel."""
+        return render_source(self.spec, TEMPLATE)
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The only kernel."""
+        return (vector_artifact(self.kernel(), self.problem, vector_resources(self.problem, device, self.config).smem_bytes),)
+
+
+def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[VectorChoice]:
+    """Up to ``count`` choices without tensor cores, all for None; none where they cannot win."""
+    return [vector_choice(problem, device, config) for config in vector_configs(problem, device)[:count]]
+
+
+def vector_choice(problem: Problem, device: DeviceInfo, config: Config) -> VectorChoice:
+    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+    claims = Claims(accumulate=problem.accumulator, partials=problem.accumulator, epilogue_input=problem.accumulator)
+    return VectorChoice(
+        name=f"triton:vec_{config}",
+        backend="triton",
+        problem=problem,
+        claims=claims,
+        info={
+            "template": "vec",
+            "tile": [config.block_m, config.block_n, config.block_k],
+            "stages": config.stages,
+            "warps": config.warps,
+            "pdl": config.pdl,
+            "grid": list(geometry(problem, config).grid),
+        },
+        config=config,
+        target=target_of(device),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def vector_configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
+    """The legal configs: first those that give every multiprocessor work and leave room for several programs on it, in the order of
+    the table; then those with the most programs."""
+    if why_not_vector(problem) is not None:
+        return ()
+    legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
+
+    def key(config: Config) -> tuple[int, int, int]:
+        programs, elements = geometry(problem, config).tiles, _elements(config, device) * config.block_m
+        idle = programs < device.sm_count
+        return (int(idle) + int(elements > USUAL_ELEMENTS), -config.stages, -programs if idle else 0)
+
+    return tuple(sorted(legal, key=key))
+
+
+def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
+    rows = 1 << (problem.m - 1).bit_length()
+    along_k = problem.b.stride[-2] == 1
+    overlaps = device.type == "cuda" and can_overlap(device.capability)
+    predicate = Predicate(problem, device)
+    for stages in STAGES:
+        for block_n, block_k, warps in ALONG_K if along_k else ALONG_N:
+            config = Config(block_m=rows, block_n=block_n, block_k=block_k, stages=stages, warps=warps, pdl=overlaps)
+            # Stages are of use to what can be copied asynchronously, which narrow elements cannot.
+            if predicate.staging(config)[1].asynchronous == (stages > 1):
+                yield config
+
+
+def why_not_vector(problem: Problem) -> str | None:
+    """Why the template has nothing for the problem, or None. Assumes that ``check_problem`` found nothing."""
+    reason = why_not_dense(problem)
+    if reason is not None:
+        return reason
+    if problem.m > MOST_ROWS:
+        return f"m = {problem.m}: at most {MOST_ROWS} rows go without tensor cores"
+    return None
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered, or None."""
+    for name, block, size in (("n", config.block_n, problem.n), ("k", config.block_k, problem.k)):
+        if block >= 2 * size:
+            return f"block_{name} {block}: half of it or more hangs over {name} = {size}"
+    if geometry(problem, config).tiles >= INT32_LIMIT:
+        return "the grid has fewer than 2^31 programs"
+    need = vector_resources(problem, device, config)
+    if _elements(config, device) * config.block_m * problem.accumulator.itemsize // 4 > MOST_ELEMENTS:
+        return f"registers: needs about {need.registers} for each thread"
+    if device.type != "cpu" and need.smem_bytes > device.smem_per_block_bytes:
+        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
+    return None
+
+
+def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
+    """An upper bound of the shared memory: the stages of b and a, or the sums of the warps; and an estimate of the registers."""
+    itemsize, acc_bytes = problem.dtype.itemsize, problem.accumulator.itemsize
+    stages = (config.block_n + config.block_m) * config.block_k * itemsize * (config.stages - 1)
+    sums = 2 * config.block_m * config.block_n * config.warps * acc_bytes
+    registers = BASE_REGISTERS + (config.block_m + 1) * _elements(config, device) * acc_bytes // 4
+    return Resources(smem_bytes=max(stages, sums) if arch_of(device).async_copy else sums, registers=registers)
+
+
+def _elements(config: Config, device: DeviceInfo) -> int:
+    """Products of one row that a thread has of each step."""
+    return config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))

@@ -1,0 +1,111 @@
+"""mm_plus_mm: both products in one kernel, one after the other into the same sum, with the configs of the mm template."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...toolchain.compiled import Artifact
+from .artifact import mm_artifact
+from .build import KernelChoice, choice_for, tiled
+from .configs import Config
+from .geometry import geometry
+from .legality import Predicate, Resources, check_split
+from .source import Source, render_source
+from .staging import Staging
+
+__all__ = ["SumChoice", "SumPredicate", "kernel_for", "predicate_for", "sum_choice"]
+
+TEMPLATE = "sum.py.jinja"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumChoice(KernelChoice):
+    """The sum of two products with one config."""
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The rendered kernel."""
+        spec = self.spec
+        products = (("a", "b", spec.even_k), ("c", "d", spec.even_k2))
+        return render_source(spec, TEMPLATE, values=(("products", products),))
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The one kernel."""
+        return (mm_artifact(self.kernel(), SumPredicate(self.problem, device), self.config),)
+
+
+class SumPredicate(Predicate):
+    """What is legal for each product is legal for the sum: their loops follow each other, and share registers and memory.
+
+    To the ranking model the sum is one product of K + K2.
+    """
+
+    def __init__(self, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(as_one(problem), device)
+        self._sum = problem
+        self._products = [Predicate(product, device) for product in products_of(problem)]
+        self.least_bytes = problem.bytes
+
+    def check(self, config: Config) -> str | None:
+        """Why ``config`` may not be offered, or None."""
+        whole = dataclasses.replace(config, split_k=1)
+        reasons = (product.check(whole) for product in self._products)
+        return next((reason for reason in reasons if reason is not None), None) or self.check_split(config)
+
+    def check_split(self, config: Config) -> str | None:
+        """``check`` for a config that is legal without splits."""
+        tiles = -(-self._sum.m // config.block_m) * -(-self._sum.n // config.block_n)
+        return check_split(self._sum, config, tiles)
+
+    def resources(self, config: Config) -> Resources:
+        """Those of the product that needs more."""
+        needs = [product.resources(config) for product in self._products]
+        return Resources(smem_bytes=max(x.smem_bytes for x in needs), registers=max(x.registers for x in needs) + SECOND_REGISTERS)
+
+    def staging(self, config: Config) -> tuple[Staging, Staging]:
+        """That of the product whose operands come by narrower accesses."""
+        return min((product.staging(config) for product in self._products), key=lambda pair: [x.width for x in pair])
+
+
+SECOND_REGISTERS = 8
+"""Addresses and strides of c and d."""
+
+
+def predicate_for(problem: Problem, device: DeviceInfo) -> Predicate:
+    """The predicate of ``kernel_for``."""
+    return Predicate(problem, device) if problem.c is None else SumPredicate(problem, device)
+
+
+def kernel_for(problem: Problem, device: DeviceInfo, config: Config) -> KernelChoice:
+    """The mm template with ``config``, or the sum of two products for mm_plus_mm."""
+    return choice_for(problem, device, config) if problem.c is None else sum_choice(problem, device, config)
+
+
+def sum_choice(problem: Problem, device: DeviceInfo, config: Config) -> SumChoice:
+    """The choice that runs a mm_plus_mm problem with ``config``, which must be legal."""
+    return SumChoice(**tiled(problem, device, config, geometry(problem, config), "sum", problem.op))
+
+
+def products_of(problem: Problem) -> tuple[Problem, Problem]:
+    """a @ b and c @ d, each with the epilogue of the sum."""
+    assert problem.c is not None
+    assert problem.d is not None
+    first = dataclasses.replace(problem, op="mm", c=None, d=None)
+    return first, dataclasses.replace(first, a=problem.c, b=problem.d)
+
+
+def as_one(problem: Problem) -> Problem:
+    """A product with as many terms, of operands as the first ones are."""
+    first, _ = products_of(problem)
+    k = problem.terms
+    return dataclasses.replace(first, a=_resized(problem.a, (problem.m, k)), b=_resized(problem.b, (k, problem.n)))
+
+
+def _resized(layout: Layout, size: tuple[int, int]) -> Layout:
+    """Without gaps, in the order of ``layout``."""
+    turned = layout.stride[-1] != 1 and layout.stride[-2] == 1
+    return Layout.contiguous(size[::-1], layout.dtype).transposed if turned else Layout.contiguous(size, layout.dtype)

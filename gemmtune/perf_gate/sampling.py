@@ -1,0 +1,143 @@
+"""What one process measures: candidate and anchor in blocks of four samples, ABBA, and the median of the blocks' log ratios.
+
+Within a block each runs once before and once after the other, so that a clock that drifts, or what the one leaves in a cache for
+the other, adds nothing to the ratio; blocks begin with the other one in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..choice import Choice
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..settings import Settings
+from ..timing.conditions import conditions
+from ..timing.timer import CPU_US, Contender, Timer, collection_paused
+from ..workers.apply import applied
+
+__all__ = ["Match", "ProcessSample", "Sampling", "Steady", "compare", "in_blocks", "sample_match"]
+
+CPU_SAMPLE_US = 2000.0
+"""How long a sample on a CPU should last: the system's other work takes turns of about a millisecond."""
+MOST_REPEATS = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How much one process measures of one problem. ``warm_up_s`` of load comes first.
+
+    Blocks end early, after ``least_blocks``, when ``budget_s`` is over: for kernels so long that they need no 30 blocks.
+    """
+
+    blocks: int = 30
+    least_blocks: int = 10
+    budget_s: float = 5.0
+    warm_up_s: float = 0.3
+
+    @classmethod
+    def of(cls, device_type: str) -> Sampling:
+        """The sampling for a kind of device. A GPU runs its first tens of milliseconds at clocks that it does not sustain; a CPU is
+        warm from making the contenders ready."""
+        return cls(warm_up_s=0.1 if device_type == "cpu" else 0.4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What is compared: the candidate and the anchor for one problem."""
+
+    problem: Problem
+    candidate: Choice
+    anchor: Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSample:
+    """What one process found. ``log_ratio`` is the median over the blocks of log(candidate's time / anchor's time)."""
+
+    log_ratio: float
+    candidate_us: float
+    anchor_us: float
+    blocks: int
+
+
+class Steady(Contender):
+    """A contender of which each sample is the median of so many short ones that it lasts long enough."""
+
+    def __init__(self, contender: Contender, least_us: float, batch_us: float) -> None:
+        self._contender = contender
+        self._repeats = max(1, min(math.ceil(least_us / max(contender.rough_us, batch_us)), MOST_REPEATS))
+        self._times_us: list[float] = []
+        self.rough_us = contender.rough_us
+
+    def begin(self) -> None:
+        self._times_us = [self._contender.sample_us() for _ in range(self._repeats)]
+
+    def result_us(self) -> float:
+        return statistics.median(self._times_us)
+
+
+def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling: Sampling, turn: int) -> ProcessSample:
+    """Measure a match in this process. ``turn`` is its number among the processes: in odd ones the anchor is made ready, and
+    measured, first.
+
+    What the choices raise is not caught.
+    """
+    with applied(settings), conditions(match.problem, device), collection_paused():
+        timer = Timer(match.problem, device, settings.timing)
+        choices = {"candidate": match.candidate, "anchor": match.anchor}
+        order = list(choices)[:: -1 if turn % 2 else 1]
+        made = {role: timer.contender(choices[role], choices[role].build()) for role in order}
+        for contender in made.values():
+            contender.sample_us()  # captures a graph on a GPU
+        if device.type == "cpu":
+            made = {role: Steady(contender, CPU_SAMPLE_US, CPU_US) for role, contender in made.items()}
+        return compare(made["candidate"], made["anchor"], sampling, turn=turn)
+
+
+def compare(candidate: Contender, anchor: Contender, sampling: Sampling, *, turn: int = 0) -> ProcessSample:
+    """Blocks of candidate and anchor: ABBA, BAAB, ABBA, … where ``turn`` is even, else the other way round."""
+
+    def pair(first: Contender, second: Contender) -> tuple[float, float]:
+        # Both are begun before the first is waited for: a GPU that idles in between changes its clocks.
+        first.begin()
+        second.begin()
+        return first.result_us(), second.result_us()
+
+    def block(anchor_first: bool) -> tuple[list[float], list[float]]:
+        first, second = (anchor, candidate) if anchor_first else (candidate, anchor)
+        one, two = pair(first, second)
+        three, four = pair(second, first)
+        return ([two, three], [one, four]) if anchor_first else ([one, four], [two, three])
+
+    return in_blocks(block, sampling, turn)
+
+
+def in_blocks(block: Callable[[bool], tuple[list[float], list[float]]], sampling: Sampling, turn: int) -> ProcessSample:
+    """``block(anchor_first)`` measures one block, two times of the candidate and two of the anchor, in µs."""
+    numbers = itertools.count(turn)
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < sampling.warm_up_s:
+        block(next(numbers) % 2 == 1)
+    log_ratios: list[float] = []
+    candidate_us: list[float] = []
+    anchor_us: list[float] = []
+    begun = time.perf_counter()
+    while len(log_ratios) < sampling.blocks:
+        if len(log_ratios) >= sampling.least_blocks and time.perf_counter() - begun > sampling.budget_s:
+            break
+        candidate, anchor = block((turn + len(log_ratios)) % 2 == 1)
+        log_ratios.append((math.log(math.prod(candidate)) - math.log(math.prod(anchor))) / 2)
+        candidate_us += candidate
+        anchor_us += anchor
+    return ProcessSample(
+        log_ratio=statistics.median(log_ratios),
+        candidate_us=statistics.median(candidate_us),
+        anchor_us=statistics.median(anchor_us),
+        blocks=len(log_ratios),
+    )

@@ -1,0 +1,158 @@
+"""A session in a worker process, so that a choice which hangs, crashes or ruins the CUDA context costs one choice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..settings import Settings
+from ..timing.rounds import Ranked
+from ..workers.pool import WORKERS
+from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from .session import Sample, Session
+
+__all__ = ["AnySession", "RemoteSession", "measuring_kind", "open_session"]
+
+log = logging.getLogger("gemmtune")
+
+
+class RemoteSession:
+    """The methods of Session, in a worker process that stays warm for the next session.
+
+    A crash or time-out becomes a sample with that status; the worker is replaced and the session opened again for the choices that
+    follow.
+    """
+
+    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings) -> None:
+        self._arguments = (problem, device, settings)
+        self._kind = measuring_kind(device)
+        self._timeout_s = settings.choice_timeout_s
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what the session holds and give the worker back."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        try:
+            if worker.alive:
+                worker.call(_close, timeout_s=self._timeout_s)
+        except (WorkerCrashed, WorkerTimedOut) as error:
+            log.debug("the measuring process ended at the end of its session: %s", error.reason)
+        WORKERS.give(self._kind, worker)
+
+    def examine(self, choice: Choice, best_us: float | None) -> Sample:
+        """As ``Session.examine``."""
+        try:
+            sample, dead = self._opened().call(_examine, choice, best_us, timeout_s=self._timeout_s)
+        except WorkerTimedOut as error:
+            return Sample(status=Status.TIMED_OUT, reason=f"{error.reason}; the limit is the setting choice_timeout_s")
+        except WorkerCrashed as error:
+            return Sample(status=Status.CRASHED, reason=error.reason)
+        except Exception as error:  # noqa: BLE001 - one choice that cannot be sent or loaded must not stop the tuning
+            return Sample(status=Status.RUNTIME_ERROR, reason=f"{type(error).__name__}: {error}")
+        if dead:
+            self._discard()
+        return sample
+
+    def rank(self, choices: Sequence[Choice]) -> dict[str, Ranked]:
+        """As ``Session.rank``. If the worker dies, each choice is tried alone, and those that survive are ranked."""
+        ranked = self._rank(choices)
+        if ranked is not None or len(choices) < 2:
+            return ranked or {}
+        survivors = [c for c in choices if self._rank([c]) is not None]
+        return self._rank(survivors) or {}
+
+    def limits(self, known: Mapping[str, float]) -> dict[str, float]:
+        """As ``Session.limits``; nothing if the worker dies of it."""
+        try:
+            return self._opened().call(_limits, dict(known), timeout_s=self._timeout_s)
+        except (WorkerCrashed, WorkerTimedOut) as error:
+            log.warning("the limits of %s could not be measured: %s", self._arguments[1].name, error.reason)
+            return {}
+
+    def _rank(self, choices: Sequence[Choice]) -> dict[str, Ranked] | None:
+        """None if the worker died."""
+        names = ", ".join(c.name for c in choices)
+        try:
+            ranked, dead = self._opened().call(_rank, choices, timeout_s=self._timeout_s * max(1, len(choices)))
+        except (WorkerCrashed, WorkerTimedOut) as error:
+            log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
+            return None
+        if dead:
+            log.warning("the final rounds of %s ruined the CUDA context", names)
+            self._discard()
+            return None
+        return ranked
+
+    def _opened(self) -> Worker:
+        """The worker with the session open in it."""
+        if self._worker is None or not self._worker.alive:
+            worker = WORKERS.take(self._kind)
+            try:
+                worker.call(_open, *self._arguments, timeout_s=self._timeout_s)
+            except BaseException:
+                worker.close()
+                raise
+            self._worker = worker
+        return self._worker
+
+    def _discard(self) -> None:
+        if self._worker:
+            self._worker.close()
+
+
+AnySession = Session | RemoteSession
+
+
+def open_session(problem: Problem, device: DeviceInfo, settings: Settings) -> AnySession:
+    """A session in a worker process, or in this one if the settings say so. Use it as a context manager."""
+    return (RemoteSession if settings.tune_in_subprocess else Session)(problem, device, settings)
+
+
+def measuring_kind(device: DeviceInfo) -> str:
+    """The pool's kind of the workers that measure on a device."""
+    return f"measure-{device.type}:{device.index}"
+
+
+# The child's side: the session that is open in this process.
+_sessions: list[Session] = []
+
+
+def _open(problem: Problem, device: DeviceInfo, settings: Settings) -> None:
+    _close()
+    _sessions.append(Session(problem, device, settings))
+
+
+def _close() -> None:
+    while _sessions:
+        _sessions.pop().close()
+
+
+def _examine(choice: Choice, best_us: float | None) -> tuple[Sample, bool]:
+    return _sessions[-1].examine(choice, best_us), _sessions[-1].dead
+
+
+def _limits(known: dict[str, float]) -> dict[str, float]:
+    return _sessions[-1].limits(known)
+
+
+def _rank(choices: Sequence[Choice]) -> tuple[dict[str, Ranked], bool]:
+    session = _sessions[-1]
+    try:
+        return session.rank(choices), False
+    except Exception:
+        if session.dead:
+            return {}, True
+        raise

@@ -1,0 +1,193 @@
+"""Verification and measurement of the choices for one problem on one device, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from ..choice import Choice, Kernel, Status
+from ..device import DeviceInfo
+from ..errors import CompileError
+from ..problem import Problem
+from ..settings import Settings
+from ..timing.conditions import conditions, device_to_itself
+from ..timing.limits import measure_limits
+from ..timing.rounds import Effort, Ranked, play
+from ..timing.timer import Contender, Timer, collection_paused
+from ..workers.apply import applied
+from .verify import Verifier
+
+__all__ = ["Sample", "Session", "failure_of"]
+
+log = logging.getLogger("gemmtune")
+
+HOPELESS = 1.5
+"""After the first calls, a choice slower than the best by this factor is not worth a graph (TunableOp's factor) …"""
+SLOWER = 1.15
+"""… and by this one after a few samples. Both lie far outside of what the noise of so few samples can mistake."""
+LAUNCH_US = 100.0
+"""What the launches of a choice (with an eager epilogue there are several) add at most to a single call on a GPU."""
+FEW_SAMPLES = 3
+MORE_SAMPLES = 12
+STAGE_S = 0.04
+"""A stage of samples ends after this time, however few they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How one choice fared. ``time_us`` is from a short measurement: good enough to drop losers, not to rank the best."""
+
+    status: Status
+    time_us: float | None = None
+    error_over_bound: float | None = None
+    reason: str = ""
+
+
+class Session:
+    """Examine and rank the choices for one problem. A context manager; at its end the operands are freed.
+
+    The caller's random number generators and precision flags are as before afterwards. ``dead`` tells that the CUDA context was
+    ruined: nothing can run in this process any more.
+    """
+
+    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings) -> None:
+        self.dead = False
+        self._problem = problem
+        self._device = device
+        self._settings = settings
+        self._kernels: dict[str, Kernel] = {}
+        self._verifier: Verifier | None = None
+        self._timer: Timer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the operands, the references and the kernels."""
+        self._kernels.clear()
+        self._verifier = None
+        self._timer = None
+        if self._device.type != "cpu" and not self.dead:
+            torch.cuda.empty_cache()  # the graphs' private pools, which nothing else could use
+
+    def examine(self, choice: Choice, best_us: float | None) -> Sample:
+        """Build, verify and shortly measure a choice. Every failure of the choice is in the sample's status.
+
+        With ``best_us``, the time of the best choice so far, the measurement of one that is clearly slower ends early.
+        """
+        error_over_bound: float | None = None
+        try:
+            with self._in_force():
+                kernel = self._kernels[choice.name] = choice.build()
+                if self._settings.verify:
+                    verdict = self._verify().check(choice, kernel)
+                    error_over_bound = verdict.error_over_bound
+                    if verdict.status is not Status.OK:
+                        return Sample(status=verdict.status, error_over_bound=error_over_bound, reason=verdict.reason)
+                with device_to_itself(self._settings, self._device), collection_paused():
+                    time_us = _short_measurement(self._time().contender(choice, kernel), best_us)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
+            status, reason = self._failure(error)
+            return Sample(status=status, error_over_bound=error_over_bound, reason=reason)
+        return Sample(status=Status.OK, time_us=time_us, error_over_bound=error_over_bound)
+
+    def rank(self, choices: Sequence[Choice]) -> dict[str, Ranked]:
+        """Times that compare, by the name of the choice: interleaved rounds, their order reversed each time, at sustained clocks.
+
+        A choice that fails here is left out of the answer, with a warning in the log.
+        """
+        with self._in_force(), device_to_itself(self._settings, self._device), collection_paused():
+            contenders: dict[str, Contender] = {}
+            for choice in choices:
+                try:
+                    kernel = self._kernels.get(choice.name) or choice.build()
+                    contenders[choice.name] = self._time().contender(choice, kernel)
+                    if self._device.type != "cpu":  # captures the graph, which may fail
+                        contenders[choice.name].sample_us()
+                except Exception as error:
+                    contenders.pop(choice.name, None)
+                    _, reason = self._failure(error)
+                    log.warning("%s failed in the final rounds and is left out of them: %s", choice.name, reason)
+                    if self.dead:
+                        raise
+            keep = {c.name for c in choices if c.baseline}
+            return play(contenders, Effort.of(self._settings.search, self._device.type), keep=keep)
+
+    def limits(self, known: Mapping[str, float]) -> dict[str, float]:
+        """The limits of the machine that concern the problem and are not among ``known`` (see limits.py)."""
+        with self._in_force(), device_to_itself(self._settings, self._device):
+            return measure_limits(self._device, self._problem.dtype_label, known)
+
+    @contextlib.contextmanager
+    def _in_force(self) -> Iterator[None]:
+        """The session's settings, and the conditions of measuring."""
+        with applied(self._settings), conditions(self._problem, self._device):
+            yield
+
+    def _verify(self) -> Verifier:
+        if self._verifier is None:
+            self._verifier = Verifier(self._problem, self._device.torch_device)
+        return self._verifier
+
+    def _time(self) -> Timer:
+        if self._timer is None:
+            self._timer = Timer(self._problem, self._device, self._settings.timing)
+        return self._timer
+
+    def _failure(self, error: Exception) -> tuple[Status, str]:
+        status, reason = failure_of(error)
+        if self._device.type != "cpu" and not _usable(self._device.torch_device):
+            self.dead = True
+            return Status.CRASHED, f"{reason} (the CUDA context is lost)"
+        return status, reason
+
+
+def failure_of(error: Exception) -> tuple[Status, str]:
+    """The typed status of an exception that came from building or running a choice, and its reason in one line or a few."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, CompileError):
+        return Status.COMPILE_ERROR, error.output
+    # Triton's class is known by its name: its module is only there when Triton is.
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfResources":
+        return Status.OUT_OF_RESOURCES, text
+    return Status.RUNTIME_ERROR, text
+
+
+def _usable(device: torch.device) -> bool:
+    """After some errors (an illegal address) every later call in the process fails as well."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _short_measurement(contender: Contender, best_us: float | None) -> float:
+    """The median time of a call in µs, from as few samples as it takes to see that the choice is slower than ``best_us``."""
+    # Rejection goes by the least of a few: what disturbs a measurement only ever makes it longer.
+    hopeless = best_us is not None and contender.rough_us > HOPELESS * best_us + LAUNCH_US
+    if hopeless and contender.takes_capture:
+        return contender.rough_us
+    samples = _samples(contender, FEW_SAMPLES)
+    if best_us is None or min(samples) <= SLOWER * best_us:
+        samples += _samples(contender, MORE_SAMPLES)
+    return statistics.median(samples)
+
+
+def _samples(contender: Contender, most: int) -> list[float]:
+    begun = time.perf_counter()
+    samples = [contender.sample_us()]
+    while len(samples) < most and time.perf_counter() - begun < STAGE_S:
+        samples.append(contender.sample_us())
+    return samples

@@ -1,0 +1,147 @@
+"""The machine's part of a store key: everything outside the problem and the choice that a measured time depends on."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from ..device import DeviceInfo
+
+__all__ = ["METHOD_VERSION", "canonical", "difference", "driver_version", "fingerprint", "fingerprint_text", "now"]
+
+METHOD_VERSION = 1
+"""Version of the measuring method. Raise it when times of the same kernel on the same machine stop being comparable."""
+
+UNKNOWN = "unknown"
+
+
+def fingerprint(device: DeviceInfo, timing: str) -> dict[str, str]:
+    """What a time measured on ``device`` holds for: another value of any field makes the stored time a miss.
+
+    A GPU has its name, architecture, SM count and the versions of driver, CUDA (or HIP), triton and cuBLAS; a CPU its model,
+    instruction sets and torch's thread count. Both have torch's version, the timing mode and ``METHOD_VERSION``. Which of several
+    equal GPUs it is does not matter. A compiler belongs to the content hash of the choices that it compiles.
+    """
+    return dict(_fields(device, timing))
+
+
+@functools.cache
+def fingerprint_text(device: DeviceInfo, timing: str) -> str:
+    """``fingerprint`` as canonical JSON: equal texts for equal fingerprints, as the store keeps them."""
+    return canonical(fingerprint(device, timing))
+
+
+def canonical(value: object) -> str:
+    """JSON with sorted keys and no spaces: equal texts for equal plain values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def difference(stored: Mapping[str, str] | str, current: Mapping[str, str] | str) -> list[str]:
+    """The fields in which two fingerprints (mappings or their texts) differ, each as ``driver: was 550.54.15, is 560.35.03``."""
+    was, now_is = (_mapping(f) for f in (stored, current))
+    fields = [*now_is, *(f for f in was if f not in now_is)]
+    return [
+        f"{field}: was {was.get(field, 'not recorded')}, is {now_is.get(field, 'not recorded')}"
+        for field in fields
+        if was.get(field) != now_is.get(field)
+    ]
+
+
+def now() -> str:
+    """The time of day in UTC, as ``measured_at`` has it: ISO 8601 with microseconds, so that texts sort as times do."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _mapping(value: Mapping[str, str] | str) -> Mapping[str, str]:
+    if not isinstance(value, str):
+        return value
+    data: Mapping[str, str] = json.loads(value)
+    return data
+
+
+@functools.cache
+def _fields(device: DeviceInfo, timing: str) -> tuple[tuple[str, str], ...]:
+    fields = {"device": device.name, "arch": device.arch}
+    if device.type == "cpu":
+        fields |= {"threads": str(device.threads), "isa": " ".join(device.isa)}
+    else:
+        runtime = torch.version.hip if device.type == "hip" else torch.version.cuda
+        fields |= {
+            "sm_count": str(device.sm_count),
+            "driver": driver_version(device.type),
+            device.type: runtime or UNKNOWN,
+            "triton": _package_version("triton") or "not installed",
+            "cublas": cublas_version(),
+        }
+    return tuple((fields | {"torch": torch.__version__, "timing": timing, "method": str(METHOD_VERSION)}).items())
+
+
+@functools.cache
+def driver_version(device_type: str) -> str:
+    """The version of the kernel driver of the GPU, such as ``550.54.15``; ``unknown`` where the system does not tell."""
+    if device_type == "hip":
+        return _read("/sys/module/amdgpu/version").strip() or UNKNOWN
+    # It reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  <build date>".
+    found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
+    return found.group(1) if found else _driver_version_from_nvml() or UNKNOWN
+
+
+def _driver_version_from_nvml() -> str:
+    """The driver's version by NVML, for guests that do not see /proc/driver; empty without nvidia-ml-py or NVML."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return ""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ""
+    try:
+        version = nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
+        return ""
+    finally:
+        nvml.nvmlShutdown()
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+@functools.cache
+def cublas_version() -> str:
+    """The version of the cuBLAS that torch has loaded, such as ``12.8.4``; else that of an installed wheel; else ``unknown``."""
+    major = (torch.version.cuda or "").split(".")[0]
+    if not major:
+        return UNKNOWN
+    try:
+        # RTLD_NOLOAD: ask the library that torch works with, never load another one.
+        library = ctypes.CDLL(f"libcublasLt.so.{major}", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        library.cublasLtGetVersion.restype = ctypes.c_size_t
+        number = int(library.cublasLtGetVersion())
+        return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+    except (OSError, AttributeError):
+        wheels = (f"nvidia-cublas-cu{major}", "nvidia-cublas")
+        return next((v for v in map(_package_version, wheels) if v), UNKNOWN)
+
+
+def _package_version(name: str) -> str:
+    """Version of an installed package, empty without it. The package is not imported."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

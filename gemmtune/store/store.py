@@ -1,0 +1,290 @@
+"""Store: what was measured, kept in an SQLite file that many processes share.
+
+A file that cannot be used never stops a tuning: there is one warning, and what is measured stays in memory until the process ends.
+A damaged file is renamed, not deleted, and what can still be read of it goes into a new one.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import StoreError
+from ..settings import Settings
+from .database import BUSY_TIMEOUT_S, LOCK, Database
+from .exchange import Absorbed, absorb, read_json, write_json
+from .repair import ELSEWHERE, FAILURES, explain, is_damage, repair
+from .row import Limit, Row
+
+__all__ = ["Absorbed", "Health", "Limit", "Row", "Store", "open_store"]
+
+T = TypeVar("T")
+
+_IN_MEMORY = "Until then measurements are kept in memory and lost when this process ends."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The state of a store, for ``gemmtune doctor``.
+
+    ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or ``memory`` (all do). ``damaged_rows`` are left out of
+    every answer and replaced when their problem is tuned again. ``integrity`` is SQLite's own finding, ``ok`` for a whole file.
+    """
+
+    path: Path | None
+    state: str
+    detail: str
+    scopes: int
+    """Problems, counted once for each machine."""
+    rows: int
+    damaged_rows: int
+    size_bytes: int
+    journal_mode: str
+    integrity: str
+
+
+class Store:
+    """Rows by problem, machine and choice; limits by machine. May be used from several threads and across forks."""
+
+    def __init__(self, file: Database | None = None) -> None:
+        """A store over a file, or in memory only. Use ``open`` or ``open_store`` for files."""
+        self._file = file
+        self._path = file.path if file else None
+        self._memory = Database(None)
+        self._warned: set[str] = set()
+        self._trouble = ""
+
+    @classmethod
+    def open(cls, path: Path | str, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Store:
+        """The store in a file, made if it is missing (unless ``read_only``).
+
+        Raises:
+            StoreError: the file is missing, damaged, of a newer version, of another program, or cannot be reached.
+        """
+        path = Path(path)
+        if read_only and not os.path.exists(path):
+            raise StoreError(f"store: got {path}, which does not exist, expected a store file of gemmtune")
+        file = Database(path, read_only=read_only or _is_read_only(path), busy_timeout_s=busy_timeout_s)
+        with LOCK:
+            try:
+                file.connection()
+            except FAILURES as error:
+                raise StoreError(explain(path, error)) from error
+        return cls(file)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that the store was opened for."""
+        return self._path
+
+    @property
+    def writable(self) -> bool:
+        """What is put goes into the file."""
+        return self._file is not None and not self._file.read_only
+
+    def rows(self, key: str, fingerprint: str) -> dict[str, Row]:
+        """What is known of a problem (``Problem.key``) on a machine (``key.fingerprint_text``), by content hash.
+
+        The file is read again only after another process has written to it.
+        """
+        found = self._read(lambda database: database.rows_of(key, fingerprint))
+        return {row.content_hash: row for row in found}
+
+    def every_row(self) -> list[Row]:
+        """All rows of all problems and machines."""
+        return list({row.identity: row for row in self._read(lambda database: list(database.every_row()))}.values())
+
+    def fingerprints(self, key: str) -> list[str]:
+        """The machines on which a problem was measured, the latest first."""
+        return list(dict.fromkeys(self._read(lambda database: database.fingerprints(key))))
+
+    def put(self, rows: Iterable[Row]) -> None:
+        """Keep rows, replacing earlier ones of the same problem, machine and content hash: all of them or, at a kill, none."""
+        rows = list(rows)
+        if rows:
+            self._write(rows, [])
+
+    def limits(self, fingerprint: str) -> dict[str, float]:
+        """The measured limits of a machine by name, such as ``bandwidth_gbps``."""
+        return {limit.name: limit.value for limit in self._read(lambda database: list(database.limits(fingerprint)))}
+
+    def put_limits(self, fingerprint: str, limits: Mapping[str, float]) -> None:
+        """Keep measured limits of a machine, in the place of earlier ones of the same name."""
+        values = [Limit(fingerprint=fingerprint, name=name, value=value) for name, value in limits.items()]
+        if values:
+            self._write([], values)
+
+    def export_file(self, path: Path | str) -> int:
+        """Write all rows and limits to a JSON file; returns the number of rows. Raises StoreError if the file cannot be written."""
+        rows = self.every_row()
+        write_json(Path(path), rows, self._every_limit())
+        return len(rows)
+
+    def import_file(self, path: Path | str) -> Absorbed:
+        """Take in what ``export_file`` wrote; of two rows with the same identity the later measured one stays.
+
+        Raises:
+            StoreError: the file is not what ``export_file`` writes, or this store cannot be written. Nothing is taken in then.
+        """
+        return self._absorb(*read_json(Path(path)))
+
+    def merge(self, path: Path | str) -> Absorbed:
+        """Take in another store; of two rows with the same identity the later measured one stays. The other file is not changed.
+
+        Raises:
+            StoreError: the other file cannot be read, or this store cannot be written. Nothing is taken in then.
+        """
+        other = Store.open(path, read_only=True)
+        try:
+            return self._absorb(other.every_row(), other._every_limit())
+        finally:
+            other.close()
+
+    def health(self) -> Health:
+        """Look at the whole file. Takes as long as reading it."""
+        with LOCK:
+            looked = self._with_file(_look, writing=False)
+            scopes, rows, damaged, journal, integrity = looked if looked else _look(self._memory)
+            state = "memory" if self._file is None else "file" if self.writable else "read-only"
+            size = os.path.getsize(self._path) if self._path and os.path.exists(self._path) else 0
+        return Health(
+            path=self._path, state=state, detail=self._trouble, scopes=scopes, rows=rows, damaged_rows=damaged, size_bytes=size,
+            journal_mode=journal, integrity=integrity,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the file. A later use opens it again."""
+        with LOCK:
+            if self._file:
+                self._file.close()
+
+    def _every_limit(self) -> list[Limit]:
+        return list({(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}.values())
+
+    def _read(self, read: Callable[[Database], list[T]]) -> list[T]:
+        """What the file has, followed by what memory has."""
+        with LOCK:
+            found = self._with_file(read, writing=False) or []
+            if self._file and self._file.damaged:
+                self._warn(
+                    "damaged rows",
+                    f"store: got rows in {self._path} whose checksum does not fit, expected whole ones. They are passed over; "
+                    "tuning their problems again replaces them.",
+                )
+            return [*found, *read(self._memory)]
+
+    def _write(self, rows: list[Row], limits: list[Limit]) -> None:
+        def write(database: Database) -> bool:
+            with database.transaction():
+                database.write(rows, limits)
+            return True
+
+        with LOCK:
+            if not self._with_file(write, writing=True):
+                write(self._memory)
+
+    def _absorb(self, rows: list[Row], limits: list[Limit]) -> Absorbed:
+        with LOCK:
+            if self._file is None or self._file.read_only:
+                raise StoreError(self._trouble or _read_only_message(self._path))
+            try:
+                return absorb(self._file, rows, limits)
+            except FAILURES as error:
+                raise StoreError(explain(self._path, error)) from error
+
+    def _with_file(self, work: Callable[[Database], T], *, writing: bool) -> T | None:
+        """``work`` on the file; None, after a warning, where the file cannot be used for it."""
+        for first in (True, False):
+            if self._file is None:
+                return None
+            if writing and self._file.read_only:
+                self._degrade(_read_only_message(self._path))
+                return None
+            try:
+                return work(self._file)
+            except FAILURES as error:
+                if not (first and self._repair(error)):
+                    self._give_up(error, writing=writing)
+                    return None
+        return None
+
+    def _give_up(self, error: Exception, *, writing: bool) -> None:
+        """From now on do without the file, or without writing to it where it can still be read."""
+        assert self._file is not None
+        self._file.close()
+        if writing and not isinstance(error, StoreError) and not is_damage(error) and _is_readable(self._path):
+            self._file.read_only = True
+        else:
+            self._file = None
+        self._degrade(explain(self._path, error))
+
+    def _degrade(self, message: str) -> None:
+        """Remember what is wrong, and warn of the first thing that is: what follows from it needs no warning of its own."""
+        self._trouble = self._trouble or message
+        self._warn("file", f"{message} {_IN_MEMORY}")
+
+    def _repair(self, error: Exception) -> bool:
+        """Put a damaged file aside and go on with a new one that has what could be read; False if that is not possible."""
+        if self._file is None or self._file.read_only or not is_damage(error):
+            return False
+        try:
+            repaired = repair(self._file)
+        except FAILURES as second:
+            self._trouble = explain(self._path, second)
+            return False
+        if repaired is None:
+            return False
+        if repaired.moved_to is not None:
+            warnings.warn(
+                f"store: got a damaged file at {self._path} ({error}), expected a whole SQLite database. It is now "
+                f"{repaired.moved_to}, and a new store has taken its place with the {repaired.saved_rows} rows that could be read. "
+                "Delete the damaged file when you need it no more.",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        return True
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Warn once of each kind of trouble."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, RuntimeWarning, stacklevel=6)
+
+
+_stores: dict[Path, Store] = {}
+
+
+def open_store(settings: Settings) -> Store:
+    """The store of the settings, one for each file and process. A file that cannot be used costs one warning, never an error."""
+    path = settings.store_file.absolute()
+    with LOCK:
+        store = _stores.get(path)
+        if store is None:
+            store = _stores[path] = Store(Database(path, read_only=_is_read_only(path)))
+            store._with_file(Database.connection, writing=False)
+        return store
+
+
+def _look(database: Database) -> tuple[int, int, int, str, str]:
+    scopes, records = database.count()
+    whole = sum(1 for _ in database.every_row())
+    return scopes, whole, records - whole, database.pragma("journal_mode"), database.pragma("integrity_check(5)")
+
+
+def _read_only_message(path: Path | None) -> str:
+    return (
+        f"store: got {path}, which can be read but not written, expected a writable file in a writable folder. "
+        f"Give this user permission for both, {ELSEWHERE}."
+    )
+
+
+def _is_read_only(path: Path) -> bool:
+    return os.path.exists(path) and not (os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK))
+
+
+def _is_readable(path: Path | None) -> bool:
+    return path is not None and os.path.isfile(path) and os.access(path, os.R_OK)

@@ -1,0 +1,177 @@
+"""The store's file as such: what is in it, how it comes into being, how a damaged one is put away."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import filelock
+
+from ..errors import StoreError
+
+__all__ = ["SCHEMA", "VERSION", "check", "code_of", "connect", "create", "file_lock", "move_aside"]
+
+APPLICATION_ID = 0x67656D74
+"""``gemt``: tells our files from other SQLite databases."""
+VERSION = 1
+"""Version of the schema. A store of a higher version is refused: this code cannot know what its rows mean."""
+
+SCHEMA = f"""
+BEGIN;
+CREATE TABLE scopes (id INTEGER PRIMARY KEY, key TEXT NOT NULL, fingerprint TEXT NOT NULL, UNIQUE (key, fingerprint));
+CREATE TABLE measurements (
+    scope INTEGER NOT NULL REFERENCES scopes (id),
+    content_hash TEXT NOT NULL,
+    name TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    status TEXT NOT NULL,
+    time_us REAL,
+    error_over_bound REAL,
+    finalist INTEGER NOT NULL,
+    baseline INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    info TEXT NOT NULL,
+    measured_at TEXT NOT NULL,
+    checksum TEXT NOT NULL,
+    PRIMARY KEY (scope, content_hash)
+) WITHOUT ROWID;
+CREATE TABLE limits (
+    fingerprint TEXT NOT NULL,
+    name TEXT NOT NULL,
+    value REAL NOT NULL,
+    measured_at TEXT NOT NULL,
+    checksum TEXT NOT NULL,
+    PRIMARY KEY (fingerprint, name)
+) WITHOUT ROWID;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+
+_NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "afs",
+    "9p",
+    "fuse.",
+    "glusterfs",
+    "pvfs",
+    "orangefs",
+)
+_DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
+
+
+def connect(name: str, busy_timeout_s: float) -> sqlite3.Connection:
+    """A connection to a ``file:`` address or ``:memory:``, usable from every thread that holds ``database.LOCK``."""
+    connection = sqlite3.connect(name, timeout=busy_timeout_s, uri=True, isolation_level=None, check_same_thread=False)
+    # A damaged text shall be found by its checksum, not end a query in the middle.
+    connection.text_factory = lambda data: data.decode(errors="replace")
+    return connection
+
+
+def code_of(error: BaseException) -> int:
+    """SQLite's primary result code of an error, 0 if it is not one of SQLite's."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def check(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises StoreError unless the file is one of ours and of a version that we know."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        raise StoreError(
+            f"store: got {path}, an SQLite database of another program, expected one of gemmtune. "
+            "Set store_path (GEMMTUNE_STORE_PATH) to another file."
+        )
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise StoreError(
+            f"store: got schema version {version} in {path}, expected at most {VERSION}: a newer gemmtune wrote it. "
+            "Upgrade gemmtune, or set store_path (GEMMTUNE_STORE_PATH) to another file."
+        )
+
+
+def create(path: Path, busy_timeout_s: float) -> None:
+    """Make an empty store unless something is at the path already. It is whole before it gets its name, whoever else makes one.
+
+    Raises:
+        OSError: the folder or a file in it cannot be made.
+        sqlite3.Error: there is no space, for instance.
+    """
+    if _has_content(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(path, busy_timeout_s):
+        if _has_content(path):
+            return
+        new = path.with_name(f"{path.name}.new-{os.getpid()}")
+        new.unlink(missing_ok=True)
+        connection = connect(new.as_uri(), busy_timeout_s)
+        try:
+            # WAL: readers never wait, and a commit need not wait for the disk to survive a kill. It needs memory shared by all who
+            # use the file, which hosts that share a network file system do not have.
+            if not _on_network(path.parent):
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(SCHEMA)
+            connection.close()
+            for leftover in ("-wal", "-shm", "-journal"):
+                # The journal of a file that is gone would be played into the new one.
+                path.with_name(path.name + leftover).unlink(missing_ok=True)
+            new.replace(path)
+        finally:
+            connection.close()
+            new.unlink(missing_ok=True)
+
+
+def file_lock(path: Path, timeout_s: float) -> filelock.BaseFileLock:
+    """The lock under which the file at the path is made or put away. filelock.Timeout, an OSError, after ``timeout_s``."""
+    return filelock.FileLock(f"{path}.lock", timeout=timeout_s)
+
+
+def move_aside(path: Path) -> Path | None:
+    """Rename a damaged store with its journals to ``<name>.corrupt-<n>``, the first n that is free. Call under ``file_lock``.
+
+    Returns None, and moves nothing, for a file whose name is not that of a database: it may be something else that a setting
+    names by mistake.
+    """
+    if path.suffix not in _DATABASE_SUFFIXES:
+        return None
+    number = 1
+    while any(path.with_name(f"{path.name}.corrupt-{number}{end}").exists() for end in ("", "-wal")):
+        number += 1
+    moved = path.with_name(f"{path.name}.corrupt-{number}")
+    # The journals first: were they left at a kill in between, they would be played into the next database of this name.
+    for end in ("-wal", "-shm", "-journal", ""):
+        part = path.with_name(path.name + end)
+        if part.exists():
+            part.replace(moved.with_name(moved.name + end))
+    return moved
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.st_size > 0
+
+
+def _on_network(folder: Path) -> bool:
+    """Does the folder lie on a file system that several hosts can write? By Linux's list of mounts; no where there is none."""
+    mounts = Path("/proc/self/mounts")
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+        target = str(folder.resolve())
+    except OSError:
+        return False
+    kinds: dict[str, str] = {}
+    for line in lines:
+        _, mount, kind, *_ = line.split(" ")
+        kinds[mount.replace("\\040", " ")] = kind
+    best = max((m for m in kinds if target == m or target.startswith(m.rstrip("/") + "/")), key=len, default="")
+    return kinds.get(best, "").startswith(_NETWORK_FILE_SYSTEMS)

@@ -1,0 +1,55 @@
+"""Under what conditions a process measures: flags, threads and garbage as they should be, and the device to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import filelock
+import torch
+
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..problem.flags import precision_scope
+from ..settings import Settings
+
+__all__ = ["conditions", "device_to_itself"]
+
+log = logging.getLogger("gemmtune")
+
+LOCK_SHARE = 0.5
+"""The share of ``choice_timeout_s`` for which a measurement waits until another process has finished its own."""
+
+
+@contextlib.contextmanager
+def conditions(problem: Problem, device: DeviceInfo) -> Iterator[None]:
+    """The problem's precision, no gradients, the device current, and as many threads as the device's facts say."""
+    threads = torch.get_num_threads()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(precision_scope(problem))
+        stack.enter_context(torch.no_grad())
+        if device.type != "cpu":
+            stack.enter_context(torch.cuda.device(device.torch_device))
+        elif device.threads and device.threads != threads:
+            torch.set_num_threads(device.threads)
+            stack.callback(torch.set_num_threads, threads)
+        yield
+
+
+@contextlib.contextmanager
+def device_to_itself(settings: Settings, device: DeviceInfo) -> Iterator[None]:
+    """Keep other processes of gemmtune from measuring on this device at the same time, so far as a lock can be had."""
+    folder = settings.folder / "locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / f"measure-{device.type}{device.index}.lock")
+        lock.acquire(timeout=LOCK_SHARE * settings.choice_timeout_s, poll_interval=0.01)
+    except (OSError, filelock.Timeout) as error:
+        log.debug("measuring without the lock: %s", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,137 @@
+"""The limits of this machine, measured: memory bandwidth and arithmetic rates, by which results are judged.
+
+Names and units: ``bandwidth_gbps`` in 1e9 bytes/s; ``float32_gflops``, ``tf32_gflops``, … in 1e9 operations/s, where a multiply-add
+counts two. All are the best of several short samples: limits, not averages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ..backends.table import load
+from ..device import MIB, DeviceInfo
+from ..numerics.operands import random_operands
+from ..problem import Precision, Problem
+from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
+from ..problem.flags import precision_scope
+from ..settings import current
+from .fma import fma_gflops
+from .timer import timing_event
+
+__all__ = ["limit_names", "limit_us", "measure_limits"]
+
+SAMPLES_S = 0.15
+"""How long each limit is sampled."""
+GPU_COPY_BYTES = 1024 * MIB
+GPU_SIZE = {"float64": 4096, "float32": 4096}
+LARGEST_GPU_SIZE = 8192
+"""M = N = K of the product that measures a GPU's rate: large enough to keep every multiprocessor busy for several waves."""
+CPU_SIZE = 1024
+
+
+def limit_names(dtype_label: str) -> tuple[str, str]:
+    """The limits that concern a problem with that ``Problem.dtype_label``."""
+    return ("bandwidth_gbps", f"{dtype_label}_gflops")
+
+
+def limit_us(problem: Problem, limits: Mapping[str, float]) -> float | None:
+    """The least time of a problem in µs: max(bytes / bandwidth, flops / rate). None where a limit is missing."""
+    bandwidth, rate = (limits.get(name) for name in limit_names(problem.dtype_label))
+    if not bandwidth or not rate:
+        return None
+    return max(problem.bytes / bandwidth, problem.flops / rate) / 1e3
+
+
+def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Measure what concerns problems with that label and is not among ``known``. Takes about a second at most.
+
+    The bandwidth is that of reading (CPU, all threads) or the better of reading and copying (GPU, bytes read and written). The rate
+    is that of bare fused multiply-adds on a CPU (float16 and 8-bit floats count as float32, in which they have to be accumulated),
+    or of the largest product that torch computes where that is faster or there is no C++ compiler, as on a GPU.
+    """
+    bandwidth, rate = limit_names(dtype_label)
+    found: dict[str, float] = {}
+    if bandwidth not in (known or {}):
+        found[bandwidth] = _cpu_bandwidth(device) if device.type == "cpu" else _gpu_bandwidth(device)
+    if rate not in (known or {}):
+        found[rate] = _cpu_rate(device, dtype_label) if device.type == "cpu" else _product_gflops(device, dtype_label)
+    return found
+
+
+def _cpu_bandwidth(device: DeviceInfo) -> float:
+    numbers = torch.ones(4 * device.last_level_cache_bytes // 4)
+    return numbers.nbytes / (_best_s(numbers.amax) * 1e9)
+
+
+def _gpu_bandwidth(device: DeviceInfo) -> float:
+    free, _ = torch.cuda.mem_get_info(device.torch_device)
+    size = min(GPU_COPY_BYTES, free // 8)
+    source = torch.zeros(size // 4, device=device.torch_device)
+    target = torch.empty_like(source)
+    copy_s = _best_gpu_s(lambda: target.copy_(source))
+    read_s = _best_gpu_s(source.amax)
+    return max(2 * source.nbytes / copy_s, source.nbytes / read_s) / 1e9
+
+
+def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
+    if dtype_label in ("float16", "float32", *map(dtype_name, FLOAT8)):
+        bare, product = fma_gflops(device, "float"), _product_gflops(device, "float32")
+    elif dtype_label == "float64":
+        bare, product = fma_gflops(device, "double"), _product_gflops(device, "float64")
+    else:
+        bare, product = fma_gflops(device, "float"), _product_gflops(device, dtype_label)
+    return max(bare or 0.0, product)
+
+
+def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:
+    """The rate of torch's own operation on a square product. Of random numbers: a GPU multiplies zeros faster, for less power."""
+    problem = _square(dtype_label, "cpu" if device.type == "cpu" else "cuda")
+    choice = next(c for c in load("aten").enumerate(problem, device, current()).choices if c.baseline)
+    run, x = choice.build().run, random_operands(problem, device.torch_device, seed=0)
+    best = _best_s if device.type == "cpu" else _best_gpu_s
+    with precision_scope(problem), torch.no_grad():
+        return problem.flops / (best(lambda: run(x.out, x.a, x.b, None, 1, 0, x.trailing)) * 1e9)
+
+
+def _square(dtype_label: str, kind: str) -> Problem:
+    """A square product of operands with that ``Problem.dtype_label``."""
+    size = CPU_SIZE if kind == "cpu" else GPU_SIZE.get(dtype_label, LARGEST_GPU_SIZE)
+    if dtype_label == "int8":
+        return Problem.int_mm(size, size, size, device_type=kind)
+    for dtype in FLOAT8:
+        if dtype_label == dtype_name(dtype):
+            return Problem.scaled_mm(size, size, size, dtype=dtype, dtype_b=torch.float8_e4m3fn, device_type=kind)
+    precision = Precision(input_mode="tf32") if dtype_label == "tf32" else Precision()
+    dtype = torch.float32 if dtype_label == "tf32" else parse_dtype(dtype_label)
+    return Problem.mm(size, size, size, dtype=dtype, device_type=kind, precision=precision)
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    work()
+    best = float("inf")
+    end = time.perf_counter() + SAMPLES_S
+    while time.perf_counter() < end or best == float("inf"):
+        begun = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - begun)
+    return best
+
+
+def _best_gpu_s(work: Callable[[], object]) -> float:
+    """Ten calls are in flight at a time, so that their launches do not count."""
+    work()
+    events = [timing_event() for _ in range(11)]
+    best = float("inf")
+    end = time.perf_counter() + SAMPLES_S
+    while time.perf_counter() < end or best == float("inf"):
+        events[0].record()
+        for event in events[1:]:
+            work()
+            event.record()
+        events[-1].synchronize()
+        best = min(best, *(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)))
+    return best

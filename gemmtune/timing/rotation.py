@@ -1,0 +1,86 @@
+"""Sets of operands that calls take in turn, so that a measurement finds them in memory and not in a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..choice import Choice
+from ..device import MIB, DeviceInfo
+from ..numerics.operands import Operands, allocate, flat, random_operands
+from ..problem import Layout, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Rotation", "set_count"]
+
+CPU_CACHES = 4.0
+"""The sets together are this many times the last-level cache: with less, part of an operand survives a round of contenders, each
+of which is somewhere else in the rotation."""
+GPU_CACHES = 8.0
+"""More on a GPU: the time of one kernel differs by up to 7% from process to process, and many places in memory leave less of that
+to chance."""
+MOST_SETS = 256
+"""Filling more costs longer than it tells: operands that small are fast to fetch, and launches dominate."""
+CPU_BUDGET_BYTES = 1024 * MIB
+GPU_BUDGET_SHARE = 0.25
+"""Of the free device memory: the verifier and the program that is being tuned need the rest."""
+SEED = 20
+OPTIONAL = ("c", "d", "inp", "scale_a", "scale_b", "zero_b")
+"""The operands that a problem may not have."""
+
+
+def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
+    """How many operand sets of ``set_bytes`` to take turns with: ``least_bytes`` in all, as the memory allows; at least 1."""
+    wanted = least_bytes // max(set_bytes, 1) + 1
+    return max(1, min(wanted, MOST_SETS, budget_bytes // max(set_bytes, 1)))
+
+
+class Rotation:
+    """The operand sets of one problem on one device: random numbers, equal in all sets, in memory that no two of them share."""
+
+    def __init__(self, problem: Problem, device: DeviceInfo) -> None:
+        target = device.torch_device
+        caches = CPU_CACHES if device.type == "cpu" else GPU_CACHES
+        count = set_count(problem.bytes, int(caches * device.last_level_cache_bytes), _budget_bytes(target))
+        first = random_operands(problem, target, seed=SEED)
+        self.sets: tuple[Operands, ...] = (first, *(_copy(first) for _ in range(count - 1)))
+        self._packed: dict[str, tuple[Operands, ...]] = {}
+
+    def for_choice(self, choice: Choice) -> Sequence[Operands]:
+        """The sets as that choice wants them: b packed if it has a packed format (once for all choices of one format)."""
+        name = choice.packed_format
+        if name is None:
+            return self.sets
+        if name not in self._packed:
+            self._packed[name] = tuple(dataclasses.replace(s, b=choice.pack(s.b)) for s in self.sets)
+        return self._packed[name]
+
+
+def _budget_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return CPU_BUDGET_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(GPU_BUDGET_SHARE * free)
+
+
+def _copy(operands: Operands) -> Operands:
+    optional: dict[str, Any] = {name: _copy_tensor(t) for name in OPTIONAL if (t := getattr(operands, name)) is not None}
+    return dataclasses.replace(
+        operands,
+        a=_copy_tensor(operands.a),
+        b=_copy_tensor(operands.b),
+        out=_copy_tensor(operands.out),
+        extra=tuple(_copy_tensor(t) for t in operands.extra),
+        **optional,
+    )
+
+
+def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the same layout; copied as memory, because a layout with stride 0 cannot be written element by element."""
+    copy = allocate(Layout.of(tensor), tensor.device)
+    flat(copy).copy_(flat(tensor))
+    return copy

@@ -1,0 +1,67 @@
+"""Locks between processes: who finds a problem being tuned by somebody else waits for the answer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+
+from ..settings import Settings
+
+__all__ = ["tuning_lock"]
+
+log = logging.getLogger("gemmtune")
+
+_warned: set[Path] = set()
+
+
+@contextmanager
+def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
+    """Hold the right to tune a problem (``Problem.key``) on a machine (``key.fingerprint_text``).
+
+    Waits while another process or thread holds it, after one INFO line and a call of ``on_wait``. The value is whether it waited:
+    the store then probably has the answer. The system releases the lock of a process that dies. Where the folder takes no lock
+    there is one warning and no lock: the worst is that two processes measure the same.
+    """
+    folder = settings.folder / "locks"
+    name = hashlib.blake2b(f"{key}\n{fingerprint}".encode(), digest_size=16).hexdigest()
+    lock = filelock.FileLock(folder / f"{name}.lock")
+    try:
+        waited = _acquire(lock, folder, on_wait)
+    except (OSError, NotImplementedError) as error:
+        _warn(folder, error)
+        yield False
+        return
+    try:
+        yield waited
+    finally:
+        lock.release()
+
+
+def _acquire(lock: filelock.BaseFileLock, folder: Path, on_wait: Callable[[], None] | None) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        log.info("another process tunes this problem: waiting for its answer (%s)", lock.lock_file)
+        if on_wait is not None:
+            on_wait()
+        lock.acquire()
+        return True
+    return False
+
+
+def _warn(folder: Path, error: Exception) -> None:
+    if folder not in _warned:
+        _warned.add(folder)
+        warnings.warn(
+            f"locks: got {error} in {folder}, expected a folder that takes lock files. Give this user permission to write it, or "
+            "set cache_dir (GEMMTUNE_CACHE_DIR) to another folder. Until then two processes may tune the same problem at once.",
+            RuntimeWarning,
+            stacklevel=5,
+        )

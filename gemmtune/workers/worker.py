@@ -1,0 +1,212 @@
+"""A worker process: runs functions that may hang, crash or ruin their CUDA context, so that the caller's process does not.
+
+    worker = Worker()
+    worker.call(module.function, argument, timeout_s=60)
+
+Function and arguments travel by pickle, so the function is a module's own and the modules are found by the parent's ``sys.path``.
+The parent's main module is never imported: programs need no ``if __name__ == "__main__"`` guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import pkgutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import GemmtuneError, UnavailableError
+
+__all__ = ["ALIAS", "Elsewhere", "Worker", "WorkerCrashed", "WorkerTimedOut"]
+
+T = TypeVar("T")
+
+START_TIMEOUT_S = 180.0
+"""Importing torch takes seconds, and many of them where every core is importing it."""
+DEATH_CHECK_S = 0.25
+"""How often a waiting parent looks whether the child still lives: another process may hold the child's end of the pipe open."""
+ALIAS = "gemmtune_here"
+"""The name of this installation in a worker that has another one as ``gemmtune``."""
+TAIL_BYTES = 4000
+"""How much of the end of the child's stderr goes into the reason of a crash."""
+
+
+class WorkerCrashed(GemmtuneError, RuntimeError):
+    """The worker process died while it worked. ``reason`` has its signal or exit status and the end of its stderr."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class WorkerTimedOut(GemmtuneError, RuntimeError):
+    """The worker process did not answer within the time allowed and was killed."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class Worker:
+    """A child process with a process group of its own, which ends when its parent does.
+
+    The constructor returns at once; the first ``call`` waits until the child has imported what it needs. A worker that crashed,
+    timed out or was interrupted is dead for good (``alive`` is False): make another one. Calls from several threads take turns.
+
+    Args:
+        gpu: False hides every GPU from the child: compilation then cannot create a CUDA context by accident.
+        installation: a folder that has another gemmtune. It is what the child imports by that name; this one is there as
+            ``ALIAS``, and jobs travel as ``Elsewhere``.
+    """
+
+    def __init__(self, *, gpu: bool = True, installation: str | None = None) -> None:
+        if not sys.executable:
+            raise UnavailableError(
+                "worker process: got an empty sys.executable, expected the path of a Python interpreter; "
+                "set tune_in_subprocess=False to tune in this process"
+            )
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
+        self._owner = os.getpid()
+        self._ready = False
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        # Appending lets the parent empty the file before each job: what is in it then belongs to the job at hand.
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
+        self._connection, child_end = Pipe()
+        with child_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _start_code(child_end.fileno(), gpu, installation)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=(child_end.fileno(),),
+                start_new_session=True,
+            )
+        self.alive = True
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, which is its process group too."""
+        return self._process.pid
+
+    def call(self, function: Callable[..., T], *args: object, timeout_s: float) -> T:
+        """``function(*args)``, run in the child.
+
+        Raises:
+            WorkerTimedOut: no answer within ``timeout_s`` seconds; the child and all it started were killed.
+            WorkerCrashed: the child died.
+            Exception: what the function raised (a RuntimeError with its type and text, if it cannot be pickled).
+        """
+        # Pickled outside of the lock and before anything is sent: an argument that cannot be pickled harms no worker.
+        job = pickle.dumps((function, args, timeout_s))
+        with self._lock:
+            if not self.alive:
+                raise WorkerCrashed("the worker process has ended already")
+            try:
+                self._wait_until_ready()
+                os.ftruncate(self._stderr.fileno(), 0)
+                self._connection.send_bytes(job)
+                answer = self._receive(timeout_s)
+            except (EOFError, OSError) as error:
+                raise WorkerCrashed(self._bury()) from error
+            except BaseException:  # time-outs and Ctrl-C: the child is in the midst of something
+                self.close()
+                raise
+        result: T = _unpack(answer)
+        return result
+
+    def close(self) -> None:
+        """Kill the child and everything that it started, at once. Not for use while another thread's call is under way."""
+        self.abort()
+        if self._owner == os.getpid():
+            with self._ending:
+                self._process.wait()
+            self._connection.close()
+            self._stderr.close()
+
+    def abort(self) -> None:
+        """Kill the child from any thread; a call that is under way in another thread raises WorkerCrashed."""
+        if self._owner != os.getpid():  # a fork of the parent: the child is not ours
+            return
+        with self._ending, contextlib.suppress(ProcessLookupError, PermissionError):
+            self.alive = False
+            if self._process.returncode is None:  # not reaped: the group's number is still its own
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _wait_until_ready(self) -> None:
+        if not self._ready:
+            self._receive(START_TIMEOUT_S)
+            self._ready = True
+
+    def _receive(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        while not self._connection.poll(min(DEATH_CHECK_S, max(0.0, deadline - time.monotonic()))):
+            if self._exited() and not self._connection.poll():
+                raise EOFError
+            if time.monotonic() >= deadline:
+                raise WorkerTimedOut(f"no answer within {timeout_s:g} s")
+        return self._connection.recv_bytes()
+
+    def _exited(self) -> bool:
+        """Without reaping it: the process group's number must stay taken until ``close`` has used it."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _bury(self) -> str:
+        """End a child that closed its end of the pipe; how it died, for the reason."""
+        deadline = time.monotonic() + 2.0
+        while not self._exited() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        size = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").strip()
+        self.close()
+        status = self._process.returncode
+        died = f"died by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return f"worker process {died}" + (f"; the end of its output:\n{tail}" if tail else "")
+
+
+class Elsewhere:
+    """A function of this package by module and name: ``selector.timing.timer:median_margin``. Unpickled in a worker with another
+    installation it is the function of this installation, whatever that other one has."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return (pkgutil.resolve_name, (f"{ALIAS}.{self.name}",))
+
+    def __call__(self, *_: object) -> Any:
+        """What is called is what this unpickles to, not this."""
+        raise TypeError(f"{self.name}: got a call in the process that made it, expected one through Worker.call")
+
+
+def _start_code(fd: int, gpu: bool, installation: str | None) -> str:
+    """The child's program: GPUs are hidden before torch is imported, and modules are found where the parent finds them."""
+    path = [*([installation] if installation else []), *(str(entry) or os.getcwd() for entry in sys.path)]
+    package, alias = "gemmtune", ""
+    if installation:  # a package without its __init__: what that does when imported, it would do twice in this process
+        package = ALIAS
+        alias = f"sys.modules[{ALIAS!r}] = ours = type(sys)({ALIAS!r}); ours.__path__ = [{str(Path(__file__).parents[1])!r}]; "
+    hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
+    start = f"{alias}from {package}.workers.child import main; main({fd}, {os.getpid()})"
+    return f"import os, sys; {hide}sys.path[:] = {path!r}; {start}"
+
+
+def _unpack(answer: bytes) -> Any:
+    ok, payload, text = pickle.loads(answer)
+    try:
+        value = pickle.loads(payload)
+    except Exception as error:
+        raise RuntimeError(text or f"the answer of the worker process cannot be read: {error}") from error
+    if ok:
+        return value
+    raise value
