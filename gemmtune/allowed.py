@@ -24,6 +24,10 @@ class FilterSettings:
     deny: str
     cap: str
 
+    def covers(self, backend: str) -> bool:
+        """Whether the row is about the choices of that backend."""
+        return self.backends is None or backend in self.backends
+
 
 FILTERS: tuple[FilterSettings, ...] = (
     FilterSettings(
@@ -56,7 +60,7 @@ def why_not_allowed(name: str, allow: str | None, deny: str | None, names: tuple
 def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> str | None:
     """Why the settings leave out the backend's choice of this name, or None."""
     for row in rows:
-        if row.backends is None or backend in row.backends:
+        if row.covers(backend):
             reason = why_not_allowed(name, getattr(settings, row.allow), getattr(settings, row.deny), (row.allow, row.deny))
             if reason is not None:
                 return reason

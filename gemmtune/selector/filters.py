@@ -144,7 +144,7 @@ def nothing_left(offers: Offers, settings: Settings, rows: Sequence[FilterSettin
     offers = _large_enough(offers, settings, rows)
     texts = []
     for row in rows:
-        offered = Offers(choices=[choice for choice in offers.choices if choice.backend in (row.backends or BACKENDS)])
+        offered = Offers(choices=[choice for choice in offers.choices if row.covers(choice.backend)])
         allow, deny, names = getattr(settings, row.allow), getattr(settings, row.deny), (row.allow, row.deny)
         allowed = by_regex(offered, allow, None, names=names)
         if offered.choices and not allowed.choices:
@@ -164,7 +164,7 @@ def _large_enough(offers: Offers, settings: Settings, rows: Sequence[FilterSetti
 
 
 def _templates(row: FilterSettings) -> list[str]:
-    return [backend for backend in row.backends or BACKENDS if backend in TEMPLATES]
+    return [backend for backend in BACKENDS if backend in TEMPLATES and row.covers(backend)]
 
 
 def without(offers: Offers, reason: Callable[[Choice], str | None]) -> Offers:

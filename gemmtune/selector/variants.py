@@ -58,7 +58,7 @@ def _within_caps(variants: Iterable[Choice], outcomes: Mapping[str, Outcome], se
     tried = Counter(outcome.backend for outcome in outcomes.values())
     kept: list[Choice] = []
     for choice in variants:
-        caps = [getattr(settings, row.cap) for row in FILTERS if choice.backend in row.backends]
+        caps = [getattr(settings, row.cap) for row in FILTERS if row.covers(choice.backend)]
         if all(cap is None or tried[choice.backend] < cap for cap in caps):
             tried[choice.backend] += 1
             kept.append(choice)
