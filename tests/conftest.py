@@ -1,4 +1,8 @@
-"""What every test starts from: a cache folder of the run's own, so that no test reads or writes the user's, and Ctrl-C at work."""
+"""What every test starts from: a cache folder of the run's own, compiled kernels that the whole run shares, and Ctrl-C at work.
+
+``GEMMTUNE_CACHE_DIR=FOLDER pytest`` takes compiled kernels from that folder and leaves new ones there for the next run; a store
+that is there is neither read nor written.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import parallel
 import pytest
+from interpreter import Run, interpreting_process
+from parallel import pytest_runtest_protocol, pytest_xdist_auto_num_workers
 
 from gemmtune import settings
 
-_made_here = "GEMMTUNE_CACHE_DIR" not in os.environ
-if _made_here:
-    os.environ["GEMMTUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="gemmtune-tests-")
+__all__ = ["interpreted", "own_store", "pytest_runtest_protocol", "pytest_xdist_auto_num_workers"]
+
+if parallel.WORKER is None:
+    _kept = os.environ.get("GEMMTUNE_CACHE_DIR")
+    _folder = Path(tempfile.mkdtemp(prefix="gemmtune-tests-"))
+    parallel.share_kernels(_folder / "cache", Path(_kept) if _kept else _folder / "kernels")
+    os.environ["GEMMTUNE_CACHE_DIR"] = str(_folder / "cache")
     settings.from_environment.cache_clear()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
@@ -24,8 +35,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's sc
 
 def pytest_unconfigure() -> None:
     """Remove the run's cache folder."""
-    if _made_here:
-        shutil.rmtree(os.environ["GEMMTUNE_CACHE_DIR"], ignore_errors=True)
+    if parallel.WORKER is None:
+        shutil.rmtree(_folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -34,3 +45,10 @@ def own_store(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "store.sqlite"
     with settings.patch(store_path=str(path), tune_in_subprocess=False):
         yield path
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Iterator[Run]:
+    """``interpreted(function, *args, **kwargs)`` calls an importable function in a process whose Triton interprets."""
+    with interpreting_process() as run:
+        yield run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,20 +16,13 @@ from gemmtune.problem.trace import trace
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 
 import triton_jobs
-from interpreter import Run, interpreting_process
+from interpreter import Run
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PLAIN = Config(block_m=16, block_n=32, block_k=16, stages=1, warps=1)
 SPLIT = Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1, split_k=3)
 GROUPED = Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1, group_m=2)
 CONFIGS = [PLAIN, SPLIT]
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Run]:
-    """Runs a function of triton_jobs in a process whose Triton interprets."""
-    with interpreting_process() as run:
-        yield run
 
 
 def _name(value: object) -> str | None:

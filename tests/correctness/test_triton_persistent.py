@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,20 +20,13 @@ from gemmtune.problem.trace import trace
 pytest.importorskip("triton", reason="the interpreter and the compiler are Triton's")
 
 import triton_jobs
-from interpreter import Run, interpreting_process
+from interpreter import Run
 
 CONFIGS = [
     Config(block_m=32, block_n=16, block_k=16, stages=2, warps=4, group_m=2),
     Config(block_m=128, block_n=256, block_k=64, stages=2, warps=8),
 ]
 """The second one stores its tile in two halves."""
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Run]:
-    """Runs a function of triton_jobs in a process whose Triton interprets."""
-    with interpreting_process() as run:
-        yield run
 
 
 def _errors(interpreted: Run, problem: Problem, *, nan_inp: bool = False) -> float:

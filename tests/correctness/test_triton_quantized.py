@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -21,6 +17,7 @@ from gemmtune.problem.trace import trace
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 
 import triton_quantized_jobs as jobs
+from interpreter import Run
 from quantized_cases import mixed_operands
 
 PLAIN = Config(block_m=16, block_n=32, block_k=32, stages=1, warps=1)
@@ -28,18 +25,6 @@ SPLIT = replace(PLAIN, split_k=2)
 WORDS = WordsConfig(block_m=16, block_n=32, block_k=64, stages=1, warps=1)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CPU: dict[str, Any] = {"device_type": "cpu"}
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Run]:
-    """Runs a function of triton_quantized_jobs in a process whose Triton interprets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            pool.submit(os.getpid).result()
-            yield lambda function, *args: pool.submit(function, *args).result()
 
 
 def assert_right(run: Run, problem: Problem, *configs: Config) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +22,7 @@ from gemmtune.problem.trace import trace
 pytest.importorskip("triton", reason="the interpreter and the compiler are Triton's")
 
 import triton_jobs
-from interpreter import Run, interpreting_process
+from interpreter import Run
 
 SWAPPED = [
     Config(block_m=64, block_n=16, block_k=32, stages=1, warps=4),
@@ -35,13 +35,6 @@ VECTOR = [
 FAMILIES = [(triton_jobs.swapped, SWAPPED), (triton_jobs.vector, VECTOR)]
 Family = tuple[triton_jobs.Family, list[Config]]
 families = pytest.mark.parametrize("family", FAMILIES, ids=["swapped", "vector"])
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Run]:
-    """Runs a function of triton_jobs in a process whose Triton interprets."""
-    with interpreting_process() as run:
-        yield run
 
 
 @families

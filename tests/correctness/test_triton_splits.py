@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from gemmtune.toolchain.compiled import CompiledChoice
 pytest.importorskip("triton", reason="the interpreter and the compiler are Triton's")
 
 import triton_jobs
-from interpreter import Run, interpreting_process
+from interpreter import Run
 
 STREAMED = [
     StreamConfig(block_m=32, block_n=16, block_k=16, stages=1, warps=4),
@@ -44,13 +44,6 @@ FAMILIES: dict[str, tuple[triton_jobs.Family, list[Any]]] = {
     "decompose": (triton_jobs.decomposed, WHOLE),
 }
 families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Run]:
-    """Runs a function of triton_jobs in a process whose Triton interprets."""
-    with interpreting_process() as run:
-        yield run
 
 
 def _errors(interpreted: Run, family: str, problem: Problem, *, nan_inp: bool = False) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,18 +19,11 @@ from gemmtune.problem.trace import trace
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 
 import triton_jobs
-from interpreter import Run, interpreting_process
+from interpreter import Run
 
 PLAIN = Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 WIDE = Config(block_m=32, block_n=32, block_k=32, stages=2, warps=4, group_m=2)
 SPLITS = tuple(Config(block_m=16, block_n=32, block_k=16, stages=1, warps=1, split_k=split) for split in (2, 3, 5))
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Run]:
-    """Runs a function of triton_jobs in a process whose Triton interprets."""
-    with interpreting_process() as run:
-        yield run
 
 
 def _problem(dtype: torch.dtype, layout: str, k: int = 40, k2: int = 21) -> Problem:

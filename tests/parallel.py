@@ -1,0 +1,66 @@
+"""The processes of one test run: how many, what they share, and the tests beside which no other may run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+__all__ = ["COMPILED", "WORKER", "pytest_runtest_protocol", "pytest_xdist_auto_num_workers", "share_kernels", "turn"]
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+"""The name of this process among those that run tests; None in the one that starts them, and where it runs them itself."""
+COMPILED = ("cpp", "cuda", "cutlass", "limits", "triton")
+"""The folders of a cache folder that hold compiled kernels, each under a name that says what it was made of and by what."""
+MOST_PROCESSES = 16
+GPU_BYTES = 6 << 30
+"""What one process may need of a GPU's memory."""
+FEW_FILES = 4
+"""So many files are run by the process that was started: others would need longer to import torch."""
+
+
+def share_kernels(folder: Path, kernels: Path) -> None:
+    """Make ``folder`` a cache folder with a store of its own, whose compiled kernels are those of ``kernels``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COMPILED:
+        (kernels / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to((kernels / name).resolve(), target_is_directory=True)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process for each core, as far as the GPU's memory goes; none but this one for a file or two, given by name."""
+    if len(config.args) <= FEW_FILES and all(".py" in argument for argument in config.args):
+        return 0
+    count = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    if torch.cuda.is_available():
+        count = min(count, torch.cuda.get_device_properties(0).total_memory // GPU_BYTES)
+    # Each process compiles by itself then: one that starts compilers for all cores would take them from the others.
+    os.environ.setdefault("GEMMTUNE_COMPILE_THREADS", str(max(1, len(os.sched_getaffinity(0)) // max(1, count))))
+    return max(1, count)
+
+
+@contextmanager
+def turn(folder: Path, *, alone: bool) -> Iterator[None]:
+    """Wait for a turn among the processes that share ``folder``: ``alone``, beside nobody's, or beside all that are not alone.
+
+    Whoever waits to be alone keeps the gate, so that no further turn begins and those that go on come to an end.
+    """
+    with (folder / "gate").open("w") as gate, (folder / "turn").open("w") as turns:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked ``alone`` runs beside no other of the run; no test's time limit counts the wait."""
+    if WORKER is None:
+        return (yield)
+    with turn(Path(os.environ["GEMMTUNE_CACHE_DIR"]), alone=item.get_closest_marker("alone") is not None):
+        return (yield)

@@ -1,0 +1,94 @@
+"""The processes of one run of the tests: what they share, and who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from parallel import pytest_xdist_auto_num_workers, share_kernels, turn
+
+WAIT_S = 30
+SOON_S = 0.2
+
+
+class Other:
+    """A turn of somebody else, in a thread: wanted at once, ended by ``end``."""
+
+    def __init__(self, folder: Path, *, alone: bool) -> None:
+        self.begun, self._ends = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._take, args=(folder, alone))
+        self._thread.start()
+
+    def _take(self, folder: Path, alone: bool) -> None:
+        with turn(folder, alone=alone):
+            self.begun.set()
+            self._ends.wait(WAIT_S)
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def other(folder: Path, *, alone: bool) -> Iterator[Other]:
+    made = Other(folder, alone=alone)
+    yield made
+    made.end()
+
+
+def test_turns_go_on_beside_each_other(tmp_path: Path) -> None:
+    with other(tmp_path, alone=False) as one, other(tmp_path, alone=False) as two:
+        assert one.begun.wait(WAIT_S)
+        assert two.begun.wait(WAIT_S)
+
+
+def test_who_is_alone_waits_for_all_and_keeps_those_that_come_later_waiting(tmp_path: Path) -> None:
+    with other(tmp_path, alone=False) as running:
+        assert running.begun.wait(WAIT_S)
+        with other(tmp_path, alone=True) as timing:
+            assert not timing.begun.wait(SOON_S)
+            with other(tmp_path, alone=False) as later:
+                assert not later.begun.wait(SOON_S)
+                running.end()
+                assert timing.begun.wait(WAIT_S)
+                assert not later.begun.wait(SOON_S)
+                timing.end()
+                assert later.begun.wait(WAIT_S)
+
+
+def test_two_cannot_be_alone(tmp_path: Path) -> None:
+    with other(tmp_path, alone=True) as one:
+        assert one.begun.wait(WAIT_S)
+        with other(tmp_path, alone=True) as two:
+            assert not two.begun.wait(SOON_S)
+            one.end()
+            assert two.begun.wait(WAIT_S)
+
+
+def test_kernels_are_shared_and_the_store_is_not(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        share_kernels(tmp_path / name, tmp_path / "kernels")
+    (tmp_path / "one" / "cpp" / "kernel.so").write_text("compiled")
+    (tmp_path / "one" / "store.sqlite").write_text("measured")
+    assert (tmp_path / "two" / "cpp" / "kernel.so").read_text() == "compiled"
+    assert not (tmp_path / "two" / "store.sqlite").exists()
+    assert not (tmp_path / "kernels" / "store.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cores", "expected"),
+    [(["tests"], 2, 2), (["tests/unit"], 64, 16), (["tests/unit/test_parallel.py::test_x"], 8, 0), (["a.py"] * 5, 8, 8)],
+    ids=["all", "many-cores", "one-file", "many-files"],
+)
+def test_processes(arguments: list[str], cores: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("GEMMTUNE_COMPILE_THREADS", "1")
+    config = cast("Any", SimpleNamespace(args=arguments))
+    assert pytest_xdist_auto_num_workers(config) == expected
