@@ -16,8 +16,8 @@ from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.problem import FLOAT_OPS
-from ..selector.candidates import Candidates, known_candidates
-from ..selector.pick import pick, right
+from ..selector.candidates import Candidates, candidates_for
+from ..selector.pick import right
 from ..selector.result import Outcome
 from ..selector.table import refusal_lines
 from ..settings import Settings
@@ -107,10 +107,9 @@ def _call(name: str, operands: Sequence[torch.Tensor | PackedOperand], arguments
 
 
 def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Explanation:
-    candidates = known_candidates(problem, device, settings, store)
+    candidates = candidates_for(problem, device, settings).stored(store)
     known = list(candidates.known.values())
     outcomes = (*right(known), *(o for o in known if o.status is not Status.OK))
-    missing = sum(c.content_hash not in candidates.known for c in candidates.offers.choices)
     here = fingerprint(device, settings.timing)
     others = [json.loads(text) for text in store.fingerprints(problem.key)]
     elsewhere = tuple("; ".join(difference(other, here)) for other in others if other != here)
@@ -120,7 +119,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
         pick=pick_name,
         origin=origin,
         outcomes=outcomes,
-        missing=missing,
+        missing=len(candidates.missing),
         refusals=tuple(candidates.offers.refusals),
         elsewhere=elsewhere,
     )
@@ -128,13 +127,13 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
 
 def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:
     """The name of what a call would run, None for torch or before the first tuning, and where it comes from."""
-    offered, chosen = candidates.offers.choices, pick(list(candidates.known.values()))
-    if len(offered) == 1:
-        return offered[0].name, "the only choice"
-    if chosen is not None and (candidates.complete() or settings.tune == "never"):
-        return chosen.name, "from the store"
+    if candidates.only is not None:
+        return candidates.only.name, "the only choice"
+    picked = candidates.picked
+    if picked is not None and (candidates.complete or settings.tune == "never"):
+        return picked.name, "from the store"
     if settings.tune == "never":
         return None, "the store knows no choice, and tune is 'never'"
-    if not offered:
+    if not candidates.offers.choices:
         return None, "no choice is left" if settings.fallback_to_aten else "no choice is left: the call raises NoValidChoicesError"
     return None, "not tuned yet: the first call tunes it"

@@ -17,9 +17,7 @@ from ..choice import Choice, Kernel
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..problem import Layout, Problem
-from ..selector.candidates import known_candidates
-from ..selector.offers import offers_for
-from ..selector.pick import pick
+from ..selector.candidates import candidates_for
 from ..selector.progress import Silent
 from ..selector.result import ProblemResult
 from ..selector.select import select
@@ -27,7 +25,7 @@ from ..settings import Settings
 from ..store.store import open_store
 from .allocate import new_output
 
-__all__ = ["Plan", "forget_plans", "keep_ready", "plan_for", "ready", "stored_choice"]
+__all__ = ["Plan", "forget_plans", "keep_ready", "plan_for", "ready"]
 
 log = logging.getLogger("gemmtune")
 
@@ -109,12 +107,15 @@ def plan_for(problem: Problem, index: int) -> Plan:
 
 def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     """A new plan: from the only choice, from the store, or by tuning, as the settings allow."""
-    offers = offers_for(problem, device, settings)
-    if len(offers.choices) == 1 and settings.tune != "force":
-        return bound(problem, offers.choices[0], "only choice", device, settings)
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing or settings.tune == "never":
-        choice = stored_choice(problem, device, settings)
+    if capturing:
+        settings = dataclasses.replace(settings, tune="never")
+    candidates = candidates_for(problem, device, settings)
+    if candidates.only is not None and settings.tune != "force":
+        return bound(problem, candidates.only, "only choice", device, settings)
+    store = open_store(settings)
+    if settings.tune == "never":
+        choice = candidates.stored(store).picked
         if choice is not None:
             return bound(problem, choice, "store", device, settings)
         if capturing:
@@ -122,10 +123,9 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
                 f"no stored choice for {problem} while a CUDA graph is captured: torch runs. Tune it before.", stacklevel=4
             )
         return dataclasses.replace(fallback(problem, device, settings), lasting=not capturing)
-    result = select(problem, device, settings, open_store(settings), Silent())
+    choice, result = select(candidates, store, Silent())
     describe(result)
-    choice = next((c for c in offers.choices if c.name == result.pick), None) or stored_choice(problem, device, settings)
-    if choice is not None and result.pick is not None:
+    if choice is not None:
         return bound(problem, choice, "store" if result.source == "store" else "tuned", device, settings)
     left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes] + [
         (r.name, "refused", r.reason) for r in result.refusals
@@ -135,12 +135,6 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
         raise error
     warnings.warn(f"{error}\ntorch runs instead.", stacklevel=4)
     return fallback(problem, device, settings)
-
-
-def stored_choice(problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:
-    """The pick among what the store knows, measuring nothing; None if it knows no right choice."""
-    candidates = known_candidates(problem, device, dataclasses.replace(settings, tune="never"), open_store(settings))
-    return candidates.chosen(pick(list(candidates.known.values())))
 
 
 def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:

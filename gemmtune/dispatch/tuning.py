@@ -8,7 +8,7 @@ from .. import settings as settings_module
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..selector.candidates import known_candidates
+from ..selector.candidates import candidates_for
 from ..selector.machine import ensure_limits
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, Silent, progress_for
@@ -73,15 +73,16 @@ def _tuned(
     problems: Sequence[Problem], device: DeviceInfo, settings: Settings, store: Store, progress: Progress
 ) -> Iterable[ProblemResult]:
     """The results, in order. For a GPU, all problems compile in the background while the first ones are measured."""
-    missing = [c for p in problems if not p.empty for c in known_candidates(p, device, settings, store).missing]
+    candidates = [candidates_for(p, device, settings) for p in problems]
+    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store).missing]
     if missing and settings.tune_in_subprocess:
         WORKERS.prepare(measuring_kind(device), 1)
     # On a CPU, compilers would disturb the measurements: there each problem compiles before it is measured.
     with Compilation(missing if device.type != "cpu" else (), settings) as compilation:
-        for problem in problems:
+        for problem, each in zip(problems, candidates, strict=True):
             progress.begin(problem, len(problems))
             if not problem.empty:
                 ensure_limits(problem, device, settings, store, progress)
-            result = select(problem, device, settings, store, progress, compilation)
+            _, result = select(each, store, progress, compilation)
             progress.end(result)
             yield result

@@ -13,16 +13,20 @@ from ..settings import Settings
 from ..store.key import fingerprint_text, now
 from ..store.store import Row, Store
 from .offers import offers_for, widest_offers_for
+from .pick import pick
 from .result import Outcome
 from .variants import known_variants
 
-__all__ = ["Candidates", "known_candidates", "row_of"]
+__all__ = ["Candidates", "candidates_for", "row_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The choices for a problem and what the store knows of them."""
+    """The choices for a problem, enumerated once, and what the store knows of them."""
 
+    problem: Problem
+    device: DeviceInfo
+    settings: Settings
     offers: Offers
     """What the settings ask to try."""
     choices: Mapping[str, Choice]
@@ -30,43 +34,63 @@ class Candidates:
     known: Mapping[str, Outcome]
     """By content hash."""
 
-    def chosen(self, outcome: Outcome | None) -> Choice | None:
-        """The choice of an outcome."""
-        return self.choices.get(outcome.content_hash) if outcome else None
+    @property
+    def only(self) -> Choice | None:
+        """The choice that needs no comparison, because there is no other."""
+        return self.offers.choices[0] if len(self.offers.choices) == 1 else None
+
+    @property
+    def picked(self) -> Choice | None:
+        """The pick among what is known."""
+        outcome = pick(list(self.known.values()))
+        return self.choices[outcome.content_hash] if outcome else None
 
     @property
     def missing(self) -> list[Choice]:
         """The offers without an outcome."""
         return [c for c in self.offers.choices if c.content_hash not in self.known]
 
-    def including(self, more: Sequence[Choice]) -> Candidates:
-        """With choices that are no offers, such as variants."""
-        return dataclasses.replace(self, choices={**self.choices, **{c.content_hash: c for c in more}})
-
+    @property
     def complete(self) -> bool:
         """Nothing is left to measure: every offer has an outcome that was compared with the others."""
         return not self.missing and all(o.settled for o in self.known.values())
 
+    @property
+    def fingerprint(self) -> str:
+        """The machine and the timing under which outcomes compare, as the store has it."""
+        return fingerprint_text(self.device, self.settings.timing)
 
-def known_candidates(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Candidates:
-    """The choices for a problem with their stored outcomes. Nothing is measured.
+    def including(self, more: Sequence[Choice]) -> Candidates:
+        """With choices that are no offers, such as variants."""
+        return dataclasses.replace(self, choices={**self.choices, **{c.content_hash: c for c in more}})
 
-    ``search`` and ``max_profiling_configs`` say how much is tried, not what may be picked: a choice that an earlier, wider search
-    measured stays a candidate. Every choice has the name that it has now, whatever it was called when it was measured: that is the
-    one that the regexes of the settings see.
-    """
+    def stored(self, store: Store) -> Candidates:
+        """With what the store knows by now; nothing is enumerated again but what only a wider search offers.
+
+        ``search`` and ``max_profiling_configs`` say how much is tried, not what may be picked: a choice that an earlier, wider
+        search measured stays a candidate. Every choice has the name that it has now, whatever it was called when it was measured:
+        that is the one that the regexes of the settings see. With ``tune="force"`` what the store knows does not count.
+        """
+        rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
+        choices = dict(self.choices)
+        choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
+        if rows.keys() - choices:
+            wider = widest_offers_for(self.problem, self.device, self.settings).choices
+            choices |= {c.content_hash: c for c in wider if c.content_hash in rows and c.content_hash not in choices}
+            choices |= known_variants(wider, rows.keys() - choices, self.settings)
+        known = {
+            digest: dataclasses.replace(outcome_of(row), name=choices[digest].name)
+            for digest, row in rows.items()
+            if digest in choices
+        }
+        return dataclasses.replace(self, choices=choices, known=known)
+
+
+def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Candidates:
+    """The choices for a problem, of which nothing is known yet."""
     offers = offers_for(problem, device, settings)
-    rows = {} if settings.tune == "force" else store.rows(problem.key, fingerprint_text(device, settings.timing))
     choices = {c.content_hash: c for c in offers.choices}
-    choices |= known_variants(offers.choices, set(rows) - set(choices), settings)
-    if set(rows) - set(choices):
-        wider = widest_offers_for(problem, device, settings).choices
-        choices |= {c.content_hash: c for c in wider if c.content_hash in rows and c.content_hash not in choices}
-        choices |= known_variants(wider, set(rows) - set(choices), settings)
-    known = {
-        digest: dataclasses.replace(outcome_of(row), name=choices[digest].name) for digest, row in rows.items() if digest in choices
-    }
-    return Candidates(offers=offers, choices=choices, known=known)
+    return Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={})
 
 
 def outcome_of(row: Row) -> Outcome:

@@ -7,9 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
-from ..device import DeviceInfo
-from ..problem import Problem
-from ..settings import Settings
 from ..timing.rounds import FINALISTS
 from .candidates import Candidates
 from .pick import ENTRANTS, right, shortlist
@@ -23,20 +20,15 @@ __all__ = ["measure"]
 
 
 def measure(
-    problem: Problem,
-    device: DeviceInfo,
-    settings: Settings,
-    candidates: Candidates,
-    outcomes: dict[str, Outcome],
-    progress: Progress,
-    compilation: Compilation | None = None,
-) -> None:
+    candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress, compilation: Compilation | None = None
+) -> Candidates:
     """Add an outcome for every offer that has none and for variants of the fastest, then rank the fastest against each other.
 
     ``outcomes``, by content hash, is filled as the work goes on, so that an interruption loses only the measurement in hand.
-    ``compilation`` is under way in the background; what it does not include is compiled here.
+    ``compilation`` is under way in the background; what it does not include is compiled here. Returns the candidates with the
+    variants that were tried.
     """
-    todo = candidates.missing
+    todo, device, settings = candidates.missing, candidates.device, candidates.settings
 
     def report(done: int, total: int) -> None:
         progress.stage("compile", done, total)
@@ -48,7 +40,7 @@ def measure(
             failure = failures[choice.name]
             outcomes[choice.content_hash] = outcome(choice, status=failure.status, reason=failure.reason)
     ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
-    with open_session(problem, device, settings) as session:
+    with open_session(candidates.problem, device, settings) as session:
         batch: Sequence[Choice] = ready or untried_variants(candidates.choices, outcomes, settings)
         drift = drift_since(session, candidates, outcomes) if batch else 1.0
         for _ in range(1 + ROUNDS[settings.search]):
@@ -60,6 +52,7 @@ def measure(
         # At a CPU's steady clocks short measurements compare well enough to choose the finalists by them.
         entrants = (FINALISTS if device.type == "cpu" else ENTRANTS)[settings.search]
         rank(session, entrants, candidates, outcomes, progress)
+    return candidates
 
 
 def examine_all(

@@ -2,83 +2,74 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping
 from typing import Literal
 
-from ..choice import Status
-from ..device import DeviceInfo
-from ..problem import Problem
-from ..settings import Settings
-from ..store.key import fingerprint_text
+from ..choice import Choice, Status
 from ..store.store import Store
 from ..timing.limits import limit_us
 from ..workers.locks import tuning_lock
-from .candidates import Candidates, known_candidates, row_of
+from .candidates import Candidates, row_of
 from .log import append_log
 from .machine import limits_of
 from .measure import measure
-from .pick import pick, right
+from .pick import right
 from .precompile import Compilation
 from .progress import Progress
-from .result import Outcome, ProblemResult
+from .result import ProblemResult
 
 __all__ = ["select"]
 
 
 def select(
-    problem: Problem,
-    device: DeviceInfo,
-    settings: Settings,
-    store: Store,
-    progress: Progress,
-    compilation: Compilation | None = None,
-) -> ProblemResult:
-    """Find the pick for one problem, measuring only what the store does not know.
+    candidates: Candidates, store: Store, progress: Progress, compilation: Compilation | None = None
+) -> tuple[Choice | None, ProblemResult]:
+    """The pick for one problem, None if no choice is right, and everything found; measures only what the store does not know.
 
     A process that finds another one at work on the same problem waits and takes its answer. An interrupted tuning keeps what it
     measured.
     """
     begun = time.perf_counter()
-    candidates = known_candidates(problem, device, settings, store)
-    if problem.empty or candidates.complete():
-        return _result(problem, candidates, candidates.known, device, store, begun, "store")
-    fingerprint = fingerprint_text(device, settings.timing)
-    with tuning_lock(
-        settings, problem.key, fingerprint, lambda: progress.message("another process tunes this problem: waiting for it")
-    ):
-        candidates = known_candidates(problem, device, settings, store)
-        if candidates.complete():
-            return _result(problem, candidates, candidates.known, device, store, begun, "store")
-        outcomes = dict(candidates.known)
-        try:
-            measure(problem, device, settings, candidates, outcomes, progress, compilation)
-        finally:
-            fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
-            store.put([row_of(o, problem, fingerprint) for o in fresh])
-    result = _result(problem, candidates, outcomes, device, store, begun, "measured")
+    candidates = candidates.stored(store)
+    problem, settings = candidates.problem, candidates.settings
+    if problem.empty or candidates.complete:
+        return candidates.picked, _result(candidates, store, begun, "store")
+
+    def waiting() -> None:
+        progress.message("another process tunes this problem: waiting for it")
+
+    with tuning_lock(settings, problem.key, candidates.fingerprint, waiting):
+        candidates = candidates.stored(store)
+        if candidates.complete:
+            return candidates.picked, _result(candidates, store, begun, "store")
+        candidates = _measured(candidates, store, progress, compilation)
+    result = _result(candidates, store, begun, "measured")
     if settings.log_file:
         append_log(settings.log_file, result)
-    return result
+    return candidates.picked, result
 
 
-def _result(
-    problem: Problem,
-    candidates: Candidates,
-    outcomes: Mapping[str, Outcome],
-    device: DeviceInfo,
-    store: Store,
-    begun: float,
-    source: Literal["measured", "store"],
-) -> ProblemResult:
-    listed = tuple(outcomes.values())
-    chosen = pick(listed)
+def _measured(candidates: Candidates, store: Store, progress: Progress, compilation: Compilation | None) -> Candidates:
+    """The candidates with an outcome each. What there is of them is stored even if an interrupt ends the work."""
+    outcomes = dict(candidates.known)
+    try:
+        tried = measure(candidates, outcomes, progress, compilation)
+    finally:
+        fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
+        store.put([row_of(o, candidates.problem, candidates.fingerprint) for o in fresh])
+    return dataclasses.replace(tried, known=outcomes)
+
+
+def _result(candidates: Candidates, store: Store, begun: float, source: Literal["measured", "store"]) -> ProblemResult:
+    listed = tuple(candidates.known.values())
+    picked = candidates.picked
     return ProblemResult(
-        problem=problem,
+        problem=candidates.problem,
         outcomes=(*right(listed), *(o for o in listed if o.status is not Status.OK)),
         refusals=tuple(candidates.offers.refusals),
-        pick=chosen.name if chosen else None,
-        limit_us=limit_us(problem, limits_of(device, store)),
+        pick=picked.name if picked else None,
+        limit_us=limit_us(candidates.problem, limits_of(candidates.device, store)),
         seconds=time.perf_counter() - begun,
         source=source,
     )

@@ -24,6 +24,7 @@ class FixedBackend:
     def __init__(self, kinds: Sequence[str], refusals: Sequence[Refusal] = ()) -> None:
         self.kinds = list(kinds)
         self.refusals = list(refusals)
+        self.enumerations = 0
 
     def available(self, device: DeviceInfo) -> Availability:
         return Availability(ok=True, detail="always")
@@ -32,6 +33,7 @@ class FixedBackend:
         return True
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        self.enumerations += 1
         choices: list[Choice] = [
             dataclasses.replace(fake(kind, problem, run=kind.split("-")[0]), backend="triton") for kind in self.kinds
         ]

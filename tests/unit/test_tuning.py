@@ -167,6 +167,18 @@ def test_a_call_tunes_once_and_says_so(backend: FixedBackend, examined: list[str
     assert len(examined) == len(backend.kinds)
 
 
+def test_a_first_call_enumerates_once_whether_it_tunes_or_the_store_knows(backend: FixedBackend):
+    for tune in ("on_miss", "on_miss", "never", "force"):
+        forget_plans()
+        backend.enumerations = 0
+        with settings.patch(tune=tune):
+            gemmtune.mm(A, B)
+            assert backend.enumerations == 1, tune
+    backend.enumerations = 0
+    tuned()
+    assert backend.enumerations == 1
+
+
 def test_never_runs_torch_without_measuring_until_the_store_knows(backend: FixedBackend, examined: list[str]):
     with settings.patch(tune="never"):
         gemmtune.mm(A, B)

@@ -15,7 +15,7 @@ from gemmtune import settings
 from gemmtune.choice import Choice, Kernel, Offers, Status
 from gemmtune.device import detect
 from gemmtune.selector import offers as offers_module
-from gemmtune.selector.candidates import known_candidates
+from gemmtune.selector.candidates import candidates_for
 from gemmtune.selector.progress import Silent
 from gemmtune.selector.result import Outcome, ProblemResult
 from gemmtune.selector.select import select
@@ -149,7 +149,7 @@ class FakeSession:
 
 def run() -> ProblemResult:
     chosen = settings.current()
-    return select(PROBLEM, DEVICE, chosen, open_store(chosen), Silent())
+    return select(candidates_for(PROBLEM, DEVICE, chosen), open_store(chosen), Silent())[1]
 
 
 def test_the_variants_of_a_variant_that_won_are_tried_and_a_second_run_measures_nothing(tuned: list[list[str]]) -> None:
@@ -185,6 +185,6 @@ def test_an_interrupted_tuning_is_completed(tuned: list[list[str]], monkeypatch:
 def test_a_regex_that_forbids_the_pick_takes_it_away(tuned: list[list[str]]) -> None:
     run()
     chosen = dataclasses.replace(settings.current(), choice_denylist_regex="x2")
-    known = known_candidates(PROBLEM, DEVICE, chosen, open_store(chosen)).known
+    known = candidates_for(PROBLEM, DEVICE, chosen).stored(open_store(chosen)).known
     assert known
     assert not any("x2" in o.name for o in known.values())
