@@ -1,5 +1,6 @@
 """What the conformance suite says of its mutants, and what torch.testing.assert_close says of them.
 
+    export PYTHONPATH=tests:examples
     python benchmarks/mutants_table.py                       # prints the table; those in plain torch, on the CPU
     python benchmarks/mutants_table.py --device cuda --write # those that need a GPU too; puts the rows into docs/conformance.md
 
@@ -18,14 +19,14 @@ from typing import Any
 
 import click
 import torch
+from mutants.table import KINDS, MUTANTS, RIGHT, Mutant
+from mutants.trial import cases_of, convicted, rejections
 from usual_test import passes_usual_test
 
-from gemmtune.conformance.isolation import InProcessRunner, IsolatedRunner, Runner
-from gemmtune.conformance.mutants.table import KINDS, MUTANTS, RIGHT, Mutant
-from gemmtune.conformance.mutants.trial import cases_of, convicted, rejections
-from gemmtune.conformance.outcome import Outcome
-from gemmtune.conformance.properties import PROPERTIES
-from gemmtune.conformance.scope import Level
+from gemmtune.conformance.bench.outcome import Outcome
+from gemmtune.conformance.cases.scope import Level
+from gemmtune.conformance.properties.table import PROPERTIES
+from gemmtune.conformance.runs.isolation import InProcessRunner, IsolatedRunner, Runner
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "conformance.md"
 BEGIN, END = "<!-- mutants: made by benchmarks/mutants_table.py -->", "<!-- end of mutants -->"

@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Callable
 
 import torch
+from adapters.torch_ops import sums, weights
 
-from gemmtune.conformance.adapters.torch_ops import sums, weights
+from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.labels import DTYPES, FLOATS, NARROW_FLOATS
-from gemmtune.conformance.traits import Traits
 from gemmtune.problem.rules import Encoding
 
 __all__ = ["passes_usual_test"]

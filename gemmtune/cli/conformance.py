@@ -18,15 +18,15 @@ from rich.text import Text
 
 from .. import settings
 from ..cache import cache_dir
-from ..conformance.files import json_text, write
-from ..conformance.matrices import exit_status, matrix
 from ..conformance.options import OPTIONS, STDOUT, Option, RunOptions
-from ..conformance.properties import PROPERTIES
-from ..conformance.record import Record
+from ..conformance.properties.table import PROPERTIES
 from ..conformance.report.as_json import as_json_text
 from ..conformance.report.summary import Summary
 from ..conformance.report.text import header_lines, renderables
-from ..conformance.run import Run
+from ..conformance.runs.files import json_text, write
+from ..conformance.runs.matrices import exit_status, matrix
+from ..conformance.runs.record import Record
+from ..conformance.runs.run import Run
 from ..errors import GemmtuneError
 from ..selector.progress import Progress, progress_for
 from .output import INTERRUPTED, show

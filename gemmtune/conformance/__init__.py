@@ -6,6 +6,6 @@
 ``suite/`` has the tests and ``plugin`` the options; nothing here needs pytest to be imported.
 """
 
-from .traits import Traits, gemm
+from .gemms.traits import Traits, gemm
 
 __all__ = ["Traits", "gemm"]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConformanceError
+from .cases.scope import Level
+from .gemms.subject import SubjectSpec
+from .gemms.traits import Traits
 from .labels import DTYPES, OPS, SHORT_DTYPES
 from .layouts import KINDS
-from .properties import PROPERTIES
-from .scope import Level
-from .subject import SubjectSpec
-from .traits import Traits
+from .properties.table import PROPERTIES
 
 __all__ = ["ARCHITECTURES", "OPTIONS", "STDOUT", "Option", "RunOptions", "declared_by"]
 

@@ -12,8 +12,8 @@ import torch
 
 from ..backends.table import BACKENDS
 from ..choice import Choice, Kernel
-from ..conformance.subject import Call, Subject, SubjectSpec, load
-from ..conformance.traits import Traits
+from ..conformance.gemms.subject import Call, Subject, SubjectSpec, load
+from ..conformance.gemms.traits import Traits
 from ..device import DeviceInfo
 from ..dispatch.plan import fallback, plan_for
 from ..errors import GateError

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from gemmtune.choice import Choice, Claims, Kernel
-from gemmtune.conformance.mutants.products import (
+from mutants.products import (
     Product,
     backwards,
     blocks,
@@ -23,6 +21,8 @@ from gemmtune.conformance.mutants.products import (
     tf32,
     to_tf32,
 )
+
+from gemmtune.choice import Choice, Claims, Kernel
 from gemmtune.problem import Problem
 from gemmtune.problem.epilogue import evaluate
 

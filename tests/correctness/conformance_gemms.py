@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.judge import judge
-from gemmtune.conformance.outcome import Outcome, Verdict
-from gemmtune.conformance.properties import property_named
-from gemmtune.conformance.scope import Level, Scope
-from gemmtune.conformance.subject import FunctionSubject, NamespaceSubject, Subject
-from gemmtune.conformance.traits import Traits
+from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level, Scope
+from gemmtune.conformance.gemms.subject import FunctionSubject, NamespaceSubject, Subject
+from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.conformance.properties.table import property_named
+from gemmtune.conformance.runs.judge import judge
 
 CPU = torch.device("cpu")
 TORCH_TRAITS: dict[str, Any] = {

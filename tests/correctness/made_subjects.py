@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from conformance_gemms import CPU, subject_of
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.judge import judge
+from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.gemms.subject import Subject
 from gemmtune.conformance.labels import BIASES
 from gemmtune.conformance.layouts import KINDS
-from gemmtune.conformance.outcome import Outcome, Verdict
-from gemmtune.conformance.subject import Subject
+from gemmtune.conformance.runs.judge import judge
 from gemmtune.problem.dtypes import accumulator_dtype
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -6,16 +6,16 @@ import importlib.util
 import itertools
 
 import pytest
+from mutants.trial import cases_of
 
-from gemmtune.conformance.isolation import InProcessRunner
-from gemmtune.conformance.mutants.trial import cases_of
-from gemmtune.conformance.outcome import Verdict
-from gemmtune.conformance.properties import PROPERTIES
-from gemmtune.conformance.scope import Level
-from gemmtune.conformance.subject import SubjectSpec, load
+from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.cases.scope import Level
+from gemmtune.conformance.gemms.subject import SubjectSpec, load
+from gemmtune.conformance.properties.table import PROPERTIES
+from gemmtune.conformance.runs.isolation import InProcessRunner
 from gemmtune.errors import SubjectError
 
-PACKAGE = "gemmtune.conformance.adapters"
+PACKAGE = "adapters"
 CASES = 3
 MISSING = {
     "cupy_matmul": "cupy",

@@ -19,12 +19,12 @@ from conformance_gemms import (
     torch_subject,
 )
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.checks.large import FAR, far_layout
-from gemmtune.conformance.judge import judge
+from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.layouts import OperandLayout
-from gemmtune.conformance.outcome import Outcome, Verdict
-from gemmtune.conformance.scope import Level, Scope
+from gemmtune.conformance.properties.large import FAR, far_layout
+from gemmtune.conformance.runs.judge import judge
 
 Product = Callable[..., torch.Tensor]
 
@@ -187,7 +187,7 @@ def test_memory_that_is_not_there_is_no_fault_of_the_gemm(monkeypatch: pytest.Mo
     def refuse(*_: object) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967936 bytes")
 
-    monkeypatch.setattr("gemmtune.conformance.checks.large.allocate", refuse)
+    monkeypatch.setattr("gemmtune.conformance.properties.large.allocate", refuse)
     subject = torch_subject(dtypes=("float16",))
     outcome = judge(subject, cases_of("large-offsets", subject)[0], CPU)
     assert outcome.verdict is Verdict.REFUSED

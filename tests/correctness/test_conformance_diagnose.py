@@ -11,11 +11,11 @@ from broken_kernels import blocks, narrowed, rounding_blocks, split_k, to_tf32
 from conformance_gemms import CPU
 from made_subjects import Product, diagnosis, finished, judged, made
 
-from gemmtune.conformance.bench import Bench
-from gemmtune.conformance.case import Case
+from gemmtune.conformance.bench.bench import Bench
+from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.diagnose import Evidence, diagnose
 from gemmtune.conformance.diagnose.places import place
-from gemmtune.conformance.subject import Subject
+from gemmtune.conformance.gemms.subject import Subject
 from gemmtune.numerics.operands import storage_bits
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.problem import Layout, Problem

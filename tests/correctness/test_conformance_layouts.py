@@ -18,11 +18,11 @@ from conformance_gemms import (
     torch_subject,
 )
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.judge import judge
+from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.layouts import KINDS, OperandLayout
-from gemmtune.conformance.outcome import Verdict
-from gemmtune.conformance.scope import Level
+from gemmtune.conformance.runs.judge import judge
 
 Product = Callable[..., torch.Tensor]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from mutants.gemm import Gemm
+from mutants.table import KINDS, MUTANTS, Mutant
+from mutants.trial import convicted
 
-from gemmtune.conformance.isolation import InProcessRunner, IsolatedRunner, Runner
-from gemmtune.conformance.mutants.gemm import Gemm
-from gemmtune.conformance.mutants.table import KINDS, MUTANTS, Mutant
-from gemmtune.conformance.mutants.trial import convicted
-from gemmtune.conformance.properties import property_named
+from gemmtune.conformance.properties.table import property_named
+from gemmtune.conformance.runs.isolation import InProcessRunner, IsolatedRunner, Runner
 
 LEAST_DIAGNOSED = 14
 """Of the kinds."""

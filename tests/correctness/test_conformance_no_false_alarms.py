@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from mutants.table import RIGHT, Right
+from mutants.trial import cases_of
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.isolation import InProcessRunner
-from gemmtune.conformance.mutants.table import RIGHT, Right
-from gemmtune.conformance.mutants.trial import cases_of
-from gemmtune.conformance.outcome import Verdict
-from gemmtune.conformance.properties import PROPERTIES
-from gemmtune.conformance.scope import Level
+from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level
+from gemmtune.conformance.properties.table import PROPERTIES
+from gemmtune.conformance.runs.isolation import InProcessRunner
 
 SEEDS = 200
 MOST_WORK = 2**17

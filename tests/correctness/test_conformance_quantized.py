@@ -10,20 +10,21 @@ import torch
 from conformance_gemms import CPU, assert_conforms, cases_of, subject_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutants.gemm import ALL_OPS, FACTOR, MIXED, SCALED, Gemm
 
 from gemmtune.choice import Claims
-from gemmtune.conformance.bench import Bench
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.forms import form_number, forms_of
-from gemmtune.conformance.judge import judge
+from gemmtune.conformance.bench.bench import Bench
+from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.forms import form_number, forms_of
+from gemmtune.conformance.cases.scope import Level, Scope
+from gemmtune.conformance.cases.statement import problem_of
+from gemmtune.conformance.gemms.subject import NamespaceSubject, Subject
+from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.labels import QUANTIZED, SCALES_OF
-from gemmtune.conformance.mutants.gemm import ALL_OPS, FACTOR, MIXED, SCALED, Gemm
-from gemmtune.conformance.outcome import Verdict
-from gemmtune.conformance.properties import PROPERTIES, property_named
-from gemmtune.conformance.scope import Level, Scope
-from gemmtune.conformance.strategies import cases
-from gemmtune.conformance.subject import NamespaceSubject, Subject
-from gemmtune.conformance.traits import Traits
+from gemmtune.conformance.properties.table import PROPERTIES, property_named
+from gemmtune.conformance.runs.judge import judge
+from gemmtune.conformance.suite.strategies import cases
 from gemmtune.errors import CaseError, TraitsError
 
 QUANTIZED_ONLY = ALL_OPS.changed({"ops": QUANTIZED})
@@ -82,13 +83,13 @@ STATED: dict[str, str] = {
 @pytest.mark.parametrize("case_id", STATED)
 def test_a_case_states_its_problem(case_id: str) -> None:
     case = Case.parse(case_id)
-    assert (case.id, str(case.problem("cpu"))) == (case_id, STATED[case_id])
+    assert (case.id, str(problem_of(case, "cpu"))) == (case_id, STATED[case_id])
 
 
 def test_scales_have_the_strides_of_inp() -> None:
-    problem = Case.parse("scales:mixed_mm-f32-5x6x64-inp.row+3-scales.group_32-zeros.yes").problem("cpu")
+    problem = problem_of(Case.parse("scales:mixed_mm-f32-5x6x64-inp.row+3-scales.group_32-zeros.yes"), "cpu")
     assert [scale.stride for scale in problem.scales] == [(9, 1), (9, 1)]
-    factor = Case.parse("scales:int_mm_mul-i8-5x6x64-inp.every2-scales.column").problem("cpu").epilogue
+    factor = problem_of(Case.parse("scales:int_mm_mul-i8-5x6x64-inp.every2-scales.column"), "cpu").epilogue
     assert factor is not None
     assert factor.operands[0].stride == (2,)
 
@@ -124,7 +125,7 @@ def test_packed_weights_have_an_even_k() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_drawn_cases_state_problems(data: st.DataObject) -> None:
     case = data.draw(cases(property_named("scales"), Scope(traits=QUANTIZED_ONLY)))
-    assert case.problem("cpu").k == case.k
+    assert problem_of(case, "cpu").k == case.k
 
 
 def called_with(case_id: str, **declared: Any) -> tuple[dict[str, Any], int]:
@@ -151,11 +152,11 @@ def test_a_gemm_is_given_what_the_case_has() -> None:
 
 def test_claims_allow_weights_to_be_rounded_to_the_dtype_of_a() -> None:
     def claimed(case_id: str) -> Claims:
-        return MIXED.claims(Case.parse(case_id).problem("cpu"))
+        return MIXED.claims(problem_of(Case.parse(case_id), "cpu"))
 
     assert claimed("bound:mixed_mm-bf16-4x6x8-scales.column").weights == torch.bfloat16
     assert claimed("bound:mixed_mm-bf16-4x6x8-scales.none").weights is None
-    factor = FACTOR.claims(Case.parse("bound:int_mm_mul-i8-4x6x8").problem("cpu"))
+    factor = FACTOR.claims(problem_of(Case.parse("bound:int_mm_mul-i8-4x6x8"), "cpu"))
     assert (factor.accumulate, factor.epilogue_input) == (torch.int32, torch.float32)
 
 

@@ -20,7 +20,7 @@ from conformance_gemms import (
     torch_subject,
 )
 
-from gemmtune.conformance.checks import metamorphic
+from gemmtune.conformance.properties import metamorphic
 
 Product = Callable[..., torch.Tensor]
 METAMORPHIC = [p.name for p in metamorphic.PROPERTIES]

@@ -16,13 +16,12 @@ import pytest
 pytest.importorskip("triton", reason="these mutants are Triton kernels")
 
 import triton
+from mutants import triton_kernels
+from mutants.table import MUTANTS
+from mutants.triton_kernels import BLOCKS, TritonGemm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton_mutant_jobs import M, N
-
-from gemmtune.conformance.mutants import triton_kernels
-from gemmtune.conformance.mutants.table import MUTANTS
-from gemmtune.conformance.mutants.triton_kernels import BLOCKS, TritonGemm
 
 NAMES = [name for name in triton_kernels.__all__ if isinstance(getattr(triton_kernels, name), TritonGemm)]
 RIGHT_ON_A_CPU = ("right", "split_in_2", "race", "wrong_stream", "offsets_of_32_bits")

@@ -11,16 +11,16 @@ from broken_kernels import backwards, narrowed, one_by_one, pairwise, rounding_b
 from conformance_gemms import assert_conforms, assert_found, cases_of, subject_of, torch_subject
 from made_subjects import EVERYTHING, Product, finished, judged, made
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.checks import edges, extremes, scalars, special, values
-from gemmtune.conformance.checks.coverage import Sample, covering
+from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level, Scope
+from gemmtune.conformance.cases.sizes import EDGES
+from gemmtune.conformance.gemms.subject import Subject
+from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.layouts import KINDS
-from gemmtune.conformance.outcome import Outcome, Verdict
-from gemmtune.conformance.property import Property
-from gemmtune.conformance.scope import Level, Scope
-from gemmtune.conformance.sizes import EDGES
-from gemmtune.conformance.subject import Subject
-from gemmtune.conformance.traits import Traits
+from gemmtune.conformance.properties import edges, extremes, scalars, special, values
+from gemmtune.conformance.properties.coverage import Sample, covering
+from gemmtune.conformance.properties.property import Property
 
 PROPERTIES: tuple[Property, ...] = (
     *values.PROPERTIES,

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from gemmtune import settings
-from gemmtune.conformance import own
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.isolation import InProcessRunner
+from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level, Scope
+from gemmtune.conformance.gemms import own
+from gemmtune.conformance.gemms.subject import SubjectSpec
 from gemmtune.conformance.labels import OPS, SCALES, WEIGHTS
-from gemmtune.conformance.outcome import Outcome, Verdict
-from gemmtune.conformance.properties import PROPERTIES, property_named
-from gemmtune.conformance.scope import Level, Scope
-from gemmtune.conformance.subject import SubjectSpec
+from gemmtune.conformance.properties.table import PROPERTIES, property_named
+from gemmtune.conformance.runs.isolation import InProcessRunner
 from gemmtune.problem import Problem
 
 ON_CPU = ("aten", "cpp")
@@ -39,12 +39,12 @@ FORWARD = ("sm75", "sm80")
 EVERY_FORWARD = 7
 """Each of its cases is a kernel of its own to be compiled, and translated."""
 EVERY = 12
-"""On a CPU each twelfth case, other ones for each property: `gemmtune conformance gemmtune.conformance.own:cpp` runs all."""
+"""On a CPU each twelfth case, other ones for each property: `gemmtune conformance gemmtune.conformance.gemms.own:cpp` runs all."""
 
 
 @functools.cache
 def runner(backend: str, device: str) -> InProcessRunner:
-    return InProcessRunner(SubjectSpec(target=f"gemmtune.conformance.own:{backend}"), device)
+    return InProcessRunner(SubjectSpec(target=f"gemmtune.conformance.gemms.own:{backend}"), device)
 
 
 def cases_of(name: str, backend: str, device: str) -> list[Case]:

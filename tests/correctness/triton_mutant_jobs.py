@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import torch
-
-from gemmtune.conformance.mutants import triton_kernels
-from gemmtune.conformance.mutants.triton_kernels import TritonGemm
+from mutants import triton_kernels
+from mutants.triton_kernels import TritonGemm
 
 M, N, K = 67, 70, 45
 BESIDE = 7.0

@@ -8,11 +8,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from adapters.inductor import CompiledSubject, generated_kernels, library_calls, static
 
-from gemmtune.conformance.adapters.inductor import CompiledSubject, generated_kernels, library_calls, static
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.judge import judge
-from gemmtune.conformance.outcome import Verdict
+from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.runs.judge import judge
 
 CASE = Case(property_name="integers", dtype="float16", m=16, n=16, k=16)
 GENERATED = """
@@ -84,7 +84,7 @@ def flag_gems(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("flag_gems", package), ("flag_gems.utils", ModuleType("flag_gems.utils")), ("flag_gems.utils.libentry", library),
     ):  # fmt: skip
         monkeypatch.setitem(sys.modules, name, module)
-    name = "gemmtune.conformance.adapters.flag_gems_ops"
+    name = "adapters.flag_gems_ops"
     before = sys.modules.pop(name, None)
     adapter = importlib.import_module(name)
     sys.modules.pop(name)

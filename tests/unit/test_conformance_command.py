@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gemmtune import cli
-from gemmtune.conformance import run
-from gemmtune.conformance.case import Case
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.runs import run
 
 pytestmark = pytest.mark.usefixtures("_not_in_ci")
 IDS = [f"integers:mm-f32-17x33x65-seed.{seed}" for seed in (1, 2, 3)]

@@ -10,11 +10,11 @@ import pytest
 
 from gemmtune import cli
 from gemmtune.architectures import matrix_problems, run_matrix
-from gemmtune.conformance import matrices
-from gemmtune.conformance import run as runs
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.outcome import Failure
-from gemmtune.conformance.sanitize import Finding, SanitizerReport
+from gemmtune.conformance.bench.outcome import Failure
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.runs import matrices
+from gemmtune.conformance.runs import run as runs
+from gemmtune.conformance.runs.sanitize import Finding, SanitizerReport
 from gemmtune.conformance.suite import test_sanitizer as sanitizer_tests
 
 SUITE = Path(sanitizer_tests.__file__).parent

@@ -9,18 +9,18 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.isolation import Description
+from gemmtune.conformance.bench.outcome import Failure, HeatMap, Outcome, Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level
+from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.options import RunOptions
-from gemmtune.conformance.outcome import Failure, HeatMap, Outcome, Verdict
-from gemmtune.conformance.record import Record
 from gemmtune.conformance.report.as_json import SCHEMA, as_json_text
 from gemmtune.conformance.report.html import Strip, as_html, strips
 from gemmtune.conformance.report.summary import NOT_ASKED, Standing, Summary, summarise, tile_places
 from gemmtune.conformance.report.text import declarations, header_lines, renderables
-from gemmtune.conformance.run import LEAST_EXECUTED, Ground, Run
-from gemmtune.conformance.scope import Level
-from gemmtune.conformance.traits import Traits
+from gemmtune.conformance.runs.isolation import Description
+from gemmtune.conformance.runs.record import Record
+from gemmtune.conformance.runs.run import LEAST_EXECUTED, Ground, Run
 from gemmtune.selector.table import plain_text
 
 NASTY = "<script>alert('x')</script> & more"

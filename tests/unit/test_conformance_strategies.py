@@ -6,11 +6,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.properties import PROPERTIES, property_named
-from gemmtune.conformance.scope import Scope
-from gemmtune.conformance.strategies import cases, layouts
-from gemmtune.conformance.traits import Traits
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Scope
+from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.conformance.properties.table import PROPERTIES, property_named
+from gemmtune.conformance.suite.strategies import cases, layouts
 
 SCOPES = {
     "plain function": Scope(traits=Traits(ops=("mm",))),

@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from adapters.torch_ops import sums
 
-from gemmtune.conformance.adapters.torch_ops import sums
-from gemmtune.conformance.case import Case
-from gemmtune.conformance.properties import property_named
-from gemmtune.conformance.scope import Level, Scope
-from gemmtune.conformance.subject import Call, FunctionSubject, NamespaceSubject
-from gemmtune.conformance.traits import Traits
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Level, Scope
+from gemmtune.conformance.cases.statement import problem_of
+from gemmtune.conformance.gemms.subject import Call, FunctionSubject, NamespaceSubject
+from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.conformance.properties.table import property_named
 from gemmtune.errors import CaseError
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
@@ -34,7 +35,7 @@ def test_a_k2_that_means_nothing_is_refused(op: str, k2: str) -> None:
 
 
 def test_problem_has_c_and_d_with_the_strides_of_a_and_b() -> None:
-    problem = CASE.problem("cpu")
+    problem = problem_of(CASE, "cpu")
     assert (problem.op, problem.summed) == ("mm_plus_mm", (20, 45))
     assert (problem.c.size, problem.c.stride) == ((17, 45), (1, 18))
     assert (problem.d.size, problem.d.stride) == ((45, 33), (33, 1))
@@ -66,7 +67,7 @@ def test_functions_and_namespaces_get_four_operands() -> None:
 
 
 def test_one_product_may_be_rounded_unless_more_is_declared() -> None:
-    problem = CASE.problem("cpu")
+    problem = problem_of(CASE, "cpu")
     claims = Traits(splits=3).claims(problem)
     assert (claims.partials, claims.splits) == (torch.float16, 6)
     assert Traits(partials={"float16": "float32"}).claims(problem).partials == torch.float32

@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-PACKAGE = "gemmtune.conformance.mutants"
+PACKAGE = "mutants"
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..files import json_text
-from ..reproduction import command
+from ..runs.files import json_text
+from ..runs.reproduction import command
 from .summary import FailureGroup, Summary, tile_places, versions
 
 __all__ = ["SCHEMA", "as_json", "as_json_text"]

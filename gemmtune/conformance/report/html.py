@@ -12,8 +12,8 @@ from typing import Any
 import jinja2
 
 from ...toolchain.render import load_template
-from ..outcome import HeatMap
-from ..reproduction import command, pytest_command
+from ..bench.outcome import HeatMap
+from ..runs.reproduction import command, pytest_command
 from .summary import NOT_ASKED, FailureGroup, Standing, Summary, tile_places
 from .text import header_lines
 

@@ -14,11 +14,11 @@ from operator import attrgetter
 import torch
 
 from ...version import __version__
-from ..case import Case
-from ..outcome import Failure, Verdict
-from ..properties import PROPERTIES
-from ..record import Record
-from ..run import PAST_TIME, Run
+from ..bench.outcome import Failure, Verdict
+from ..cases.case import Case
+from ..properties.table import PROPERTIES
+from ..runs.record import Record
+from ..runs.run import PAST_TIME, Run
 
 __all__ = ["NOT_ASKED", "TILES", "FailureGroup", "PropertySummary", "Standing", "Summary", "summarise", "tile_places", "versions"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...selector.table import new_table
+from ..gemms.traits import Traits
 from ..options import RunOptions
-from ..reproduction import command, pytest_command
-from ..run import Ground
-from ..traits import Traits
+from ..runs.reproduction import command, pytest_command
+from ..runs.run import Ground
 from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, tile_places, versions
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ..case import Case
-from ..properties import PROPERTIES
-from ..property import Property
-from ..record import Record
-from ..run import Run
-from ..sanitize import few_cases
+from ..cases.case import Case
+from ..properties.property import Property
+from ..properties.table import PROPERTIES
+from ..runs.record import Record
+from ..runs.run import Run
+from ..runs.sanitize import few_cases
 from .settle import settle
 from .stash import FOUND, OPTIONS, RUN, Found
 

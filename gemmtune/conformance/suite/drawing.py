@@ -7,11 +7,11 @@ import contextlib
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
-from ..case import Case
-from ..property import Property
-from ..record import Record
-from ..run import Run
-from ..strategies import cases
+from ..cases.case import Case
+from ..properties.property import Property
+from ..runs.record import Record
+from ..runs.run import Run
+from .strategies import cases
 
 __all__ = ["explore"]
 

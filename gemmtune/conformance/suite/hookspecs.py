@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ..options import RunOptions
-from ..record import Record
 from ..report.summary import Summary
-from ..run import Run
+from ..runs.record import Record
+from ..runs.run import Run
 
 __all__ = ["pytest_gemm_begin", "pytest_gemm_end", "pytest_gemm_open", "pytest_gemm_progress"]
 

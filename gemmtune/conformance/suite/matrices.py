@@ -8,9 +8,9 @@ import pytest
 
 from ...architectures import MatrixReport
 from ...errors import ConformanceError
-from ..files import json_text, write
-from ..matrices import exit_status
 from ..options import STDOUT, RunOptions
+from ..runs.files import json_text, write
+from ..runs.matrices import exit_status
 from .stash import FOUND, Found, decoded, encoded
 
 __all__ = ["MatrixSession"]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ...errors import ConformanceError, GemmtuneError
-from ..files import write
 from ..options import STDOUT, RunOptions
-from ..record import Record
 from ..report.as_json import as_json_text
 from ..report.html import as_html
 from ..report.summary import Summary, summarise
-from ..reproduction import save_failing
-from ..run import Run
+from ..runs.files import write
+from ..runs.record import Record
+from ..runs.reproduction import save_failing
+from ..runs.run import Run
 from .settle import CaseFailed
 from .stash import FOUND, RUN, Found, decoded, encoded
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ..options import RunOptions
-from ..record import Record
-from ..reproduction import command, pytest_command
+from ..runs.record import Record
+from ..runs.reproduction import command, pytest_command
 
 __all__ = ["CaseFailed", "settle"]
 

@@ -11,8 +11,8 @@ import pytest
 
 from ...architectures import MatrixReport
 from ..options import RunOptions
-from ..record import Record
-from ..run import Run
+from ..runs.record import Record
+from ..runs.run import Run
 
 __all__ = ["FOUND", "OPTIONS", "RUN", "Found", "decoded", "encoded"]
 

@@ -9,7 +9,7 @@ from ..options import STDOUT
 from ..report.as_json import as_json_text
 from ..report.summary import Summary
 from ..report.text import header_lines, renderables
-from ..run import Run
+from ..runs.run import Run
 
 __all__ = ["PytestTerminal"]
 

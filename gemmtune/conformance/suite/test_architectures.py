@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..matrices import matrix
+from ..runs.matrices import matrix
 from .stash import FOUND, OPTIONS, Found
 
 

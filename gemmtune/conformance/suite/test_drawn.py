@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..property import Property
-from ..record import Record
-from ..run import Run
+from ..properties.property import Property
+from ..runs.record import Record
+from ..runs.run import Run
 from .drawing import explore
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..case import Case
-from ..record import Record
-from ..run import Run
+from ..cases.case import Case
+from ..runs.record import Record
+from ..runs.run import Run
 
 
 def test_property(gemm_case: Case, gemm_run: Run, gemm_settle: Callable[[list[Record]], None]) -> None:

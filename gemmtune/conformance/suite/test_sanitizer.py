@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ..case import Case
-from ..outcome import Outcome, Verdict
-from ..record import Record
-from ..run import Run
-from ..sanitize import sanitize
+from ..bench.outcome import Outcome, Verdict
+from ..cases.case import Case
+from ..runs.record import Record
+from ..runs.run import Run
+from ..runs.sanitize import sanitize
 from .settle import settle
 from .stash import FOUND, Found
 

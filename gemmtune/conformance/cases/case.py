@@ -1,0 +1,165 @@
+"""One case of the suite: what is asked of a GEMM and by which property it is judged. A value; its id says all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import CaseError
+from ..labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
+from ..layouts import PLAIN, OperandLayout
+
+__all__ = ["Case"]
+
+SCALARS = ("zero", "one", "general")
+YES_NO = ("no", "yes")
+_LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
+_SIZES = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A specification and a seed, never tensors.
+
+    ``variant`` is whatever else the property distinguishes, such as the fill of the operands. Layouts are texts of
+    ``OperandLayout``; ``inp`` is that of the added operand, whose shape is ``bias``, and that of scales and zero points.
+    """
+
+    property_name: str
+    op: str = "mm"
+    dtype: str = "float32"
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    a: str = PLAIN
+    b: str = PLAIN
+    out: str = ""
+    """The strides of ``out``, which is passed; empty: the call makes its result itself."""
+    inp: str = PLAIN
+    bias: str = "n"
+    alpha: str = "one"
+    beta: str = "one"
+    scales: str = "tensor"
+    """What one scale is for, of ``labels.SCALES_OF``."""
+    scale_dtype: str = ""
+    """Empty: a's for mixed_mm, float32 for the others."""
+    weights: str = ""
+    """What b holds. Empty: int8 for mixed_mm, for the others what a holds; scaled_mm may have the other 8-bit float."""
+    zeros: str = "no"
+    """Whether there are zero points, ``yes`` or ``no``."""
+    result: str = ""
+    """The dtype of the result of scaled_mm; empty: bfloat16."""
+    k2: str = ""
+    """Columns of c of mm_plus_mm, whose strides are those of a, as d's are those of b; empty: K."""
+    variant: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, legal in (
+            ("op", self.op, OPS), ("dtype", self.dtype, tuple(DTYPES)), ("bias", self.bias, BIASES),
+            ("alpha", self.alpha, SCALARS), ("beta", self.beta, SCALARS), ("scales", self.scales, SCALES),
+            ("scale_dtype", self.scale_dtype, ("", *NARROW_FLOATS)), ("zeros", self.zeros, YES_NO),
+            ("result", self.result, ("", *NARROW_FLOATS)), ("weights", self.weights, ("", *self._legal_weights)),
+        ):  # fmt: skip
+            if value not in legal:
+                raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", self.property_name):
+            raise CaseError(f"property: got {self.property_name!r}, expected lower-case words joined by hyphens")
+        if self.variant and not re.fullmatch(r"[A-Za-z0-9_.+]+", self.variant):
+            raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
+        if self.k2 and (self.op != "mm_plus_mm" or not self.k2.isdecimal()):
+            raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
+        for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
+            OperandLayout.parse(text)
+        if self.op in SCALES_OF and self.scales not in SCALES_OF[self.op]:
+            raise CaseError(f"scales: got {self.scales!r}, expected for {self.op} one of {', '.join(SCALES_OF[self.op])}")
+
+    @property
+    def _legal_weights(self) -> tuple[str, ...]:
+        return {"mixed_mm": tuple(WEIGHTS), "scaled_mm": FLOAT8}.get(self.op, ())
+
+    @property
+    def id(self) -> str:
+        """The case as one word, such as ``bound:mm-bf16-127x64x33-a.col+4@1-seed.7``; what has its default is left out."""
+        sizes = "x".join(map(str, ((self.batch,) if self.batched else ()) + (self.m, self.n, self.k)))
+        parts = [self.op, SHORT_DTYPES[self.dtype], sizes]
+        for name in _OPTIONAL:
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                parts.append(f"{name}.{value}")
+        return f"{self.property_name}:{'-'.join(parts)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case of an id. Raises CaseError, saying what is wrong with the text."""
+        name, _, rest = text.partition(":")
+        parts = rest.split("-")
+        sizes = _SIZES.fullmatch(parts[2]) if len(parts) >= 3 else None
+        if sizes is None or parts[1] not in _LONG_DTYPES:
+            raise CaseError(
+                f"case id: got {text!r}, expected property:op-dtype-[Bx]MxNxK[-name.value]... "
+                "such as bound:mm-bf16-127x64x33-seed.7"
+            )
+        batch, m, n, k = sizes.groups()
+        values: dict[str, str] = dict(part.partition(".")[::2] for part in parts[3:])
+        unknown = sorted(set(values) - set(_OPTIONAL))
+        if unknown or not values.get("seed", "0").isdecimal():
+            raise CaseError(f"case id: got {', '.join(unknown) or values['seed']!r} in {text!r}, expected {', '.join(_OPTIONAL)}")
+        seed = int(values.pop("seed", "0"))
+        return cls(
+            property_name=name, op=parts[0], dtype=_LONG_DTYPES[parts[1]], batch=int(batch or 1), m=int(m), n=int(n), k=int(k),
+            seed=seed, **values,
+        )  # fmt: skip
+
+    def changed(self, **fields: object) -> Case:
+        """This case with some fields replaced."""
+        return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
+    @property
+    def batched(self) -> bool:
+        """Operands are 3-D."""
+        return self.op in ("bmm", "baddbmm")
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The summed dimension of each product."""
+        return (self.k, int(self.k2 or self.k)) if self.op == "mm_plus_mm" else (self.k,)
+
+    @property
+    def added(self) -> bool:
+        """There is an added operand."""
+        return self.op in ("addmm", "baddbmm")
+
+    @property
+    def quantized(self) -> bool:
+        """Operands, or one of them, have 8 bits or fewer."""
+        return self.op in QUANTIZED
+
+    @property
+    def packed(self) -> bool:
+        """b has two numbers in each byte, so that K is even."""
+        return self.op == "mixed_mm" and bool(WEIGHTS[self.weights or "int8"][1])
+
+    @property
+    def b_dtype(self) -> torch.dtype:
+        """That of b as a tensor."""
+        if self.op == "mixed_mm":
+            return WEIGHTS[self.weights or "int8"][0]
+        return DTYPES[self.weights or self.dtype]
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of strides of a, b and the added operand or the scales."""
+        texts = (self.a, self.b, *([self.inp] if self.added or self.quantized else []))
+        return frozenset[str]().union(*(OperandLayout.parse(text).kinds for text in texts))
+
+
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
+_OPTIONAL = (
+    "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "k2", "variant",
+    "seed",
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""What a quantized operation may be given beside a: kinds of scales and weights, as far as they are declared."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..labels import FLOAT8, SCALES_OF
+
+if TYPE_CHECKING:
+    from ..gemms.traits import Traits
+    from .case import Case
+
+__all__ = ["Form", "form_number", "forms_of"]
+
+_GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Fields of a case. ``other``: b of scaled_mm holds the other 8-bit float, whichever a holds."""
+
+    scales: str = "tensor"
+    scale_dtype: str = ""
+    weights: str = ""
+    zeros: str = "no"
+    result: str = ""
+    other: bool = False
+
+    def fits(self, case: Case) -> bool:
+        """Whether a case has this form."""
+        return self == _form(case)
+
+    def of(self, case: Case) -> Case:
+        """``case`` in this form."""
+        weights = FLOAT8[case.dtype == FLOAT8[0]] if self.other else self.weights
+        return case.changed(scales=self.scales, scale_dtype=self.scale_dtype, weights=weights, zeros=self.zeros, result=self.result)
+
+
+def _form(case: Case) -> Form:
+    other = case.op == "scaled_mm" and bool(case.weights)
+    return Form(
+        scales=case.scales,
+        scale_dtype=case.scale_dtype,
+        weights="" if other else case.weights,
+        zeros=case.zeros,
+        result=case.result,
+        other=other and case.weights != case.dtype,
+    )
+
+
+def forms_of(op: str, traits: Traits) -> tuple[Form, ...]:
+    """The forms that an operation may have; one without anything for the dense ones, none where no kind of scales is declared."""
+    if op not in SCALES_OF:
+        return (Form(),)
+    scales = tuple(word for word in SCALES_OF[op] if word in traits.scales)
+    return _combined(op, scales, traits.scale_dtypes, traits.weights, traits.zeros, traits.float8_pairs, traits.results)
+
+
+@functools.cache
+def _combined(
+    op: str,
+    scales: tuple[str, ...],
+    scale_dtypes: tuple[str, ...],
+    weights: tuple[str, ...],
+    zeros: bool,
+    pairs: bool,
+    results: tuple[str, ...],
+) -> tuple[Form, ...]:
+    if op == "int_mm_mul":
+        others = ("", *(name for name in scale_dtypes if name != "float32"))
+        return tuple(Form(scales=kind, scale_dtype=dtype) for kind, dtype in itertools.product(scales, others))
+    if op == "mixed_mm":
+        return tuple(
+            Form(scales=kind, scale_dtype=dtype, weights=_unless("int8", held), zeros=zero)
+            for kind, held in itertools.product(scales, weights)
+            for dtype in ("",) + ("float32",) * ("float32" in scale_dtypes and kind != "none")
+            for zero in ("no",) + ("yes",) * (zeros and kind != "none")
+        )
+    return tuple(
+        Form(scales=kind, result=_unless("bfloat16", result), other=other)
+        for kind, result, other in itertools.product(scales, results, (False, True) if pairs else (False,))
+    )
+
+
+def _unless(default: str, word: str) -> str:
+    return "" if word == default else word
+
+
+def form_number(number: int, count: int) -> int:
+    """The place of the ``number``-th form among ``count``: each once in ``count`` numbers, and near ones unlike each other."""
+    step = max(1, round(count * _GOLDEN))
+    while _common(step, count) > 1:
+        step += 1
+    return number * step % count
+
+
+def _common(x: int, y: int) -> int:
+    while y:
+        x, y = y, x % y
+    return x

@@ -1,0 +1,105 @@
+"""What is to be tested: a GEMM's traits, a device and a level, narrowed by options. Cases are enumerated within a scope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..gemms.traits import Traits
+from ..labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS
+from ..layouts import KINDS, PLAIN
+from .case import Case
+from .forms import forms_of
+from .statement import problem_of
+
+__all__ = ["Level", "Scope"]
+
+
+class Level(IntEnum):
+    """How much is tested: about 1, 5 and 30 minutes on a GPU."""
+
+    SMOKE = 1
+    FULL = 2
+    EXHAUSTIVE = 3
+
+    @classmethod
+    def of(cls, text: str) -> Level:
+        """The level of a word such as ``smoke``."""
+        return cls[text.upper()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """A GEMM's traits with the options of a run. Empty ``ops``, ``dtypes`` and ``layouts`` mean all that the traits have."""
+
+    traits: Traits
+    device_type: str = "cpu"
+    level: Level = Level.SMOKE
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+
+    @property
+    def tested_ops(self) -> tuple[str, ...]:
+        """Operations to test, in the order of ``labels.OPS``."""
+        declared = self.traits.ops or ("mm",)
+        return tuple(op for op in OPS if op in declared and (not self.ops or op in self.ops))
+
+    def tested_dtypes(self, op: str) -> tuple[str, ...]:
+        """Input dtypes to test for one operation. What is not declared is left to those that are tried by default."""
+        declared = self.traits.dtypes
+        if op in ("int_mm", "int_mm_mul"):
+            legal: tuple[str, ...] = ("int8",)
+            offered = legal
+        elif op == "scaled_mm":
+            legal = FLOAT8
+            offered = tuple(name for name in declared if name in legal) or FLOAT8[:1] if declared is not None else legal
+        else:
+            legal = (*NARROW_FLOATS, "tf32") if op == "mixed_mm" else tuple(d for d in DTYPES if d not in ("int8", *FLOAT8))
+            offered = declared if declared is not None else FLOATS
+        kept = [name for name in offered if name in legal and (not self.dtypes or name in self.dtypes)]
+        return tuple(name for name in kept if name != "tf32" or self.device_type == "cuda")
+
+    @property
+    def tested_kinds(self) -> tuple[str, ...]:
+        """Kinds of strides to test, row-major always among them."""
+        declared = self.traits.layouts if self.traits.layouts is not None else tuple(KINDS)
+        return tuple(k for k in KINDS if k == PLAIN or (k in declared and (not self.layouts or k in self.layouts)))
+
+    def allows(self, case: Case) -> bool:
+        """Whether the traits and options admit a case: its operation, dtype, strides, sizes, alignment and scalars."""
+        traits = self.traits
+        sizes = (case.m, case.n, case.k)
+        if (
+            case.op not in self.tested_ops
+            or case.dtype not in self.tested_dtypes(case.op)
+            or not case.kinds <= set(self.tested_kinds)
+        ):
+            return False
+        if any(s % by or s < least for s, by, least in zip(sizes, traits.multiples, traits.least, strict=True)):
+            return False
+        if any(k % traits.multiples[2] or k < traits.least[2] for k in case.summed):
+            return False
+        if case.out and not traits.out:
+            return False
+        if case.packed and case.k % 2:
+            return False
+        if case.quantized and not any(form.fits(case) for form in forms_of(case.op, traits)):
+            return False
+        if case.added and (case.bias not in traits.bias or not self._scalars_declared(case)):
+            return False
+        return traits.min_alignment <= min(DTYPES[case.dtype].itemsize, case.b_dtype.itemsize) or self._aligned(case)
+
+    def may_refuse(self, case: Case) -> bool:
+        """Whether something about an allowed case is undeclared, so that the GEMM may raise an error instead of computing it."""
+        traits = self.traits
+        undeclared = traits.dtypes is None or (traits.layouts is None and case.kinds != {PLAIN})
+        return undeclared or (0 in (case.m, case.n, *case.summed, case.batch) and not traits.empty)
+
+    def _scalars_declared(self, case: Case) -> bool:
+        return (case.alpha == "one" or self.traits.alpha) and (case.beta == "one" or self.traits.beta)
+
+    def _aligned(self, case: Case) -> bool:
+        problem = problem_of(case, self.device_type)
+        layouts = [x for x in (problem.a, problem.b, problem.c, problem.d) if x is not None]
+        return all(x.alignment * x.dtype.itemsize >= min(self.traits.min_alignment, 16) for x in layouts)

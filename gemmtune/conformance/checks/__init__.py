@@ -1,1 +1,0 @@
-"""The checks, by what they look at. Each module has a tuple ``PROPERTIES``."""

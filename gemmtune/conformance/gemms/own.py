@@ -1,0 +1,146 @@
+"""Our own backends as GEMMs under test: ``gemmtune conformance own:triton``.
+
+For each call one of the choices that the backend offers for the problem, and another one for another problem, so that a run goes
+through many configs. The public operations, with tuning, are tested as ``gemmtune conformance gemmtune``. ``triton_sm80``,
+``cutlass_sm75`` and the like are the kernels for an older architecture, whose PTX the driver translates for the GPU at hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import zlib
+
+import torch
+
+from ... import settings
+from ...architectures import how_to_run
+from ...choice import Choice, Claims, Kernel
+from ...device import detect, preset
+from ...problem import Problem
+from ...problem.flags import precision_scope
+from ...selector.offers import offers_for
+from ...toolchain.compiled import CompiledChoice
+from ..labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from .subject import Call, Subject
+from .traits import Traits
+
+__all__ = [
+    "BackendSubject",
+    "aten",
+    "cpp",
+    "cublaslt",
+    "cuda",
+    "cutlass",
+    "cutlass_sm75",
+    "cutlass_sm80",
+    "triton",
+    "triton_sm75",
+    "triton_sm80",
+]
+
+MOST_KERNELS = 256
+"""Kernels that are kept bound, for the cases that repeat a problem."""
+EVERYTHING = Traits(
+    ops=OPS,
+    out=True,
+    alpha=True,
+    beta=True,
+    bias=BIASES,
+    scales=SCALES,
+    scale_dtypes=NARROW_FLOATS,
+    weights=tuple(WEIGHTS),
+    zeros=True,
+    float8_pairs=True,
+    results=NARROW_FLOATS,
+    streams=True,
+    capturable=True,
+    splits=64,
+    flush_subnormals=False,
+)
+
+
+class BackendSubject(Subject):
+    """The choices of one backend. A problem for which it has none is refused with the backend's own reasons.
+
+    With ``arch`` those that it has for that architecture, which is the GPU's own or an older one.
+    """
+
+    def __init__(self, backend: str, traits: Traits, arch: str | None = None) -> None:
+        self.name = f"gemmtune backend {backend}" + (f" for {arch}" if arch else "")
+        self.backend = backend
+        # The settings of the process may allow choices that add up in the order of arrival.
+        self.traits = dataclasses.replace(traits, deterministic=traits.deterministic and settings.current().deterministic)
+        self.arch = arch
+        self._bound = functools.lru_cache(MOST_KERNELS)(self._bind)
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        """Run the problem's choice."""
+        _, kernel = self._bound(call.problem)
+        x = call.operands
+        if call.out is None and kernel.run_new is not None:
+            return kernel.run_new(x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+        out = (
+            call.out
+            if call.out is not None
+            else torch.empty(call.problem.out.size, dtype=call.problem.out.dtype, device=x.a.device)
+        )
+        kernel.run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+        return out
+
+    def choice_of(self, call: Call) -> str:
+        """The name of the problem's choice."""
+        return self._bound(call.problem)[0].name
+
+    def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
+        """All of torch's precision flags are those of the problem, as when it is tuned."""
+        return precision_scope(problem)
+
+    def claims(self, problem: Problem) -> Claims:
+        """What the problem's choice claims."""
+        try:
+            return self.choice(problem).claims
+        except NotImplementedError:
+            return super().claims(problem)
+
+    def choice(self, problem: Problem) -> Choice:
+        """The choice for a problem: always the same one, chosen by the problem's key.
+
+        Raises:
+            NotImplementedError: the backend offers none; with its reasons.
+        """
+        device = preset(self.arch) if self.arch else detect(problem.device_type)
+        offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,)))
+        if problem.empty or 0 in problem.summed or not offers.choices:
+            reasons = (
+                "; ".join(dict.fromkeys(refusal.reason for refusal in offers.refusals)) or "an empty product is not its business"
+            )
+            raise NotImplementedError(f"{self.backend} has no choice: {reasons}")
+        return offers.choices[zlib.crc32(problem.key.encode()) % len(offers.choices)]
+
+    def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
+        choice = self.choice(problem)
+        return choice, self._made_to_run(choice).build()
+
+    def _made_to_run(self, choice: Choice) -> Choice:
+        """The choice, or one of its PTX. Raises NotImplementedError: this device cannot run kernels of ``arch``."""
+        if self.arch is None or not isinstance(choice, CompiledChoice):
+            return choice
+        way = how_to_run(self.arch, detect(choice.problem.device_type))
+        if way.mode is None:
+            raise NotImplementedError(f"{self.backend}: {way.reason}")
+        return choice.forward() if way.mode == "forward" else choice
+
+
+aten = BackendSubject("aten", EVERYTHING)
+cublaslt = BackendSubject("cublaslt", dataclasses.replace(EVERYTHING, devices=("cuda",)))
+triton = BackendSubject("triton", dataclasses.replace(EVERYTHING, deterministic=True))
+_ON_CUDA = dataclasses.replace(EVERYTHING, devices=("cuda",), deterministic=True)
+cutlass = BackendSubject("cutlass", _ON_CUDA)
+cuda = BackendSubject("cuda", _ON_CUDA)
+triton_sm75, triton_sm80 = (BackendSubject("triton", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
+cutlass_sm75, cutlass_sm80 = (BackendSubject("cutlass", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
+cpp = BackendSubject(
+    "cpp", dataclasses.replace(EVERYTHING, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
+)

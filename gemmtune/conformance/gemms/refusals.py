@@ -1,0 +1,38 @@
+"""Errors that a GEMM raises: what is a refusal, what is the end of its device, and what is not possible here."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import ErrorFromChoice
+
+__all__ = ["REFUSALS", "Impossible", "Refused", "is_fatal"]
+
+REFUSALS = (NotImplementedError, TypeError, ValueError, RuntimeError, AssertionError)
+"""What a GEMM raises for what it does not do. Anything else is a fault of its own."""
+_STICKY = (
+    "illegal memory access",
+    "unspecified launch failure",
+    "device-side assert",
+    "misaligned address",
+    "illegal instruction",
+)
+
+
+class Refused(Exception):
+    """The GEMM raised an error instead of computing."""
+
+
+class Impossible(Exception):
+    """What the case needs is not there, such as the memory, or the kernel that is to be tested. That says nothing of the GEMM."""
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether a CUDA error has made the device unusable for this process, so that nothing after it can be believed."""
+    if isinstance(error, ErrorFromChoice):
+        return False
+    text = str(error)
+    accelerator = getattr(torch, "AcceleratorError", ())
+    return any(words in text for words in _STICKY) or (
+        bool(accelerator) and isinstance(error, accelerator) and "out of memory" not in text
+    )

@@ -1,0 +1,188 @@
+"""The GEMM under test: found by name, called by one of two conventions.
+
+A **function** is called as ``f(a, b)``, with ``out=``, ``alpha=``, ``beta=`` and ``bias=`` where its traits declare them; with 3-D
+operands for bmm and int8 ones for int_mm. A **namespace** (a module, an object) has a function for each operation, called as
+torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on. Both are called as gemmtune's own for the other operations:
+``int_mm_mul(a, b, scale)``, ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with what there is of the last three,
+``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...choice import Claims
+from ...errors import SubjectError
+from ...numerics.operands import Operands
+from ...problem import Problem
+from ...problem.flags import precision_scope
+from ..labels import OPS
+from .traits import ATTRIBUTE, Traits
+
+__all__ = ["Call", "Subject", "SubjectSpec", "load"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What one call asks: ``out`` is None where the GEMM makes the result."""
+
+    problem: Problem
+    operands: Operands
+    out: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectSpec:
+    """How to find a GEMM: ``target`` is ``package.module:name`` or a module alone; ``declared`` replaces what it says of itself."""
+
+    target: str
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    traits_file: str = ""
+
+
+class Subject(ABC):
+    """A GEMM under test. Our own subclass this; anybody else's function or namespace is wrapped."""
+
+    name: str
+    traits: Traits
+
+    @abstractmethod
+    def __call__(self, call: Call) -> object:
+        """Run once on the current stream; what the GEMM returns."""
+
+    def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
+        """What is in force during the calls of a case: torch's float32 precision is the problem's, all else the caller's."""
+        return precision_scope(problem) if problem.dtype == torch.float32 else contextlib.nullcontext()
+
+    def claims(self, problem: Problem) -> Claims:
+        """The arithmetic to which the result of ``problem`` is held."""
+        return self.traits.claims(problem)
+
+    def choice_of(self, call: Call) -> str:  # noqa: ARG002 - for those that choose
+        """What ran, for subjects that choose among several kernels."""
+        return ""
+
+
+class _Wrapped(Subject):
+    def __init__(self, name: str, traits: Traits) -> None:
+        self.name = name
+        self.traits = traits
+
+
+OURS = "gemmtune.conformance.gemms.own"
+"""The module that ``own:triton`` and the like are in."""
+NAMED_OPS = ("bmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+"""A function with one of these names does that operation, if it declares none; addmm has torch's order of arguments in namespaces
+alone."""
+
+
+class FunctionSubject(_Wrapped):
+    """One function for every operation; of those that it does not declare, the one that it is named after, else mm."""
+
+    def __init__(self, name: str, function: Callable[..., object], traits: Traits) -> None:
+        named = getattr(function, "__name__", "")
+        super().__init__(name, traits.changed({"ops": [named if named in NAMED_OPS else "mm"]}) if traits.ops is None else traits)
+        self._function = function
+
+    def __call__(self, call: Call) -> object:
+        problem, x = call.problem, call.operands
+        keywords: dict[str, Any] = {}
+        if call.out is not None:
+            keywords["out"] = call.out
+        if problem.inp is not None:
+            keywords[self.traits.bias_name] = x.inp
+            keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
+            keywords |= {"beta": x.beta} if self.traits.beta else {}
+        return self._function(x.a, x.b, *_second(call), *x.extra, **keywords, **_scales(call))
+
+
+class NamespaceSubject(_Wrapped):
+    """A function of torch's signature for each operation."""
+
+    def __init__(self, name: str, namespace: object, traits: Traits) -> None:
+        had = [op for op in OPS if callable(getattr(namespace, op, None))]
+        if traits.ops is not None and (missing := [op for op in traits.ops if op not in had]):
+            raise SubjectError(f"{name}: declares {', '.join(missing)}, but has only {', '.join(had) or 'none of the operations'}")
+        super().__init__(name, traits if traits.ops is not None else traits.changed({"ops": had}))
+        self._functions: dict[str, Callable[..., object]] = {op: getattr(namespace, op) for op in had}
+
+    def __call__(self, call: Call) -> object:
+        problem, x = call.problem, call.operands
+        keywords: dict[str, Any] = {} if call.out is None else {"out": call.out}
+        function = self._functions["int_mm_mul" if problem.epilogue else problem.op]
+        if problem.inp is not None:
+            keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
+            keywords |= {"beta": x.beta} if self.traits.beta else {}
+            return function(x.inp, x.a, x.b, **keywords)
+        return function(x.a, x.b, *_second(call), *x.extra, **keywords, **_scales(call))
+
+
+def _second(call: Call) -> tuple[torch.Tensor, ...]:
+    """c and d of mm_plus_mm."""
+    return tuple(x for x in (call.operands.c, call.operands.d) if x is not None)
+
+
+def _scales(call: Call) -> dict[str, Any]:
+    """The keywords of scaled_mm and mixed_mm."""
+    x = call.operands
+    given = {"scale_a": x.scale_a, "scale_b": x.scale_b, "zero_b": x.zero_b, "encoding": x.encoding or None}
+    keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return keywords | ({"out_dtype": call.problem.out.dtype} if call.problem.op == "scaled_mm" else {})
+
+
+def load(spec: SubjectSpec) -> Subject:
+    """The GEMM that a spec names, imported now. The working folder is searched for modules, as ``python -m`` does.
+
+    Raises:
+        SubjectError: no such module or attribute, or nothing that can be called.
+        TraitsError: its declarations mean nothing.
+    """
+    found = _found(spec.target)
+    own = getattr(found, ATTRIBUTE, None)
+    declared = (Traits.from_file(Path(spec.traits_file)) if spec.traits_file else {}) | dict(spec.declared)
+    if isinstance(found, Subject):
+        found.traits = found.traits.changed(declared)
+        return found
+    traits = Traits.of(own if own is not None else {}).changed(declared)
+    if any(callable(getattr(found, op, None)) for op in OPS):
+        return NamespaceSubject(spec.target, found, traits)
+    if callable(found):
+        return FunctionSubject(spec.target, found, traits)
+    raise SubjectError(
+        f"{spec.target}: got {type(found).__name__}, expected a function f(a, b), or a module or object with functions named "
+        f"{', '.join(OPS)}"
+    )
+
+
+def _found(target: str) -> object:
+    module_name, _, path = target.partition(":")
+    module_name = OURS if module_name == "own" else module_name
+    if not module_name:
+        raise SubjectError(f"GEMM: got {target!r}, expected package.module:function, for instance mypkg.ops:matmul")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise SubjectError(
+                f"{target}: there is no module {error.name!r} here; is it installed, or in the working folder?"
+            ) from error
+        raise SubjectError(f"{target}: {module_name} cannot be imported: {error}") from error
+    except Exception as error:
+        raise SubjectError(f"{target}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    try:
+        return functools.reduce(getattr, path.split("."), module) if path else module
+    except AttributeError as error:
+        raise SubjectError(f"{target}: {error}") from error

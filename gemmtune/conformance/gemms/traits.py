@@ -1,0 +1,208 @@
+"""What a GEMM declares of itself. What is not declared is not tested; what is declared is held to."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ...choice import Claims
+from ...errors import TraitsError
+from ...problem import Problem
+from ...problem.dtypes import dtype_name
+from ..labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from ..layouts import KINDS
+
+__all__ = ["ATTRIBUTE", "Traits", "gemm"]
+
+ATTRIBUTE = "gemm_traits"
+"""Where a function carries its traits: a ``Traits``, or a mapping of the same names, so that no import of gemmtune is needed."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """The declarations of one GEMM; every one has a default that asks the least.
+
+    Raises:
+        TraitsError: an unknown name, or a value outside the legal ones.
+    """
+
+    ops: tuple[str, ...] | None = None
+    """Of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm. None: for a function
+    what it is named after, else mm; what it has for a namespace."""
+    dtypes: tuple[str, ...] | None = None
+    """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""
+    layouts: tuple[str, ...] | None = None
+    """Kinds of strides that a, b and the added operand may have, see ``layouts.KINDS``. None: each is tried, and all but row-major
+    may be refused."""
+    out: bool = False
+    """Takes ``out=``, a tensor of any strides, and writes the result there."""
+    alpha: bool = False
+    """Takes ``alpha=`` (addmm, baddbmm)."""
+    beta: bool = False
+    """Takes ``beta=`` (addmm, baddbmm)."""
+    bias: tuple[str, ...] = ("n",)
+    """Shapes of the added operand of addmm and baddbmm: n, mn, m1, 1n, scalar."""
+    scales: tuple[str, ...] = ("tensor",)
+    """What one scale is for, of those that an operation has (``labels.SCALES_OF``): tensor, row, column, group_32, …"""
+    scale_dtypes: tuple[str, ...] = ()
+    """Dtypes of scales that are taken besides the usual one: that of a for mixed_mm, float32 for int_mm_mul."""
+    weights: tuple[str, ...] = ("int8",)
+    """What b of mixed_mm may be: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
+    zeros: bool = False
+    """Takes ``zero_b=`` (mixed_mm with scales)."""
+    float8_pairs: bool = False
+    """a and b of scaled_mm may be of different 8-bit floats."""
+    results: tuple[str, ...] = ("bfloat16",)
+    """Dtypes of the result of scaled_mm."""
+    fast_accum: bool = False
+    """Sums of 8-bit floats may stay in the narrow accumulator of the tensor cores (torch's ``use_fast_accum``)."""
+    empty: bool = False
+    """Sizes of 0 are taken."""
+    min_alignment: int = 1
+    """Bytes by which addresses and row starts of a and b are divisible."""
+    multiples: tuple[int, int, int] = (1, 1, 1)
+    """M, N and K are multiples of these."""
+    least: tuple[int, int, int] = (0, 0, 0)
+    """M, N and K are at least these."""
+    sms: tuple[int, ...] | None = None
+    """Compute capabilities (90 for SM90) that it runs on; None: all."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    streams: bool = False
+    """Works on torch's current stream, whichever that is."""
+    capturable: bool = False
+    """May be captured in a CUDA graph."""
+    threads: bool = False
+    """May be called from several threads at once."""
+    accumulate: Mapping[str, str] = field(default_factory=dict)
+    """Dtype of the running sum by input dtype, where it is not float32 (float64 for float64, int32 for int8)."""
+    partials: Mapping[str, str] = field(default_factory=dict)
+    """Dtype of split-K partial sums by input dtype, where it is not that of the running sum. One product of mm_plus_mm may be
+    rounded to the input dtype unless another is named."""
+    splits: int = 1
+    """How many split-K partial sums there may be."""
+    input_mode: str = "ieee"
+    """How float32 inputs are read: ieee, or tf32 where they are rounded even if torch's setting does not ask for it."""
+    flush_subnormals: bool | None = None
+    """Subnormal inputs and results may become 0. None: they may, and it is not tested."""
+    deterministic: bool = False
+    """Equal inputs give equal bits."""
+    bias_name: str = "bias"
+    """Keyword of a function's added operand."""
+
+    def __post_init__(self) -> None:
+        _check_words("ops", self.ops, OPS)
+        _check_words("dtypes", self.dtypes, tuple(DTYPES))
+        _check_words("layouts", self.layouts, tuple(KINDS))
+        _check_words("bias", self.bias, BIASES)
+        _check_words("scales", self.scales, SCALES)
+        _check_words("scale_dtypes", self.scale_dtypes, NARROW_FLOATS)
+        _check_words("weights", self.weights, tuple(WEIGHTS))
+        _check_words("results", self.results, NARROW_FLOATS)
+        _check_words("devices", self.devices, ("cpu", "cuda"))
+        _check_words("input_mode", (self.input_mode,), ("ieee", "tf32"))
+        for name in ("accumulate", "partials"):
+            table = getattr(self, name)
+            if not isinstance(table, Mapping):
+                raise TraitsError(f'{name}: got {table!r}, expected a table by input dtype such as {{"float16": "float16"}}')
+            _check_words(f"{name} (input dtype)", tuple(table), tuple(DTYPES))
+            _check_words(name, tuple(table.values()), tuple(DTYPES))
+        for name, least in (("min_alignment", 1), ("splits", 1)):
+            _check_integer(name, getattr(self, name), least)
+        for name, least in (("multiples", 1), ("least", 0)):
+            values = getattr(self, name)
+            if len(values) != 3:
+                raise TraitsError(f"{name}: got {values!r}, expected three integers for M, N and K")
+            for value in values:
+                _check_integer(name, value, least)
+        for trait in dataclasses.fields(self):
+            value = getattr(self, trait.name)
+            if not isinstance(value, bool) and (trait.type == "bool" or (trait.type == "bool | None" and value is not None)):
+                raise TraitsError(f"{trait.name}: got {value!r}, expected true or false")
+
+    @classmethod
+    def of(cls, declared: Traits | Mapping[str, Any]) -> Traits:
+        """Traits out of a mapping of names to plain values, as a file or an attribute has them; lists stand for tuples."""
+        if isinstance(declared, Traits):
+            return declared
+        return cls().changed(declared)
+
+    @classmethod
+    def from_file(cls, path: Path) -> dict[str, Any]:
+        """The declarations of a TOML file, to be given to ``changed``."""
+        try:
+            return tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            raise TraitsError(f"traits file: got {str(path)!r}, which does not exist") from None
+        except tomllib.TOMLDecodeError as error:
+            raise TraitsError(f"traits file {path}: got {error}, expected TOML such as: dtypes = ['float16']") from None
+
+    def changed(self, declared: Mapping[str, Any]) -> Traits:
+        """These with some replaced by ``declared``, plain values with lists for tuples."""
+        known = {trait.name for trait in dataclasses.fields(self)}
+        unknown = sorted(set(declared) - known)
+        if unknown:
+            raise TraitsError(f"traits: got {', '.join(unknown)}, expected names out of {', '.join(sorted(known))}")
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
+        return dataclasses.replace(self, **values)
+
+    def claims(self, problem: Problem) -> Claims:
+        """The arithmetic declared for a problem."""
+        name = dtype_name(problem.dtype)
+        accumulate = _torch_dtype(self.accumulate.get(name)) or problem.accumulator
+        mode = problem.precision.input_mode if problem.dtype == torch.float32 else "ieee"
+        if problem.dtype == torch.float32 and self.input_mode == "tf32":
+            mode = "tf32"
+        two = problem.op == "mm_plus_mm"
+        return Claims(
+            accumulate=accumulate,
+            partials=_torch_dtype(self.partials.get(name)) or (problem.dtype if two else accumulate),
+            epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
+            splits=2 * self.splits if two else self.splits,
+            weights=problem.dtype if problem.op == "mixed_mm" and problem.scale_b is not None else None,
+            input_mode=mode,
+            flush_subnormals=self.flush_subnormals is not False,
+            deterministic=self.deterministic,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values by name, as ``changed`` takes them."""
+        return {
+            name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+            for name, value in ((trait.name, getattr(self, trait.name)) for trait in dataclasses.fields(self))
+        }
+
+
+def gemm(**declared: Any) -> Callable[[F], F]:
+    """A decorator that declares a function's traits: ``@gemm(dtypes=("float16",), out=True)``."""
+    traits = Traits.of(declared)
+
+    def declare(function: F) -> F:
+        setattr(function, ATTRIBUTE, traits)
+        return function
+
+    return declare
+
+
+def _torch_dtype(name: str | None) -> torch.dtype | None:
+    return None if name is None else DTYPES[name]
+
+
+def _check_words(name: str, words: tuple[str, ...] | None, legal: tuple[str, ...]) -> None:
+    if isinstance(words, str) or (words is not None and not isinstance(words, tuple)):
+        raise TraitsError(f"{name}: got {words!r}, expected a list of {', '.join(legal)}")
+    wrong = [word for word in words or () if word not in legal]
+    if wrong:
+        raise TraitsError(f"{name}: got {', '.join(map(repr, wrong))}, expected {', '.join(legal)}")
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TraitsError(f"{name}: got {value!r}, expected an integer of at least {least}")

@@ -1,0 +1,157 @@
+"""Offsets and sizes that 32-bit integers do not hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from ...numerics.operands import allocate
+from ...problem import Layout
+from ..bench.bench import Bench
+from ..cases.case import Case
+from ..cases.scope import Level, Scope
+from ..gemms.refusals import Impossible
+from ..labels import DTYPES, ONE_PRODUCT
+from ..layouts import OperandLayout
+from .coverage import Sample, Size, fitted
+from .probing import exact_probe, fill_bits
+from .property import Property
+
+__all__ = ["PROPERTIES", "far_layout"]
+
+FAR = 2**31
+"""The first offset in elements that a signed 32-bit integer does not hold."""
+LEAD_MULTIPLE = 64
+_FAR_SIZES: tuple[Size, ...] = ((5, 64, 48), (64, 64, 64))
+_OPERANDS = ("a.row", "b.row", "a.col", "b.col", "out.row", "out.col")
+_LARGE_SIZES: tuple[Size, ...] = ((46400, 46400, 64), (2**21 + 16, 16, 1040), (16, 2**21 + 16, 1040))
+"""M·N, M·K and N·K beyond 2^31."""
+
+
+def check_large_offsets(bench: Bench) -> None:
+    """Some operand has so few rows, so far apart, that its last one begins beyond 2^31 elements.
+
+    Memory between the rows is never written, so that a CPU does not even provide it.
+    """
+    near = bench.sibling(a=_near(bench.case.a), b=_near(bench.case.b), out="")
+    probe = exact_probe(near)
+    problem, operands = bench.problem, probe.operands
+    far = dataclasses.replace(operands, a=_placed(problem.a, operands.a), b=_placed(problem.b, operands.b))
+    if problem.c is not None and problem.d is not None and operands.c is not None and operands.d is not None:
+        far = dataclasses.replace(far, c=_placed(problem.c, operands.c), d=_placed(problem.d, operands.d))
+    out: torch.Tensor | None = None
+    if bench.case.out:
+        out = _room(problem.out, bench.device)
+        fill_bits(out, bench.next_payload())
+    result = bench.call(far, out=out, watch=False)
+    probe.judge(bench, result.clone(memory_format=torch.contiguous_format))
+
+
+def check_large_sizes(bench: Bench) -> None:
+    """An operand or the result has more than 2^31 elements."""
+    needed = 8 * sum(layout.span * layout.dtype.itemsize for layout in (bench.problem.a, bench.problem.b, bench.problem.out))
+    _expect_memory(needed, bench.device)
+    probe = exact_probe(bench)
+    probe.judge(bench, bench.call(probe.operands))
+
+
+def far_layout(kind: str, rows: int, cols: int) -> str:
+    """The text of a layout ``row`` or ``col`` whose last row or column begins beyond 2^31 elements."""
+    lines, length = (rows, cols) if kind == "row" else (cols, rows)
+    lead = -(-FAR // (lines - 1))
+    lead += -lead % LEAD_MULTIPLE
+    return f"{kind}+{lead - length}"
+
+
+def _near(text: str) -> str:
+    """The same order of elements without the gaps."""
+    return OperandLayout.parse(text).kind
+
+
+def _placed(layout: Layout, values: torch.Tensor) -> torch.Tensor:
+    """``values`` with other strides; as they are where those are the same."""
+    if layout.stride == values.stride():
+        return values
+    tensor = _room(layout, values.device)
+    tensor.copy_(values)
+    return tensor
+
+
+def _room(layout: Layout, device: torch.device) -> torch.Tensor:
+    needed = layout.span * layout.dtype.itemsize
+    _expect_memory(needed, device)
+    try:
+        return allocate(layout, device)
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise Impossible(f"{needed / 2**30:.1f} GiB of memory were refused") from error
+
+
+def _expect_memory(needed: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    free = torch.cuda.mem_get_info(device)[0]
+    if free < needed:
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(device)[0]
+    if free < needed:
+        raise Impossible(f"the case needs {needed / 2**30:.1f} GiB of GPU memory, {free / 2**30:.1f} GiB are free")
+
+
+def _far(case: Case) -> Case:
+    name, _, kind = case.variant.partition(".")
+    held = case.k // 2 if case.packed else case.k
+    rows, cols = {"a": (case.m, case.k), "b": (held, case.n), "out": (case.m, case.n)}[name]
+    return case.changed(variant="", k2="", **{name: far_layout(kind, rows, cols)})
+
+
+def _has_lines(case: Case) -> bool:
+    """At least two rows and columns of everything, one matrix, and elements of at most 4 bytes: 8 GiB of addresses."""
+    return not case.batched and min(case.m, case.n, case.k) > 1 and DTYPES[case.dtype].itemsize <= 4
+
+
+def _far_cases(scope: Scope) -> Iterator[Case]:
+    """Of each operation the dtype of the smallest elements, or two: others need more memory and show no more."""
+    for op in scope.tested_ops:
+        kept = sorted(scope.tested_dtypes(op), key=lambda name: DTYPES[name].itemsize)[: 1 if scope.level is Level.SMOKE else 2]
+        count = len(_OPERANDS) * len(kept)
+        yield from Sample(
+            name="large-offsets",
+            budget=(count,) * 3,
+            shapes=fitted(*_FAR_SIZES),
+            variants=_OPERANDS,
+            admits=_has_lines,
+            finish=_far,
+        )(dataclasses.replace(scope, ops=(op,), dtypes=tuple(kept)))
+
+
+def _large_needs(scope: Scope) -> str | None:
+    if scope.device_type != "cuda":
+        return "needs a CUDA device"
+    return None if scope.level >= Level.EXHAUSTIVE else "tested at level exhaustive"
+
+
+PROPERTIES = (
+    Property(
+        name="large-offsets",
+        meaning="rows of a, b or out that begin beyond 2^31 elements",
+        check=check_large_offsets,
+        cases=_far_cases,
+    ),
+    Property(
+        name="large-sizes",
+        meaning="more than 2^31 elements in a, b or the result",
+        check=check_large_sizes,
+        cases=Sample(
+            name="large-sizes",
+            budget=(0, 0, 8),
+            shapes=fitted(*_LARGE_SIZES),
+            ops=ONE_PRODUCT,
+            admits=lambda case: not case.batched and DTYPES[case.dtype].itemsize <= 2,
+        ),
+        needs=_large_needs,
+    ),
+)

@@ -1,0 +1,268 @@
+"""What two results of a GEMM have to do with each other, without a reference.
+
+Operands are small integers, whose sums are exact in any order, so that the relations hold bit by bit. Where K is too large for that
+under the GEMM's claims, each result is held to the error bound instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ...numerics.quantized import numbers
+from ...problem import Layout
+from ...problem.dtypes import dtype_info
+from ..bench.bench import Bench
+from ..cases.case import Case
+from ..cases.scope import Scope
+from ..labels import DTYPES, ONE_PRODUCT
+from .coverage import Sample, Size, fitted
+from .probing import exact_integers, keeps_significands, made, made_b
+from .property import Property
+from .special import expect_exactly
+
+__all__ = ["PROPERTIES"]
+
+_SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 31), (96, 40, 65), (17, 130, 16), (1, 40, 64), (65, 1, 33))
+TRANSPOSABLE = ("mm", "bmm", "int_mm", "scaled_mm")
+"""Operations with operands of one kind, and nothing besides but scales."""
+A_SCALE, B_SCALE = 8.0, 4.0
+"""Powers of two: the results of scaled operands differ from those of the others in their exponents alone."""
+
+
+def check_permutation(bench: Bench) -> None:
+    """Rows of a and columns of b in another order give the same elements in that order."""
+    operands = exact_integers(bench)
+    if operands is None:
+        return _bounded(bench)
+    generator = torch.Generator().manual_seed(bench.case.seed)
+    m, n = bench.problem.m, bench.problem.n
+    rows, cols = (torch.randperm(size, generator=generator).to(bench.device) for size in (m, n))
+
+    def moved(layout: Layout | None, tensor: torch.Tensor | None, sides: str = "mn") -> torch.Tensor | None:
+        """Along the dimensions that are those of the result: of ``sides``, and as long."""
+        if layout is None or tensor is None:
+            return None
+        values = tensor.double()
+        if "m" in sides and tensor.dim() >= 2 and tensor.shape[-2] == m:
+            values = values.index_select(-2, rows)
+        return made(layout, values.index_select(-1, cols) if "n" in sides and tensor.shape[-1:] == (n,) else values)
+
+    problem = bench.problem
+    factors = zip(problem.epilogue.operands if problem.epilogue else (), operands.extra, strict=True)
+    permuted = dataclasses.replace(
+        operands,
+        a=made(problem.a, operands.a.double().index_select(-2, rows)),
+        b=made(problem.b, operands.b.double().index_select(-1, cols)),
+        inp=moved(problem.inp, operands.inp),
+        scale_a=moved(problem.scale_a, operands.scale_a, "m"),
+        scale_b=moved(problem.scale_b, operands.scale_b, "n"),
+        zero_b=moved(problem.zero_b, operands.zero_b, "n"),
+        extra=tuple(factor for layout, x in factors if (factor := moved(layout, x)) is not None),
+    )
+    expected = bench.call(operands).index_select(-2, rows).index_select(-1, cols)
+    name = "rows of a and columns of b in another order"
+    bench.expect_equal(bench.call(permuted), expected, permuted, name=name, known=False)
+    return None
+
+
+def check_transpose(bench: Bench) -> None:
+    """bᵀ @ aᵀ is the transposed a @ b."""
+    operands = exact_integers(bench)
+    if operands is None:
+        return _bounded(bench)
+    other = bench.sibling(m=bench.case.n, n=bench.case.m, a=bench.case.b, b=bench.case.a)
+    mirrored = dataclasses.replace(
+        operands,
+        a=made(other.problem.a, operands.b.double().mT),
+        b=made(other.problem.b, operands.a.double().mT),
+        scale_a=_transposed(operands.scale_b),
+        scale_b=_transposed(operands.scale_a),
+    )
+    expected = bench.call(operands).mT
+    other.expect_equal(other.call(mirrored), expected, mirrored, name="bᵀ @ aᵀ beside the transposed a @ b", known=False)
+    return None
+
+
+def check_scaling(bench: Bench) -> None:
+    """a (or b, the variant) and the added operand times a power of two give the result times that.
+
+    Any numbers where equal inputs give equal bits; integers where the order of a sum may differ from call to call.
+    """
+    operands = bench.probes.random() if bench.claims.deterministic else exact_integers(bench)
+    if operands is None:
+        return _bounded(bench)
+    problem, inp, which = bench.problem, operands.inp, bench.case.variant or "a"
+    factor = A_SCALE if which == "a" else B_SCALE
+    scaled = dataclasses.replace(
+        operands,
+        a=made(problem.a, operands.a.double() * factor) if which == "a" else operands.a,
+        b=made(problem.b, operands.b.double() * factor) if which == "b" else operands.b,
+        inp=None if inp is None or problem.inp is None else made(problem.inp, inp.double() * factor),
+    )
+    before, result = bench.call(operands), bench.call(scaled)
+    expected = (before.double() * factor).to(before.dtype)
+    least = dtype_info(before.dtype).smallest_normal
+    rounded_apart = (before.double().abs() < least) | (before.double().abs() * factor > dtype_info(before.dtype).largest)
+    result = torch.where(rounded_apart, expected, result)  # subnormal numbers have fewer bits, infinity none
+    bench.expect_equal(result, expected, scaled, name=f"{which} times {factor:g}", known=False)
+    return None
+
+
+def check_k_padding(bench: Bench) -> None:
+    """Columns of zeros after those of a (or rows of zeros after those of b, the variant), against any numbers, change nothing."""
+    operands = exact_integers(bench)
+    which, _, count = (bench.case.variant or "a.1").partition(".")
+    other = bench.sibling(k=bench.case.k + int(count) * bench.subject.traits.multiples[2] * (2 if bench.case.packed else 1))
+    padding = exact_integers(other)
+    if operands is None or padding is None:
+        return _bounded(bench)
+    k = bench.case.k
+    encoding = bench.problem.encoding
+    a, b = padding.a.double(), numbers(padding.b, encoding).double()
+    a[..., :k], b[..., :k, :] = operands.a.double(), numbers(operands.b, encoding).double()
+    if which == "a":
+        a[..., k:] = 0
+    else:
+        b[..., k:, :] = 0
+    padded = dataclasses.replace(
+        operands,
+        a=made(other.problem.a, a),
+        b=made_b(other.problem, b),
+        scale_a=_lengthened(operands.scale_a, padding.scale_a),
+        scale_b=_lengthened(operands.scale_b, padding.scale_b),
+        zero_b=_lengthened(operands.zero_b, padding.zero_b),
+    )
+    expected = bench.call(operands)
+    other.expect_equal(other.call(padded), expected, padded, name=f"K padded from {k} to {other.case.k} with zeros", known=False)
+    return None
+
+
+def check_identity(bench: Bench) -> None:
+    """a times the identity is a; the identity times b is b (the variant), or times scales that are powers of two.
+
+    Every bit, where the claims hold those of one input.
+    """
+    probes, problem = bench.probes, bench.problem
+    kind = "normal" if keeps_significands(bench) else "integers"
+    plain = problem.precision.input_mode == "ieee"
+    operands = probes.filled(kind, kind, general=False) if plain or kind == "integers" else probes.random()
+    if bench.case.variant == "b":
+        operands = dataclasses.replace(operands, a=made(problem.a, _identity(operands.a)))
+    else:
+        operands = dataclasses.replace(operands, b=made_b(problem, _identity(numbers(operands.b, problem.encoding))))
+    expect_exactly(bench, operands, name="times the identity")
+
+
+def _bounded(bench: Bench) -> None:
+    operands = bench.probes.random()
+    bench.expect(bench.call(operands), operands)
+
+
+def _lengthened(scale: torch.Tensor | None, longer: torch.Tensor | None) -> torch.Tensor | None:
+    """``longer`` with the numbers of ``scale`` as its first ones; as many of them if K does not count, or not enough."""
+    if scale is None or longer is None or scale.shape == longer.shape:
+        return scale
+    result = longer.clone()
+    result[: scale.shape[0], : scale.shape[1]] = scale
+    return result
+
+
+def _transposed(scale: torch.Tensor | None) -> torch.Tensor | None:
+    return scale.mT.contiguous() if scale is not None and scale.dim() == 2 else scale
+
+
+def _identity(like: torch.Tensor) -> torch.Tensor:
+    return torch.eye(like.shape[-1], dtype=torch.float64, device=like.device).expand(like.shape)
+
+
+def _square(case: Case) -> Case:
+    return case.changed(m=case.k) if case.variant == "b" else case.changed(n=case.k)
+
+
+def _transposable(scope: Scope, name: str) -> Sample:
+    return Sample(
+        name=name,
+        budget=(36, 100, 500),
+        shapes=fitted(*_SIZES),
+        admits=lambda case: (
+            case.op in TRANSPOSABLE
+            and case.scales == "tensor"
+            and not case.weights
+            and scope.allows(case.changed(m=case.n, n=case.m, a=case.b, b=case.a))
+        ),
+    )
+
+
+def _wide(case: Case) -> bool:
+    """8-bit floats have too few exponents to be scaled, and integers of 8 bits too few bits."""
+    return (case.b_dtype if case.variant == "b" else DTYPES[case.dtype]).itemsize > 1
+
+
+def _needs_products(scope: Scope) -> str | None:
+    plain = {*TRANSPOSABLE, "mixed_mm"} & set(scope.tested_ops)
+    return None if plain else "every tested operation adds something to the product"
+
+
+PROPERTIES = (
+    Property(
+        name="permutation",
+        meaning="rows of a and columns of b in another order give the same numbers in that order",
+        check=check_permutation,
+        cases=Sample(
+            name="permutation",
+            budget=(36, 100, 500),
+            shapes=fitted(*_SIZES),
+            ops=ONE_PRODUCT,
+            admits=lambda case: case.scales != "block_128x128",  # columns that share a scale would have to stay together
+        ),
+    ),
+    Property(
+        name="transpose",
+        meaning="bᵀ @ aᵀ is the transposed a @ b",
+        check=check_transpose,
+        cases=lambda scope: _transposable(scope, "transpose")(scope),
+        needs=_needs_products,
+    ),
+    Property(
+        name="scaling",
+        meaning="operands times a power of two give the result times that",
+        check=check_scaling,
+        cases=Sample(
+            name="scaling",
+            budget=(36, 100, 500),
+            shapes=fitted(*_SIZES),
+            variants=("a", "b"),
+            ops=ONE_PRODUCT,
+            admits=_wide,
+        ),
+    ),
+    Property(
+        name="k-padding",
+        meaning="zeros appended along K change nothing",
+        check=check_k_padding,
+        cases=Sample(
+            name="k-padding",
+            budget=(36, 100, 500),
+            shapes=fitted(*_SIZES),
+            variants=("a.1", "b.7", "a.64", "b.31"),
+            ops=ONE_PRODUCT,
+        ),
+    ),
+    Property(
+        name="identity",
+        meaning="a times the identity is a, bit by bit",
+        check=check_identity,
+        cases=Sample(
+            name="identity",
+            budget=(36, 100, 500),
+            shapes=fitted(*_SIZES),
+            variants=("a", "b"),
+            ops=ONE_PRODUCT,
+            admits=lambda case: not case.added and case.op != "int_mm_mul",
+            finish=_square,
+        ),
+        needs=_needs_products,
+    ),
+)

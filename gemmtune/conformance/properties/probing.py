@@ -1,0 +1,136 @@
+"""What the checks on memory, strides and repetition share: one exact probe for any strides, operands made anew or overwritten."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ...numerics.bounds import exact_limit
+from ...numerics.operands import Operands, placed, storage_bits
+from ...numerics.pick import Pick
+from ...numerics.quantized import packed, scales_along_k
+from ...problem import Layout, Problem
+from ...problem.dtypes import dtype_info
+from ..bench.bench import WATCHED, Bench
+
+__all__ = [
+    "Probe",
+    "exact_integers",
+    "exact_probe",
+    "fill_bits",
+    "keeps_significands",
+    "made",
+    "made_b",
+    "overwrite",
+    "same_bits",
+    "stage",
+    "tensors_of",
+]
+
+MOST_PRODUCT = 64
+"""Of the integers of the fill ``integers``."""
+MOST_SCALED = 4
+"""By alpha or by one scale that changes along K, in exact probes."""
+ZEROED = 2
+"""How much larger a · b may be than a · (b − zero_b), in exact probes."""
+MOST_ADDED = 27
+"""beta times the added operand, in exact probes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Operands with one right result."""
+
+    operands: Operands
+    pick: Pick | None
+    """Where the result is known exactly without a product; None: integers, whose reference product is exact."""
+
+    def judge(self, bench: Bench, result: torch.Tensor) -> bool:
+        """Whether ``result`` is the right one; if not, ``bench`` has a failure more."""
+        if self.pick is not None:
+            return bench.expect_pick(result, self.pick)
+        return bench.expect(result, self.operands, name="integers", exact=True)
+
+
+def exact_probe(bench: Bench) -> Probe:
+    """Other numbers each time: cancelling integers where strides let elements be chosen, one-hot lines if in one operand alone.
+
+    Each element of the result then depends on where in memory a GEMM reads.
+    """
+    pick: Pick | None = None
+    probes = bench.probes
+    if probes.free_a and probes.free_b:
+        pick = probes.cancel(exact_limit(bench.problem, bench.claims))
+    elif probes.free_a and keeps_significands(bench):
+        pick = probes.rows_of_b(probes.random().right, special=False)
+    elif probes.free_b and keeps_significands(bench):
+        pick = probes.cols_of_a(probes.random().left, special=False)
+    return Probe(operands=probes.integers() if pick is None else pick.operands, pick=pick)
+
+
+def keeps_significands(bench: Bench) -> bool:
+    """Whether one input times 1 comes out with every bit, by the claims."""
+    claims, problem = bench.claims, bench.problem
+    own = dtype_info(problem.dtype).unit_roundoff
+    held = (claims.accumulate, claims.partials, claims.epilogue_input)
+    reads = claims.input_mode in ("ieee", problem.precision.input_mode)
+    return reads and all(dtype_info(dtype).unit_roundoff <= own for dtype in held)
+
+
+def exact_integers(bench: Bench) -> Operands | None:
+    """Integers whose sums every claimed number holds, in any order and grouping; None where K is too large for that."""
+    limit, scaled = exact_limit(bench.problem, bench.claims), MOST_SCALED ** max(1, scales_along_k(bench.problem))
+    if scaled * MOST_PRODUCT * bench.problem.terms + MOST_ADDED <= limit:
+        return bench.given(bench.probes.filled("integers", "integers", general=False))
+    if ZEROED * scaled * bench.problem.terms + MOST_ADDED <= limit:
+        return bench.given(bench.probes.integers())
+    return None
+
+
+def tensors_of(operands: Operands) -> dict[str, torch.Tensor]:
+    """The tensors that a call is given, by name."""
+    return {name: tensor for name in WATCHED if (tensor := getattr(operands, name)) is not None}
+
+
+def made(layout: Layout, values: torch.Tensor) -> torch.Tensor:
+    """A tensor of that layout with these values, in a buffer of its own."""
+    return placed(layout, values.device, values.contiguous())
+
+
+def made_b(problem: Problem, numbers: torch.Tensor) -> torch.Tensor:
+    """A b of these numbers [.., K, N], packed if the problem's b is."""
+    return made(problem.b, packed(numbers) if problem.encoding else numbers)
+
+
+def overwrite(operands: Operands, new: Operands) -> None:
+    """Give the tensors of ``operands`` the values of ``new``, of the same layouts, on the current stream. Their addresses stay."""
+    values = tensors_of(new)
+    for name, tensor in tensors_of(operands).items():
+        storage_bits(tensor).copy_(storage_bits(values[name]))
+
+
+def fill_bits(tensor: torch.Tensor, payload: int) -> None:
+    """Fill every element of ``tensor``, and nothing between them, with the bit pattern ``payload``."""
+    tensor.view(storage_bits(tensor).dtype).fill_(payload)
+
+
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Bitwise equality of two tensors of one size and dtype, whatever their strides."""
+    bits = storage_bits(x).dtype
+    return torch.equal(x.contiguous().view(bits), y.contiguous().view(bits))
+
+
+@contextmanager
+def stage(bench: Bench, words: str) -> Iterator[None]:
+    """Say in the failures that come up in the block at which stage of the check that was."""
+    before = len(bench.failures)
+    try:
+        yield
+    finally:
+        bench.failures[before:] = [
+            dataclasses.replace(failure, message=f"{words}: {failure.message}") for failure in bench.failures[before:]
+        ]

@@ -1,0 +1,34 @@
+"""The table of everything that the suite asserts."""
+
+from __future__ import annotations
+
+from ...errors import CaseError
+from . import batch, cuda, edges, extremes, large, memory, metamorphic, repeat, scalars, scales, special, strides, values
+from .property import Property
+
+__all__ = ["PROPERTIES", "property_named"]
+
+PROPERTIES: tuple[Property, ...] = (
+    *values.PROPERTIES,
+    *edges.PROPERTIES,
+    *scalars.PROPERTIES,
+    *scales.PROPERTIES,
+    *special.PROPERTIES,
+    *extremes.PROPERTIES,
+    *strides.PROPERTIES,
+    *batch.PROPERTIES,
+    *memory.PROPERTIES,
+    *metamorphic.PROPERTIES,
+    *repeat.PROPERTIES,
+    *cuda.PROPERTIES,
+    *large.PROPERTIES,
+)
+"""In the order of reports."""
+
+
+def property_named(name: str) -> Property:
+    """The property of that name. Raises CaseError with the known ones."""
+    for candidate in PROPERTIES:
+        if candidate.name == name:
+            return candidate
+    raise CaseError(f"property: got {name!r}, expected one of {', '.join(p.name for p in PROPERTIES)}")

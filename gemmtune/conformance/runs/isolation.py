@@ -1,0 +1,135 @@
+"""Cases in a process of their own: a GEMM that crashes, hangs or ruins its device takes down one case, not the run."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import GemmtuneError, SubjectError, TraitsError
+from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ..bench.outcome import Failure, Outcome, Verdict
+from ..cases.case import Case
+from ..gemms.refusals import is_fatal
+from ..gemms.subject import Subject, SubjectSpec, load
+from ..gemms.traits import Traits
+from .judge import judge
+
+__all__ = ["Description", "InProcessRunner", "IsolatedRunner", "Runner"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What the parent needs to know of a GEMM that it never imports."""
+
+    name: str
+    traits: Traits
+    device_name: str
+    sm: int
+    """Compute capability times ten; 0 off CUDA."""
+
+
+class InProcessRunner:
+    """Runs cases in this process: for debugging, and for GEMMs that are known to do no harm."""
+
+    def __init__(self, spec: SubjectSpec, device: str) -> None:
+        self._spec = spec
+        self._device = device
+
+    def describe(self) -> Description:
+        """The GEMM's name and declarations."""
+        return _describe(self._spec, self._device)
+
+    def run(self, case: Case) -> Outcome:
+        """One case."""
+        return _job(self._spec, case, self._device)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class IsolatedRunner:
+    """Runs cases in a worker process, which is replaced when a case has killed it, hung it or ruined its device.
+
+    Args:
+        timeout_s: seconds for one case, importing and compiling included.
+    """
+
+    def __init__(self, spec: SubjectSpec, device: str, *, timeout_s: float = 120.0) -> None:
+        self._spec = spec
+        self._device = device
+        self._timeout_s = timeout_s
+        self._worker: Worker | None = None
+
+    def describe(self) -> Description:
+        """The GEMM's name and declarations.
+
+        Raises:
+            SubjectError: it cannot be loaded, or its import crashed or hung.
+            TraitsError: its declarations mean nothing.
+        """
+        try:
+            return self._ready().call(_describe, self._spec, self._device, timeout_s=self._timeout_s)
+        except (WorkerCrashed, WorkerTimedOut) as error:
+            raise SubjectError(f"{self._spec.target}: the process that imported it: {error}") from error
+
+    def run(self, case: Case) -> Outcome:
+        """One case. What the GEMM does to the process becomes the verdict."""
+        try:
+            outcome = self._ready().call(_job, self._spec, case, self._device, timeout_s=self._timeout_s)
+        except WorkerTimedOut as error:
+            return _bad(case, Verdict.TIMED_OUT, str(error))
+        except WorkerCrashed as error:
+            return _bad(case, Verdict.CRASHED, str(error))
+        if outcome.verdict is Verdict.CRASHED:  # the device's context is unusable
+            self.close()
+        return outcome
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def _ready(self) -> Worker:
+        if self._worker is None or not self._worker.alive:
+            self._worker = Worker(gpu=self._device != "cpu")
+        return self._worker
+
+
+Runner = InProcessRunner | IsolatedRunner
+
+
+@functools.cache
+def _loaded(spec: SubjectSpec) -> Subject:
+    return load(spec)
+
+
+def _describe(spec: SubjectSpec, device: str) -> Description:
+    subject = _loaded(spec)
+    where = torch.device(device)
+    if where.type == "cuda":
+        properties = torch.cuda.get_device_properties(where)
+        name, sm = properties.name, properties.major * 10 + properties.minor
+    else:
+        name, sm = "CPU", 0
+    return Description(name=subject.name, traits=subject.traits, device_name=name, sm=sm)
+
+
+def _job(spec: SubjectSpec, case: Case, device: str) -> Outcome:
+    try:
+        return judge(_loaded(spec), case, torch.device(device))
+    except (SubjectError, TraitsError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if is_fatal(error):
+            return _bad(case, Verdict.CRASHED, reason)
+        if isinstance(error, GemmtuneError):
+            raise
+        return _bad(case, Verdict.RAISED, reason)
+
+
+def _bad(case: Case, verdict: Verdict, reason: str) -> Outcome:
+    return Outcome(case=case, verdict=verdict, reason=reason, failures=(Failure(property_name=case.property_name, message=reason),))

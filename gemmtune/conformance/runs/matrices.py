@@ -1,0 +1,39 @@
+"""The architecture matrices that ``--sm`` asks for: gemmtune's own kernels, compiled and checked, and run where a GPU here can."""
+
+from __future__ import annotations
+
+import torch
+
+from ...architectures import MatrixReport, how_to_run, run_matrix
+from ...device import DeviceInfo, detect
+from ...selector.progress import Progress
+from ...settings import Search
+from ..cases.scope import Level
+from ..options import RunOptions
+
+__all__ = ["exit_status", "matrix"]
+
+SEARCH: dict[Level, Search] = {Level.SMOKE: "quick", Level.FULL: "default", Level.EXHAUSTIVE: "exhaustive"}
+
+
+def matrix(options: RunOptions, sm: str, *, must_run: bool = False, progress: Progress | None = None) -> MatrixReport:
+    """The matrix of one architecture, such as ``80``. The level says how many kernels; ``must_run``: not to run them is a failure.
+
+    Raises:
+        UnavailableError: nothing here compiles for it, or the device is not here.
+    """
+    arch, gpu = f"sm{sm}", _gpu(options)
+    runs = not options.sm_compile_only and (must_run or how_to_run(arch, gpu).mode is not None)
+    return run_matrix(arch, search=SEARCH[Level.of(options.level)], device=gpu, run=runs, progress=progress)
+
+
+def exit_status(reports: list[MatrixReport]) -> int:
+    """0 all is as it should be, 1 it is not, 2 nothing could be tested."""
+    if not any(report.executed for report in reports):
+        return 2
+    return 1 if any(report.failures for report in reports) else 0
+
+
+def _gpu(options: RunOptions) -> DeviceInfo | None:
+    wanted = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return None if wanted == "cpu" else detect(wanted)

@@ -1,0 +1,53 @@
+"""Runs some cases in this process and prints each outcome as a line of JSON: what ``compute-sanitizer`` is put around.
+
+python -m gemmtune.conformance.runs.one_case mypkg.ops:matmul 'out-of-bounds:mm-f16-64x64x64-out.row' --device cuda
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from ...errors import GemmtuneError
+from ..bench.outcome import Verdict
+from ..cases.case import Case
+from ..gemms.subject import SubjectSpec
+from .isolation import InProcessRunner
+
+__all__ = ["arguments_for", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 once all cases have an outcome, whatever it is; 1 if one ended the device; 2 if there was nothing to run."""
+    parser = argparse.ArgumentParser(prog="python -m gemmtune.conformance.runs.one_case", description="Run cases in one process.")
+    parser.add_argument("target", help="the GEMM, such as mypkg.ops:matmul")
+    parser.add_argument("ids", nargs="+", metavar="id", help="a case, such as bound:mm-bf16-127x64x33-seed.7")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--declared", default="{}", metavar="JSON", help="traits by name")
+    parser.add_argument("--traits-file", default="")
+    given = parser.parse_args(arguments)
+    try:
+        spec = SubjectSpec(target=given.target, declared=json.loads(given.declared), traits_file=given.traits_file)
+        cases = [Case.parse(text) for text in given.ids]
+        runner = InProcessRunner(spec, given.device)
+        for case in cases:
+            outcome = runner.run(case)
+            print(json.dumps(outcome.as_json()), flush=True)
+            if outcome.verdict is Verdict.CRASHED:
+                return 1
+    except (GemmtuneError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def arguments_for(spec: SubjectSpec, cases: Sequence[Case], device: str) -> list[str]:
+    """The arguments with which ``main`` runs these cases."""
+    options = ["--device", device, "--declared", json.dumps(dict(spec.declared)), "--traits-file", spec.traits_file]
+    return [*options, "--", spec.target, *(case.id for case in cases)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

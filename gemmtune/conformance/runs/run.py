@@ -1,0 +1,255 @@
+"""A run of the suite: the GEMM found, what is to be tested of it, and each case judged once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ... import settings
+from ...device import detect
+from ...errors import ConformanceError, SubjectError
+from ..bench.outcome import Verdict
+from ..cases.case import Case
+from ..cases.sampling import sample_order
+from ..cases.scope import Level, Scope
+from ..gemms.traits import Traits
+from ..options import RunOptions
+from ..properties.property import Property
+from ..properties.table import PROPERTIES
+from .files import make_folder
+from .isolation import Description, InProcessRunner, IsolatedRunner, Runner
+from .lists import CaseList
+from .record import Record
+from .reproduction import cases_to_repeat
+
+__all__ = ["PAST_TIME", "Ground", "Run", "find_ground", "scope_of"]
+
+COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
+"""A crash costs a worker process, a hang the whole time that a case may take as well."""
+MOST_COSTS = 20
+"""What one property may cost; then its other cases are not run."""
+MOST_COSTS_OF_ALL = 100
+"""What a run may cost; then no other case is run."""
+DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
+PAST_TIME = "not run: the time was over"
+LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
+"""Where the options take in all of a level. What has fewer cases than this was not enumerated as it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """The GEMM that was found and the device that it is tested on."""
+
+    description: Description
+    device: str
+
+    @property
+    def device_type(self) -> str:
+        """cpu or cuda."""
+        return torch.device(self.device).type
+
+
+def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
+    """The GEMM of the options, and what runs its cases.
+
+    Raises:
+        SubjectError: it cannot be loaded, or declares that it does not run here.
+        TraitsError: its declarations mean nothing.
+        UnavailableError: the device is not here.
+    """
+    wanted = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConformanceError(f"device: got {wanted!r}, expected cpu, cuda or cuda:N")
+    device = wanted if wanted == "cpu" else str(detect(wanted).torch_device)
+    runner = runner_for(options, device)
+    try:
+        description = runner.describe()
+        if options.device is None and device != "cpu" and description.traits.devices == ("cpu",):
+            runner.close()
+            device = "cpu"
+            runner = runner_for(options, device)
+            description = runner.describe()
+        _check(description, device)
+        if options.sanitize:
+            _check_sanitizer(device)
+    except BaseException:
+        runner.close()
+        raise
+    return Ground(description=description, device=device), runner
+
+
+def runner_for(options: RunOptions, device: str) -> Runner:
+    """What runs the cases of a run on ``device``."""
+    if options.in_process:
+        return InProcessRunner(options.spec, device)
+    return IsolatedRunner(options.spec, device, timeout_s=options.timeout)
+
+
+def _check(description: Description, device: str) -> None:
+    traits, name = description.traits, description.name
+    if (kind := torch.device(device).type) not in traits.devices:
+        raise SubjectError(f"{name}: declares devices {', '.join(traits.devices)}, and this is {kind}; name another with device")
+    if description.sm and traits.sms is not None and description.sm not in traits.sms:
+        raise SubjectError(
+            f"{name}: declares SM {', '.join(map(str, traits.sms))}, and {description.device_name} is SM {description.sm}"
+        )
+
+
+def _check_sanitizer(device: str) -> None:
+    if device == "cpu":
+        raise ConformanceError("sanitize: got device cpu, expected a CUDA device: compute-sanitizer sees no other code")
+
+
+def scope_of(options: RunOptions, traits: Traits, device_type: str) -> Scope:
+    """What the options take in of what is declared."""
+    return Scope(
+        traits=traits,
+        device_type=device_type,
+        level=Level.of(options.level),
+        ops=options.op,
+        dtypes=options.dtype,
+        layouts=options.layout,
+    )
+
+
+def _check_asked(scope: Scope) -> None:
+    """Raise ConformanceError where nothing of what an option asks for is declared."""
+    all_ops = dataclasses.replace(scope, ops=())
+    every = dataclasses.replace(scope, dtypes=(), layouts=())
+    dtypes = tuple(dict.fromkeys(dtype for op in scope.tested_ops for dtype in every.tested_dtypes(op)))
+    for name, asked, declared in (
+        ("op", scope.ops, all_ops.tested_ops), ("dtype", scope.dtypes, dtypes), ("layout", scope.layouts, every.tested_kinds),
+    ):  # fmt: skip
+        if asked and not set(asked) & set(declared):
+            remedy = f"; declare more with --trait {name}s=…"
+            raise ConformanceError(
+                f"{name}: got {', '.join(asked)}, expected what the GEMM declares: {', '.join(declared)}{remedy}"
+            )
+
+
+class Run:
+    """Judges cases. ``runner`` is made when the first case needs it, unless there is one already."""
+
+    def __init__(self, options: RunOptions, ground: Ground, runner: Runner | None = None) -> None:
+        self.options = options
+        self.ground = ground
+        self.scope = scope_of(options, ground.description.traits, ground.device_type)
+        self.skips = CaseList.read(options.skips_file)
+        self.xfails = CaseList.read(options.xfails_file)
+        self._repeated = cases_to_repeat(options.repro)
+        if not options.repro:
+            _check_asked(self.scope)
+        self._begun_s: float | None = None
+        self._runner = runner
+        self._costs: Counter[str] = Counter()
+
+    @classmethod
+    def open(cls, options: RunOptions) -> Run:
+        """The run that the options ask for, its GEMM found and its files read.
+
+        Raises:
+            GemmtuneError: it cannot be made; see ``find_ground``, ``lists`` and ``reproduction``.
+        """
+        if options.save_failing is not None:
+            make_folder("save_failing", options.save_failing)
+        ground, runner = find_ground(options)
+        try:
+            return cls(options, ground, runner)
+        except BaseException:
+            runner.close()
+            raise
+
+    # What there is to test
+
+    def cases(self) -> list[Case]:
+        """Those of the options, property by property, each once."""
+        return self._repeated if self.options.repro else list(self._asked)
+
+    @functools.cached_property
+    def everything(self) -> tuple[Case, ...]:
+        """The cases of which the options may take a sample."""
+        return tuple(self._enumerated(self.scope, self.options.properties))
+
+    @functools.cached_property
+    def _asked(self) -> tuple[Case, ...]:
+        if not self.options.sampled:
+            return self.everything
+        return tuple(sample_order(self.everything, seed=self.options.seed or 0)[: self.options.max_cases])
+
+    def drawn_properties(self) -> tuple[Property, ...]:
+        """Those for which further cases are drawn."""
+        options = self.options
+        if options.repro or (options.max_cases is not None and options.max_examples is None):
+            return ()
+        asked = (p for p in PROPERTIES if p.drawn and (not options.properties or p.name in options.properties))
+        return tuple(p for p in asked if p.needs(self.scope) is None and any(True for _ in p.cases(self.scope)))
+
+    def stale_lines(self, ids: set[str]) -> list[str]:
+        """A complaint for each line of the lists that fits none of ``ids`` and no other case of the GEMM, at any level."""
+        left = [case_list.unmatched(ids) for case_list in (self.skips, self.xfails)]
+        if any(case_list.lines for case_list in left):
+            widest = dataclasses.replace(self.scope, level=Level.EXHAUSTIVE, ops=(), dtypes=(), layouts=())
+            known = [case.id for case in self._enumerated(widest, ())]
+            left = [case_list.unmatched(known) for case_list in left]
+        return [text for case_list in left for text in case_list.complaints()]
+
+    @property
+    def lists_are_strict(self) -> bool:
+        """A line that fits no case is an error."""
+        return self.options.strict_lists or settings.in_continuous_integration()
+
+    @property
+    def max_examples(self) -> int:
+        """Cases drawn for each property."""
+        return self.options.max_examples or DRAWN[self.scope.level]
+
+    def least_executed(self, *, narrowed: bool) -> int:
+        """How many cases have to be executed; one where something took only a part of the level."""
+        if self.options.min_executed is not None:
+            return self.options.min_executed
+        return 1 if narrowed or self.options.narrowed else LEAST_EXECUTED[self.scope.level]
+
+    @staticmethod
+    def _enumerated(scope: Scope, properties: Collection[str]) -> Iterator[Case]:
+        seen: set[str] = set()
+        for candidate in PROPERTIES:
+            if candidate.needs(scope) is not None or (properties and candidate.name not in properties):
+                continue
+            for case in candidate.cases(scope):
+                if case.id not in seen:
+                    seen.add(case.id)
+                    yield case
+
+    # Judging
+
+    def judge(self, case: Case, *, drawn: bool = False) -> Record:
+        """Run a case, unless it is listed as not to be run or no more of its property are run."""
+        reason = self.skips.reason(case.id) or self.ended(case.property_name)
+        if reason is not None:
+            return Record(case=case, outcome=None, reason=reason, drawn=drawn)
+        if self._runner is None:
+            self._runner = runner_for(self.options, self.ground.device)
+        outcome = self._runner.run(case)
+        self._costs[case.property_name] += COSTS.get(outcome.verdict, 0)
+        return Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
+
+    def ended(self, property_name: str) -> str | None:
+        """Why no more cases of a property are run: the time is over, or too many have crashed. None: they are."""
+        now_s, most_s = time.monotonic(), self.options.max_seconds
+        self._begun_s = now_s if self._begun_s is None else self._begun_s
+        if most_s is not None and now_s > self._begun_s + most_s:
+            return f"{PAST_TIME} ({most_s:g} s)"
+        if self._costs[property_name] >= MOST_COSTS or self._costs.total() >= MOST_COSTS_OF_ALL:
+            return "not run: too many cases have crashed or hung before"
+        return None
+
+    def close(self) -> None:
+        """End the worker process."""
+        if self._runner is not None:
+            self._runner.close()

@@ -1,0 +1,228 @@
+"""Cases under NVIDIA's compute-sanitizer: kernels that read or write outside of their memory, race, or read what nobody wrote.
+
+The caching allocator is off, so that each tensor has memory of its own and an access beside it is one that the sanitizer sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import UnavailableError
+from ..bench.outcome import Failure, Verdict
+from ..cases.case import Case
+from ..cases.scope import Level, Scope
+from ..gemms.subject import SubjectSpec
+from ..properties.table import property_named
+from .one_case import arguments_for
+
+__all__ = ["TOOLS", "Finding", "SanitizerReport", "few_cases", "sanitize"]
+
+TOOLS = ("memcheck", "racecheck", "initcheck")
+"""Out-of-bounds and misaligned accesses; races in shared memory; reads of memory that was never written."""
+MOST_FINDINGS = 20
+"""Of one run, in full; all are counted."""
+TIMEOUT_S = 600.0
+CASES_OF_AN_OPERATION = 2
+_PROPERTIES = ("out-of-bounds", "unwritten", "alignment")
+_PREFIX = "========="
+_SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) ", re.MULTILINE)
+_NOTICES = (
+    "COMPUTE-SANITIZER",
+    "ERROR SUMMARY",
+    "RACECHECK SUMMARY",
+    "LEAK SUMMARY",
+    "Program hit",
+    "Target application",
+    "Error: process",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a tool found in a case; without one where it shows only if several cases run after each other."""
+
+    tool: str
+    case: Case | None
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SanitizerReport:
+    """What the tools found. ``executed`` counts cases that computed something, each once for each tool."""
+
+    tools: tuple[str, ...]
+    cases: tuple[Case, ...]
+    executed: int
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Those of all findings."""
+        return tuple(finding.failure for finding in self.findings)
+
+    def text(self) -> str:
+        """For people: counts, then the findings."""
+        runs = len(self.cases) * len(self.tools)
+        lines = [
+            f"compute-sanitizer {', '.join(self.tools)}: {self.executed} of {runs} runs of cases, {self.seconds:.1f} s, "
+            f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)}"
+        ]
+        for finding in self.findings:
+            lines += [f"  {finding.case.id if finding.case else 'several cases in a row'}", f"    {finding.failure.message}"]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; cases as their ids."""
+        findings = [
+            {
+                "tool": finding.tool,
+                "case": finding.case.id if finding.case else None,
+                "failure": dataclasses.asdict(finding.failure),
+            }
+            for finding in self.findings
+        ]
+        return {
+            "tools": list(self.tools),
+            "cases": [case.id for case in self.cases],
+            "executed": self.executed,
+            "findings": findings,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One run of a tool: how many cases computed something, how many errors it counted, and their texts."""
+
+    executed: int
+    errors: int
+    messages: tuple[str, ...]
+
+
+def sanitize(
+    spec: SubjectSpec, cases: Sequence[Case], device: str, *, tools: Sequence[str] = TOOLS, timeout_s: float = TIMEOUT_S
+) -> SanitizerReport:
+    """Run the cases in a process of their own under each tool. If one finds something, each case again alone, to know which it was.
+
+    Raises:
+        UnavailableError: no compute-sanitizer here, no CUDA device, or the two do not work together.
+    """
+    if not device.startswith("cuda"):
+        raise UnavailableError(f"sanitize: got device {device}, expected a CUDA device: compute-sanitizer sees no other code")
+    program = _program()
+    started, executed, findings = time.monotonic(), 0, list[Finding]()
+    for tool in tools:
+        together = _run([program, "--tool", tool], spec, cases, device, timeout_s)
+        executed += together.executed
+        found: list[Finding] = []
+        for case in cases if together.errors and len(cases) > 1 else ():
+            found += _findings(tool, case, _run([program, "--tool", tool], spec, [case], device, timeout_s))
+        findings += found or _findings(tool, cases[0] if len(cases) == 1 else None, together)
+    return SanitizerReport(
+        tools=tuple(tools),
+        cases=tuple(cases),
+        executed=executed,
+        findings=tuple(findings),
+        seconds=time.monotonic() - started,
+    )
+
+
+def few_cases(scope: Scope) -> list[Case]:
+    """Some cases of each operation, at sizes and addresses where kernels go wrong: a sanitizer takes its time."""
+    smoke = dataclasses.replace(scope, level=Level.SMOKE)
+    kept: list[Case] = []
+    for wanted in map(property_named, _PROPERTIES):
+        cases = list(wanted.cases(smoke)) if wanted.needs(smoke) is None else []
+        for op in smoke.tested_ops:
+            kept += [case for case in cases if case.op == op][:CASES_OF_AN_OPERATION]
+    return kept
+
+
+def _findings(tool: str, case: Case | None, run: _Run) -> list[Finding]:
+    messages = run.messages or ((f"{run.errors} errors",) if run.errors else ())
+    return [Finding(tool=tool, case=case, failure=Failure(property_name=tool, message=message)) for message in messages]
+
+
+@functools.cache
+def _program() -> str:
+    """The path of compute-sanitizer. Raises UnavailableError where there is none."""
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        from torch.utils.cpp_extension import CUDA_HOME  # noqa: PLC0415 - slow to import; knows where CUDA is
+
+        home = Path(CUDA_HOME or "")
+        folders = (home / "bin", home / "compute-sanitizer") if CUDA_HOME else ()
+        found = next((path for folder in folders if (path := shutil.which("compute-sanitizer", path=str(folder)))), None)
+    if found is None:
+        raise UnavailableError(
+            "sanitize: there is no compute-sanitizer on PATH or in CUDA_HOME; it comes with the CUDA toolkit (cuda-sanitizer)"
+        )
+    return found
+
+
+def _run(sanitizer: Sequence[str], spec: SubjectSpec, cases: Sequence[Case], device: str, timeout_s: float) -> _Run:
+    with tempfile.TemporaryDirectory(prefix="gemmtune-sanitize-") as folder:
+        log = Path(folder) / "log"
+        path = os.pathsep.join(str(entry) or os.getcwd() for entry in sys.path)
+        command = [
+            "env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", f"PYTHONPATH={path}",
+            *sanitizer, "--log-file", str(log), "--print-limit", str(MOST_FINDINGS), "--show-backtrace", "no",
+            "--report-api-errors", "no",
+            sys.executable, "-m", f"{__package__}.one_case", *arguments_for(spec, cases, device),
+        ]  # fmt: skip
+        printed, complaints = _completed(command, timeout_s)
+        report = log.read_text(errors="replace") if log.exists() else ""
+    executed = _executed(printed)
+    counts = [int(count) for count in _SUMMARY.findall(report)]
+    if not counts or executed is None:
+        end = " | ".join(" ".join((report + "\n" + printed + "\n" + complaints).split("\n")).split(_PREFIX)[-4:])
+        raise UnavailableError(f"sanitize: {' '.join(sanitizer)} did not run the cases: {' '.join(end.split())[-600:]}")
+    return _Run(executed=executed, errors=sum(counts), messages=tuple(_messages(report)) if any(counts) else ())
+
+
+def _completed(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
+    """(stdout, stderr) of a command. Raises UnavailableError after ``timeout_s``, with everything that it started ended."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+    ) as process:
+        try:
+            return process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise UnavailableError(f"sanitize: no end after {timeout_s:g} s; give fewer cases or tools") from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _executed(printed: str) -> int | None:
+    """How many cases computed something; None where no case has an outcome."""
+    outcomes = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    verdicts = [Verdict(outcome["verdict"]) for outcome in outcomes]
+    return sum(verdict not in (Verdict.REFUSED, Verdict.RAISED) for verdict in verdicts) if verdicts else None
+
+
+def _messages(report: str) -> list[str]:
+    """One line for each block of a report that tells of an error: its first line and those that are indented below it."""
+    blocks: list[list[str]] = []
+    for line in report.splitlines():
+        text = line.removeprefix(_PREFIX)
+        if text.startswith("  ") and blocks:
+            blocks[-1].append(text.strip())
+        elif text.strip():
+            blocks.append([text.strip()])
+    return [", ".join(block) for block in blocks if not block[0].startswith(_NOTICES)][:MOST_FINDINGS]

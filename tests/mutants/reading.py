@@ -1,0 +1,175 @@
+"""Mutants that read the wrong elements: strides, offsets, batches and addresses."""
+
+from __future__ import annotations
+
+import torch
+
+from gemmtune.numerics.operands import storage_bits
+
+from .gemm import ALL_OPS, BATCHED, Gemm
+
+__all__ = [
+    "address_rounded_down",
+    "alignment_of_the_first_call",
+    "batch_stride_ignored",
+    "first_batch_only",
+    "k_mask_off_by_one",
+    "k_tail_unmasked",
+    "last_row_clamped",
+    "offsets_of_31_bits",
+    "row_stride_ignored",
+    "strides_of_the_first_call",
+    "transposed_b_misread",
+    "wrong_for_two_transposed",
+]
+
+TILE = 16
+VECTOR_BYTES = 16
+
+
+def element_at(tensor: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The elements at these positions of the buffer of ``tensor``; one outside of it comes from its other end."""
+    bits = storage_bits(tensor)
+    return bits[positions % max(bits.numel(), 1)].view(tensor.dtype)
+
+
+def read_at(tensor: torch.Tensor, stride: tuple[int, ...], size: tuple[int, ...] | None = None) -> torch.Tensor:
+    """The tensor that begins where ``tensor`` does, with these strides and size."""
+    return element_at(tensor, _positions(tensor, stride, size or tuple(tensor.shape)))
+
+
+def _positions(tensor: torch.Tensor, stride: tuple[int, ...], size: tuple[int, ...]) -> torch.Tensor:
+    total = torch.tensor(tensor.storage_offset(), device=tensor.device)
+    for step, count in zip(stride, size, strict=True):
+        total = total.unsqueeze(-1) + step * torch.arange(count, device=tensor.device)
+    return total
+
+
+def _from_rounded_address(x: torch.Tensor) -> torch.Tensor:
+    first = int(x.storage_offset())
+    skipped = x.data_ptr() % VECTOR_BYTES // x.element_size()
+    return x.as_strided(x.shape, x.stride(), first - skipped) if 0 < skipped <= first else x
+
+
+address_rounded_down = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (_from_rounded_address(a), _from_rounded_address(b)))
+"""16-byte loads that begin at the 16-byte boundary below an address that is not on one."""
+
+
+def _without_gaps(x: torch.Tensor) -> torch.Tensor:
+    rows, cols = x.shape[-2:]
+    if x.stride(-1) == 1 and x.stride(-2) > cols:
+        return read_at(x, (*x.stride()[:-2], cols, 1))
+    if x.stride(-2) == 1 and x.stride(-1) > rows:
+        return read_at(x, (*x.stride()[:-2], 1, rows))
+    return x
+
+
+row_stride_ignored = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (_without_gaps(a), b))
+"""The leading dimension of a is taken for the length of its rows."""
+
+
+def _matrices_in_a_row(x: torch.Tensor) -> torch.Tensor:
+    return read_at(x, (x.shape[-2] * x.shape[-1], *x.stride()[1:])) if x.dim() == 3 else x
+
+
+batch_stride_ignored = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, _matrices_in_a_row(b)))
+"""Each matrix of b is looked for right behind the one before it."""
+first_batch_only = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, b[:1]))
+"""b's batch stride is taken for 0."""
+
+
+def _overflowing(x: torch.Tensor) -> torch.Tensor:
+    farthest = sum((count - 1) * step for count, step in zip(x.shape, x.stride(), strict=True) if count)
+    if farthest < 2**31:
+        return x
+    first = int(x.storage_offset())
+    offsets = _positions(x, x.stride(), tuple(x.shape)) - first
+    return element_at(x, first + (offsets & (2**31 - 1)))
+
+
+offsets_of_31_bits = Gemm(read=lambda a, b: (_overflowing(a), _overflowing(b)))
+"""Offsets from the first element lose what does not fit into 31 bits."""
+
+
+class _FirstStrides:
+    """Operands of a size that was seen before are read with the strides of that time."""
+
+    def __init__(self) -> None:
+        self._strides: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._read("a", a, b), self._read("b", b, a)
+
+    def _read(self, name: str, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        stride = self._strides.setdefault((name, x.dtype, tuple(x.shape), tuple(other.shape)), x.stride())
+        return x if stride == x.stride() else read_at(x, stride)
+
+
+class _FirstAlignment:
+    """Operands of a size and strides that were seen on a 16-byte boundary are read in 16-byte steps ever after."""
+
+    def __init__(self) -> None:
+        self._aligned: dict[tuple[object, ...], bool] = {}
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._read("a", a), self._read("b", b)
+
+    def _read(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        key = (name, x.dtype, tuple(x.shape), x.stride())
+        return _from_rounded_address(x) if self._aligned.setdefault(key, x.data_ptr() % VECTOR_BYTES == 0) else x
+
+
+strides_of_the_first_call = Gemm(read=_FirstStrides())
+"""A kernel that was bound to strides is found by sizes alone."""
+alignment_of_the_first_call = Gemm(read=_FirstAlignment())
+"""A kernel that was chosen for aligned operands is found by sizes and strides alone."""
+
+
+def _transposed(x: torch.Tensor) -> bool:
+    return x.stride(-2) == 1 and x.shape[-1] > 1 and x.stride(-1) >= x.shape[-2] > 1
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    return read_at(x, (*x.stride()[:-2], x.shape[-1], 1)) if _transposed(x) else x
+
+
+transposed_b_misread = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (a, _as_rows(b)))
+"""A column-major b is read as if it were row-major."""
+
+
+def _one_block_early(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if not (_transposed(a) and _transposed(b)):
+        return a, b
+    k = a.shape[-1] // TILE * TILE
+    return a[..., :k], b[..., :k, :]
+
+
+wrong_for_two_transposed = Gemm(read=_one_block_early)
+"""The kernel for column-major a and b lacks its last loads; the three others are right."""
+
+
+def _past_k(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    k = -(-a.shape[-1] // TILE) * TILE
+    return read_at(a, a.stride(), (*a.shape[:-1], k)), read_at(b, b.stride(), (*b.shape[:-2], k, b.shape[-1]))
+
+
+k_tail_unmasked = Gemm(read=_past_k)
+"""Right only where K is a multiple of the tile: else what lies behind the rows of a and the columns of b counts too."""
+
+
+def _one_less(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    k = a.shape[-1] - (a.shape[-1] % TILE > 0)
+    return a[..., :k], b[..., :k, :]
+
+
+k_mask_off_by_one = Gemm(gemm_traits=ALL_OPS, read=_one_less)
+"""k < K − 1 in the last, incomplete block."""
+
+
+def _clamped(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = torch.arange(a.shape[-2], device=a.device).clamp(max=max(0, a.shape[-2] - 2))
+    return element_at(a, _positions(a, a.stride(), tuple(a.shape))[..., rows, :]), b
+
+
+last_row_clamped = Gemm(gemm_traits=ALL_OPS, read=_clamped)
+"""Row indices are clamped to M − 2."""

@@ -1,0 +1,146 @@
+"""Mutants that sum wrongly: parts of K left out, too few bits on the way, races."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable
+
+import torch
+
+from .gemm import ALL_OPS, DENSE, INT8, SCALED, Gemm, Terms, finished
+from .products import Product, blocks, narrowed, rounding_blocks, split_k, tf32
+
+__all__ = [
+    "alpha_before_the_last_split",
+    "b_read_as_bfloat16",
+    "b_read_as_float8",
+    "bfloat16_accumulation",
+    "bias_added_by_every_split",
+    "eight_partials_in_the_result_type",
+    "first_k_block_dropped",
+    "float16_accumulation",
+    "float64_read_as_float32",
+    "inputs_read_as_tf32",
+    "int8_read_as_unsigned",
+    "k_tail_dropped",
+    "last_k_block_dropped",
+    "partial_sum_lost_sometimes",
+    "partial_sum_twice_sometimes",
+    "partials_in_the_result_type",
+    "remainder_of_the_splits_dropped",
+    "scale_before_the_last_split",
+    "zeros_skipped",
+]
+
+BLOCK = 32
+"""Along K."""
+SOMETIMES = 4
+"""One call in so many, on average."""
+
+
+def _of_dtype(dtype: str) -> Gemm:
+    return Gemm(gemm_traits=dataclasses.replace(DENSE, dtypes=(dtype,)))
+
+
+def _over_k(keep: Callable[[int], slice]) -> Product:
+    """The sum over a part of K: ``keep`` of its length."""
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        part = keep(a.shape[-1])
+        return a[..., part] @ b[..., part, :]
+
+    return product
+
+
+last_k_block_dropped = Gemm(gemm_traits=ALL_OPS, product=_over_k(lambda k: slice(0, max(0, k - 1) // BLOCK * BLOCK)))
+"""A loop that ends one block early."""
+k_tail_dropped = Gemm(gemm_traits=ALL_OPS, product=_over_k(lambda k: slice(0, k // BLOCK * BLOCK)))
+"""K / BLOCK whole blocks, and nothing of what is left."""
+first_k_block_dropped = Gemm(product=_over_k(lambda k: slice(BLOCK if k > BLOCK else 0, k)))
+"""A pipeline whose first stage is overwritten before it is used."""
+remainder_of_the_splits_dropped = Gemm(product=_over_k(lambda k: slice(0, k // 3 * 3 if k >= 512 else k)))
+"""Three splits of K / 3 elements each, for long K only."""
+
+float16_accumulation = dataclasses.replace(_of_dtype("float16"), product=rounding_blocks(torch.float16))
+"""Undeclared."""
+bfloat16_accumulation = dataclasses.replace(_of_dtype("bfloat16"), product=rounding_blocks(torch.bfloat16))
+
+partials_in_the_result_type = dataclasses.replace(_of_dtype("float16"), product=split_k(torch.float16, 2))
+"""Two splits whose sums go through memory as float16, undeclared."""
+eight_partials_in_the_result_type = dataclasses.replace(_of_dtype("bfloat16"), product=split_k(torch.bfloat16, 8))
+
+b_read_as_bfloat16 = Gemm(
+    gemm_traits=dataclasses.replace(DENSE, dtypes=("float32", "float16")), product=narrowed("b", torch.bfloat16)
+)
+inputs_read_as_tf32 = dataclasses.replace(_of_dtype("float32"), product=tf32)
+"""Undeclared, and whatever torch's setting says."""
+b_read_as_float8 = dataclasses.replace(_of_dtype("bfloat16"), product=narrowed("b", torch.float8_e5m2))
+float64_read_as_float32 = dataclasses.replace(_of_dtype("float64"), product=narrowed("ab", torch.float32))
+
+
+def _as_unsigned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return a.view(torch.uint8).double(), b
+
+
+int8_read_as_unsigned = Gemm(gemm_traits=INT8, read=_as_unsigned)
+"""A sign extension that is missing for a."""
+
+
+def _skipping_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """0 · x is taken for 0 even where x is NaN or infinite."""
+    if bool(b.isfinite().all()):
+        return a @ b
+    terms = (a[..., :, k : k + 1] * b[..., k : k + 1, :] for k in range(a.shape[-1]))
+    zeros = (a[..., :, k : k + 1] == 0 for k in range(a.shape[-1]))
+    acc = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
+    for term, zero in zip(terms, zeros, strict=True):
+        acc = acc + torch.where(zero, 0.0, term)
+    return acc
+
+
+zeros_skipped = Gemm(product=_skipping_zeros)
+
+
+def _halves(terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sums of two splits along K, the second one zero where there is one block only."""
+    half = max(1, -(-terms.a.shape[-1] // 2))
+    first, *others = blocks(terms.a, terms.b, half)
+    return first, others[0] if others else torch.zeros_like(first)
+
+
+def _alpha_early(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
+    first, last = _halves(terms)
+    return finished(first, terms) + last
+
+
+def _bias_twice(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
+    return finished(acc, dataclasses.replace(terms, beta=2 * terms.beta) if terms.a.shape[-1] > BLOCK else terms)
+
+
+alpha_before_the_last_split = Gemm(finish=_alpha_early)
+"""The first split's sum is multiplied by alpha before the second one's is added."""
+scale_before_the_last_split = Gemm(gemm_traits=SCALED, finish=_alpha_early)
+bias_added_by_every_split = Gemm(finish=_bias_twice)
+"""Two splits, for K above one block, each of which adds the bias."""
+
+
+class _Racing:
+    """Four splits that add to one sum without waiting for each other: on some calls one of them counts ``times`` times."""
+
+    def __init__(self, times: int) -> None:
+        self._times = times
+        self._calls = itertools.count()
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        parts = blocks(a, b, max(1, -(-a.shape[-1] // 4)))
+        chance = random.Random(next(self._calls))  # which calls are hit differs from one run of a case to the next
+        if len(parts) > 1 and chance.randrange(SOMETIMES) == 0:
+            hit = chance.randrange(len(parts))
+            parts[hit : hit + 1] = [parts[hit]] * self._times
+        return torch.stack(parts).sum(dim=0)
+
+
+partial_sum_lost_sometimes = Gemm(product=_Racing(0))
+partial_sum_twice_sometimes = Gemm(product=_Racing(2))

@@ -1,0 +1,34 @@
+"""mm_plus_mm: mutants that leave out the second product or a part of it, and right ways to add two products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+
+from .gemm import DENSE, Gemm
+
+__all__ = ["first_k_for_both", "one_accumulator", "second_product_left_out", "second_product_rounded"]
+
+_SUMS = replace(DENSE, ops=("mm_plus_mm",))
+
+
+def _first_k(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    k = a.shape[1]
+    return torch.cat([a, c[:, :k]], 1), torch.cat([b, d[:k]])
+
+
+def _rounded(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As torch's composition has it: c @ d is rounded before a @ b is added."""
+    total = a.float() @ b.float() + (c.float() @ d.float()).to(a.dtype).float()
+    return total.to(a.dtype) if out is None else out.copy_(total)
+
+
+second_product_left_out = Gemm(gemm_traits=_SUMS, join=lambda a, b, c, d: (a, b))
+first_k_for_both = Gemm(gemm_traits=_SUMS, join=_first_k)
+"""Of a longer second product only as much as the first one has."""
+one_accumulator = Gemm(gemm_traits=_SUMS)
+second_product_rounded = SimpleNamespace(mm_plus_mm=_rounded, gemm_traits=replace(_SUMS, dtypes=("float16", "bfloat16")))

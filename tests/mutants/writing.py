@@ -1,0 +1,165 @@
+"""Mutants that write wrongly: outside of out, not everywhere, into their inputs, into memory that they have given away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from gemmtune.numerics.operands import distinct, storage_bits
+from gemmtune.problem import Layout
+
+from .gemm import ALL_OPS, DENSE, Gemm
+
+__all__ = [
+    "a_scaled_in_place",
+    "another_stream",
+    "bottom_rows_of_zeros",
+    "columns_of_the_last_tile_unwritten",
+    "corner_unwritten",
+    "first_row_written_before_out",
+    "last_row_written_twice",
+    "one_buffer_for_all",
+    "padding_of_out_overwritten",
+    "result_found_by_address",
+]
+
+TILE = 16
+MOST_KNOWN = 64
+"""Results that are kept."""
+
+
+def _beside(out: torch.Tensor, values: torch.Tensor, distance: int) -> None:
+    """Write ``values`` into out's buffer, ``distance`` elements after out's first, as far as the buffer reaches."""
+    bits = storage_bits(out).view(out.dtype)
+    begin = out.storage_offset() + distance
+    kept = values.flatten()[max(0, -begin) : max(0, bits.numel() - begin)]
+    bits[max(0, begin) : max(0, begin) + kept.numel()].copy_(kept)
+
+
+def _past_the_end(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out.copy_(acc)
+    if out.numel() and out.shape[-2] % TILE:
+        _beside(out, acc[..., -1:, :].reshape(-1)[-acc.shape[-1] :], Layout.of(out).span)
+    return out
+
+
+last_row_written_twice = Gemm(store=_past_the_end)
+"""A store without a mask: where M is no multiple of the tile there is a row behind the last one."""
+
+
+def _before_out(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if out.numel() and out.data_ptr() % 16:
+        _beside(out, acc.flatten()[:1], -1)
+    return out.copy_(acc)
+
+
+first_row_written_before_out = Gemm(store=_before_out)
+"""The first store begins at the 16-byte boundary below an out that is not on one."""
+
+
+def _whole_rows(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    rows, cols = out.shape[-2:]
+    gap = out.stride(-2) - cols
+    if out.dim() == 2 and out.numel() and out.stride(-1) == 1 and gap > 0:
+        between = out.as_strided((rows - 1, gap), (out.stride(0), 1), out.storage_offset() + cols)
+        between.zero_()
+    return out.copy_(acc)
+
+
+padding_of_out_overwritten = Gemm(store=_whole_rows)
+"""Rows are written up to the leading dimension, the elements between them as 0."""
+
+
+def _all_but_corner(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if out.numel() and out.shape[-2] % 2 and out.shape[-1] % 2:
+        out[..., :-1, :].copy_(acc[..., :-1, :])
+        out[..., -1, :-1].copy_(acc[..., -1, :-1])
+        return out
+    return out.copy_(acc)
+
+
+corner_unwritten = Gemm(gemm_traits=ALL_OPS, store=_all_but_corner)
+"""Elements are written in pairs; an odd last one is not."""
+
+
+def _whole_tiles_of_columns(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    cols = out.shape[-1] // TILE * TILE
+    out[..., :cols].copy_(acc[..., :cols])
+    return out
+
+
+columns_of_the_last_tile_unwritten = Gemm(store=_whole_tiles_of_columns)
+"""N / TILE programs: right only where N is a multiple of the tile."""
+
+
+def _bottom_of_zeros(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out.copy_(acc)
+    out[..., out.shape[-2] // TILE * TILE :, :] = 0
+    return out
+
+
+bottom_rows_of_zeros = Gemm(gemm_traits=ALL_OPS, store=_bottom_of_zeros)
+"""M / TILE programs over a result that was filled with zeros: right only where M is a multiple of the tile."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScalesInput(Gemm):
+    """a is multiplied by alpha where it lies, for a kernel that knows no alpha."""
+
+    def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
+        alpha = others.pop("alpha", 1)
+        if isinstance(alpha, float) and alpha != 1 and a.numel():
+            distinct(a).mul_(alpha)
+        return Gemm._run(self, a, b, **others)  # type: ignore[arg-type]
+
+
+a_scaled_in_place = ScalesInput()
+
+
+class _OneBuffer:
+    """Results of one size and dtype share their memory."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def __call__(self, acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return self._buffers.setdefault((tuple(out.shape), out.dtype, out.device), out).copy_(acc)
+
+
+one_buffer_for_all = Gemm(gemm_traits=dataclasses.replace(DENSE, out=False, threads=False), store=_OneBuffer())
+"""The result of a call is overwritten by the next one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FoundByAddress(Gemm):
+    """A result is computed once for each pair of addresses, sizes and strides."""
+
+    known: dict[tuple[object, ...], torch.Tensor] = dataclasses.field(default_factory=dict, hash=False)
+
+    def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
+        key = tuple((x.data_ptr(), x.dtype, x.shape, x.stride()) for x in (a, b))
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= MOST_KNOWN:
+                self.known.clear()
+            found = self.known[key] = Gemm._run(self, a, b, **others).clone()  # type: ignore[arg-type]
+        out = others.get("out")
+        return out.copy_(found) if isinstance(out, torch.Tensor) else found.clone()
+
+
+result_found_by_address = FoundByAddress(gemm_traits=dataclasses.replace(DENSE, ops=("mm", "bmm")))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OnAnotherStream(Gemm):
+    """The work is put on a stream of the kernel's own, which waits for nothing and for which nothing waits."""
+
+    def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
+        if a.device.type != "cuda":
+            return Gemm._run(self, a, b, **others)  # type: ignore[arg-type]
+        with torch.cuda.stream(torch.cuda.Stream(a.device)):  # type: ignore[no-untyped-call]
+            return Gemm._run(self, a, b, **others)  # type: ignore[arg-type]
+
+
+another_stream = OnAnotherStream()
