@@ -34,7 +34,7 @@ BACKENDS: dict[str, BackendRow] = {
 }
 """Backend name to its row. The order is the one in which ties are broken: library kernels first."""
 
-TEMPLATES = frozenset(name for name, row in BACKENDS.items() if row.compiles)
+TEMPLATES = tuple(name for name, row in BACKENDS.items() if row.compiles)
 """The backends whose kernels are made from our own templates."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
-from ..backends.table import BACKENDS, check_names, load
+from ..backends.table import BACKENDS, TEMPLATES, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
+from ..filters import filtered, nothing_left, uncapped, without
 from ..problem import Problem
 from ..settings import Settings, use
-from .filters import filtered, nothing_left, uncapped, without
 
 __all__ = ["enabled_backends", "legal_offers", "offers_for", "widest_offers_for"]
 
@@ -34,9 +34,9 @@ def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_t
     tried where the device, the compilers and the libraries are present.
     """
     legal = legal_offers(problem, device, settings, on_this_machine=on_this_machine)
-    for text in nothing_left(legal, settings):
+    for text in nothing_left(legal, settings, templates=TEMPLATES):
         warnings.warn(text, RuntimeWarning, stacklevel=1)  # of this line, whoever asks: shown once for all problems
-    return filtered(legal, settings)
+    return filtered(legal, settings, templates=TEMPLATES)
 
 
 def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
@@ -45,7 +45,7 @@ def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) 
     Search and cap say how much is tried; size threshold and regexes say what may run, and hold here too.
     """
     widest = dataclasses.replace(uncapped(settings), search="exhaustive")
-    return filtered(legal_offers(problem, device, widest), widest)
+    return filtered(legal_offers(problem, device, widest), widest, templates=TEMPLATES)
 
 
 def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:

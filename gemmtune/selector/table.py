@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..allowed import FILTERS
 from ..choice import Refusal, Status
+from ..filters import FILTERS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from ..allowed import FILTERS
+from ..backends.table import TEMPLATES
 from ..choice import Choice, Offers
+from ..filters import FILTERS, filtered, uncapped
 from ..settings import Settings
-from .filters import filtered, uncapped
 from .pick import right
 from .result import Outcome
 
@@ -33,7 +33,7 @@ def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings:
         fresh = {v.content_hash: v for choice in asked for v in choice.variants() if v.content_hash in wanted}
         asked = [v for digest, v in fresh.items() if digest not in found]
         found |= fresh
-    passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings)).choices
+    passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
     return {choice.content_hash: choice for choice in passed}
 
 
@@ -50,7 +50,7 @@ def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outco
         if choice.compile_key is not None and near and len(fastest) < KERNELS[settings.search]:
             fastest.setdefault(choice.compile_key, choice)
     variants = {v.content_hash: v for choice in fastest.values() for v in choice.variants() if v.content_hash not in outcomes}
-    passed = filtered(Offers(choices=tuple(variants.values())), settings).choices
+    passed = filtered(Offers(choices=tuple(variants.values())), settings, templates=TEMPLATES).choices
     return _within_caps(passed, outcomes, settings)
 
 

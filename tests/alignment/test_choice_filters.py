@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gemmtune.backends.table import BACKENDS, TEMPLATES
 from gemmtune.choice import Choice, Offers
 from gemmtune.device import preset
+from gemmtune.filters import filtered, nothing_left, schedule_of, spread, tile_of
 from gemmtune.problem import Problem
-from gemmtune.selector.filters import filtered, nothing_left, schedule_of, spread, tile_of
 from gemmtune.selector.offers import offers_for
 from gemmtune.settings import Settings
 
@@ -51,7 +51,7 @@ def names_of(choices: Sequence[Choice]) -> list[str]:
 
 def kept(choices: Sequence[Choice], allow: str | None = None, deny: str | None = None) -> list[str]:
     settings = Settings(choice_allowlist_regex=allow, choice_denylist_regex=deny, deterministic=False)
-    return names_of(filtered(Offers(choices=choices), settings).choices)
+    return names_of(filtered(Offers(choices=choices), settings, templates=TEMPLATES).choices)
 
 
 def test_the_lists_have_every_backend() -> None:
@@ -94,8 +94,8 @@ def test_deny_wins(name: str, regex: str, allow: str) -> None:
 def test_an_empty_regex_filters_nothing(name: str, empty: str | None) -> None:
     offers = Offers(choices=choices_of(name))
     settings = Settings(choice_allowlist_regex=empty, choice_denylist_regex=empty, deterministic=False)
-    assert filtered(offers, settings) == offers
-    assert nothing_left(offers, settings) == []
+    assert filtered(offers, settings, templates=TEMPLATES) == offers
+    assert nothing_left(offers, settings, templates=TEMPLATES) == []
 
 
 @given(lists, regexes(), regexes(), st.none() | st.integers(1, 12), st.sampled_from([0, 10**5, 10**10]))
@@ -111,7 +111,7 @@ def test_every_choice_is_either_kept_or_refused_for_the_first_filter_that_takes_
         template_min_gemm_size=least,
         deterministic=False,
     )
-    offers = filtered(Offers(choices=choices), settings)
+    offers = filtered(Offers(choices=choices), settings, templates=TEMPLATES)
     reasons = {refusal.name: refusal.reason for refusal in offers.refusals}
     order = names_of(choices)
     assert names_of(offers.choices) == [n for n in order if n not in reasons]
@@ -132,7 +132,7 @@ def test_every_choice_is_either_kept_or_refused_for_the_first_filter_that_takes_
 @quick
 def test_it_is_said_exactly_when_a_regex_leaves_nothing(name: str, allow: str, deny: str | None) -> None:
     offers = Offers(choices=choices_of(name))
-    said = nothing_left(offers, Settings(choice_allowlist_regex=allow, choice_denylist_regex=deny))
+    said = nothing_left(offers, Settings(choice_allowlist_regex=allow, choice_denylist_regex=deny), templates=TEMPLATES)
     assert len(said) == (not kept(offers.choices, allow, deny))
     for text in said:
         blamed, regex = ("allow", allow) if not kept(offers.choices, allow) else ("deny", deny)
@@ -212,7 +212,7 @@ def test_the_best_of_each_pair_stands_for_it(name: str) -> None:
 def test_the_cap_is_for_each_template_backend_and_leaves_library_calls_alone() -> None:
     for name in PROBLEMS:
         choices = choices_of(name)
-        left = filtered(Offers(choices=choices), Settings(max_profiling_configs=2)).choices
+        left = filtered(Offers(choices=choices), Settings(max_profiling_configs=2), templates=TEMPLATES).choices
         for backend in {c.backend for c in choices}:
             all_of, left_of = ([c for c in x if c.backend == backend] for x in (choices, left))
             assert len(left_of) == (min(2, len(all_of)) if backend in TEMPLATES else len(all_of))

@@ -14,8 +14,8 @@ from gemmtune.backends.cutlass.backend import OPERATIONS
 from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.choice import Offers
 from gemmtune.device import preset
+from gemmtune.filters import schedule_of, tile_of
 from gemmtune.problem import Problem
-from gemmtune.selector.filters import schedule_of, tile_of
 from gemmtune.selector.offers import offers_for, widest_offers_for
 from gemmtune.settings import Settings
 

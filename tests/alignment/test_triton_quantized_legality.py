@@ -19,9 +19,9 @@ from gemmtune.backends.triton.mixed.offers import words_choices, words_configs
 from gemmtune.backends.triton.mixed.vec import why_not_words_vector, words_vector_choices
 from gemmtune.backends.triton.mixed.words import WordsChoice, why_not_config, why_not_words, words_choice
 from gemmtune.device import preset
+from gemmtune.filters import by_mixed_mm_choice
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rules import QUANTIZED_OPS
-from gemmtune.selector.mixed import by_mixed_mm_choice
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 

@@ -17,8 +17,8 @@ from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.splits import atomic, decompose, stream_configs
 from gemmtune.backends.triton.splits.stream_configs import StreamConfig, StreamGeometry, stream_geometry
 from gemmtune.device import preset
+from gemmtune.filters import filtered
 from gemmtune.problem import Precision, Problem
-from gemmtune.selector.filters import filtered
 from gemmtune.settings import Settings
 
 LONG = Problem.mm(128, 256, 16384, device_type="cuda")
@@ -154,10 +154,10 @@ def test_atomic_sums_are_refused_unless_the_settings_allow_them() -> None:
     assert len(_offered(LONG, "quick")["atomic"]) == 1
     assert _offered(Problem.mm(8192, 8192, 8192, device_type="cuda"))["atomic"] == []
     offers = load("triton").enumerate(LONG, preset("sm90"), Settings())
-    refused = [refusal for refusal in filtered(offers, Settings()).refusals if "atomic" in refusal.name]
+    refused = [refusal for refusal in filtered(offers, Settings(), templates=()).refusals if "atomic" in refusal.name]
     assert len(refused) == 3
     assert all("deterministic forbids it" in refusal.reason for refusal in refused)
-    assert filtered(offers, Settings(deterministic=False)).choices == offers.choices
+    assert filtered(offers, Settings(deterministic=False), templates=()).choices == offers.choices
 
 
 @pytest.mark.parametrize("search", ["quick", "default"])

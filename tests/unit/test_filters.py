@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from typing import Any
 
@@ -10,23 +11,17 @@ import pytest
 from fake_choices import Fake, fake
 from fixed_backend import FixedBackend, install
 
-from gemmtune.allowed import FILTERS, FilterSettings
+from gemmtune import filters
+from gemmtune.backends.table import TEMPLATES
 from gemmtune.choice import Choice, Offers, Refusal
 from gemmtune.device import preset
+from gemmtune.filters import FILTERS, FilterSettings, by_cap, by_determinism, by_regex, by_size, spread
 from gemmtune.problem import Problem
-from gemmtune.selector.filters import (
-    by_cap,
-    by_determinism,
-    by_regex,
-    by_size,
-    filtered,
-    nothing_left,
-    spread,
-)
 from gemmtune.selector.offers import offers_for, widest_offers_for
 from gemmtune.settings import Settings
 
-NAMES = ("choice_allowlist_regex", "choice_denylist_regex")
+filtered = functools.partial(filters.filtered, templates=TEMPLATES)
+nothing_left = functools.partial(filters.nothing_left, templates=TEMPLATES)
 SMALL = Problem.mm(4, 5, 6, device_type="cpu")
 
 
@@ -72,13 +67,13 @@ def test_the_size_of_a_batch_is_that_of_one_matrix() -> None:
     ],
 )
 def test_regexes(allow: str | None, deny: str | None, expected: list[str]) -> None:
-    kept = by_regex(OFFERS, allow, deny, names=NAMES)
+    kept = by_regex(OFFERS, allow, deny)
     assert names(kept) == expected
     assert len(kept.choices) + len(kept.refusals) == len(OFFERS.choices) + len(OFFERS.refusals)
 
 
 def test_a_refusal_names_the_setting_and_the_regex() -> None:
-    kept = by_regex(OFFERS, "triton", "b$", names=NAMES)
+    kept = by_regex(OFFERS, "triton", "b$")
     assert {r.name: r.reason for r in kept.refusals} == {
         "cublaslt": "no GPU",
         "aten:mm": "choice_allowlist_regex 'triton' is not found in the name",

@@ -18,11 +18,12 @@ ROOT = Path(gemmtune.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("settings",),
-    ("allowed", "cache"),
+    ("cache",),
     ("problem",),
     ("device",),
     ("numerics",),
     ("choice",),
+    ("filters",),
     ("toolchain",),
     ("backends",),
     ("workers",),

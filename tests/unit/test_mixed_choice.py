@@ -10,8 +10,8 @@ from fake_choices import fake
 from gemmtune import settings
 from gemmtune.choice import Choice, Offers, Refusal
 from gemmtune.errors import SettingsError
+from gemmtune.filters import filtered
 from gemmtune.problem import Problem
-from gemmtune.selector.filters import filtered
 from gemmtune.settings import Settings
 
 PROBLEM = Problem.mixed_mm(4, 8, 16, device_type="cpu")
@@ -29,7 +29,7 @@ ALL = Offers(choices=(TORCH, *TRITON, CPP), refusals=(Refusal(name="cublaslt", r
 
 
 def left(offers: Offers, choice: str) -> list[str]:
-    return [c.name for c in filtered(offers, Settings(mixed_mm_choice=choice)).choices]
+    return [c.name for c in filtered(offers, Settings(mixed_mm_choice=choice), templates=()).choices]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_torch_serves_where_triton_has_nothing(choice: str) -> None:
 
 
 def test_what_goes_is_refused_with_the_reason() -> None:
-    refusals = filtered(ALL, Settings(mixed_mm_choice="aten")).refusals
+    refusals = filtered(ALL, Settings(mixed_mm_choice="aten"), templates=()).refusals
     assert [(r.name, r.reason) for r in refusals] == [
         ("cublaslt", "no"),
         *((f"{name}", "mixed_mm_choice is 'aten'") for name in ("triton:a", "triton:b", "triton:c", "cpp:a")),

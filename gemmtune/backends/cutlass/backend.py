@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ...allowed import why_not_named
 from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...errors import UnavailableError
+from ...filters import why_not_named
 from ...problem import Problem
 from ...problem.rules import QUANTIZED_OPS
 from ...settings import Settings, current

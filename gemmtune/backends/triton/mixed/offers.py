@@ -11,6 +11,7 @@ import torch
 
 from ....choice import Choice
 from ....device import DeviceInfo
+from ....filters import HEURISTIC
 from ....problem import Problem
 from ..arch import arch_of, can_overlap
 from ..configs import splits_for
@@ -33,8 +34,6 @@ GROUPS = ((64, 128, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8), (32, 128, 4
 GROUP_BLOCKS_K = (128, 64)
 STAGES = (3, 4, 6)
 LEAST_KNOWN_SIDE = 4096
-HEURISTIC = "heuristic"
-"""The entry of ``info`` that ``mixed_mm_choice="heuristic"`` looks for."""
 
 
 def words_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[Choice]:

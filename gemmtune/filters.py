@@ -1,0 +1,261 @@
+"""Which of the legal choices are tried: determinism, size threshold, allow regex, deny regex and cap, in this order.
+
+A table says which settings filter the choices of which backend. Every filter takes offers and returns offers, with a refusal for
+each choice that it takes away. A backend that ranks many operations before it makes choices of some asks ``why_not_named`` before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .choice import Choice, Offers, Refusal
+from .settings import ENVIRONMENT_PREFIX, Settings
+
+__all__ = [
+    "FILTERS",
+    "HEURISTIC",
+    "FilterSettings",
+    "by_cap",
+    "by_determinism",
+    "by_mixed_mm_choice",
+    "by_regex",
+    "by_size",
+    "filtered",
+    "nothing_left",
+    "schedule_of",
+    "spread",
+    "tile_of",
+    "uncapped",
+    "why_not_named",
+    "without",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterSettings:
+    """The names of the settings that filter the choices of some backends (None: of all).
+
+    ``min_size`` and ``cap`` hold for templates alone.
+    """
+
+    backends: Collection[str] | None
+    min_size: str
+    allow: str
+    deny: str
+    cap: str
+
+    def covers(self, backend: str) -> bool:
+        """Whether the row is about the choices of that backend."""
+        return self.backends is None or backend in self.backends
+
+
+FILTERS: tuple[FilterSettings, ...] = (
+    FilterSettings(
+        backends=None,
+        min_size="template_min_gemm_size",
+        allow="choice_allowlist_regex",
+        deny="choice_denylist_regex",
+        cap="max_profiling_configs",
+    ),
+    FilterSettings(
+        backends=("cutlass",),
+        min_size="cutlass_min_gemm_size",
+        allow="cutlass_op_allowlist_regex",
+        deny="cutlass_op_denylist_regex",
+        cap="cutlass_max_profiling_configs",
+    ),
+)
+"""A choice has to pass every row of its backend. A backend with filters of its own has a row of its own."""
+
+
+HEURISTIC = "heuristic"
+"""The entry of a choice's ``info`` that is true for the config that its backend recommends for the shape, without measuring."""
+
+
+TILE_KEYS = ("tile", "mr", "nr", "kc")
+SCHEDULE_KEYS = ("schedule", "scheduler", "cluster", "mode", "direct", "padded")
+"""The entries of a choice's ``info`` that make its tile and its schedule, of whichever the backend has. To split K at all is a
+schedule of its own too."""
+
+
+def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS, *, templates: Collection[str]) -> Offers:
+    """The offers that pass the filters, in their order, with a refusal for every other one.
+
+    ``templates`` are the backends whose kernels are made from templates, in the order of their table.
+    """
+    offers = by_determinism(by_mixed_mm_choice(offers, settings), settings)
+    offers = _large_enough(offers, settings, rows, templates)
+    for row in rows:
+        offers = by_regex(offers, getattr(settings, row.allow), getattr(settings, row.deny), row)
+    for row in rows:
+        for backend in filter(row.covers, templates):
+            offers = by_cap(offers, getattr(settings, row.cap), setting=row.cap, backend=backend)
+    return offers
+
+
+def nothing_left(
+    offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS, *, templates: Collection[str]
+) -> list[str]:
+    """A sentence for each regex that leaves none of the choices of its backends, naming the setting and how to change it."""
+    offers = _large_enough(offers, settings, rows, templates)
+    texts = []
+    for row in rows:
+        offered = [choice for choice in offers.choices if row.covers(choice.backend)]
+        allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
+        allowed = [choice for choice in offered if not allow or re.search(allow, choice.name)]
+        if offered and not allowed:
+            what = f"{row.allow}: got {allow!r}, which is found in no choice's name, such as {offered[0].name}"
+            texts.append(f"{what}; change or unset it ({ENVIRONMENT_PREFIX}{row.allow.upper()})")
+        elif deny and allowed and all(re.search(deny, choice.name) for choice in allowed):
+            which = f"every choice that {row.allow} {allow!r} leaves" if allow else "every choice"
+            what = f"{row.deny}: got {deny!r}, which is found in the name of {which}, such as {allowed[0].name}"
+            texts.append(f"{what}; change or unset it ({ENVIRONMENT_PREFIX}{row.deny.upper()})")
+    return texts
+
+
+def _large_enough(offers: Offers, settings: Settings, rows: Sequence[FilterSettings], templates: Collection[str]) -> Offers:
+    for row in rows:
+        least = getattr(settings, row.min_size)
+        offers = by_size(offers, least, setting=row.min_size, backends=[*filter(row.covers, templates)])
+    return offers
+
+
+def uncapped(settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Settings:
+    """The settings without their caps."""
+    none: dict[str, Any] = dict.fromkeys(row.cap for row in rows)
+    return dataclasses.replace(settings, **none)
+
+
+def by_determinism(offers: Offers, settings: Settings) -> Offers:
+    """Without the choices that do not claim equal bits for equal inputs, unless the settings allow them."""
+    variable = f"{ENVIRONMENT_PREFIX}DETERMINISTIC=0"
+    why = f"equal inputs need not give equal bits: deterministic forbids it ({variable} allows it where torch does)"
+    return offers if not settings.deterministic else without(offers, lambda choice: None if choice.claims.deterministic else why)
+
+
+def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[str]) -> Offers:
+    """Without the choices of ``backends`` for products whose M·N·K (of one matrix of a batch) is below ``least``."""
+
+    def reason(choice: Choice) -> str | None:
+        problem = choice.problem
+        size = problem.m * problem.n * problem.terms
+        return f"M·N·K = {size} is below {setting} = {least}" if choice.backend in backends and size < least else None
+
+    return without(offers, reason)
+
+
+def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
+    """The choices of the backend that the setting names, or for ``heuristic`` the one that its backend recommends; where there are
+    none, torch's own operation. Other operations are left as they are."""
+    wanted = settings.mixed_mm_choice
+    if wanted == "default" or not offers.choices or offers.choices[0].problem.op != "mixed_mm":
+        return offers
+    kept = [c for c in offers.choices if _is_wanted(c, wanted)]
+    kept = kept[:1] if wanted == HEURISTIC else kept
+    kept = kept or [c for c in offers.choices if c.baseline]
+    reason = f"mixed_mm_choice is {wanted!r}"
+    refused = (Refusal(name=c.name, reason=reason) for c in offers.choices if c not in kept)
+    return Offers(choices=tuple(kept), refusals=(*offers.refusals, *refused))
+
+
+def _is_wanted(choice: Choice, wanted: str) -> bool:
+    if wanted == HEURISTIC:
+        return choice.backend == "triton" and bool(choice.info.get(HEURISTIC))
+    return choice.backend == wanted
+
+
+def by_regex(offers: Offers, allow: str | None, deny: str | None, row: FilterSettings = FILTERS[0]) -> Offers:
+    """Without those of the row's choices in whose name ``allow`` is not found or ``deny`` is; empty or None filters nothing."""
+
+    def reason(choice: Choice) -> str | None:
+        return _why_not(choice.name, allow, deny, row) if row.covers(choice.backend) else None
+
+    return without(offers, reason)
+
+
+def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> str | None:
+    """Why the regexes of the settings leave out the backend's choice of this name, or None."""
+    for row in rows:
+        if row.covers(backend):
+            reason = _why_not(name, getattr(settings, row.allow), getattr(settings, row.deny), row)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _why_not(name: str, allow: str | None, deny: str | None, row: FilterSettings) -> str | None:
+    if allow and not re.search(allow, name):
+        return f"{row.allow} {allow!r} is not found in the name"
+    if deny and re.search(deny, name):
+        return f"{row.deny} {deny!r} is found in the name"
+    return None
+
+
+def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Offers:
+    """At most ``cap`` choices of a backend (None: all), as ``spread`` takes them."""
+    own = [choice for choice in offers.choices if choice.backend == backend]
+    if cap is None or len(own) <= cap:
+        return offers
+    taken = {choice.name for choice in spread(own, cap)}
+
+    def reason(choice: Choice) -> str | None:
+        out = choice.backend == backend and choice.name not in taken
+        return f"not among the {cap} of {len(own)} that {setting} leaves" if out else None
+
+    return without(offers, reason)
+
+
+def spread(choices: Sequence[Choice], cap: int) -> tuple[Choice, ...]:
+    """``cap`` of the choices, spread over their tiles and schedules. Given and returned with the best-ranked first.
+
+    One after the other is taken: of those whose pair of tile and schedule was taken least often, one whose tile and schedule are
+    both new, or one of them; else one whose tile and schedule were taken least often; among equals the best-ranked. A larger cap
+    therefore adds choices and drops none.
+    """
+    waiting: dict[tuple[Hashable, Hashable], deque[int]] = {}
+    for rank, choice in enumerate(choices):
+        waiting.setdefault((tile_of(choice), schedule_of(choice)), deque()).append(rank)
+    pairs, tiles, schedules = Counter[Hashable](), Counter[Hashable](), Counter[Hashable]()
+
+    def order(pair: tuple[Hashable, Hashable]) -> tuple[int, int, int, int]:
+        tile, schedule = pair
+        return (pairs[pair], (tile in tiles) + (schedule in schedules), tiles[tile] + schedules[schedule], waiting[pair][0])
+
+    taken: list[int] = []
+    while waiting and len(taken) < cap:
+        first = min(waiting, key=order)
+        taken.append(waiting[first].popleft())
+        if not waiting[first]:
+            del waiting[first]
+        pairs[first] += 1
+        tiles[first[0]] += 1
+        schedules[first[1]] += 1
+    return tuple(choices[rank] for rank in sorted(taken))
+
+
+def tile_of(choice: Choice) -> Hashable:
+    """What two choices with the same tile have in common."""
+    return tuple(str(choice.info.get(key)) for key in TILE_KEYS)
+
+
+def schedule_of(choice: Choice) -> Hashable:
+    """What two choices with the same schedule have in common."""
+    return (*(str(choice.info.get(key)) for key in SCHEDULE_KEYS), choice.info.get("splits", 1) > 1)
+
+
+def without(offers: Offers, reason: Callable[[Choice], str | None]) -> Offers:
+    """The offers without the choices for which there is a reason; those become refusals."""
+    kept: list[Choice] = []
+    refused: list[Refusal] = []
+    for choice in offers.choices:
+        why = reason(choice)
+        if why is None:
+            kept.append(choice)
+        else:
+            refused.append(Refusal(name=choice.name, reason=why))
+    return Offers(choices=tuple(kept), refusals=(*offers.refusals, *refused)) if refused else offers
