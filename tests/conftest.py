@@ -15,18 +15,20 @@ from pathlib import Path
 
 import parallel
 import pytest
+import quick_compiler
 from interpreter import Run, interpreting_process
 from parallel import pytest_runtest_protocol, pytest_xdist_auto_num_workers
 
 from gemmtune import settings
 
-__all__ = ["interpreted", "own_store", "pytest_runtest_protocol", "pytest_xdist_auto_num_workers"]
+__all__ = ["interpreted", "own_store", "pytest_runtest_protocol", "pytest_xdist_auto_num_workers", "shipped_compiler"]
 
 if parallel.WORKER is None:
     _kept = os.environ.get("GEMMTUNE_CACHE_DIR")
     _folder = Path(tempfile.mkdtemp(prefix="gemmtune-tests-"))
     parallel.share_kernels(_folder / "cache", Path(_kept) if _kept else _folder / "kernels")
     os.environ["GEMMTUNE_CACHE_DIR"] = str(_folder / "cache")
+    quick_compiler.put_on_path(_folder / "compiler")
     settings.from_environment.cache_clear()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
@@ -52,3 +54,9 @@ def interpreted() -> Iterator[Run]:
     """``interpreted(function, *args, **kwargs)`` calls an importable function in a process whose Triton interprets."""
     with interpreting_process() as run:
         yield run
+
+
+@pytest.fixture
+def shipped_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ is compiled as users compile it, with all optimization: without the tests' own compiler."""
+    monkeypatch.setenv("PATH", quick_compiler.shipped_path())

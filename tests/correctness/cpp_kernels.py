@@ -26,6 +26,8 @@ DENSE = ("row", "column", "row-padded", "column-padded", "every-second")
 EXPANDED = ("same-row", "same-column", "one-element")
 
 needs_compiler = pytest.mark.skipif(not BACKEND.available(detect("cpu")).ok, reason="needs a C++ compiler")
+as_shipped = pytest.mark.usefixtures("shipped_compiler")
+"""With all optimization, for what is offered to users and for what rounds; see tests/quick_compiler.py."""
 on_each_isa = pytest.mark.parametrize("arch", HERE)
 on_each_int8_isa = pytest.mark.parametrize("arch", INT8_HERE)
 

@@ -16,6 +16,7 @@ from cpp_kernels import (
     EXPANDED,
     HERE,
     SIZES,
+    as_shipped,
     call,
     choice_for,
     needs_compiler,
@@ -83,6 +84,7 @@ def test_any_layout_and_size(arch: str, dtype: torch.dtype, monkeypatch: pytest.
         checked += not choice.problem.empty
 
 
+@as_shipped
 @on_each_isa
 @pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])
 def test_every_offered_configuration(arch: str, prepacked: bool) -> None:
@@ -125,6 +127,7 @@ def test_with_beta_zero_inp_is_not_read(arch: str) -> None:
     assert torch.equal(call(problem, arch, a, b, inp=inp, alpha=2.0, beta=0.0), torch.full((20, 40), 60.0))
 
 
+@as_shipped
 @on_each_isa
 def test_half_is_as_accurate_as_float_sums(arch: str) -> None:
     problem = Problem.mm(64, 64, 4096, dtype=torch.float16, device_type="cpu")

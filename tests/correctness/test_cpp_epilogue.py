@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cpp_kernels import CPU, HERE, call, choice_for, needs_compiler, on_each_isa
+from cpp_kernels import CPU, HERE, as_shipped, call, choice_for, needs_compiler, on_each_isa
 
 from gemmtune.choice import Status
 from gemmtune.numerics.operands import random_operands
@@ -17,7 +17,6 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
 pytestmark = needs_compiler
-NAN, INFINITY = float("nan"), float("inf")
 NAN, INFINITY = float("nan"), float("inf")
 SPECIAL = (0.0, -0.0, 1.0, -1.0, NAN, INFINITY, -INFINITY, 1e-40, -1e-40, 65504.0, 65520.0, -7e4, 1e38, 6e-8, -3e-8)
 GRID = (
@@ -71,6 +70,7 @@ def apply_by_column(
     return got, evaluate(graph, acc.expand(-1, n).contiguous(), (which,)).float()
 
 
+@as_shipped
 @on_each_isa
 def test_functions_of_an_epilogue(arch: str) -> None:
     values = torch.tensor(SPECIAL + GRID, dtype=torch.float32)
@@ -97,6 +97,7 @@ ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
+@as_shipped
 @on_each_isa
 def test_16_bit_nodes_round_as_torch_does(arch: str) -> None:
     values = torch.cat([torch.tensor(SPECIAL + GRID), torch.randn(200, generator=torch.Generator().manual_seed(1)) * 100])

@@ -14,6 +14,7 @@ from cpp_kernels import (
     EXPANDED,
     INT8_HERE,
     SIZES,
+    as_shipped,
     call,
     choice_for,
     device_for,
@@ -122,6 +123,7 @@ def test_sums_may_leave_int32_on_the_way(arch: str, way: dict) -> None:
         assert torch.equal(int_mm(arch, way, a, b.t().contiguous().t(), kc=kc).long(), exact(a, b))
 
 
+@as_shipped
 @on_each_int8_isa
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_every_offered_configuration(arch: str, layout: str) -> None:

@@ -14,6 +14,7 @@ from cpp_kernels import (
     EXPANDED,
     HERE,
     SIZES,
+    as_shipped,
     call,
     choice_for,
     device_for,
@@ -206,6 +207,7 @@ def test_any_layout_and_size(arch: str) -> None:
         checked += not choice.problem.empty
 
 
+@as_shipped
 @pytest.mark.parametrize("shape", [(1, 300, 512), (40, 131, 300)], ids=str)
 @pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])
 def test_every_offered_configuration(shape: tuple[int, int, int], prepacked: bool) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from cpp_kernels import CPU, call, choice_for, legal, needs_compiler, on_each_isa
+from cpp_kernels import CPU, as_shipped, call, choice_for, legal, needs_compiler, on_each_isa
 from quantized_operands import exact_operands
 
 from gemmtune.choice import Status
@@ -65,6 +65,7 @@ def test_results_are_rounded_once(arch: str, out_dtype: torch.dtype) -> None:
     assert assert_exact(scaled(9, 70, 200, scales="row", out_dtype=out_dtype), arch) >= 2
 
 
+@as_shipped
 @on_each_isa
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3)], ids=str)
 def test_verified_with_a_bias(arch: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
