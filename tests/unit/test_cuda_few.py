@@ -76,7 +76,7 @@ def test_the_backend_has_the_kernel_beside_its_others() -> None:
     problem = mixed_mm(encoding="int4", scales="group_128")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == offered(problem).choices
-    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:wide", "cuda:unaligned"]
+    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:wide"]
 
 
 def test_what_is_not_legal_is_one_refusal() -> None:

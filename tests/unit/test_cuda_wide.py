@@ -82,7 +82,7 @@ def test_the_backend_has_the_kernel_beside_its_others() -> None:
     problem = mixed_mm(scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == offered(problem).choices
-    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:few", "cuda:unaligned"]
+    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:few"]
 
 
 def test_few_rows_are_left_to_the_kernel_for_them_but_in_an_exhaustive_search() -> None:

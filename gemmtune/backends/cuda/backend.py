@@ -10,7 +10,7 @@ from ...errors import UnavailableError
 from ...problem import Problem
 from ...settings import Settings
 from ...toolchain.nvcc import find_compiler
-from . import cluster, few, unaligned, wide
+from . import cluster, few, wide
 from .compiler import CAPABILITY
 
 __all__ = ["CudaBackend"]
@@ -19,10 +19,8 @@ FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (
     cluster.offers,
     few.offers,
     wide.offers,
-    unaligned.offers,
 )
-"""Of kernels, a folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits;
-operands whose lines are not aligned."""
+"""Of kernels, a folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits."""
 
 
 class CudaBackend:
