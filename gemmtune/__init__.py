@@ -1,29 +1,15 @@
 """gemmtune finds the fastest correct GEMM for a shape on this machine, remembers it, and proves it."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from . import settings
-from .dispatch.explain import explain
-from .dispatch.prepack import PackedOperand, prepack
-from .dispatch.tuning import tune
-from .errors import (
-    CompileError,
-    EpilogueError,
-    ErrorFromChoice,
-    GemmtuneError,
-    InvalidProblemError,
-    NoValidChoicesError,
-    SettingsError,
-    StoreError,
-    UnavailableError,
-)
-from .ops.dense import addmm, baddbmm, bmm, mm
-from .ops.packing import pack_int4, unpack_int4
-from .ops.quantized import int_mm, int_mm_mul, mixed_mm, scaled_mm
-from .ops.sums import mm_plus_mm
-from .problem import Epilogue, Layout, Precision, Problem
-from .selector.tuning_result import TuningResult
 from .version import __version__
 
-__all__ = [
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
+
+__all__ = [  # noqa: F405
     "CompileError",
     "Epilogue",
     "EpilogueError",
@@ -56,3 +42,14 @@ __all__ = [
     "tune",
     "unpack_int4",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import torch, and what needs it, with the first public name that is used: the command's help needs neither."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = importlib.import_module(".public", __name__)
+        globals().update({known: getattr(public, known) for known in public.__all__})
+        return globals()[name]

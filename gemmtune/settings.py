@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
-import torch
 
 from .errors import SettingsError
 
@@ -193,8 +192,11 @@ def _check_regex(field: str, value: object) -> None:
 def current() -> Settings:
     """The settings in force here: the innermost ``patch``, else those of the environment; deterministic where torch has to be."""
     settings = _patched.get() or from_environment()
-    if not settings.deterministic and torch.are_deterministic_algorithms_enabled():
-        return settings.made_deterministic
+    if not settings.deterministic:
+        import torch  # noqa: PLC0415 - it takes seconds, and the command's help does without
+
+        if torch.are_deterministic_algorithms_enabled():
+            return settings.made_deterministic
     return settings
 
 

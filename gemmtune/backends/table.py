@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..choice import Backend
 from ..errors import SettingsError
+
+if TYPE_CHECKING:
+    from ..choice import Backend
 
 __all__ = ["BACKENDS", "TEMPLATES", "BackendRow", "check_names", "load"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import click
 
-from .. import __version__
 from ..errors import GemmtuneError
-from . import build, choices, conformance, doctor, perf_gate, stores, tune
+from ..version import __version__
+from .commands import COMMANDS
 from .output import INTERRUPTED, note, warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
@@ -28,18 +28,6 @@ def cli() -> None:
     """
 
 
-COMMANDS = (
-    tune.tune,
-    choices.choices,
-    build.build,
-    stores.show,
-    stores.export_store,
-    stores.import_store,
-    stores.merge,
-    doctor.doctor,
-    conformance.conformance,
-    perf_gate.perf_gate,
-)
 for command in COMMANDS:
     cli.add_command(command)
 

@@ -21,8 +21,9 @@ from ..selector.precompile import Compilation
 from ..selector.progress import Progress, Silent, progress_for
 from ..selector.table import refusal_lines
 from ..settings import Settings
-from .options import arch_option, filter_options, problem_options, search_options, settings_changes, spec_of
-from .output import INTERRUPTED, STDOUT, json_option, note, show, write_json
+from .asked import arch_of, settings_changes, spec_of
+from .output import INTERRUPTED, STDOUT, note, write_json
+from .printing import show
 from .shapes import problems_of
 
 __all__ = ["build"]
@@ -53,43 +54,13 @@ class Built:
     seconds: float
 
 
-@click.command()
-@click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
-@click.option("--shapes", "shapes_file", metavar="FILE", help="A JSON file with a list of shapes.")
-@arch_option
-@problem_options
-@search_options
-@filter_options
-@click.option("--quiet", is_flag=True, help="No progress.")
-@json_option
 def build(
-    shapes: tuple[str, ...],
-    shapes_file: str | None,
-    arch: DeviceInfo | None,
-    backends: str | None,
-    search: str | None,
-    choice_allowlist_regex: str | None,
-    choice_denylist_regex: str | None,
-    quiet: bool,
-    json_file: str | None,
-    **problem: Any,
+    *, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None, quiet: bool, json_file: str | None, **options: Any
 ) -> int:
-    """Compile what the tuning of each SHAPE would compile, into the cache folder (GEMMTUNE_CACHE_DIR), and run nothing.
-
-    Tuning with the same search on a machine that has this cache folder and the same versions then compiles nothing.
-
-    \b
-    gemmtune build 4096x4096x4096 --arch sm90 --backends triton,cutlass
-    gemmtune build --shapes models.json --arch sm80 --search quick
-    """
-    device = arch or detect()
-    problems = problems_of(shapes, shapes_file, spec_of(device.torch_device.type, problem))
-    changes = settings_changes(
-        backends=backends,
-        search=search,
-        choice_allowlist_regex=choice_allowlist_regex,
-        choice_denylist_regex=choice_denylist_regex,
-    )
+    """Compile what the tuning of each shape would. ``options`` are those for settings and for problems."""
+    device = arch_of(arch) or detect()
+    changes = settings_changes(options)
+    problems = problems_of(shapes, shapes_file, spec_of(device.torch_device.type, options))
     with settings.patch(**changes) as chosen:
         names = _backends(device, chosen)
         with settings.patch(backends=names) as restricted:

@@ -5,53 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from .. import settings
 from ..choice import Choice, Offers
-from ..device import DeviceInfo, detect
+from ..device import detect
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.table import new_table, refusal_lines
-from .options import arch_option, filter_options, problem_options, search_options, settings_changes, spec_of
-from .output import STDOUT, json_option, show, write_json
+from .asked import arch_of, settings_changes, spec_of
+from .output import STDOUT, write_json
+from .printing import show
 from .shapes import problem_of_word
 
 __all__ = ["choices"]
 
 
-@click.command()
-@click.argument("shape")
-@arch_option
-@problem_options
-@search_options
-@filter_options
-@json_option
-def choices(
-    shape: str,
-    arch: DeviceInfo | None,
-    backends: str | None,
-    search: str | None,
-    choice_allowlist_regex: str | None,
-    choice_denylist_regex: str | None,
-    json_file: str | None,
-    **problem: Any,
-) -> None:
-    """List what would be tried for SHAPE, and what is refused beforehand and why.
-
-    \b
-    gemmtune choices 512x512x512 --arch sm80 --backends triton
-    gemmtune choices 512x512x512 --arch sm90 --allow 'triton:mm_128x'
-    """
-    device = arch or detect()
-    wanted = problem_of_word(shape, spec_of(device.torch_device.type, problem))
-    changes = settings_changes(
-        backends=backends,
-        search=search,
-        choice_allowlist_regex=choice_allowlist_regex,
-        choice_denylist_regex=choice_denylist_regex,
-    )
+def choices(*, shape: str, arch: str | None, json_file: str | None, **options: Any) -> None:
+    """List what would be tried for a shape. ``options`` are those for settings and for the problem."""
+    device = arch_of(arch) or detect()
+    changes = settings_changes(options)
+    wanted = problem_of_word(shape, spec_of(device.torch_device.type, options))
     with settings.patch(**changes) as chosen:
         offers = offers_for(wanted, device, chosen, on_this_machine=arch is None)
         names = enabled_backends(device, chosen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from rich.text import Text
 
 from .. import settings
 from ..cache import cache_dir
-from ..conformance.options import OPTIONS, STDOUT, Option, RunOptions
+from ..conformance.option_table import OPTIONS, STDOUT
+from ..conformance.options import RunOptions
 from ..conformance.properties.table import PROPERTIES
 from ..conformance.report.as_json import as_json_text
 from ..conformance.report.summary import Summary
@@ -29,7 +30,8 @@ from ..conformance.runs.record import Record
 from ..conformance.runs.run import Run
 from ..errors import GemmtuneError
 from ..selector.progress import Progress, progress_for
-from .output import INTERRUPTED, show
+from .output import INTERRUPTED
+from .printing import show
 
 __all__ = ["conformance"]
 
@@ -43,7 +45,6 @@ CLEAN = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 """Of the environment: pytest is not to do what was meant for other tests, and no files are left where the GEMM is."""
-_TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 
 
 class CouldNotTest(click.ClickException):
@@ -52,39 +53,8 @@ class CouldNotTest(click.ClickException):
     exit_code = UNTESTED
 
 
-def _as_click(option: Option) -> Callable[[Any], Any]:
-    if option.kind == "flag":
-        return click.option(option.spelling, option.name, is_flag=True, help=option.help)
-    many = option.kind == "many"
-    kind = click.Choice(option.choices) if option.choices and not many else _TYPES.get(option.kind, str)
-    return click.option(option.spelling, option.name, type=kind, multiple=many, metavar=option.metavar, help=option.help)
-
-
-def _all_options(function: Any) -> Any:
-    for option in reversed(OPTIONS):
-        function = _as_click(option)(function)
-    return function
-
-
-@click.command("conformance")
-@click.argument("gemm", required=False, metavar="[MODULE:NAME]")
-@_all_options
-@click.option("-k", "keyword", metavar="EXPRESSION", help="Only cases whose id has this, as pytest's -k.")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
-def conformance(gemm: str | None, keyword: str | None, pytest_arguments: tuple[str, ...], **values: Any) -> None:
-    """Test whether a GEMM is right: MODULE:NAME is a function f(a, b), or a module or object with functions named as torch's.
-
-    What it is not declared to take, it may refuse; what it returns has to be right. Each case runs in a worker process, so that a
-    crash or a hang is one failure. Exit status, by what ran: 0 it conforms, 1 it does not, 2 it could not be tested.
-
-    \b
-    gemmtune conformance mypkg.ops:matmul
-    gemmtune conformance mypkg.ops:matmul --device cuda --trait out --trait dtypes=float16,bfloat16 --level full
-    gemmtune conformance mypkg.ops:matmul --repro bound:mm-bf16-127x64x33-seed.7 --in-process
-    gemmtune conformance mypkg.ops:matmul --html report.html -- -n 2
-    gemmtune conformance mypkg.ops:slow_to_compile --max-cases 100 --max-seconds 120
-    gemmtune conformance --sm 80
-    """  # fmt: skip
+def conformance(*, gemm: str | None, keyword: str | None, pytest_arguments: tuple[str, ...], **values: Any) -> None:
+    """Test whether a GEMM is right. ``values`` are the options of ``option_table``."""
     try:
         options = RunOptions.of({"backend": gemm, **values})
     except GemmtuneError as error:
@@ -175,7 +145,7 @@ def _as_pytest(options: RunOptions) -> list[str]:
             if option.kind == "flag":
                 words.append(option.pytest_spelling)
             else:
-                words += [f"{option.pytest_spelling}={word}" for word in (value if option.kind == "many" else (value,))]
+                words += [f"{option.pytest_spelling}={word}" for word in (value if option.repeated else (value,))]
     return words
 
 

@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from rich.text import Text
 
@@ -24,7 +23,8 @@ from ..device import DeviceInfo, detect
 from ..settings import Settings
 from ..store.key import driver_version, fingerprint_text
 from ..store.store import open_store
-from .output import STDOUT, json_option, show, write_json
+from .output import STDOUT, write_json
+from .printing import show
 
 __all__ = ["doctor", "report"]
 
@@ -37,8 +37,6 @@ INTERPRETER_HELP = "off; for correctness on the CPU: TRITON_INTERPRET=1 gemmtune
 MIB = 1024 * 1024
 
 
-@click.command()
-@json_option
 def doctor(json_file: str | None) -> int:
     """Show versions, devices, compilers, backends, the store and the cache folder.
 

@@ -1,21 +1,39 @@
-"""Options that several commands share, and what they mean as settings."""
+"""Options that several commands share; ``asked`` says what they mean. Plain data, so that help needs no torch."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 
 import click
 
-from ..backends.table import BACKENDS, check_names
-from ..device import PRESETS, DeviceInfo, detect, preset
-from ..errors import SettingsError, UnavailableError
-from ..problem.problem import Scales, WeightScales
-from ..settings import Search, Settings
-from .spec import BIASES, DTYPES, ENCODINGS, FACTORS, LAYOUTS, OPS, RESULT_DTYPES, SCALES, WEIGHT_DTYPES, Spec
+from ..backends.table import BACKENDS
+from ..settings import Search, Timing
+from .words import (
+    ARCHITECTURES,
+    BIASES,
+    DTYPES,
+    ENCODINGS,
+    FACTORS,
+    LAYOUTS,
+    OPS,
+    RESULT_DTYPES,
+    SCALES,
+    SCALES_OF_SCALED_MM,
+    SCALES_OF_WEIGHTS,
+    WEIGHT_DTYPES,
+)
 
-__all__ = ["arch_option", "device_of", "filter_options", "problem_options", "search_options", "settings_changes", "spec_of"]
+__all__ = [
+    "arch_option",
+    "device_option",
+    "filter_options",
+    "problem_options",
+    "search_options",
+    "shapes_argument",
+    "shapes_option",
+    "timing_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,28 +47,16 @@ class _WeightDtype(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-def _setting(_context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Refuse what the setting that the option stands for refuses."""
-    if value is not None:
-        name = str(option.name)
-        try:
-            check_names(Settings(**settings_changes(**{name: value})).backends or ())
-        except SettingsError as error:
-            raise click.UsageError(f"{option.opts[0]}: {str(error).removeprefix(f'{name}: ')}") from error
-    return value
-
-
-def _preset(_context: click.Context, _option: click.Parameter, value: str | None) -> DeviceInfo | None:
-    try:
-        return None if value is None else preset(value)
-    except UnavailableError as error:
-        raise click.UsageError(f"--{error}") from error
-
-
 arch_option = click.option(
-    "--arch", metavar="ARCH", callback=_preset, help=f"One of {', '.join(PRESETS)}; this machine's device when not given."
+    "--arch", metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}; this machine's device when not given."
 )
-"""The architecture to answer for: the command gets its DeviceInfo, or None."""
+"""The architecture to answer for."""
+shapes_argument = click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
+shapes_option = click.option("--shapes", "shapes_file", metavar="FILE", help="A JSON file with a list of shapes.")
+device_option = click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; cuda when there is one and nothing is given.")
+timing_option = click.option(
+    "--timing", type=click.Choice(get_args(Timing)), help="graph: kernel time alone; eager: with the host's cost."
+)
 
 
 def problem_options(function: F) -> F:
@@ -80,8 +86,8 @@ def problem_options(function: F) -> F:
         click.option("--encoding", type=click.Choice(ENCODINGS), help="b has two numbers of four bits in each byte (mixed_mm)."),
         click.option(
             "--scales", type=click.Choice(SCALES), metavar="KIND",
-            help=f"What has a scale of its own. scaled_mm: {', '.join(get_args(Scales))}; mixed_mm: "
-            f"{', '.join(get_args(WeightScales))}; int_mm_mul: {', '.join(FACTORS)}.",
+            help=f"What has a scale of its own. scaled_mm: {', '.join(SCALES_OF_SCALED_MM)}; mixed_mm: "
+            f"{', '.join(SCALES_OF_WEIGHTS)}; int_mm_mul: {', '.join(FACTORS)}.",
         ),
         click.option("--zeros", is_flag=True, help="b has zero points as it has scales (mixed_mm)."),
         click.option("--scale-dtype", type=click.Choice(RESULT_DTYPES), help="Of the scales (int_mm_mul, mixed_mm)."),
@@ -94,7 +100,7 @@ def search_options(function: F) -> F:
     """What is tried."""
     return _all(
         click.option(
-            "--backends", metavar="NAMES", callback=_setting,
+            "--backends", metavar="NAMES",
             help=f"Comma-separated, out of {', '.join(BACKENDS)}; all that serve the device when not given.",
         ),
         click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
@@ -105,39 +111,14 @@ def filter_options(function: F) -> F:
     """Which choices may be tried at all."""
     return _all(
         click.option(
-            "--allow", "choice_allowlist_regex", metavar="REGEX", callback=_setting,
+            "--allow", "choice_allowlist_regex", metavar="REGEX",
             help="Only choices in whose name REGEX is found.",
         ),
         click.option(
-            "--deny", "choice_denylist_regex", metavar="REGEX", callback=_setting,
+            "--deny", "choice_denylist_regex", metavar="REGEX",
             help="No choice in whose name REGEX is found; wins over --allow.",
         ),
     )(function)  # fmt: skip
-
-
-def device_of(text: str | None) -> DeviceInfo:
-    """The device that ``--device`` names; None means the current CUDA device if there is one, else the CPU.
-
-    Raises:
-        click.UsageError: not the name of a device.
-        UnavailableError: the device is not here.
-    """
-    if text is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", text):
-        raise click.UsageError(f"--device: got {text!r}, expected cpu, cuda or cuda:N, for instance cuda:1")
-    return detect(text)
-
-
-def spec_of(device_type: str, options: dict[str, Any]) -> Spec:
-    """The options of ``problem_options`` as a Spec."""
-    return Spec(device_type=device_type, **options)
-
-
-def settings_changes(**options: Any) -> dict[str, Any]:
-    """The options that were given, as changes for ``settings.patch``; ``backends`` is split at its commas."""
-    changes = {name: value for name, value in options.items() if value is not None}
-    if "backends" in changes:
-        changes["backends"] = tuple(word.strip() for word in changes["backends"].split(",") if word.strip())
-    return changes
 
 
 def _all(*decorators: Callable[[F], F]) -> Callable[[F], F]:

@@ -1,35 +1,21 @@
-"""Where the commands write: text to standard output, everything about the work to standard error, JSON to a file."""
+"""Where the commands write: everything about the work to standard error, JSON to a file; ``printing`` has the text."""
 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
-from rich.console import Console, RenderableType
 
-from ..selector.table import plain_text
-
-__all__ = ["INTERRUPTED", "STDOUT", "json_option", "note", "show", "warnings_as_lines", "write_json"]
+__all__ = ["INTERRUPTED", "STDOUT", "json_option", "note", "warnings_as_lines", "write_json"]
 
 STDOUT = "-"
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
-
-
-def show(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output: with colours on a terminal, folded at its width; in a pipe as plain lines that are never folded."""
-    if sys.stdout.isatty():
-        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-        for part in parts:
-            console.print(part)
-    else:
-        click.echo(plain_text(parts))
 
 
 def note(text: str) -> None:

@@ -5,7 +5,6 @@ Exit status: 0 nothing is slower, 1 a regression or a required baseline that is 
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,17 +13,15 @@ from click.core import ParameterSource
 
 from .. import settings
 from ..errors import GemmtuneError
-from ..perf_gate.baselines import FOLDER
 from ..perf_gate.gate import problems_without_names, run_gate
-from ..perf_gate.options import ANCHORS, LEAST_PROCESSES, PROCESSES, GateOptions
+from ..perf_gate.options import GateOptions
 from ..perf_gate.report import renderables, warnings
 from ..perf_gate.result import GateResult
-from ..perf_gate.subjects import PICK
 from ..problem import Problem
 from ..selector.progress import Silent, progress_for
-from ..settings import Timing
-from .options import device_of, problem_options, search_options, settings_changes, spec_of
-from .output import STDOUT, json_option, note, show, write_json
+from .asked import device_of, settings_changes, spec_of
+from .output import STDOUT, note, write_json
+from .printing import show
 from .shapes import Spec, problem_of_word, problems_of_file
 
 __all__ = ["perf_gate"]
@@ -36,64 +33,12 @@ class CouldNotRun(click.ClickException):
     exit_code = 2
 
 
-@click.command("perf-gate")
-@click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
-@click.option("--shapes", "shapes_file", metavar="FILE", help="A JSON file with a list of shapes.")
-@problem_options
-@click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; cuda when there is one and nothing is given.")
-@search_options
-@click.option("--timing", type=click.Choice(typing.get_args(Timing)), help="graph: kernel time alone; eager: with the host's cost.")
-@click.option(
-    "--candidate",
-    metavar="NAME",
-    default=PICK,
-    show_default=True,
-    help="What is judged: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
-)
-@click.option("--anchor", type=click.Choice(ANCHORS), help="torch, or the stored ratio to it; torch when not given.")
-@click.option("--against", "--gemm-against", metavar="PATH", help="Anchor: the gemmtune in a checkout or site-packages folder.")
-@click.option("--baselines", metavar="DIR", default=FOLDER, show_default=True, help="The folder of stored ratios.")
-@click.option(
-    "--require-baseline",
-    "--gemm-require-baseline",
-    is_flag=True,
-    help="Fail without a baseline; implies --anchor baseline.",
-)
-@click.option("--update-baseline", is_flag=True, help="Write what is measured as the new baselines.")
-@click.option(
-    "--processes",
-    type=click.IntRange(min=LEAST_PROCESSES),
-    default=PROCESSES,
-    show_default=True,
-    help="Fresh processes in a batch.",
-)
-@click.option("--quiet", is_flag=True, help="No progress.")
-@json_option
-def perf_gate(
-    shapes: tuple[str, ...],
-    shapes_file: str | None,
-    backends: str | None,
-    search: str | None,
-    timing: str | None,
-    quiet: bool,
-    json_file: str | None,
-    **options: Any,
-) -> None:
-    """Judge whether a SHAPE takes longer, by more than 2%, than by torch, than its baseline, or than by another commit.
-
-    A SHAPE is MxNxK, or BxMxNxK for a batch. Without any, those of the baselines are taken where these are the anchor, else a small
-    set. Exit status: 0 nothing is slower, 1 a regression or a required baseline that is missing, 2 it could not be measured.
-
-    \b
-    gemmtune perf-gate 512x512x512 --dtype float32
-    gemmtune perf-gate --shapes models.json --update-baseline
-    gemmtune perf-gate --require-baseline
-    gemmtune perf-gate 512x512x512 --against path/to/another/checkout
-    """  # fmt: skip
+def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, quiet: bool, json_file: str | None, **options: Any) -> None:
+    """Judge whether a shape takes longer than it may. ``options`` are those for settings, the gate and problems."""
     try:
         asked = _options(options)
         info = device_of(asked.device)
-        with settings.patch(**settings_changes(backends=backends, search=search, timing=timing)):
+        with settings.patch(**settings_changes(options)):
             spec = spec_of(info.torch_device.type, options)
             problems = _problems(shapes, shapes_file, spec) or _unnamed(asked, options)
             result = _run(problems, asked, quiet=quiet)

@@ -15,7 +15,8 @@ import click
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from .output import note
-from .spec import BIASES, DTYPES, ENCODINGS, LAYOUTS, OPS, RESULT_DTYPES, SCALES, TF32_ON_CPU, WEIGHT_DTYPES, Spec
+from .spec import TF32_ON_CPU, Spec
+from .words import BIASES, DTYPES, ENCODINGS, LAYOUTS, OPS, RESULT_DTYPES, SCALES, WEIGHT_DTYPES
 
 __all__ = [
     "FIELDS",

@@ -12,39 +12,15 @@ import torch
 from ..dispatch.fused import bias_epilogue, factor_dtype, factor_epilogue
 from ..errors import InvalidProblemError
 from ..problem import Layout, Precision, Problem, precision_of
-from ..problem.dtypes import DTYPES as DENSE_DTYPES
 from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
-from ..problem.problem import FLOAT_OPS, BiasShape, Encoding, Scales, WeightScales
+from ..problem.problem import FLOAT_OPS, Scales, WeightScales
+from .words import ENCODINGS, OPS, RESULT_DTYPES
 
-__all__ = [
-    "BIASES",
-    "DTYPES",
-    "ENCODINGS",
-    "FACTORS",
-    "LAYOUTS",
-    "OPS",
-    "RESULT_DTYPES",
-    "SCALES",
-    "TF32_ON_CPU",
-    "WEIGHT_DTYPES",
-    "Spec",
-]
+__all__ = ["TF32_ON_CPU", "Spec"]
 
-OPS = (*FLOAT_OPS, "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
-"""Every operation that can be tuned: int_mm_mul is int_mm with an epilogue."""
-LAYOUTS = ("nn", "nt", "tn", "tt")
-BIASES: tuple[BiasShape, ...] = get_args(BiasShape)
-FACTORS = ("tensor", "row", "column")
-"""Of int_mm_mul: one scale in all, or one for each row or column of the result."""
-SCALES = tuple(dict.fromkeys((*get_args(Scales), *get_args(WeightScales), *FACTORS)))
-ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)[1:]
 TF32_ON_CPU = "tf32 is a precision of CUDA devices; use --device cuda, or float32"
 _NARROW = (torch.int8, torch.uint8, *FLOAT8)
 _DEFAULT_DTYPES = {"int_mm": "int8", "int_mm_mul": "int8", "scaled_mm": "float8_e4m3fn"}
-DTYPES = (*(dtype_name(d) for d in DENSE_DTYPES), "tf32", "int8", *map(dtype_name, FLOAT8))
-WEIGHT_DTYPES = tuple(map(dtype_name, _NARROW))
-RESULT_DTYPES = ("float32", "float16", "bfloat16")
-"""Of scales and of results that the caller names."""
 _TAKERS: dict[str, tuple[str, ...]] = {
     "bias": ("addmm", "baddbmm", "scaled_mm"),
     "alpha": ("addmm", "baddbmm"),

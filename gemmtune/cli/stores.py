@@ -21,8 +21,8 @@ from ..selector.result import Outcome
 from ..selector.table import new_table
 from ..store.store import Absorbed, Row, Store, open_store
 from .describe import machine_text, problem_text
-from .output import STDOUT, json_option, write_json
-from .output import show as print_parts
+from .output import STDOUT, write_json
+from .printing import show as print_parts
 
 __all__ = ["export_store", "import_store", "merge", "show"]
 
@@ -60,9 +60,6 @@ class Known:
         }
 
 
-@click.command()
-@click.option("--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Choices shown for each problem.")
-@json_option
 def show(rows: int, json_file: str | None) -> None:
     """Show what the store knows: for each machine and problem the pick and the next best."""
     store = _opened()
@@ -72,9 +69,6 @@ def show(rows: int, json_file: str | None) -> None:
     write_json(json_file, [k.to_json() for k in known])
 
 
-@click.command("export")
-@click.argument("file", metavar="FILE")
-@json_option
 def export_store(file: str, json_file: str | None) -> None:
     """Write everything the store knows to FILE, as JSON that import reads."""
     store = _opened()
@@ -84,18 +78,12 @@ def export_store(file: str, json_file: str | None) -> None:
     write_json(json_file, {"rows": count, "store": str(store.path), "file": file})
 
 
-@click.command("import")
-@click.argument("file", metavar="FILE")
-@json_option
 def import_store(file: str, json_file: str | None) -> None:
     """Take in a FILE that export wrote; where both know a choice, the later measurement stays."""
     store = _opened()
     _tell(store, store.import_file(file), file, json_file)
 
 
-@click.command()
-@click.argument("other_store", metavar="OTHER_STORE")
-@json_option
 def merge(other_store: str, json_file: str | None) -> None:
     """Take in another store, an SQLite file; where both know a choice, the later measurement stays."""
     store = _opened()

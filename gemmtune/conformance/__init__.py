@@ -6,6 +6,19 @@
 ``suite/`` has the tests and ``plugin`` the options; nothing here needs pytest to be imported.
 """
 
-from .gemms.traits import Traits, gemm
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .gemms.traits import Traits, gemm
 
 __all__ = ["Traits", "gemm"]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import torch with the first of these names that is used: the command's help, which reads ``option_table``, needs none."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(".gemms.traits", __name__), name)

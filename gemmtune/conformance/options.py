@@ -1,4 +1,4 @@
-"""The options of a run of the suite: one table, from which the command and the pytest plugin have theirs."""
+"""The options of a run of the suite, checked."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import ConformanceError
-from .cases.scope import Level
 from .gemms.subject import SubjectSpec
 from .gemms.traits import Traits
 from .labels import DTYPES, OPS, SHORT_DTYPES
 from .layouts import KINDS
+from .option_table import OPTIONS, STDOUT
 from .properties.table import PROPERTIES
 
-__all__ = ["ARCHITECTURES", "OPTIONS", "STDOUT", "Option", "RunOptions", "declared_by"]
+__all__ = ["RunOptions", "declared_by"]
 
-STDOUT = "-"
-LEVELS = tuple(level.name.lower() for level in Level)
-ARCHITECTURES = ("75", "80", "90", "100")
+_WORDS = {"op": OPS, "dtype": tuple(DTYPES), "layout": tuple(KINDS), "properties": tuple(p.name for p in PROPERTIES)}
+"""The legal words of the options whose table does not have them."""
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run is asked to do. ``OPTIONS`` has the meanings.
+    """What a run is asked to do. ``option_table.OPTIONS`` has the meanings.
 
     Raises:
         ConformanceError: an unknown word, a number out of range, options that do not go together, a file that is not there.
@@ -70,18 +69,17 @@ class RunOptions:
         was not given."""
         given = {name: value for name, value in values.items() if value is not None}
         for option in OPTIONS:
-            if option.kind == "many" and option.name in given:
-                words = [word for text in given[option.name] for word in (text.split(",") if option.choices else [text])]
+            if option.repeated and option.name in given:
+                words = [word for text in given[option.name] for word in (text.split(",") if option.kind == "words" else [text])]
                 given[option.name] = tuple(_LONG_DTYPES.get(word, word) if option.name == "dtype" else word for word in words)
         return cls(**given)
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
-            value = getattr(self, option.name)
-            words = value if option.kind == "many" else (value,)
-            for word in words:
-                if option.choices and word is not None and word not in option.choices:
-                    raise ConformanceError(f"{option.word}: got {word!r}, expected one of {', '.join(option.choices)}")
+            value, legal = getattr(self, option.name), option.choices or _WORDS.get(option.name)
+            for word in value if option.repeated else (value,):
+                if legal and word is not None and word not in legal:
+                    raise ConformanceError(f"{option.word}: got {word!r}, expected one of {', '.join(legal)}")
         for name, least in _LEAST.items():
             number = getattr(self, name)
             if number is not None and number < least:
@@ -168,88 +166,3 @@ def _plain(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option: ``--name`` of the command, ``--gemm-name`` of pytest; ``--name`` in both if it is ``shared``."""
-
-    name: str
-    help: str
-    metavar: str | None = None
-    kind: Literal["text", "integer", "seconds", "flag", "many"] = "text"
-    choices: tuple[str, ...] = ()
-    shared: bool = False
-    spelled: str = ""
-    """Where it is not spelled as it is named."""
-
-    @property
-    def word(self) -> str:
-        """Without dashes before it."""
-        return self.spelled or self.name
-
-    @property
-    def spelling(self) -> str:
-        """As the command has it."""
-        return "--" + self.word.replace("_", "-")
-
-    @property
-    def pytest_spelling(self) -> str:
-        """As pytest has it."""
-        return self.spelling if self.shared else "--gemm-" + self.word.replace("_", "-")
-
-
-OPTIONS: tuple[Option, ...] = (
-    Option(name="device", metavar="DEVICE", help="cpu, cuda or cuda:N; cuda when there is one and nothing is given."),
-    Option(name="level", choices=LEVELS, help="How much is tested: about 1, 5 and 30 minutes on a GPU; smoke when not given."),
-    Option(name="op", kind="many", choices=OPS, metavar="OP", help=f"Only these operations: {', '.join(OPS)}."),
-    Option(
-        name="dtype", kind="many", choices=tuple(DTYPES), metavar="DTYPE",
-        help="Only these input dtypes, such as bfloat16 or bf16.",
-    ),
-    Option(name="layout", kind="many", choices=tuple(KINDS), metavar="KIND", help=f"Only these strides: {', '.join(KINDS)}."),
-    Option(
-        name="properties", spelled="property", kind="many", choices=tuple(p.name for p in PROPERTIES), metavar="NAME",
-        help="Only these properties, such as integers,edges.",
-    ),
-    Option(
-        name="max_cases", kind="integer", metavar="N",
-        help="Only N of the cases, a sample of every property, operation and dtype; --seed takes another. Nothing more is drawn "
-        "unless --max-examples is given.",
-    ),
-    Option(
-        name="max_seconds", kind="seconds", metavar="S",
-        help="Begin no case later than S seconds after the first. Cases come in the order of a sample, so that each property has "
-        "had some.",
-    ),
-    Option(
-        name="trait", kind="many", metavar="NAME=VALUE",
-        help="What the GEMM declares: out, alpha, beta, empty, dtypes=float16,bfloat16, min_alignment=16, multiples=1,8,8, …",
-    ),
-    Option(name="traits", metavar="FILE", help="The same as a TOML file."),
-    Option(name="max_examples", kind="integer", metavar="N", shared=True, help="Cases drawn for each property."),
-    Option(name="derandomize", kind="flag", shared=True, help="Draw the same cases in every run. This is the default."),
-    Option(name="random", kind="flag", help="Draw other cases in every run."),
-    Option(name="seed", kind="integer", metavar="N", help="Draw, or sample, the cases of this seed."),
-    Option(name="skips_file", metavar="FILE", shared=True, help="Cases not to run: on each line an id or pattern, # and why."),
-    Option(name="xfails_file", metavar="FILE", shared=True, help="Cases known to fail, alike; it is an error if one passes."),
-    Option(name="strict_lists", kind="flag", help="It is an error if a line of these files fits no case, as it is in CI."),
-    Option(name="save_failing", metavar="DIR", help="Write each failing case as a JSON file, for --repro DIR."),
-    Option(name="repro", kind="many", metavar="ID", help="Only this case, or those of @FILE or of a folder of --save-failing."),
-    Option(
-        name="sm", kind="many", choices=ARCHITECTURES, metavar="SM",
-        help=f"No GEMM: compile gemmtune's kernels for {', '.join(ARCHITECTURES)}, check them, and run them where a GPU can.",
-    ),
-    Option(name="sm_compile_only", kind="flag", help="With sm: do not run them."),
-    Option(name="sanitize", kind="flag", help="Run a few cases under compute-sanitizer as well (CUDA)."),
-    Option(
-        name="min_executed", kind="integer", metavar="N",
-        help="It is a failure if fewer cases than this are executed. When not given: 40, 80 or 160 by level, and 1 where -k or any "
-        "option takes only a part of the level.",
-    ),
-    Option(name="in_process", kind="flag", help="No worker process: for debuggers. A crash then ends the run."),
-    Option(name="timeout", kind="seconds", metavar="S", help="Seconds for one case, imports and compilation included; 120."),
-    Option(name="json", metavar="FILE", help="Write the report as JSON; - is standard output."),
-    Option(name="html", metavar="FILE", help="Write the report as one HTML page, with maps of where results are wrong."),
-)  # fmt: skip
-"""All but the GEMM itself, which is the command's argument and ``--gemm-backend`` of pytest."""

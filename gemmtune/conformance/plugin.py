@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from ..errors import GemmtuneError
-from .options import OPTIONS as TABLE
-from .options import Option, RunOptions
+from .option_table import OPTIONS as TABLE
+from .option_table import Option
+from .options import RunOptions
 from .suite import hookspecs
 from .suite.matrices import MatrixSession
 from .suite.session import ConformanceSession
@@ -43,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _as_argument(option: Option) -> dict[str, Any]:
     if option.kind == "flag":
         return {"action": "store_true"}
-    if option.kind == "many":
+    if option.repeated:
         return {"action": "append", "metavar": option.metavar}
     if option.choices:
         return {"choices": option.choices}

@@ -21,9 +21,8 @@ from ..problem import Problem
 from ..settings import Timing
 from .statistics import Estimate
 
-__all__ = ["FOLDER", "Baseline", "Baselines", "slug"]
+__all__ = ["Baseline", "Baselines", "slug"]
 
-FOLDER = "benchmarks/baselines"
 FORMAT = 1
 
 

@@ -19,14 +19,14 @@ from ..settings import Settings
 from .against import Installation, PairOfProcesses
 from .baselines import Baselines
 from .collect import Process, Series, collect
-from .options import GateOptions
+from .options import PICK, GateOptions
 from .problems import default_problems
 from .processes import Failed, FreshProcess
 from .recall import find_baselines, note_differences, update_baselines, versions
 from .result import GateResult, ProblemGate
 from .sampling import Match, Sampling
 from .statistics import Judgement, Rule, judge
-from .subjects import PICK, TORCH, subject_for
+from .subjects import TORCH, subject_for
 
 __all__ = ["problems_without_names", "run_gate"]
 

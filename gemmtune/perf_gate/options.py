@@ -1,4 +1,4 @@
-"""What a gate is asked to do."""
+"""What a gate is asked to do. Plain data: the command's help needs no torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import GateError
-from .baselines import FOLDER
-from .subjects import PICK
 
-__all__ = ["ANCHORS", "Anchor", "GateOptions"]
+__all__ = ["ANCHORS", "FOLDER", "PICK", "Anchor", "GateOptions"]
+
+FOLDER = "benchmarks/baselines"
+PICK = "pick"
+"""The candidate that is whatever gemmtune runs."""
 
 Anchor = Literal["torch", "baseline"]
 ANCHORS: tuple[Anchor, ...] = typing.get_args(Anchor)

@@ -21,10 +21,10 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..selector.offers import widest_offers_for
 from ..settings import Settings
+from .options import PICK
 
-__all__ = ["PICK", "TORCH", "FunctionChoice", "subject_for"]
+__all__ = ["TORCH", "FunctionChoice", "subject_for"]
 
-PICK = "pick"
 TORCH = "torch"
 MOST_RESULTS_KEPT = 64
 

@@ -9,17 +9,49 @@ import subprocess
 import sys
 import time
 import warnings
+from typing import get_args
 
 import pytest
+import torch
 
 from gemmtune import __version__, cli, settings
+from gemmtune.cli import commands, words
 from gemmtune.cli.output import warnings_as_lines
+from gemmtune.device import PRESETS
 from gemmtune.errors import StoreError
+from gemmtune.problem.dtypes import DTYPES, FLOAT8, dtype_name
+from gemmtune.problem.rules import ENCODINGS, OPS
+from gemmtune.problem.scales import Scales, WeightScales
+from gemmtune.problem.standard import BiasShape
+from gemmtune.selector.table import DEFAULT_ROWS
 
 
 def test_version(capsys):
     assert cli.run(["--version"]) == 0
     assert capsys.readouterr().out == f"gemmtune, version {__version__}\n"
+
+
+def test_help_imports_no_torch():
+    program = (
+        "import sys\n"
+        "from gemmtune import cli\n"
+        "helps = [[], ['--version'], ['--help'], *([name, '--help'] for name in cli.cli.commands)]\n"
+        "print([cli.run(words) for words in helps][1:] == [0] * len(helps[1:]), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "True False"
+
+
+def test_the_words_of_options_are_those_of_the_package():
+    assert tuple(PRESETS) == words.ARCHITECTURES
+    assert get_args(BiasShape) == words.BIASES
+    assert ("", *words.ENCODINGS) == ENCODINGS
+    assert set(words.OPS) == set(OPS) | {"int_mm_mul"}
+    assert get_args(Scales) == words.SCALES_OF_SCALED_MM
+    assert get_args(WeightScales) == words.SCALES_OF_WEIGHTS
+    assert tuple(map(dtype_name, (torch.int8, torch.uint8, *FLOAT8))) == words.WEIGHT_DTYPES
+    assert (*map(dtype_name, DTYPES), "tf32", "int8", *map(dtype_name, FLOAT8)) == words.DTYPES
+    assert commands.TABLE_ROWS == DEFAULT_ROWS
 
 
 @pytest.mark.parametrize("name", ["tune", "choices", "show", "export", "import", "merge", "doctor"])

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gemmtune.conformance.options import OPTIONS, RunOptions, declared_by
+from gemmtune.conformance.cases.scope import Level
+from gemmtune.conformance.option_table import LEVELS, OPTIONS
+from gemmtune.conformance.options import RunOptions, declared_by
 from gemmtune.errors import ConformanceError, TraitsError
 
 
 def test_every_option_is_a_field_and_every_field_an_option() -> None:
     assert {option.name for option in OPTIONS} | {"backend"} == set(RunOptions.__slots__)
+    assert tuple(level.name.lower() for level in Level) == LEVELS
 
 
 def test_words_may_be_joined_by_commas_and_dtypes_be_short() -> None:

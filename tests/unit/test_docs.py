@@ -22,7 +22,8 @@ import gemmtune.backends.triton.legality as triton
 from gemmtune import cli, settings
 from gemmtune.backends.cublaslt.gemm import gemm_of
 from gemmtune.backends.table import BACKENDS
-from gemmtune.cli import spec
+from gemmtune.cli.spec import Spec
+from gemmtune.cli.words import OPS
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem.rules import BATCHED_OPS
@@ -82,17 +83,17 @@ def test_the_operations_and_their_backends_are_those_of_the_code():
     told: dict[str, set[str]] = {}
     for operations, _, backends in table(section("Operations")):
         told |= {name: set(re.findall(r"`(\w+)`", backends)) for name in re.findall(r"`(\w+)", operations)}
-    assert set(told) == set(spec.OPS)
+    assert set(told) == set(OPS)
     assert set(told) <= set(gemmtune.__all__)
-    for name in spec.OPS:
+    for name in OPS:
         assert {backend for backend in BACKENDS if backend != "aten" and serves(backend, name)} == told[name], name
 
 
 def serves(backend: str, operation: str) -> bool:
     """Whether a backend has something for the operation, by its own predicate."""
     sizes = (2, 256, 256, 256) if operation in BATCHED_OPS else (256, 256, 256)
-    cpu, gpu = (spec.Spec(op=operation, device_type=kind).problem(sizes, "test") for kind in ("cpu", "cuda"))
-    few_rows = spec.Spec(op=operation, device_type="cuda").problem((*sizes[:-3], 16, 256, 256), "test")
+    cpu, gpu = (Spec(op=operation, device_type=kind).problem(sizes, "test") for kind in ("cpu", "cuda"))
+    few_rows = Spec(op=operation, device_type="cuda").problem((*sizes[:-3], 16, 256, 256), "test")
     if backend == "cublaslt":
         with contextlib.suppress(InvalidProblemError):
             return bool(gemm_of(gpu))
@@ -177,4 +178,4 @@ def test_the_triton_families_of_the_architecture_are_the_templates():
 def test_the_house_in_the_architecture_is_the_package():
     parts = [row[0].strip("`").rstrip("/") for row in table((ROOT / "docs" / "architecture.md").read_text())]
     package = {p.stem for p in (ROOT / "gemmtune").iterdir() if (p.suffix == ".py" or (p / "__init__.py").exists())}
-    assert set(parts) == package - {"__init__", "version"}
+    assert set(parts) == package - {"__init__", "public", "version"}

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("architectures",),
     ("integration", "conformance"),
     ("perf_gate",),
+    ("public",),
     ("",),  # gemmtune/__init__.py: the public surface
     ("cli", "__main__"),
 )

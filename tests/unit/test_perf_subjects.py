@@ -12,7 +12,8 @@ from gemmtune.device import detect
 from gemmtune.dispatch.plan import plan_for
 from gemmtune.errors import GateError, SubjectError
 from gemmtune.numerics.operands import random_operands
-from gemmtune.perf_gate.subjects import PICK, TORCH, FunctionChoice, subject_for
+from gemmtune.perf_gate.options import PICK
+from gemmtune.perf_gate.subjects import TORCH, FunctionChoice, subject_for
 from gemmtune.problem import Problem
 
 CPU = detect("cpu")

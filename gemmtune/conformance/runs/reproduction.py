@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ...errors import ConformanceError
 from ..cases.case import Case
-from ..options import OPTIONS, RunOptions
+from ..option_table import OPTIONS
+from ..options import RunOptions
 from .files import json_text, write
 from .record import Record
 
@@ -49,7 +50,7 @@ def _given(options: RunOptions, *, pytest: bool) -> Iterator[str]:
         if option.kind == "flag":
             yield flag
         else:
-            for word in value if option.kind == "many" else (value,):
+            for word in value if option.repeated else (value,):
                 yield from (flag, f"{word:g}" if option.kind == "seconds" else str(word))
 
 

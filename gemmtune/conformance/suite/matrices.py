@@ -8,7 +8,8 @@ import pytest
 
 from ...architectures import MatrixReport
 from ...errors import ConformanceError
-from ..options import STDOUT, RunOptions
+from ..option_table import STDOUT
+from ..options import RunOptions
 from ..runs.files import json_text, write
 from ..runs.matrices import exit_status
 from .stash import FOUND, Found, decoded, encoded

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ...errors import ConformanceError, GemmtuneError
-from ..options import STDOUT, RunOptions
+from ..option_table import STDOUT
+from ..options import RunOptions
 from ..report.as_json import as_json_text
 from ..report.html import as_html
 from ..report.summary import Summary, summarise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ...selector.table import plain_text
-from ..options import STDOUT
+from ..option_table import STDOUT
 from ..report.as_json import as_json_text
 from ..report.summary import Summary
 from ..report.text import header_lines, renderables

@@ -1,0 +1,68 @@
+"""What the options that several commands share mean: a device, problems' common fields, changes of the settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from ..backends.table import check_names
+from ..device import DeviceInfo, detect, preset
+from ..errors import SettingsError, UnavailableError
+from ..settings import Settings
+from .spec import Spec
+
+__all__ = ["arch_of", "device_of", "settings_changes", "spec_of"]
+
+_OPTIONS = {
+    "backends": "--backends",
+    "search": "--search",
+    "choice_allowlist_regex": "--allow",
+    "choice_denylist_regex": "--deny",
+    "timing": "--timing",
+}
+"""Settings to the options that stand for them."""
+
+
+def device_of(text: str | None) -> DeviceInfo:
+    """The device that ``--device`` names; None means the current CUDA device if there is one, else the CPU.
+
+    Raises:
+        click.UsageError: not the name of a device.
+        UnavailableError: the device is not here.
+    """
+    if text is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise click.UsageError(f"--device: got {text!r}, expected cpu, cuda or cuda:N, for instance cuda:1")
+    return detect(text)
+
+
+def arch_of(text: str | None) -> DeviceInfo | None:
+    """The architecture that ``--arch`` names, None where it is not given. Raises click.UsageError for an unknown one."""
+    try:
+        return None if text is None else preset(text)
+    except UnavailableError as error:
+        raise click.UsageError(f"--{error}") from error
+
+
+def spec_of(device_type: str, options: dict[str, Any]) -> Spec:
+    """The options of ``problem_options`` as a Spec."""
+    return Spec(device_type=device_type, **options)
+
+
+def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options that stand for settings out of ``options``: those that were given, as changes for ``settings.patch``.
+
+    Raises:
+        click.UsageError: a value that the setting does not take.
+    """
+    given = {name: options.pop(name, None) for name in _OPTIONS}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "backends" in changes:
+        changes["backends"] = tuple(word.strip() for word in changes["backends"].split(",") if word.strip())
+    for name, value in changes.items():
+        try:
+            check_names(Settings(**{name: value}).backends or ())
+        except SettingsError as error:
+            raise click.UsageError(f"{_OPTIONS[name]}: {str(error).removeprefix(f'{name}: ')}") from error
+    return changes

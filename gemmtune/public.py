@@ -1,0 +1,54 @@
+"""The public names, all but ``settings``: what ``gemmtune/__init__.py`` imports when the first of them is asked for."""
+
+from .dispatch.explain import explain
+from .dispatch.prepack import PackedOperand, prepack
+from .dispatch.tuning import tune
+from .errors import (
+    CompileError,
+    EpilogueError,
+    ErrorFromChoice,
+    GemmtuneError,
+    InvalidProblemError,
+    NoValidChoicesError,
+    SettingsError,
+    StoreError,
+    UnavailableError,
+)
+from .ops.dense import addmm, baddbmm, bmm, mm
+from .ops.packing import pack_int4, unpack_int4
+from .ops.quantized import int_mm, int_mm_mul, mixed_mm, scaled_mm
+from .ops.sums import mm_plus_mm
+from .problem import Epilogue, Layout, Precision, Problem
+from .selector.tuning_result import TuningResult
+
+__all__ = [
+    "CompileError",
+    "Epilogue",
+    "EpilogueError",
+    "ErrorFromChoice",
+    "GemmtuneError",
+    "InvalidProblemError",
+    "Layout",
+    "NoValidChoicesError",
+    "PackedOperand",
+    "Precision",
+    "Problem",
+    "SettingsError",
+    "StoreError",
+    "TuningResult",
+    "UnavailableError",
+    "addmm",
+    "baddbmm",
+    "bmm",
+    "explain",
+    "int_mm",
+    "int_mm_mul",
+    "mixed_mm",
+    "mm",
+    "mm_plus_mm",
+    "pack_int4",
+    "prepack",
+    "scaled_mm",
+    "tune",
+    "unpack_int4",
+]
