@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
-from ..timing.rounds import FINALISTS
+from ..effort import EFFORT
 from .candidates import Candidates
-from .pick import ENTRANTS, right, shortlist
+from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
 from .result import SETTLED, Outcome
-from .variants import ROUNDS, untried_variants
+from .variants import untried_variants
 
 __all__ = ["measure"]
 
@@ -29,6 +29,7 @@ def measure(
     variants that were tried.
     """
     todo, device, settings = candidates.missing, candidates.device, candidates.settings
+    effort = EFFORT[settings.search]
 
     def report(done: int, total: int) -> None:
         progress.stage("compile", done, total)
@@ -43,14 +44,13 @@ def measure(
     with open_session(candidates.problem, device, settings) as session:
         batch: Sequence[Choice] = ready or untried_variants(candidates.choices, outcomes, settings)
         drift = drift_since(session, candidates, outcomes) if batch else 1.0
-        for _ in range(1 + ROUNDS[settings.search]):
+        for _ in range(1 + effort.variant_rounds):
             candidates = candidates.including(batch)
             examine_all(session, batch, drift, outcomes, progress)
             batch = untried_variants(candidates.choices, outcomes, settings)
             if not batch:
                 break
-        # At a CPU's steady clocks short measurements compare well enough to choose the finalists by them.
-        entrants = (FINALISTS if device.type == "cpu" else ENTRANTS)[settings.search]
+        entrants = effort.finalists if device.type == "cpu" else effort.entrants
         rank(session, entrants, candidates, outcomes, progress)
     return candidates
 

@@ -9,7 +9,7 @@ from ..backends.table import BACKENDS, TEMPLATES
 from ..choice import Status
 from .result import Outcome
 
-__all__ = ["ENTRANTS", "TIE", "pick", "shortlist"]
+__all__ = ["TIE", "pick", "shortlist"]
 
 TIE = 0.01
 """Choices within 1% of the fastest are tied: repeated measurements of one choice differ by as much."""
@@ -24,10 +24,6 @@ there, among equals, ours come first."""
 
 NEAR = 1.25
 """Choices whose first, short measurement is within 25% of the best go to the final rounds: short windows misjudge by less."""
-
-ENTRANTS = {"quick": 8, "default": 16, "exhaustive": 32}
-"""How many enter the final rounds, which soon go on with ``rounds.FINALISTS`` of them. Short measurements come one after the other,
-each at the clocks that the GPU has just then, and those shift kernels against each other by 10%."""
 
 OF_ONE_KERNEL = 3
 """Entrants that are one compiled kernel with other arguments of its launch."""

@@ -15,12 +15,13 @@ import torch
 
 from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
+from ..effort import EFFORT
 from ..errors import CompileError
 from ..problem import Problem
 from ..settings import Settings
 from ..timing.conditions import conditions, device_to_itself
 from ..timing.limits import measure_limits
-from ..timing.rounds import Effort, Ranked, play
+from ..timing.rounds import Ranked, play
 from ..timing.timer import Contender, Timer, collection_paused
 from ..workers.apply import applied
 from .verify import Verifier
@@ -122,7 +123,10 @@ class Session:
                     if self.dead:
                         raise
             keep = {c.name for c in choices if c.baseline}
-            return play(contenders, Effort.of(self._settings.search, self._device.type), keep=keep)
+            effort = EFFORT[self._settings.search]
+            # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
+            warm_up_s = 0.0 if self._device.type == "cpu" else min(0.2, effort.rounds_s / 2)
+            return play(contenders, budget_s=effort.rounds_s, finalists=effort.finalists, warm_up_s=warm_up_s, keep=keep)
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """The limits of the machine that concern the problem and are not among ``known`` (see limits.py)."""

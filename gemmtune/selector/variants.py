@@ -7,19 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from ..backends.table import TEMPLATES
 from ..choice import Choice, Offers
+from ..effort import EFFORT
 from ..filters import FILTERS, filtered, uncapped
 from ..settings import Settings
 from .pick import right
 from .result import Outcome
 
-__all__ = ["ROUNDS", "known_variants", "untried_variants"]
-
-KERNELS = {"quick": 1, "default": 3, "exhaustive": 8}
-"""How many kernels, the fastest by what is known, have their variants tried."""
-NEAR = {"quick": 1.1, "default": 1.25, "exhaustive": 1.6}
-"""A kernel slower than the fastest choice by more than this factor is not worth it."""
-ROUNDS = {"quick": 1, "default": 3, "exhaustive": 6}
-"""How often at most the variants of the then fastest are asked for: those of a variant that won are others."""
+__all__ = ["known_variants", "untried_variants"]
 
 
 def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings: Settings) -> dict[str, Choice]:
@@ -42,12 +36,12 @@ def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outco
 
     ``choices`` and ``outcomes`` are by content hash. The caps of the settings count the choices that were tried already.
     """
-    ranked = right(outcomes.values())
+    ranked, effort = right(outcomes.values()), EFFORT[settings.search]
     fastest: dict[str, Choice] = {}
     for outcome in ranked:
         choice = choices[outcome.content_hash]
-        near = (outcome.time_us or 0.0) <= NEAR[settings.search] * (ranked[0].time_us or 0.0)
-        if choice.compile_key is not None and near and len(fastest) < KERNELS[settings.search]:
+        near = (outcome.time_us or 0.0) <= effort.variant_near * (ranked[0].time_us or 0.0)
+        if choice.compile_key is not None and near and len(fastest) < effort.variant_kernels:
             fastest.setdefault(choice.compile_key, choice)
     variants = {v.content_hash: v for choice in fastest.values() for v in choice.variants() if v.content_hash not in outcomes}
     passed = filtered(Offers(choices=tuple(variants.values())), settings, templates=TEMPLATES).choices

@@ -6,12 +6,10 @@ import statistics
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Self
 
-from ..settings import Search
 from .timer import Contender, median_margin
 
-__all__ = ["FINALISTS", "Effort", "Ranked", "play"]
+__all__ = ["Ranked", "play"]
 
 LOST = 1.05
 """A contender that is surely slower than the fastest by this factor takes no part in further rounds."""
@@ -19,8 +17,6 @@ PRECISE = 0.0025
 """Rounds end when every contender near the fastest is known to this share of its time: a quarter of what counts as a tie."""
 NEAR = 1.03
 """Contenders within this factor of the fastest must be known precisely, and play to the end."""
-FINALISTS = {"quick": 4, "default": 8, "exhaustive": 16}
-"""How many play on after LEAST_ROUNDS, and whoever else is within NEAR of the fastest."""
 LEAST_ROUNDS = 4
 """Even, so that each contender has run early and late in a round equally often; with fewer the spread is unknown."""
 LEAST_ROUNDS_IF_SLOW = 2
@@ -36,43 +32,30 @@ class Ranked:
     margin_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How long the final rounds may take, and how many play to their end. ``warm_up_s`` of load without measuring comes first.
-
-    A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from the clocks that it sustains.
-    A CPU is warm from making the contenders ready.
-    """
-
-    warm_up_s: float
-    budget_s: float
-    finalists: int = FINALISTS["default"]
-
-    @classmethod
-    def of(cls, search: Search, device_type: str) -> Self:
-        """The effort for a search on a kind of device."""
-        budget_s = {"quick": 0.3, "default": 0.5, "exhaustive": 1.5}[search]
-        warm_up_s = 0.0 if device_type == "cpu" else min(0.2, budget_s / 2)
-        return cls(warm_up_s=warm_up_s, budget_s=budget_s, finalists=FINALISTS[search])
-
-
-def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collection[str] = ()) -> dict[str, Ranked]:
+def play(
+    contenders: Mapping[str, Contender],
+    *,
+    budget_s: float,
+    finalists: int = 8,
+    warm_up_s: float = 0.0,
+    keep: Collection[str] = (),
+) -> dict[str, Ranked]:
     """Rounds in which each contender is sampled once, in an order that is reversed each time.
 
     The fastest by plain median is the reference. The time of each other is either its own median, or the reference's times the
     median over rounds of its ratio to the reference in the same round, in which drifting clocks cancel: whichever is known more
     closely (and no time outside of those seen: where the reference alone was disturbed, ratios mean nothing).
 
-    After the first rounds those drop out that are surely lost, or neither among the first ``effort.finalists`` nor near the
+    After the first rounds those drop out that are surely lost, or neither among the first ``finalists`` nor near the
     fastest, except the ones named in ``keep``; they compare by their ratios, but are never faster than they were seen. Ends when
     the order near the top is settled, or the budget is spent.
     """
     if not contenders:
         return {}
-    _warm_up(contenders, effort.warm_up_s)
+    _warm_up(contenders, warm_up_s)
     rounds: dict[str, list[float]] = {name: [] for name in contenders}
     playing = list(contenders)
-    deadline = time.perf_counter() + effort.budget_s
+    deadline = time.perf_counter() + budget_s
     count = 0
     while True:
         for name, time_us in _round(contenders, playing if count % 2 == 0 else playing[::-1]).items():
@@ -87,7 +70,7 @@ def play(contenders: Mapping[str, Contender], effort: Effort, *, keep: Collectio
             ranked = _evaluate(rounds)
             if count >= LEAST_ROUNDS_TO_SETTLE and _settled(ranked):
                 break
-            stay = _staying(ranked, playing, effort.finalists)
+            stay = _staying(ranked, playing, finalists)
             playing = [name for name in playing if name in keep or name in stay]
     return _evaluate(rounds)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gemmtune import cli, settings
-from gemmtune.backends.cutlass.backend import OPERATIONS
 from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.choice import Offers
 from gemmtune.device import preset
+from gemmtune.effort import EFFORT
 from gemmtune.filters import schedule_of, tile_of
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for, widest_offers_for
@@ -44,7 +44,7 @@ def names(found: Offers) -> list[str]:
 @pytest.mark.parametrize("setting", ["cutlass_op_allowlist_regex", "choice_allowlist_regex"])
 def test_only_stream_k(shape: tuple[int, int, int], setting: str) -> None:
     found = names(offers(mm(*shape), **{setting: "stream_k"}))
-    assert len(found) == OPERATIONS["default"]
+    assert len(found) == EFFORT["default"].configs["cutlass"]
     assert all("stream_k" in name for name in found)
 
 
@@ -53,7 +53,7 @@ def test_what_is_allowed_is_tried_however_it_ranks() -> None:
     older = "^cutlass:cutlass_tensorop"
     assert not any(re.search(older, name) for name in names(offers()))
     found = offers(cutlass_op_allowlist_regex=older)
-    assert len(found.choices) == OPERATIONS["default"]
+    assert len(found.choices) == EFFORT["default"].configs["cutlass"]
     assert all(re.search(older, name) for name in names(found))
     [reason] = {r.reason for r in found.refusals if "cutlass_op" in r.reason}
     assert reason == f"cutlass_op_allowlist_regex {older!r} is not found in the name"
@@ -70,7 +70,7 @@ def test_what_is_denied_makes_room_for_others(deny: str) -> None:
 
 def test_axes_are_part_of_the_name() -> None:
     found = names(offers(cutlass_op_allowlist_regex="rastern_swizzle8$"))
-    assert len(found) == OPERATIONS["default"]
+    assert len(found) == EFFORT["default"].configs["cutlass"]
     assert all(name.endswith("_rastern_swizzle8") for name in found)
 
 

@@ -16,12 +16,13 @@ from gemmtune.backends.table import load
 from gemmtune.backends.triton.arch import arch_of
 from gemmtune.backends.triton.backend import legal_configs
 from gemmtune.backends.triton.build import TritonChoice
-from gemmtune.backends.triton.configs import SET_SIZES, Config, pool
+from gemmtune.backends.triton.configs import Config, pool
 from gemmtune.backends.triton.geometry import geometry
 from gemmtune.backends.triton.legality import Predicate, check, check_problem, estimate
 from gemmtune.backends.triton.rank import estimate_us
 from gemmtune.choice import Choice
 from gemmtune.device import PRESETS, preset
+from gemmtune.effort import EFFORT
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
 
@@ -85,12 +86,11 @@ def test_every_block_of_the_sum_belongs_to_one_split(problem: Problem, split_k: 
     assert (where.splits - 1) * where.k_per_split < problem.k <= where.splits * where.k_per_split
 
 
-@pytest.mark.parametrize("search", SET_SIZES)
+@pytest.mark.parametrize("search", EFFORT)
 def test_sets_have_the_size_that_they_promise(search: str) -> None:
-    count = len(_offers(Problem.mm(512, 6144, 4096, device_type="cuda"), "sm90", search))
-    assert count == (
-        SET_SIZES[search] or len(legal_configs(Predicate(Problem.mm(512, 6144, 4096, device_type="cuda"), preset("sm90"))))
-    )
+    problem = Problem.mm(512, 6144, 4096, device_type="cuda")
+    count = len(_offers(problem, "sm90", search))
+    assert count == (EFFORT[search].configs["triton:mm"] or len(legal_configs(Predicate(problem, preset("sm90")))))
     assert search != "exhaustive" or count > 200
 
 

@@ -12,13 +12,14 @@ import torch
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton import BACKEND
 from gemmtune.backends.triton.build import TritonChoice, choice_for
-from gemmtune.backends.triton.configs import SET_SIZES, Config
+from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.legality import check
 from gemmtune.backends.triton.mixed.configs import WordsConfig
 from gemmtune.backends.triton.mixed.offers import words_choices, words_configs
 from gemmtune.backends.triton.mixed.vec import why_not_words_vector, words_vector_choices
 from gemmtune.backends.triton.mixed.words import WordsChoice, why_not_config, why_not_words, words_choice
 from gemmtune.device import preset
+from gemmtune.effort import EFFORT
 from gemmtune.filters import by_mixed_mm_choice
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rules import QUANTIZED_OPS
@@ -55,7 +56,7 @@ def _choices(problem: Problem, arch: str, search: Any = "default") -> list[Compi
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_search_tries_few_choices_each_with_a_name_and_a_hash_of_its_own(name: str) -> None:
     choices = [choice for choice in _choices(PROBLEMS[name], "sm90") if choice.claims.deterministic]
-    assert 0 < len(choices) <= (SET_SIZES["default"] or 0) + MOST_OF_LONG_SUMS
+    assert 0 < len(choices) <= (EFFORT["default"].configs["triton:mm"] or 0) + MOST_OF_LONG_SUMS
     assert len({choice.name for choice in choices}) == len(choices)
     assert len({choice.content_hash for choice in choices}) == len(choices)
 

@@ -12,10 +12,8 @@ import torch
 from gemmtune.device import MIB, detect
 from gemmtune.problem import Problem
 from gemmtune.timing.rotation import Rotation, set_count
-from gemmtune.timing.rounds import Effort, play
+from gemmtune.timing.rounds import play
 from gemmtune.timing.timer import Contender, CpuContender, median_margin
-
-EFFORT = Effort(warm_up_s=0.02, budget_s=0.4)
 
 
 def busy(seconds: float) -> Callable[[], None]:
@@ -30,18 +28,18 @@ def busy(seconds: float) -> Callable[[], None]:
 
 
 def test_a_planted_difference_of_20_percent_is_found() -> None:
-    ranked = play({"slow": CpuContender([busy(120e-6)]), "fast": CpuContender([busy(100e-6)])}, EFFORT)
+    ranked = play({"slow": CpuContender([busy(120e-6)]), "fast": CpuContender([busy(100e-6)])}, warm_up_s=0.02, budget_s=0.4)
     assert ranked["slow"].time_us / ranked["fast"].time_us == pytest.approx(1.2, rel=0.05)
     assert ranked["slow"].time_us - ranked["fast"].time_us > ranked["slow"].margin_us + ranked["fast"].margin_us
 
 
 def test_a_planted_difference_of_3_percent_is_found() -> None:
-    ranked = play({f"{100 + extra}": CpuContender([busy((100 + extra) * 1e-6)]) for extra in (3, 0)}, EFFORT)
+    ranked = play({f"{100 + extra}": CpuContender([busy((100 + extra) * 1e-6)]) for extra in (3, 0)}, warm_up_s=0.02, budget_s=0.4)
     assert ranked["103"].time_us > ranked["100"].time_us
 
 
 def test_equal_contenders_tie_within_their_margins_or_one_percent() -> None:
-    ranked = play({name: CpuContender([busy(100e-6)]) for name in "abcd"}, EFFORT)
+    ranked = play({name: CpuContender([busy(100e-6)]) for name in "abcd"}, warm_up_s=0.02, budget_s=0.4)
     times = [r.time_us for r in ranked.values()]
     assert max(times) / min(times) - 1 < 0.01 + max(r.margin_us for r in ranked.values()) / min(times)
 
@@ -77,7 +75,7 @@ class Planned(Contender):
 
 def test_rounds_reverse_their_order_and_come_in_pairs() -> None:
     order: list[str] = []
-    play({n: Planned(n, [1.0, 1.2, 0.9, 1.1, 1.3], order) for n in "abc"}, Effort(warm_up_s=0, budget_s=0))
+    play({n: Planned(n, [1.0, 1.2, 0.9, 1.1, 1.3], order) for n in "abc"}, budget_s=0)
     assert "".join(order) == "abccba"
 
 
@@ -86,7 +84,7 @@ def test_drift_that_all_share_cancels() -> None:
     drift = [1 + i / 20 for i in range(20)]
     order: list[str] = []
     contenders = {"a": Planned("a", [100 * d for d in drift], order), "b": Planned("b", [102 * d for d in drift], order)}
-    ranked = play(contenders, Effort(warm_up_s=0, budget_s=0.01))
+    ranked = play(contenders, budget_s=0.01)
     assert ranked["b"].time_us / ranked["a"].time_us == pytest.approx(1.02, rel=1e-9)
     assert ranked["b"].margin_us == pytest.approx(0, abs=1e-9)
 
@@ -94,7 +92,7 @@ def test_drift_that_all_share_cancels() -> None:
 def test_what_is_lost_drops_out_unless_kept() -> None:
     times = {"best": [100, 101, 99, 102, 98.0], "kept": [300, 301, 299.0], "lost": [200, 201, 199.0]}
     order: list[str] = []
-    ranked = play({n: Planned(n, t, order) for n, t in times.items()}, Effort(warm_up_s=0, budget_s=0.02), keep={"kept"})
+    ranked = play({n: Planned(n, t, order) for n, t in times.items()}, budget_s=0.02, keep={"kept"})
     assert order.count("lost") == 4
     assert order.count("kept") == order.count("best") > 10
     assert ranked["lost"].time_us == pytest.approx(200, rel=0.05)
@@ -103,7 +101,7 @@ def test_what_is_lost_drops_out_unless_kept() -> None:
 def test_after_the_first_rounds_the_finalists_and_who_is_near_play_on() -> None:
     times = {f"{t}": [float(t), t + 0.1, t - 0.1] for t in (100, 101, 102, 104, 105)}
     order: list[str] = []
-    ranked = play({n: Planned(n, t, order) for n, t in times.items()}, Effort(warm_up_s=0, budget_s=0.02, finalists=2))
+    ranked = play({n: Planned(n, t, order) for n, t in times.items()}, budget_s=0.02, finalists=2)
     assert [order.count(n) > 4 for n in times] == [True, True, True, False, False]
     assert ranked["105"].time_us == pytest.approx(105, rel=0.01)
 
@@ -113,14 +111,14 @@ def test_who_dropped_out_at_higher_clocks_is_not_the_fastest() -> None:
     drift = [1.0, 1.0, 1.0, 1.0] + [1.2] * 40
     order: list[str] = []
     contenders = {n: Planned(n, [t * d for d in drift], order) for n, t in (("a", 100.0), ("b", 101.0), ("c", 110.0))}
-    ranked = play(contenders, Effort(warm_up_s=0, budget_s=0.01, finalists=2))
+    ranked = play(contenders, budget_s=0.01, finalists=2)
     assert order.count("c") < order.count("a")
     assert ranked["c"].time_us == pytest.approx(1.1 * ranked["a"].time_us)
 
 
 def test_rounds_end_early_when_all_is_settled() -> None:
     order: list[str] = []
-    play({n: Planned(n, [t], order) for n, t in (("a", 100.0), ("b", 110.0))}, Effort(warm_up_s=0, budget_s=60))
+    play({n: Planned(n, [t], order) for n, t in (("a", 100.0), ("b", 110.0))}, budget_s=60)
     assert order.count("a") == 10
 
 

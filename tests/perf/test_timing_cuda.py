@@ -16,13 +16,12 @@ from gemmtune.problem import Problem
 from gemmtune.selector.remote import RemoteSession
 from gemmtune.selector.session import Session
 from gemmtune.settings import Settings
-from gemmtune.timing.rounds import Effort, play
+from gemmtune.timing.rounds import play
 from gemmtune.timing.timer import Call, EagerContender, GraphContender
 
 pytestmark = pytest.mark.gpu
 
 CLAIMS = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
-EFFORT = Effort(warm_up_s=0.1, budget_s=0.5)
 
 
 def multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
@@ -89,7 +88,7 @@ def spin(cycles: int) -> Call:
 def test_a_planted_difference_of_20_percent_is_found(kind: Callable[[list[Call], torch.cuda.Stream], GraphContender]) -> None:
     stream = torch.cuda.Stream()
     contenders = {name: kind([spin(cycles)], stream) for name, cycles in (("slow", 120_000), ("fast", 100_000))}
-    ranked = play(contenders, EFFORT)
+    ranked = play(contenders, warm_up_s=0.1, budget_s=0.5)
     assert ranked["slow"].time_us / ranked["fast"].time_us == pytest.approx(1.2, abs=0.03)
 
 

@@ -18,7 +18,7 @@ ROOT = Path(gemmtune.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("settings",),
-    ("cache",),
+    ("cache", "effort"),
     ("problem",),
     ("device",),
     ("numerics",),

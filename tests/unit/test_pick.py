@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Status
-from gemmtune.selector.pick import ENTRANTS, NEAR, OF_ONE_KERNEL, TIE, WORTH_LEAVING_TORCH, pick, shortlist
+from gemmtune.selector.pick import NEAR, OF_ONE_KERNEL, TIE, WORTH_LEAVING_TORCH, pick, shortlist
 from gemmtune.selector.result import Outcome
 
 
@@ -97,7 +97,7 @@ def test_the_pick_is_within_the_tie_of_the_fastest_comparable(outcomes: list[Out
         assert chosen.time_us <= min(o.time_us for o in comparable) * (1 + TIE)
 
 
-@given(outcomes_strategy, st.sampled_from(sorted(ENTRANTS.values())))
+@given(outcomes_strategy, st.sampled_from([8, 16, 32]))
 def test_the_shortlist_is_short_and_near_the_best(outcomes: list[Outcome], most: int):
     chosen = shortlist(outcomes, most)
     assert len(chosen) <= most

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ...device import DeviceInfo
+from ...effort import EFFORT
 from ...problem import Problem
 from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
 from ...settings import Search
@@ -29,7 +30,6 @@ one vector of B each and one of A, fits the register file."""
 DOT_TILES: dict[str, tuple[int, int]] = {"avx512": (6, 4), "avx2": (3, 3), "portable": (3, 3)}
 """Rows and columns of the micro-tiles made of dot products: their sums, the columns and one row fit the register file."""
 
-_MOST: dict[Search, int | None] = {"quick": 4, "default": 10, "exhaustive": None}
 MAX_PACKED_A_BYTES = 64 << 20
 """What ``columns`` may hold of A."""
 
@@ -130,7 +130,7 @@ def configs(problem: Problem, device: DeviceInfo, search: Search) -> tuple[Confi
         ways = blockings(problem, device, mr, nr, everything=search == "exhaustive")
         found |= dict.fromkeys(_made(_steps(problem, device), mr, nv, blocking) for blocking in ways)
     legal = (config for config in found if refusal(config, problem, device) is None)
-    return tuple(itertools.islice(legal, _MOST[search]))
+    return tuple(itertools.islice(legal, EFFORT[search].configs["cpp"]))
 
 
 def _made(steps: int, mr: int, nv: int, blocking: Blocking) -> Config:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
+from ...effort import EFFORT
 from ...errors import UnavailableError
 from ...filters import why_not_named
 from ...problem import Problem
@@ -23,12 +24,10 @@ from .quantized import quantized_operations
 from .rank import estimate_us, select
 from .toolkit import Toolkit, find_toolkit
 
-__all__ = ["OPERATIONS", "CutlassBackend"]
+__all__ = ["CutlassBackend"]
 
-OPERATIONS: dict[str, int | None] = {"quick": 3, "default": 8, "exhaustive": None}
-"""How many operations are compiled for one problem (of 18 measured products, 8 always had the fastest of 72 among them) …"""
 MOST_CONVERTING = 6
-"""… and how many at most for one whose operands differ in width: fewer tiles fit these."""
+"""How many operations at most are compiled for operands that differ in width: fewer tiles fit these."""
 
 
 class CutlassBackend:
@@ -69,7 +68,7 @@ class CutlassBackend:
 
 def _most(problem: Problem, settings: Settings) -> int | None:
     """How many operations are tried; None for all."""
-    most = OPERATIONS[settings.search]
+    most = EFFORT[settings.search].configs[NAME]
     return min(most, MOST_CONVERTING) if most is not None and problem.op == "mixed_mm" else most
 
 

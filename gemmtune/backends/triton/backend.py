@@ -9,18 +9,19 @@ from dataclasses import replace
 
 from ...choice import Availability, Choice, Offers, Refusal
 from ...device import DeviceInfo
+from ...effort import EFFORT
 from ...problem import Problem
 from ...settings import Settings
 from .build import KernelChoice, choice_for
-from .configs import SET_SIZES, Config, pool, splits_for
+from .configs import Config, pool, splits_for
 from .legality import Predicate, Resources, check_problem
-from .mixed.offers import WORDS_CHOICES, with_recommendation, words_choices
-from .mixed.vec import WORDS_VECTOR_CHOICES, words_vector_choices
-from .padding import PADDED_CHOICES, padded_choices
-from .persistent.choice import PERSISTENT_CHOICES, persistent_choices
+from .mixed.offers import with_recommendation, words_choices
+from .mixed.vec import words_vector_choices
+from .padding import padded_choices
+from .persistent.choice import persistent_choices
 from .rank import select
-from .small.swap import SWAPPED_CHOICES, swapped_choices
-from .small.vec import VECTOR_CHOICES, vector_choices
+from .small.swap import swapped_choices
+from .small.vec import vector_choices
 from .splits.offers import choices_for_long_sums
 from .sums import kernel_for, predicate_for
 
@@ -88,7 +89,7 @@ class TritonBackend:
 
 def direct_choices(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
     """The mm template, or that of a sum, on the operands as they are; fewer of it where weights have a template of their own."""
-    most = SET_SIZES[search]
+    most = EFFORT[search].configs["triton:mm"]
     if most is not None:
         most -= len(choices_for_weights(problem, device, search))
     return [kernel_for(problem, device, config) for config in chosen_configs(problem, device, search)[:most]]
@@ -97,19 +98,19 @@ def direct_choices(problem: Problem, device: DeviceInfo, search: str) -> Sequenc
 def choices_for_weights(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
     """Weights read as words."""
     return (
-        *words_choices(problem, device, WORDS_CHOICES[search]),
-        *words_vector_choices(problem, device, WORDS_VECTOR_CHOICES[search]),
+        *words_choices(problem, device, EFFORT[search].configs["triton:words"]),
+        *words_vector_choices(problem, device, EFFORT[search].configs["triton:words_vector"]),
     )
 
 
 def choices_on_copies(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
     """The mm template, and programs that work off tile after tile, on aligned copies of the operands."""
-    most, most_persistent = PADDED_CHOICES[search]
+    counts = EFFORT[search].configs
 
     def kernels(aligned: Problem) -> Sequence[KernelChoice]:
         return (
-            *(choice_for(aligned, device, config) for config in chosen_configs(aligned, device, search)[:most]),
-            *persistent_choices(aligned, device, most_persistent),
+            *(choice_for(aligned, device, config) for config in chosen_configs(aligned, device, search)[: counts["triton:padded"]]),
+            *persistent_choices(aligned, device, counts["triton:padded_persistent"]),
         )
 
     return padded_choices(problem, device, kernels)
@@ -118,14 +119,14 @@ def choices_on_copies(problem: Problem, device: DeviceInfo, search: str) -> Sequ
 def choices_for_few_rows(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
     """The mm template with swapped operands, and products without tensor cores."""
     return (
-        *swapped_choices(problem, device, SWAPPED_CHOICES[search]),
-        *vector_choices(problem, device, VECTOR_CHOICES[search]),
+        *swapped_choices(problem, device, EFFORT[search].configs["triton:swapped"]),
+        *vector_choices(problem, device, EFFORT[search].configs["triton:vector"]),
     )
 
 
 def choices_over_tiles(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
     """Programs that work off tile after tile."""
-    return persistent_choices(problem, device, PERSISTENT_CHOICES[search])
+    return persistent_choices(problem, device, EFFORT[search].configs["triton:persistent"])
 
 
 def choices_that_divide_sums(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
@@ -148,7 +149,7 @@ FAMILIES: tuple[Callable[[Problem, DeviceInfo, str], Sequence[Choice]], ...] = (
 def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[Config, ...]:
     """The configs of a search, best by the model first."""
     predicate = predicate_for(problem, device)
-    return tuple(select(predicate, legal_configs(predicate), SET_SIZES[search]))
+    return tuple(select(predicate, legal_configs(predicate), EFFORT[search].configs["triton:mm"]))
 
 
 def legal_configs(predicate: Predicate) -> list[tuple[Config, Resources]]:

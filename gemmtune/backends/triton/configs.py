@@ -10,10 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["SET_SIZES", "SPLITS", "Config", "pool", "splits_for"]
-
-SET_SIZES: dict[str, int | None] = {"quick": 8, "default": 24, "exhaustive": None}
-"""How many configs each search tries at most."""
+__all__ = ["SPLITS", "Config", "pool", "splits_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

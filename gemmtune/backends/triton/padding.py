@@ -29,10 +29,8 @@ from .kernels import compile_kernel, initialise, kernel_key, marker, use_ptx
 from .launch import Launcher, launcher_of
 from .source import Source
 
-__all__ = ["PADDED_CHOICES", "PaddedChoice", "padded_choices"]
+__all__ = ["PaddedChoice", "padded_choices"]
 
-PADDED_CHOICES = {"quick": (3, 1), "default": (8, 3), "exhaustive": (24, 12)}
-"""How many configs of the mm template, and of the persistent one, a search tries on padded operands."""
 PAD_WARPS = 4
 K_MULTIPLES = (64, 32, 16)
 """K is padded to the largest of these that adds at most a sixteenth of work, else to the last."""

@@ -21,10 +21,8 @@ from .order import ordered_choice, ordered_problem
 from .preferred import preferred_configs
 from .words import why_not_config, why_not_words, words_choice
 
-__all__ = ["WORDS_CHOICES", "with_recommendation", "words_choices", "words_configs", "words_pool"]
+__all__ = ["with_recommendation", "words_choices", "words_configs", "words_pool"]
 
-WORDS_CHOICES: dict[str, int | None] = {"quick": 3, "default": 12, "exhaustive": None}
-"""How many configs of this template a search tries."""
 MOST_ROWS_OF_SINGLE_WARPS = 64
 LEAST_ROWS_OF_A_GROUP = 17
 SINGLE = ((64, 128, 2), (128, 128, 4), (128, 128, 2), (64, 128, 4), (64, 256, 2), (128, 256, 4), (32, 128, 1), (64, 64, 2))

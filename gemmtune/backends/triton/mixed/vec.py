@@ -25,10 +25,8 @@ from .configs import word_format
 from .conversions import conversions
 from .words import why_not_words
 
-__all__ = ["WORDS_VECTOR_CHOICES", "WordsVectorChoice", "why_not_words_vector", "words_vector_choice", "words_vector_choices"]
+__all__ = ["WordsVectorChoice", "why_not_words_vector", "words_vector_choice", "words_vector_choices"]
 
-WORDS_VECTOR_CHOICES: dict[str, int | None] = {"quick": 1, "default": 4, "exhaustive": None}
-"""How many configs of this template a search tries."""
 TEMPLATE = "mixed/vec.py.jinja"
 MOST_ROWS = 2
 """Each row more is another multiply-add for each weight."""

@@ -21,10 +21,8 @@ from ..source import Source, render_source
 from .configs import halved, persistent_configs, persistent_resources, programs_of, stores_described, turned
 from .launch import bind_described, interpret_described
 
-__all__ = ["PERSISTENT_CHOICES", "PersistentChoice", "persistent_choice", "persistent_choices"]
+__all__ = ["PersistentChoice", "persistent_choice", "persistent_choices"]
 
-PERSISTENT_CHOICES: dict[str, int | None] = {"quick": 2, "default": 6, "exhaustive": None}
-"""How many configs a search tries with programs that work off several tiles."""
 TEMPLATE = "persistent/persistent.py.jinja"
 MOST_ALIKE = 1
 """Configs of one tile that differ in their stages alone."""

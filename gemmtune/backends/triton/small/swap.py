@@ -28,10 +28,8 @@ from ..configs import DEEPEST, Config, splits_for
 from ..legality import Predicate, Resources
 from ..rank import estimate_us
 
-__all__ = ["SWAPPED_CHOICES", "SwappedChoice", "swapped_choices", "swapped_configs", "transposed"]
+__all__ = ["SwappedChoice", "swapped_choices", "swapped_configs", "transposed"]
 
-SWAPPED_CHOICES: dict[str, int | None] = {"quick": 2, "default": 6, "exhaustive": None}
-"""How many configs a search tries with swapped operands."""
 MOST_ROWS = 32
 """Above, the rows of a fill a warp group as they are."""
 BLOCKS_M, BLOCKS_N, BLOCKS_K, STAGES = (64, 128), (16, 32), (64, 128, 256), (3, 4, 5, 6)

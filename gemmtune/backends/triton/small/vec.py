@@ -21,7 +21,6 @@ from ..legality import Predicate, Resources
 from ..source import Source, render_source
 
 __all__ = [
-    "VECTOR_CHOICES",
     "VectorChoice",
     "vector_choice",
     "vector_choices",
@@ -30,8 +29,6 @@ __all__ = [
     "why_not_vector",
 ]
 
-VECTOR_CHOICES: dict[str, int | None] = {"quick": 2, "default": 5, "exhaustive": None}
-"""How many configs a search tries without tensor cores."""
 TEMPLATE = "small/vec.py.jinja"
 MOST_ROWS = 4
 """Each row more is another multiply-add for each element of b; beyond this tensor cores are as fast."""

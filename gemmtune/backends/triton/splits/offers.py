@@ -11,6 +11,7 @@ import torch
 
 from ....choice import Choice
 from ....device import DeviceInfo
+from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import can_overlap
 from ..configs import Config
@@ -25,16 +26,11 @@ __all__ = ["atomic_choices", "choices_for_long_sums", "decomposed_choices", "str
 Best = Callable[[Problem], Sequence[Config]]
 """The configs that the mm template is tried with, best first."""
 
-STREAM_CHOICES: dict[str, int | None] = {"quick": 0, "default": 1, "exhaustive": None}
-"""How many configs a search tries with the blocks dealt out."""
 USUAL_TILE = 128
 LEAST_BUSY = 0.85
 """Where whole tiles, or tiles cut in two or three, keep that share of the multiprocessors busy, dealing out gains nothing: programs
 that are at different places along K find less of what the others read in the caches, which costs about a tenth."""
 MOST_PARTS = 3
-
-ATOMIC_CHOICES = {"quick": 1, "default": 3, "exhaustive": 24}
-"""How many of the splits that the mm template is tried with a search also tries with sums in memory."""
 
 TILE_BYTES = 64 * 2**10
 """Sums of the tile that a library gives to one multiprocessor."""
@@ -61,7 +57,7 @@ def stream_choices(problem: Problem, device: DeviceInfo, search: str) -> list[St
     was faster by a fifth. Column-major ones, and floats, are read so fast that whole tiles win even where their last wave is mostly
     empty.
     """
-    count = STREAM_CHOICES[search]
+    count = EFFORT[search].configs["triton:stream"]
     through_registers = problem.op == "int_mm" and not problem.b.column_major
     if count is not None and not (through_registers and leaves_idle(problem, device)):
         return []
@@ -83,7 +79,7 @@ def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best
         return []
     legal = (config for config in best(problem) if config.split_k > 1 and why_not_added(problem, device, config) is None)
     overlaps = can_overlap(device.capability)
-    configs = itertools.islice(legal, ATOMIC_CHOICES[search])
+    configs = itertools.islice(legal, EFFORT[search].configs["triton:atomic"])
     return [atomic_choice(problem, device, replace(config, pdl=overlaps)) for config in configs]
 
 

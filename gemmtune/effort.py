@@ -1,0 +1,88 @@
+"""The table of effort: how much each search (``quick``, ``default``, ``exhaustive``) compiles, tries and measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .settings import Search
+
+__all__ = ["EFFORT", "Effort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much one search does for one problem."""
+
+    configs: Mapping[str, int | None]
+    """By the name of a template, or of a backend that has one: how many of its configs are tried, the likely best first; None for
+    every legal one. One takes a second to compile with Triton, three with a C++ compiler, half a minute with CUTLASS."""
+    variant_kernels: int
+    """Of how many kernels, the fastest by what is known, the variants of the launch are tried, …"""
+    variant_near: float
+    """… unless they are slower than the fastest choice by more than this factor; …"""
+    variant_rounds: int
+    """… and how often at most: those of a variant that won are others."""
+    entrants: int
+    """How many choices enter the final rounds on a GPU. Short measurements come one after the other, each at the clocks that the
+    GPU has just then, and those shift kernels against each other by 10%."""
+    finalists: int
+    """How many play on after the first rounds; on a CPU, at whose steady clocks short measurements compare, as many enter."""
+    rounds_s: float
+    """How long the final rounds go on with what cannot be told apart."""
+
+
+_CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
+    "triton:mm": (8, 24, None),
+    "triton:persistent": (2, 6, None),
+    "triton:swapped": (2, 6, None),
+    "triton:vector": (2, 5, None),
+    "triton:words": (3, 12, None),
+    "triton:words_vector": (1, 4, None),
+    "triton:padded": (3, 8, 24),
+    "triton:padded_persistent": (1, 3, 12),
+    "triton:stream": (0, 1, None),
+    "triton:atomic": (1, 3, 24),
+    "cutlass": (3, 8, None),
+    "cpp": (4, 10, None),
+}
+"""For a quick, the default and an exhaustive search. Of 18 measured products, CUTLASS's first 8 always held the fastest of 72."""
+
+
+def _configs(column: int) -> Mapping[str, int | None]:
+    return MappingProxyType({name: counts[column] for name, counts in _CONFIGS.items()})
+
+
+EFFORT: Mapping[str, Effort] = MappingProxyType(
+    dict[Search, Effort](
+        quick=Effort(
+            configs=_configs(0),
+            variant_kernels=1,
+            variant_near=1.1,
+            variant_rounds=1,
+            entrants=8,
+            finalists=4,
+            rounds_s=0.3,
+        ),
+        default=Effort(
+            configs=_configs(1),
+            variant_kernels=3,
+            variant_near=1.25,
+            variant_rounds=3,
+            entrants=16,
+            finalists=8,
+            rounds_s=0.5,
+        ),
+        exhaustive=Effort(
+            configs=_configs(2),
+            variant_kernels=8,
+            variant_near=1.6,
+            variant_rounds=6,
+            entrants=32,
+            finalists=16,
+            rounds_s=1.5,
+        ),
+    )
+)
+"""By the setting ``search``."""
