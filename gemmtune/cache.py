@@ -12,21 +12,48 @@ from pathlib import Path
 from .errors import SettingsError
 from .settings import current
 
-__all__ = ["cache_dir"]
+__all__ = ["cache_dir", "make_private", "why_not_private"]
 
 
 def cache_dir(*parts: str) -> Path:
-    """A folder below the cache folder, made if missing; below a temporary folder, with one warning, if that cannot be written."""
-    path = _writable(current().folder).joinpath(*parts)
-    path.mkdir(parents=True, exist_ok=True)
+    """A folder below the cache folder, made if missing; below a temporary folder, with one warning, if that cannot be written.
+
+    Raises:
+        SettingsError: others than the owner can write it. Kernels are loaded from there, so they could have put in any code.
+    """
+    path = _writable(current().folder)
+    for part in ("", *parts):
+        path = path / part
+        make_private(path)
+        if (problem := why_not_private(path)) is not None:
+            raise SettingsError(problem)
     return path
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and what is missing above it, for this user alone; one that exists is left as it is."""
+    if not folder.exists():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def why_not_private(folder: Path) -> str | None:
+    """What is wrong with a folder that others than its owner can write, and the remedy; None for any other folder."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not mode & 0o022:
+        return None
+    return (
+        f"cache_dir: got {folder}, which others than its owner can write (mode {mode:o}), expected a folder that nobody else can: "
+        f"kernels are loaded from it. If you trust what is in it, chmod go-w {folder}; else set cache_dir (GEMMTUNE_CACHE_DIR) to "
+        "another folder"
+    )
 
 
 @functools.cache
 def _writable(folder: Path) -> Path:
     """``folder`` if files can be made there, else a folder of this user's that all processes of the user find."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         problem = None if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
         problem = str(error)
@@ -35,7 +62,6 @@ def _writable(folder: Path) -> Path:
     instead = Path(tempfile.gettempdir()) / f"gemmtune-{os.getuid()}"
     instead.mkdir(mode=0o700, exist_ok=True)
     status = instead.lstat()
-    # Kernels are loaded from there: nobody else may have put them in.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise SettingsError(
             f"cache_dir: got {folder}, which cannot be used ({problem}), and {instead} is not a folder that only this user can "

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from .. import __version__, settings
 from ..backends.table import BACKENDS, load
+from ..cache import make_private, why_not_private
 from ..device import DeviceInfo, detect
 from ..settings import Settings
 from ..store.key import driver_version, fingerprint_text
@@ -127,12 +128,12 @@ def _works_on_cpu(entry: dict[str, Any]) -> bool:
 
 
 def _cache_folder(folder: Path) -> dict[str, Any]:
-    """Whether the folder can be written, tried by writing; and how much is in it."""
+    """Whether the folder can be written, tried by writing, and by nobody else; and how much is in it."""
     problem = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         with tempfile.NamedTemporaryFile(dir=folder):
-            pass
+            problem = why_not_private(folder)
     except OSError as error:
         problem = f"the cache folder {folder} cannot be written ({error.strerror}); set GEMMTUNE_CACHE_DIR to one that can"
     sizes = list(_file_sizes(folder))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import filelock
 
+from ..cache import make_private
 from ..errors import StoreError
 
 __all__ = ["SCHEMA", "VERSION", "check", "code_of", "connect", "create", "file_lock", "move_aside"]
@@ -105,7 +106,7 @@ def create(path: Path, busy_timeout_s: float) -> None:
     """
     if _has_content(path):
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with file_lock(path, busy_timeout_s):
         if _has_content(path):
             return

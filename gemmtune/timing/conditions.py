@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import filelock
 import torch
 
+from ..cache import make_private
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..problem.flags import precision_scope
@@ -42,7 +43,7 @@ def device_to_itself(settings: Settings, device: DeviceInfo) -> Iterator[None]:
     """Keep other processes of gemmtune from measuring on this device at the same time, so far as a lock can be had."""
     folder = settings.folder / "locks"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         lock = filelock.FileLock(folder / f"measure-{device.type}{device.index}.lock")
         lock.acquire(timeout=LOCK_SHARE * settings.choice_timeout_s, poll_interval=0.01)
     except (OSError, filelock.Timeout) as error:

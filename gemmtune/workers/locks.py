@@ -11,6 +11,7 @@ from pathlib import Path
 
 import filelock
 
+from ..cache import make_private
 from ..settings import Settings
 
 __all__ = ["tuning_lock"]
@@ -44,7 +45,7 @@ def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callabl
 
 
 def _acquire(lock: filelock.BaseFileLock, folder: Path, on_wait: Callable[[], None] | None) -> bool:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:

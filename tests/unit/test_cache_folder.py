@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import warnings
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 import gemmtune
 from gemmtune import cache, settings
 from gemmtune.cache import cache_dir
+from gemmtune.store.store import open_store
 
 
 @pytest.fixture
@@ -45,6 +48,34 @@ def test_a_folder_that_others_can_write_is_refused(unusable: Path, tmp_path: Pat
         pytest.raises(gemmtune.SettingsError, match="is not a folder that only this user"),
     ):
         cache_dir()
+
+
+@pytest.mark.parametrize("folder", ["mine", "mine/kernels/cpp"])
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_kernels_are_not_loaded_from_a_folder_that_others_can_write(tmp_path: Path, folder: str, mode: int):
+    with settings.patch(cache_dir=str(tmp_path / "mine")):
+        cache_dir("kernels", "cpp")
+        (tmp_path / folder).chmod(mode)
+        with pytest.raises(gemmtune.SettingsError) as caught:
+            cache_dir("kernels", "cpp")
+    assert str(caught.value) == (
+        f"cache_dir: got {tmp_path / folder}, which others than its owner can write (mode {mode:o}), expected a folder that "
+        f"nobody else can: kernels are loaded from it. If you trust what is in it, chmod go-w {tmp_path / folder}; else set cache_dir "
+        "(GEMMTUNE_CACHE_DIR) to another folder"
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: cache_dir("cpp"), lambda: open_store(settings.current()).path.parent])
+def test_new_folders_are_this_users_alone_whatever_the_umask_and_those_above_them_too(tmp_path: Path, make):
+    before = os.umask(0)
+    try:
+        with settings.patch(cache_dir=str(tmp_path / "above" / "mine")):
+            made = make()
+    finally:
+        os.umask(before)
+    while made != tmp_path:
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700, made
+        made = made.parent
 
 
 def test_a_call_tunes_and_runs_without_it(unusable: Path):
