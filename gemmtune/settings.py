@@ -243,7 +243,7 @@ def from_environment() -> Settings:
         SettingsError: a variable that names no setting, or whose value is illegal.
     """
     hints = typing.get_type_hints(Settings)
-    changes: dict[str, object] = {}
+    settings = Settings()
     for variable, text in os.environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
@@ -251,24 +251,27 @@ def from_environment() -> Settings:
         if field not in hints:
             known = ", ".join(ENVIRONMENT_PREFIX + f.name.upper() for f in dataclasses.fields(Settings))
             raise SettingsError(f"unknown environment variable {variable}; the known ones are {known}")
-        changes[field] = _parse(variable, text, hints[field])
-    return _replace(Settings(), changes)
+        try:
+            settings = _replace(settings, {field: _parse(text, hints[field])})
+        except SettingsError as error:
+            raise SettingsError(f"{variable}: {str(error).removeprefix(f'{field}: ')}") from None
+    return settings
 
 
-def _parse(variable: str, text: str, hint: object) -> object:
+def _parse(text: str, hint: object) -> object:
     kinds = typing.get_args(hint) or (hint,)
     if not text and type(None) in kinds:
         return None
     if bool in kinds:
         if text.lower() not in ("0", "1", "false", "true"):
-            raise SettingsError(f"{variable}: got {text!r}, expected 0 or 1")
+            raise SettingsError(f"got {text!r}, expected 0 or 1")
         return text.lower() in ("1", "true")
     for number in (int, float):
         if number in kinds:
             try:
                 return number(text)
             except ValueError:
-                raise SettingsError(f"{variable}: got {text!r}, expected a number") from None
+                raise SettingsError(f"got {text!r}, expected a number") from None
     if any(typing.get_origin(kind) is tuple for kind in kinds):
         return tuple(word.strip() for word in text.split(",") if word.strip()) or None
     return text

@@ -45,7 +45,7 @@ def check_names(names: Iterable[str]) -> None:
     """Raises SettingsError for a name that is not in the table."""
     for name in names:
         if name not in BACKENDS:
-            raise SettingsError(f"backends: got {name!r}, expected names out of {', '.join(BACKENDS)}")
+            raise SettingsError(f"backends (GEMMTUNE_BACKENDS): got {name!r}, expected names out of {', '.join(BACKENDS)}")
 
 
 def load(name: str) -> Backend:

@@ -64,5 +64,5 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
         try:
             check_names(Settings(**{name: value}).backends or ())
         except SettingsError as error:
-            raise click.UsageError(f"{_OPTIONS[name]}: {str(error).removeprefix(f'{name}: ')}") from error
+            raise click.UsageError(f"{_OPTIONS[name]}: {str(error).partition(': ')[2]}") from error
     return changes

@@ -60,8 +60,8 @@ def test_kernels_are_not_loaded_from_a_folder_that_others_can_write(tmp_path: Pa
             cache_dir("kernels", "cpp")
     assert str(caught.value) == (
         f"cache_dir: got {tmp_path / folder}, which others than its owner can write (mode {mode:o}), expected a folder that "
-        f"nobody else can: kernels are loaded from it. If you trust what is in it, chmod go-w {tmp_path / folder}; else set cache_dir "
-        "(GEMMTUNE_CACHE_DIR) to another folder"
+        f"nobody else can: kernels are loaded from it. If you trust what is in it, chmod go-w {tmp_path / folder}; else set "
+        "cache_dir (GEMMTUNE_CACHE_DIR) to another folder"
     )
 
 
