@@ -1,27 +1,32 @@
-"""Comparing a result with what is right, on the result's device and without waiting for it.
+"""Which elements of a result are wrong, found on the result's device and without waiting for it.
 
 A ``Finding`` gathers the first bad element of several comparisons in one small tensor, which is read once at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..problem import Problem
 from ..problem.dtypes import dtype_info
-from .bounds import Arithmetic, Bound, epilogue_input, underflow
-from .operands import storage_bits
-from .pick import Pick
-from .propagate import Approximate, propagate, rounded
-from .reference import Reference, Region, as_batches
+from .propagate import Approximate
+from .reference import Region
 
-__all__ = ["BadElement", "Comparer", "Finding"]
+__all__ = ["BadElement", "Chunk", "Finding", "is_right"]
 
-CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
-"""Elements compared at a time: about 20 float64 temporaries of that size exist at once."""
+
+def is_right(got: torch.Tensor, expected: Approximate, dtype: torch.dtype) -> torch.Tensor:
+    """Which elements of ``got`` are what they must be, for a result of ``dtype``; all in float64.
+
+    Within the error; the same number; NaN for NaN; anything where the error is infinite. An infinity of the right sign also where
+    the right result may be beyond the largest number; of either sign where the error leaves the sign open.
+    """
+    value, error = expected.value, expected.error
+    right = ((got - value).abs() <= error) | (got == value) | (got.isnan() & value.isnan()) | (error == torch.inf)
+    overflows = got.isinf() & (value.abs() + error > dtype_info(dtype).largest)
+    return right | (overflows & (((got > 0) == (value > 0)) | (value.abs() <= error)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +39,17 @@ class BadElement:
     tolerance: float
     unwritten: bool
 
+    def text(self, origin: str = "") -> str:
+        """What is wrong with it; ``origin`` says where the right number comes from."""
+        place = f"out[{', '.join(map(str, self.index))}]"
+        if self.unwritten:
+            return f"{place} was not written"
+        allowed = f" within {self.tolerance:.3g}" if self.tolerance > 0 else " exactly"
+        return f"{place} = {self.got:.9g}, expected {self.expected:.9g}{origin}{allowed}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
+class Chunk:
     """Where a comparison's [b, r, n] block lies in out."""
 
     batch: int
@@ -45,6 +58,7 @@ class _Chunk:
     shape: tuple[int, int, int]
 
     def index(self, position: int) -> tuple[int, int, int]:
+        """[batch, row, column] in out of an element of the block, given by its place in the flattened block."""
         _, rows, cols = self.shape
         row, col = self.row + position // cols % rows, position % cols
         if self.region.rows is not None:
@@ -65,9 +79,9 @@ class Finding:
         self._payload = payload
         self.state = torch.zeros(7, dtype=torch.float64, device=device)
         self.ratio = torch.zeros((), dtype=torch.float64, device=device)
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[Chunk] = []
 
-    def add(self, chunk: _Chunk, bad: torch.Tensor, bits: torch.Tensor, *values: torch.Tensor) -> None:
+    def add(self, chunk: Chunk, bad: torch.Tensor, bits: torch.Tensor, *values: torch.Tensor) -> None:
         """Take in one chunk: the result's ``bits``; ``values`` are got, expected and tolerance, each broadcastable to ``bad``."""
         self._chunks.append(chunk)
         if bad.numel() == 0 or (bad.device.type == "cpu" and not bad.any()):
@@ -90,121 +104,3 @@ class Finding:
         return BadElement(
             index=index if batched else index[1:], got=got, expected=expected, tolerance=tolerance, unwritten=bool(unwritten)
         )
-
-
-class Comparer:
-    """Compares results of one problem, made with the arithmetic that a choice claims, with what is right."""
-
-    def __init__(self, problem: Problem, arithmetic: Arithmetic, extra: Sequence[torch.Tensor]) -> None:
-        self._problem = problem
-        self._arithmetic = arithmetic
-        self._extra = [as_batches(x.expand(problem.out.size)) for x in extra]
-
-    def pick(self, out: torch.Tensor, pick: Pick, finding: Finding) -> None:
-        """Compare all of ``out`` with an exact probe: equality, unless an epilogue has to be evaluated or ``out`` rounds it."""
-        matrix, bits = as_batches(out), _bits(out)
-        equal = self._problem.epilogue is None and self._holds_picked
-        dtype = self._problem.accumulator if equal else torch.float64
-        for batches, rows in _blocks(matrix.shape, out.device):
-            got, held, expected = matrix[batches, rows], bits[batches, rows], pick.exact(batches, rows, dtype)
-            chunk = _Chunk(batch=batches.start, row=rows.start, region=Region(), shape=_shape(got))
-            if equal:
-                got = got.to(dtype)
-                bad = got != expected
-                if pick.special:
-                    bad &= ~(got.isnan() & expected.isnan())
-                finding.add(chunk, bad, held, got, expected, torch.zeros_like(finding.ratio))
-            else:
-                acc = Approximate(value=expected, error=torch.zeros_like(expected))
-                if self._problem.epilogue is not None:
-                    acc = rounded(acc, epilogue_input(self._problem, self._arithmetic), flush=False)
-                self._bounded(got, acc, [x[batches, rows] for x in self._extra], chunk, held, finding)
-
-    def picked_within(self, out: torch.Tensor, pick: Pick, bound: Bound, finding: Finding) -> None:
-        """Compare all of ``out`` with a probe that picks rows of b, allowing ``bound`` of S before the epilogue."""
-        matrix, bits = as_batches(out), _bits(out)
-        for batches, rows in _blocks(matrix.shape, out.device):
-            chunk = _Chunk(batch=batches.start, row=rows.start, region=Region(), shape=_shape(matrix[batches, rows]))
-            error = bound(pick.magnitude(batches, rows))
-            acc = Approximate(value=pick.exact(batches, rows, torch.float64), error=error)
-            self._bounded(matrix[batches, rows], acc, [x[batches, rows] for x in self._extra], chunk, bits[batches, rows], finding)
-
-    def reference(self, out: torch.Tensor, reference: Reference, bound: Bound, finding: Finding) -> None:
-        """Compare a region of ``out`` with R, allowing ``bound`` of S before the epilogue."""
-        region = reference.region
-        matrix, bits = region.of(as_batches(out)), region.of(_bits(out))
-        extra = [region.of(x) for x in self._extra]
-        for batches, rows in _blocks(matrix.shape, out.device):
-            got, held = matrix[batches, rows], bits[batches, rows]
-            chunk = _Chunk(batch=batches.start, row=rows.start, region=region, shape=_shape(got))
-            acc = Approximate(value=reference.value[batches, rows], error=bound(reference.magnitude[batches, rows]))
-            self._bounded(got, acc, [x[batches, rows] for x in extra], chunk, held, finding)
-
-    def _bounded(
-        self,
-        got: torch.Tensor,
-        acc: Approximate,
-        extra: Sequence[torch.Tensor],
-        chunk: _Chunk,
-        bits: torch.Tensor,
-        finding: Finding,
-    ) -> None:
-        expected = self._stored(acc, extra)
-        got, value, error = got.double(), expected.value, expected.error
-        difference = (got - value).abs()
-        ratio = torch.where((error > 0) & error.isfinite() & difference.isfinite(), difference / error, 0.0)
-        if ratio.numel():
-            finding.ratio = torch.maximum(finding.ratio, ratio.max())
-        if got.device.type == "cpu" and bool((difference <= error).all()):
-            return  # the rest is for NaN, infinities and what is wrong
-        right = (difference <= error) | (got == value) | (got.isnan() & value.isnan()) | (error == torch.inf)
-        overflows = got.isinf() & (value.abs() + error > dtype_info(self._problem.out.dtype).largest)
-        right |= overflows & (((got > 0) == (value > 0)) | (value.abs() <= error))
-        finding.add(chunk, ~right, bits, got, value, error)
-
-    @property
-    def _holds_picked(self) -> bool:
-        """Whether out holds every element of a and b. Of the quantized operations out may be narrower than a."""
-        problem = self._problem
-        return problem.op != "mixed_mm" or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer
-
-    def _stored(self, acc: Approximate, extra: Sequence[torch.Tensor]) -> Approximate:
-        """f(acc) as stored in out. Without an epilogue that is one rounding: acc + u·|R| + η, and a little of acc's own error."""
-        problem, flush = self._problem, self._arithmetic.flush_subnormals
-        info = dtype_info(problem.out.dtype)
-        if problem.epilogue is None:
-            own = info.unit_roundoff * (acc.value.abs() + acc.error) + underflow(info.dtype, flush=flush)
-            return Approximate(value=acc.value, error=acc.error + own)
-        result = propagate(
-            problem.epilogue,
-            acc,
-            extra,
-            precision=epilogue_input(problem, self._arithmetic),
-            flush=flush,
-            reference_is_float64=problem.accumulator == torch.float64,
-        )
-        if problem.epilogue.result_dtype == info.dtype:
-            return result
-        return rounded(result, info.dtype, flush=flush)
-
-
-def _bits(out: torch.Tensor) -> torch.Tensor:
-    return as_batches(out.view(storage_bits(out).dtype))
-
-
-def _shape(tensor: torch.Tensor) -> tuple[int, int, int]:
-    batch, rows, cols = tensor.shape
-    return batch, rows, cols
-
-
-def _blocks(shape: Sequence[int], device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """(batches, rows) of blocks of at most CHUNK_ELEMENTS: several whole matrices, or some rows of one."""
-    batch, m, n = shape
-    limit = CHUNK_ELEMENTS["cpu" if device.type == "cpu" else "cuda"]
-    if m * n <= limit:
-        step = max(1, limit // max(m * n, 1))
-        yield from ((slice(i, min(i + step, batch)), slice(0, m)) for i in range(0, batch, step))
-        return
-    step = max(1, limit // n)
-    for i in range(batch):
-        yield from ((slice(i, i + 1), slice(row, min(row + step, m))) for row in range(0, m, step))

@@ -1,14 +1,29 @@
-"""Finding writes outside of out and into inputs, on the device and without waiting for it."""
+"""Memory in which it shows what a GEMM wrote and what it did not: poison, guard bands, sums over inputs.
+
+All of it works on the device and without waiting for it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from ..problem import Layout
-from .operands import guard_mask, storage_bits
+from .buffers import GUARD_BYTES, allocate, guard_mask, poison, storage_bits
 
-__all__ = ["Checksum", "Guards"]
+__all__ = ["Checksum", "Guards", "Watch", "guarded_out", "poison_free_memory"]
 
+GUARD_TILE = 256
+"""Rows and columns of out that the guard band has room for on each side: the largest tile that is in use."""
+MOST_GUARD_BYTES = 2**24
+SMALL_BYTES = 2**17
+"""Up to this size the C library takes memory from its heap; beyond, only once it has learnt to by such memory being freed."""
+COPIES = {"small": 8, "large": 4}
+"""Places that are poisoned, so that a GEMM may allocate scratch memory before its result."""
+MOST_POISONED_BYTES = 2**28
+ALWAYS_FRESH_BYTES = {"cpu": 2**25, "cuda": 2**32}
+"""Results larger than this get memory that was never in use: glibc maps them anew, and GPU memory is dear."""
 LANES = 251
 """Sums are kept apart by position modulo this prime, so that exchanged elements show."""
 
@@ -62,3 +77,60 @@ class Checksum:
         whole = self._words.numel() // LANES * LANES
         lanes = self._words[:whole].view(-1, LANES).sum(dim=0, dtype=torch.int64)
         return torch.cat([lanes, self._words[whole:].to(torch.int64)])
+
+
+class Watch:
+    """Inputs that a call must leave as they are, by name. What lies in memory that is watched already is not watched twice."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+        self._checksums: dict[str, Checksum] = {}
+        for name, tensor in (tensors or {}).items():
+            self.add(name, tensor)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Sum up the memory of ``tensor`` as it is now."""
+        if tensor.numel() and not any(checksum.watches(tensor) for checksum in self._checksums.values()):
+            self._checksums[name] = Checksum(tensor)
+
+    def forget(self, prefix: str) -> None:
+        """Watch those no longer whose name begins so."""
+        self._checksums = {name: checksum for name, checksum in self._checksums.items() if not name.startswith(prefix)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is watched, in the order of ``changed``."""
+        return tuple(self._checksums)
+
+    def changed(self) -> list[torch.Tensor]:
+        """A boolean on the device for each name: whether its memory is no longer what it was."""
+        return [checksum.changed() for checksum in self._checksums.values()]
+
+
+def guarded_out(layout: Layout, device: torch.device, payload: int) -> tuple[torch.Tensor, Guards]:
+    """A poisoned tensor of that layout, and what watches everything around and between its elements."""
+    row = max((*layout.stride[-2:], layout.size[-1]))
+    room = min(GUARD_TILE * (row + 1) * layout.dtype.itemsize, MOST_GUARD_BYTES)
+    out = allocate(layout, device, guard_bytes=max(room, GUARD_BYTES))
+    poison(out, payload)
+    return out, Guards(out)
+
+
+def poison_free_memory(layout: Layout, device: torch.device, payload: int) -> torch.Tensor | None:
+    """Leave poison in the free memory that an allocation of the layout's size gets next: what stays unwritten then shows.
+
+    Neither allocator promises anything, but from 1 KB on nearly every result lands in poison. Returns what has to be kept alive
+    until then: on a CPU it lies above the poisoned places, which the C library would give back to the system otherwise.
+    """
+    size = Layout.contiguous(layout.size, layout.dtype)
+    size_bytes = size.span * layout.dtype.itemsize
+    if not 0 < size_bytes <= ALWAYS_FRESH_BYTES["cpu" if device.type == "cpu" else "cuda"]:
+        return None
+    small = size_bytes <= SMALL_BYTES
+    copies = max(2, min(COPIES["small" if small else "large"], MOST_POISONED_BYTES // size_bytes))
+    kept: torch.Tensor | None = None
+    for _ in range(1 if small or device.type != "cpu" else 2):
+        places = [torch.empty(layout.size, dtype=layout.dtype, device=device) for _ in range(copies)]
+        for place in places:
+            poison(place, payload)
+        kept = places[-1]
+    return kept

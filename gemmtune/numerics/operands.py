@@ -105,6 +105,12 @@ class Operands:
         return (*self.leading, *self.extra)
 
     @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """The tensors that a call is given, by name, but for those of the epilogue."""
+        tensors = {name: getattr(self, name) for name in ("a", "b", "c", "d", "inp", "scale_a", "scale_b", "zero_b")}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    @property
     def left(self) -> torch.Tensor:
         """a; where there are two products [a c], so that their sum is ``left @ right``."""
         return self.a if self.c is None else torch.cat([self.a, self.c], dim=-1)

@@ -30,8 +30,6 @@ class Pick:
     name: str
     operands: Operands
     by_rows: torch.Tensor
-    special: bool = True
-    """Some factors are NaN or infinite."""
     row_factor: torch.Tensor | None = None
     row_index: torch.Tensor | None = None
     col_factor: torch.Tensor | None = None

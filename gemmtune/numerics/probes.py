@@ -124,7 +124,6 @@ class Probes:
             name="P5 cancellation",
             operands=draw.scaled_operands(a, b, scaling),
             by_rows=self._row_mask(True),
-            special=False,
             row_factor=draw.undone(scaling, factor, index),
             row_index=index,
         )
@@ -144,7 +143,6 @@ class Probes:
             name="P4 width",
             operands=draw.scaled_operands(a, b, scaling),
             by_rows=self._row_mask(True),
-            special=False,
             row_factor=draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index),
             row_index=index,
         )

@@ -8,8 +8,8 @@ import torch
 from broken_kernels import Product, backwards, one_by_one, pairwise, shuffled, split_k
 
 from gemmtune.choice import Claims
-from gemmtune.numerics.bounds import accumulation_bound
-from gemmtune.numerics.compare import Comparer, Finding
+from gemmtune.numerics.expectation import Referenced
+from gemmtune.numerics.judging import Judge
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.reference import Region, extended_reference, reference
 from gemmtune.problem import Problem
@@ -33,13 +33,5 @@ def scaled(acc: torch.Tensor, operands: Operands, dtype: torch.dtype) -> torch.T
 def ratio(problem: Problem, claims: Claims, operands: Operands, out: torch.Tensor, *, extended: bool = False) -> float:
     """Largest error over what is allowed; infinite if some element is rejected."""
     known = extended_reference(operands, 1, problem.m, problem.n, problem.k) if extended else reference(operands, Region())
-    bound = accumulation_bound(
-        problem,
-        claims,
-        alpha=operands.alpha,
-        largest=operands.largest,
-        extended=extended,
-    )
-    finding = Finding(out.device, 0)
-    Comparer(problem, claims, ()).reference(out, known, bound, finding)
+    finding = Judge(problem, claims).find(out, Referenced(name="", operands=operands, references=(known,)))
     return math.inf if finding.state[0] else float(finding.ratio)

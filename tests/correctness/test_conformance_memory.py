@@ -12,8 +12,8 @@ import pytest
 import torch
 from conformance_gemms import CPU, assert_conforms, assert_found, one_thread, subject_of, torch_subject
 
-from gemmtune.conformance.bench.poisoned import GUARD_TILE, guarded_out, poison_free_memory
 from gemmtune.conformance.properties import memory
+from gemmtune.numerics.guards import GUARD_TILE, guarded_out, poison_free_memory
 from gemmtune.numerics.operands import POISONS, storage_bits
 from gemmtune.problem import Layout
 

@@ -11,8 +11,9 @@ from broken_kernels import claims_of, split_k
 
 from gemmtune.choice import Claims
 from gemmtune.numerics.bounds import exact_limit
-from gemmtune.numerics.compare import Comparer, Finding
+from gemmtune.numerics.expectation import Picked
 from gemmtune.numerics.fills import fills_of
+from gemmtune.numerics.judging import Judge
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.pick import Pick
 from gemmtune.numerics.probes import Probes
@@ -65,8 +66,7 @@ def picks(problem: Problem, claims: Claims, device: torch.device) -> Iterator[Pi
 def assert_holds(problem: Problem, device: torch.device) -> None:
     claims = claims_for(problem)
     for pick in picks(problem, claims, device):
-        finding = Finding(device, 0)
-        Comparer(problem, claims, ()).pick(by_torch(problem, pick.operands), pick, finding)
+        finding = Judge(problem, claims).find(by_torch(problem, pick.operands), Picked.of(pick))
         bad = finding.bad_element(finding.state.tolist(), batched=False)
         assert bad is None, (str(problem), pick.name, bad)
     for fill in fills_of(problem.dtype):
@@ -122,7 +122,5 @@ def test_narrow_partials_fail_the_width_probe(cuda: torch.device, dtype: torch.d
     claims = claims_for(problem)
     pick = Probes(problem, cuda).width(exact_limit(problem, claims))
     for narrow in (False, True):
-        finding = Finding(cuda, 0)
         out = split_k(dtype if narrow else F32, 4)(pick.operands.a.float(), pick.operands.b.float()).to(dtype)
-        Comparer(problem, claims, ()).pick(out, pick, finding)
-        assert bool(finding.state[0]) == narrow
+        assert bool(Judge(problem, claims).find(out, Picked.of(pick)).state[0]) == narrow

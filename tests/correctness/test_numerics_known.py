@@ -13,7 +13,8 @@ from rational import Matrix, fractions, rational
 
 from gemmtune.choice import Claims
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit, underflow
-from gemmtune.numerics.compare import Comparer, Finding
+from gemmtune.numerics.expectation import Picked, Referenced, referenced
+from gemmtune.numerics.judging import Judge
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.reference import Region, extended_reference, reference
@@ -187,9 +188,7 @@ def test_known_products_are_accepted_and_others_are_not(name: str, dtype: torch.
     bound = accumulation_bound(problem, claims, alpha=1)
 
     def rejected(out: torch.Tensor) -> bool:
-        finding = Finding(CPU, 0)
-        Comparer(problem, claims, ()).reference(out, known, bound, finding)
-        return bool(finding.state[0])
+        return bool(Judge(problem, claims).find(out, Referenced(name=name, operands=operands, references=(known,))).state[0])
 
     for product in orders(problem.accumulator).values():
         assert not rejected(product(a.to(problem.accumulator), b.to(problem.accumulator)).to(problem.out.dtype))
@@ -220,9 +219,7 @@ def passes_width(problem: Problem, claims: Claims, product: Product) -> bool:
     pick = Probes(problem, CPU).width(exact_limit(problem, claims))
     wide = problem.accumulator
     acc = product(pick.operands.a.to(wide), pick.operands.b.to(wide))
-    finding = Finding(CPU, 0)
-    Comparer(problem, claims, ()).pick(scaled(acc, pick.operands, problem.out.dtype), pick, finding)
-    return not finding.state[0]
+    return not Judge(problem, claims).find(scaled(acc, pick.operands, problem.out.dtype), Picked.of(pick)).state[0]
 
 
 @pytest.mark.parametrize("k", [3, 33, 1000])
@@ -283,12 +280,10 @@ def test_torchs_own_8_bit_products_are_right() -> None:
     for problem in (Problem.int_mm(33, 32, 64, device_type="cpu"), Problem.scaled_mm(32, 48, 64, scales="row", device_type="cpu")):
         probes, claims = Probes(problem, CPU), strict_claims(problem)
         random = probes.random()
-        comparer, finding = Comparer(problem, claims, ()), Finding(CPU, 0)
-        for pick in (probes.cancel(2**13), probes.width(2**13), probes.rows_of_b(random.b), probes.cols_of_a(random.a)):
-            comparer.pick(by_torch(problem, pick.operands), pick, finding)
-        bound = accumulation_bound(problem, claims, alpha=1)
-        comparer.reference(by_torch(problem, random), reference(random, Region()), bound, finding)
-        assert not finding.state[0]
+        picks = (probes.cancel(2**13), probes.width(2**13), probes.rows_of_b(random.b), probes.cols_of_a(random.a))
+        for expectation in (*map(Picked.of, picks), referenced(problem, random, name="random")):
+            finding = Judge(problem, claims).find(by_torch(problem, expectation.operands), expectation)
+            assert not finding.state[0], expectation.name
 
 
 def by_torch(problem: Problem, x: Operands) -> torch.Tensor:

@@ -39,7 +39,7 @@ def zero(x: torch.Tensor) -> torch.Tensor:
 
 
 def accepts(expected: Approximate, got: torch.Tensor) -> torch.Tensor:
-    """As Comparer does, without the rule for infinities."""
+    """As ``is_right`` does, without the rule for infinities."""
     got = got.double()
     near = (got - expected.value).abs() <= expected.error
     return near | (got == expected.value) | (got.isnan() & expected.value.isnan()) | (expected.error == math.inf)

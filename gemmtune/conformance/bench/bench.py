@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 
 from ...choice import Claims
-from ...numerics.bounds import Bound, accumulation_bound, exact_limit
-from ...numerics.compare import Comparer, Finding
-from ...numerics.guards import Checksum, Guards
+from ...numerics.compare import BadElement, is_right
+from ...numerics.expectation import Expectation, Picked, referenced
+from ...numerics.guards import Guards, Watch, guarded_out, poison_free_memory
 from ...numerics.joined import joined, side_by_side
+from ...numerics.judging import Judge
 from ...numerics.operands import POISONS, Operands, storage_bits
 from ...numerics.pick import Pick
 from ...numerics.probes import Probes
-from ...numerics.reference import Reference, extended_reference, reference, regions
+from ...numerics.propagate import Approximate
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ..cases.case import Case
@@ -23,17 +23,26 @@ from ..cases.statement import problem_of
 from ..diagnose import Evidence, diagnose
 from ..gemms.refusals import REFUSALS, Refused, is_fatal
 from ..gemms.subject import Call, Subject
-from .expected import Expected, Judged, exactly, within
 from .heat import heat_map
 from .outcome import Failure
-from .poisoned import guarded_out, poison_free_memory
 
-__all__ = ["WATCHED", "Bench"]
+__all__ = ["Bench", "Expected"]
 
 MOST_REMEMBERED = 2**20
 """Elements of a result that is kept, to be recognised if a later call returns it again."""
-WATCHED = ("a", "b", "c", "d", "inp", "scale_a", "scale_b", "zero_b")
-"""Inputs that a call must leave as they are, besides those of an epilogue."""
+MOST_EXPLAINED = 2**28
+"""Elements of a wrong result: of a larger one float64 copies take too much memory, and only one bad element is told."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expected:
+    """All elements of the right result, float64 [B, M, N], with the operands that it came from."""
+
+    name: str
+    operands: Operands
+    right: Approximate
+    known: bool = True
+    """Not known, ``right`` may be wrong itself: then no bug can be named that would explain the result."""
 
 
 class Bench:
@@ -52,8 +61,7 @@ class Bench:
         self.error_over_bound: float | None = None
         self.grade: float | None = None
         self.choice = ""
-        self._judged = Judged(problem=self.problem, claims=self.claims, extra=self.extra)
-        self._comparer = Comparer(self.problem, self.claims, self.extra)
+        self._judge = Judge(self.problem, self.claims, self.extra)
         self._calls = 0
         self._results: list[torch.Tensor] = []
 
@@ -76,7 +84,7 @@ class Bench:
         """
         payload = self.next_payload()
         guards: Guards | None = None
-        sums = self._checksums(operands) if watch else {}
+        inputs = self._watch(operands) if watch else Watch()
         kept: torch.Tensor | None = None
         if out is None and self.case.out:
             out, guards = guarded_out(self.problem.out, self.device, payload)
@@ -85,8 +93,8 @@ class Bench:
         result = self.launch(Call(problem=self.problem, operands=operands, out=out), wait=wait)
         del kept
         tensor = self.received(result, out)
-        for name, checksum in sums.items():
-            if bool(checksum.changed()):
+        for name, changed in zip(inputs.names, inputs.changed(), strict=True):
+            if bool(changed):
                 self.fail(f"the call changed its input {name}", property_name="inputs-unchanged")
         if guards is not None:
             broken, where = guards.broken(payload).tolist()
@@ -119,10 +127,9 @@ class Bench:
         self._calls += 1
         return POISONS[self.problem.out.dtype][self._calls % 2]
 
-    def _checksums(self, operands: Operands) -> dict[str, Checksum]:
-        tensors = {name: getattr(operands, name) for name in WATCHED}
-        tensors |= {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(self.given(operands).extra)}
-        return {name: Checksum(tensor) for name, tensor in tensors.items() if tensor is not None and tensor.numel()}
+    def _watch(self, operands: Operands) -> Watch:
+        extra = self.given(operands).extra
+        return Watch(operands.named | {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(extra)})
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
         """The result as a tensor; a placeholder of NaN or zero where it cannot be one, so that the check goes on."""
@@ -144,33 +151,32 @@ class Bench:
 
     # Judging
 
-    def expect_pick(self, result: torch.Tensor, pick: Pick) -> bool:
-        """Bit equality with an exact probe."""
-        finding = self._finding()
-        self._comparer.pick(result, pick, finding)
-        return self._conclude(finding, result, pick.name, lambda: exactly(self._judged, pick))
-
-    def expect_scaled_pick(self, result: torch.Tensor, pick: Pick) -> bool:
-        """Within the bound of one product, for a probe with scales of any numbers."""
-        finding = self._finding()
-        bound = accumulation_bound(self.problem, self.claims, alpha=1, largest=pick.operands.beside_subnormal, terms=1)
-        self._comparer.picked_within(result, pick, bound, finding)
-        return self._conclude(finding, result, pick.name, lambda: exactly(self._judged, pick, bound))
+    def expect_pick(self, result: torch.Tensor, pick: Pick, *, scaled: bool = False) -> bool:
+        """Bit equality with an exact probe; ``scaled``: within the bound of one product, for one with scales of any numbers."""
+        return self._held(result, Picked.of(pick, scaled=scaled))[0]
 
     def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
         """Within the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
-        problem = self.problem
-        shape = (problem.batch, problem.m, problem.n, problem.terms)
-        references = [reference(operands, region) for region in regions(*shape, self.device)]
-        if problem.dtype == torch.float64 and not exact:
-            references.append(extended_reference(operands, *shape))
-        finding = self._finding()
-        for part in references:
-            self._comparer.reference(result, part, self._bound(operands, part, exact=exact), finding)
-        ratio = float(finding.ratio)
+        right, ratio = self._held(result, referenced(self.problem, operands, name=name, integers=exact))
         self.error_over_bound = max(ratio, self.error_over_bound or 0.0)
-        bound = self._bound(operands, references[0], exact=exact)
-        return self._conclude(finding, result, name, lambda: within(self._judged, operands, references[0], bound))
+        return right
+
+    def _held(self, result: torch.Tensor, expectation: Expectation) -> tuple[bool, float]:
+        """(whether ``result`` is what it must be, the largest error over its bound); a failure more if it is not."""
+        finding = self._judge.find(result, expectation, POISONS[self.problem.out.dtype][self._calls % 2])
+        bad, ratio = finding.bad_element(finding.state.tolist(), batched=self.problem.batched), float(finding.ratio)
+        if bad is None:
+            return True, ratio
+        whole = self._judge.whole(expectation) if result.numel() <= MOST_EXPLAINED else None
+        if whole is not None:
+            self.explain(result, Expected(name=expectation.name, operands=expectation.operands, right=whole))
+        else:
+            origin = expectation.origin(bad.index, batched=self.problem.batched)
+            self.fail(
+                f"{expectation.name}: {bad.text(origin)}",
+                index=bad.index, got=bad.got, expected=bad.expected, tolerance=bad.tolerance,
+            )  # fmt: skip
+        return False, ratio
 
     def expect_equal(
         self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str, known: bool = True
@@ -179,9 +185,9 @@ class Bench:
         same = (result == expected) | (result.isnan() & expected.isnan())
         if bool(same.all()):
             return True
-        value = expected.double().reshape(self._judged.shape)
-        tolerance = torch.zeros_like(value)
-        self.explain(result, Expected(name=name, operands=operands, value=value, tolerance=tolerance, known=known))
+        value = self._wide(expected)
+        right = Approximate(value=value, error=torch.zeros_like(value))
+        self.explain(result, Expected(name=name, operands=operands, right=right, known=known))
         return False
 
     def fail(self, message: str, *, property_name: str = "", **facts: object) -> None:
@@ -193,52 +199,31 @@ class Bench:
         if not condition:
             self.fail(message)
 
-    def _finding(self) -> Finding:
-        return Finding(self.device, POISONS[self.problem.out.dtype][self._calls % 2])
-
-    def _bound(self, operands: Operands, part: Reference, *, exact: bool) -> Bound:
-        problem = self.problem
-        bound = accumulation_bound(
-            problem, self.claims, alpha=operands.alpha, largest=operands.beside_subnormal, extended=part.extended
-        )
-        if exact and part.magnitude.numel() and float(part.magnitude.max()) <= exact_limit(problem, self.claims):
-            return dataclasses.replace(bound, relative=0.0, absolute=0.0)
-        return bound
-
-    def _conclude(self, finding: Finding, result: torch.Tensor, name: str, expected: Callable[[], Expected | None]) -> bool:
-        bad = finding.bad_element(finding.state.tolist(), batched=self.problem.batched)
-        if bad is None:
-            return True
-        full = expected()
-        if full is not None:
-            self.explain(result, dataclasses.replace(full, name=name))
-            return False
-        place = f"out[{', '.join(map(str, bad.index))}]"
-        what = "was not written" if bad.unwritten else f"= {bad.got:.9g}, expected {bad.expected:.9g} within {bad.tolerance:.3g}"
-        self.fail(f"{name}: {place} {what}", index=bad.index, got=bad.got, expected=bad.expected, tolerance=bad.tolerance)
-        return False
-
     def explain(self, result: torch.Tensor, expected: Expected) -> None:
         """One failure with all that helps: first bad element, count, map, and which known bug gives this result."""
-        got = result.double().reshape(self._judged.shape)
-        bad = self._wrong(got, expected)
-        if not bool(bad.any()):  # the comparison that led here knew more, such as a rounding of its own
-            bad = got != expected.value
+        got = self._wide(result)
+        value, tolerance = expected.right.value, expected.right.error
+        bad = ~is_right(got, expected.right, self.problem.out.dtype)
+        if not bool(bad.any()):  # a grade is of all elements together
+            bad = got != value
         count, first = int(bad.sum()), int(bad.flatten().to(torch.uint8).argmax())
         _, m, n = bad.shape
-        batch, row, col = first // (m * n), first // n % m, first % n
-        index = (batch, row, col) if self.problem.batched else (row, col)
-        value, right, tolerance = (float(x[batch, row, col]) for x in (got, expected.value, expected.tolerance))
+        place = (first // (m * n), first // n % m, first % n)
         unwritten = self._unwritten(result)
+        element = BadElement(
+            index=place if self.problem.batched else place[1:],
+            got=float(got[place]),
+            expected=float(value[place]),
+            tolerance=float(tolerance[place]),
+            unwritten=bool(unwritten[place]),
+        )
         changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # the expectation with them
         known = (expected.known and not changed) or bool((bad & unwritten).any())
-        within = f" within {tolerance:.3g}" if tolerance > 0 else " exactly"
-        what = "was not written" if bool(unwritten[batch, row, col]) else f"= {value:.9g}, expected {right:.9g}{within}"
         self.fail(
-            f"{expected.name}: out[{', '.join(map(str, index))}] {what}; {count} of {bad.numel()} elements are wrong",
+            f"{expected.name}: {element.text()}; {count} of {bad.numel()} elements are wrong",
             diagnosis=self._diagnosis(got, expected, bad, unwritten) if known else "",
-            index=index, got=value, expected=right, tolerance=tolerance, bad_elements=count, elements=bad.numel(),
-            heat=heat_map(got, expected.value, expected.tolerance, batch),
+            index=element.index, got=element.got, expected=element.expected, tolerance=element.tolerance,
+            bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
         self._forget(got)
 
@@ -248,29 +233,28 @@ class Bench:
                 problem=joined(self.problem),
                 operands=side_by_side(self.given(expected.operands)),
                 got=got,
-                expected=expected.value,
-                tolerance=expected.tolerance,
+                expected=expected.right.value,
+                tolerance=expected.right.error,
                 bad=bad,
                 unwritten=unwritten,
                 earlier=tuple(self._results[:-1]),
             )
         )
 
-    @staticmethod
-    def _wrong(got: torch.Tensor, expected: Expected) -> torch.Tensor:
-        value = expected.value
-        right = ((got - value).abs() <= expected.tolerance) | (got == value) | (got.isnan() & value.isnan())
-        return ~right
+    def _wide(self, result: torch.Tensor) -> torch.Tensor:
+        """A copy in float64 [B, M, N]."""
+        problem = self.problem
+        return result.to(torch.float64, copy=True).reshape(problem.batch, problem.m, problem.n)
 
     def _unwritten(self, result: torch.Tensor) -> torch.Tensor:
         """Elements that still have the bits of a poison, [B, M, N]."""
-        bits = result.view(storage_bits(result).dtype).reshape(self._judged.shape)
+        bits = result.view(storage_bits(result).dtype).reshape(self.problem.batch, self.problem.m, self.problem.n)
         first, second = POISONS[self.problem.out.dtype]
         return (bits == first) | (bits == second)
 
     def _remember(self, result: torch.Tensor) -> None:
         if result.numel() <= MOST_REMEMBERED:
-            self._results = [*self._results[-2:], result.to(torch.float64, copy=True).reshape(self._judged.shape)]
+            self._results = [*self._results[-2:], self._wide(result)]
 
     def _forget(self, wrong: torch.Tensor) -> None:
         """A result that was wrong when it came is no sign of a stale one when it comes again."""

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from ...numerics.guards import guarded_out
 from ..bench.bench import Bench
-from ..bench.poisoned import guarded_out
 from ..cases.case import Case
 from ..cases.scope import Scope
 from ..gemms.refusals import REFUSALS, Refused

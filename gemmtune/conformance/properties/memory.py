@@ -9,7 +9,7 @@ from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.scope import Scope
 from .coverage import Sample, Size, fitted
-from .probing import exact_probe, overwrite, same_bits, stage, tensors_of
+from .probing import exact_probe, overwrite, same_bits, stage
 from .property import Property
 
 __all__ = ["OUT_STRIDES", "PROPERTIES"]
@@ -53,7 +53,7 @@ def check_result(bench: Bench) -> None:
     probe = exact_probe(bench)
     first = bench.call(probe.operands)
     kept = first.clone()
-    for name, tensor in tensors_of(probe.operands).items():
+    for name, tensor in probe.operands.named.items():
         bench.require(not _share(first, tensor), f"the result lies in the memory of the input {name}")
     if not probe.judge(bench, first):
         return

@@ -15,7 +15,7 @@ from ...numerics.pick import Pick
 from ...numerics.quantized import packed, scales_along_k
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_info
-from ..bench.bench import WATCHED, Bench
+from ..bench.bench import Bench
 
 __all__ = [
     "Probe",
@@ -28,7 +28,6 @@ __all__ = [
     "overwrite",
     "same_bits",
     "stage",
-    "tensors_of",
 ]
 
 MOST_PRODUCT = 64
@@ -91,11 +90,6 @@ def exact_integers(bench: Bench) -> Operands | None:
     return None
 
 
-def tensors_of(operands: Operands) -> dict[str, torch.Tensor]:
-    """The tensors that a call is given, by name."""
-    return {name: tensor for name in WATCHED if (tensor := getattr(operands, name)) is not None}
-
-
 def made(layout: Layout, values: torch.Tensor) -> torch.Tensor:
     """A tensor of that layout with these values, in a buffer of its own."""
     return placed(layout, values.device, values.contiguous())
@@ -108,8 +102,8 @@ def made_b(problem: Problem, numbers: torch.Tensor) -> torch.Tensor:
 
 def overwrite(operands: Operands, new: Operands) -> None:
     """Give the tensors of ``operands`` the values of ``new``, of the same layouts, on the current stream. Their addresses stay."""
-    values = tensors_of(new)
-    for name, tensor in tensors_of(operands).items():
+    values = new.named
+    for name, tensor in operands.named.items():
         storage_bits(tensor).copy_(storage_bits(values[name]))
 
 

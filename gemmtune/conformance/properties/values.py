@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from ...numerics.bounds import exact_limit
 from ...numerics.grade import MOST, grade
 from ...numerics.operands import Operands
+from ...numerics.propagate import Approximate
 from ...numerics.reference import Region, reference
 from ...problem.dtypes import dtype_info
 from ...problem.rules import DENSE_OPS
-from ..bench.bench import Bench
-from ..bench.expected import Expected
+from ..bench.bench import Bench, Expected
 from ..cases.case import Case
 from ..cases.scope import Scope
 from ..layouts import OperandLayout
@@ -94,8 +94,7 @@ def check_grade(bench: Bench) -> None:
         once = Expected(
             name=f"grade {bench.grade:.3g}, the error over that of rounding the exact result once, expected at most {MOST}",
             operands=operands,
-            value=exact,
-            tolerance=info.unit_roundoff * exact.abs() + info.smallest_subnormal,
+            right=Approximate(value=exact, error=info.unit_roundoff * exact.abs() + info.smallest_subnormal),
         )
         bench.explain(result, once)
 

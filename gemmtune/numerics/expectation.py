@@ -1,0 +1,147 @@
+"""What the result of one call must be: exactly, within a few roundings of single products, or within the bound of sums.
+
+==============  ==================================================================================================================
+``Picked``      the elements that a probe picks, bit for bit; with ``scaled``, within the bound for one product
+``Referenced``  float64 products of all of the result or of samples, within the bound of the claimed arithmetic; ``integers``,
+                whose sums are small enough for it, exactly
+==============  ==================================================================================================================
+
+An expectation does not depend on the claims of a GEMM: one serves all choices of a problem. ``Judge`` holds results to it.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..problem import Problem
+from ..problem.dtypes import dtype_info
+from .bounds import Arithmetic, Bound, accumulation_bound, epilogue_input, exact_limit
+from .operands import Operands
+from .pick import Pick
+from .propagate import Approximate, rounded
+from .reference import Reference, Region, extended_reference, reference, regions
+
+__all__ = ["Expectation", "Part", "Picked", "Referenced", "referenced"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a region of the result must be. ``sums(batches, rows)`` are float64, before the epilogue and the last rounding."""
+
+    region: Region
+    sums: Callable[[slice, slice], Approximate]
+    equal: Callable[[slice, slice], torch.Tensor] | None = None
+    """The result itself in the accumulator's dtype, where out has exactly that and no epilogue comes before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation(ABC):
+    """Operands of a call and what its result must be."""
+
+    name: str
+    operands: Operands
+
+    @abstractmethod
+    def parts(self, problem: Problem, claims: Arithmetic) -> Iterator[Part]:
+        """What regions of the result must be by the claimed arithmetic. Waits for the device where sums may be flushed."""
+
+    def origin(self, index: tuple[int, ...], *, batched: bool) -> str:  # noqa: ARG002 - for those that pick
+        """Which element of an operand ``out[index]`` is, for messages; "" where it is none."""
+        return ""
+
+    @functools.cached_property
+    def _beside_subnormal(self) -> float:
+        return self.operands.beside_subnormal()
+
+    def _bound(self, problem: Problem, claims: Arithmetic, *, extended: bool = False, terms: int | None = None) -> Bound:
+        alpha = self.operands.alpha if terms is None else 1.0
+        return accumulation_bound(
+            problem, claims, alpha=alpha, largest=lambda: self._beside_subnormal, extended=extended, terms=terms
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picked(Expectation):
+    """The elements that a probe picks."""
+
+    pick: Pick
+    scaled: bool = False
+    """Scales are any numbers: each product is rounded a few times."""
+
+    @classmethod
+    def of(cls, pick: Pick, *, scaled: bool = False) -> Picked:
+        """What the result for the pick's operands must be."""
+        return cls(name=pick.name, operands=pick.operands, pick=pick, scaled=scaled)
+
+    def parts(self, problem: Problem, claims: Arithmetic) -> Iterator[Part]:
+        """All of the result at once."""
+        pick = self.pick
+        if self.scaled:
+            bound = self._bound(problem, claims, terms=1)
+
+            def bounded(batches: slice, rows: slice) -> Approximate:
+                return Approximate(value=pick.exact(batches, rows, torch.float64), error=bound(pick.magnitude(batches, rows)))
+
+            yield Part(region=Region(), sums=bounded)
+            return
+
+        def exact(batches: slice, rows: slice) -> Approximate:
+            value = pick.exact(batches, rows, torch.float64)
+            acc = Approximate(value=value, error=torch.zeros_like(value))
+            return acc if problem.epilogue is None else rounded(acc, epilogue_input(problem, claims), flush=False)
+
+        yield Part(
+            region=Region(),
+            sums=exact,
+            equal=(lambda batches, rows: pick.exact(batches, rows, problem.accumulator)) if _holds_picked(problem) else None,
+        )
+
+    def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
+        """The element that the probe picks for ``out[index]``."""
+        return self.pick.origin(index, batched=batched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Referenced(Expectation):
+    """Products in float64 of all of the result, or of samples of it."""
+
+    references: tuple[Reference, ...]
+    integers: bool = False
+
+    def parts(self, problem: Problem, claims: Arithmetic) -> Iterator[Part]:
+        """One for each reference."""
+        for known, largest_sum in zip(self.references, self._largest_sums, strict=True):
+            bound = self._bound(problem, claims, extended=known.extended)
+            if self.integers and largest_sum <= exact_limit(problem, claims):
+                bound = replace(bound, relative=0.0, absolute=0.0)
+            yield Part(region=known.region, sums=functools.partial(_referenced_sums, known, bound))
+
+    @functools.cached_property
+    def _largest_sums(self) -> tuple[float, ...]:
+        """max S of each reference, as far as it matters: for integers, whose sums may be exact."""
+        return tuple(float(x.magnitude.max()) if self.integers and x.magnitude.numel() else 0.0 for x in self.references)
+
+
+def referenced(problem: Problem, operands: Operands, *, name: str, integers: bool = False) -> Referenced:
+    """The product of ``operands`` in float64, of samples where the problem is large; for float64 results also a better one."""
+    shape = (problem.batch, problem.m, problem.n, problem.terms)
+    references = [reference(operands, region) for region in regions(*shape, operands.a.device)]
+    if problem.dtype == torch.float64 and not integers:
+        references.append(extended_reference(operands, *shape))
+    return Referenced(name=name, operands=operands, references=tuple(references), integers=integers)
+
+
+def _referenced_sums(known: Reference, bound: Bound, batches: slice, rows: slice) -> Approximate:
+    return Approximate(value=known.value[batches, rows], error=bound(known.magnitude[batches, rows]))
+
+
+def _holds_picked(problem: Problem) -> bool:
+    """Whether out is the sums as they are: every element of a and b fits it. Of the quantized operations out may be narrower."""
+    if problem.epilogue is not None:
+        return False
+    return problem.op != "mixed_mm" or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer

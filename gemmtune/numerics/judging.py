@@ -1,0 +1,119 @@
+"""The judge of results: the selector's verification and the conformance suite hold every GEMM to the same.
+
+It finds; what follows from a finding is its caller's business. A caller poisons out (``guards.guarded_out``, or
+``guards.poison_free_memory`` where the GEMM makes its own result), sums up the inputs (``guards.Watch``), makes the call, and asks
+``Judge.find`` about the result of an ``Expectation``, and the guards and sums about memory. Nothing here waits for the device but
+what says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..problem import Problem
+from ..problem.dtypes import dtype_info
+from .bounds import Arithmetic, epilogue_input, underflow
+from .buffers import storage_bits
+from .compare import Chunk, Finding, is_right
+from .expectation import Expectation, Part
+from .propagate import Approximate, propagate, rounded
+from .reference import as_batches
+
+__all__ = ["Judge"]
+
+CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
+"""Elements compared at a time: about 20 float64 temporaries of that size exist at once."""
+
+
+class Judge:
+    """Compares results of one problem, made with the arithmetic that a GEMM claims, with what is right."""
+
+    def __init__(self, problem: Problem, claims: Arithmetic, extra: Sequence[torch.Tensor] = ()) -> None:
+        self._problem = problem
+        self._claims = claims
+        self._extra = [as_batches(x.expand(problem.out.size)) for x in extra]
+
+    def find(self, out: torch.Tensor, expectation: Expectation, payload: int = 0) -> Finding:
+        """What is wrong with ``out``, which had the bits ``payload`` before the call."""
+        finding = Finding(out.device, payload)
+        for part in expectation.parts(self._problem, self._claims):
+            self._compare(out, part, finding)
+        return finding
+
+    def whole(self, expectation: Expectation) -> Approximate | None:
+        """All elements of the right result with what they may be off, float64 [B, M, N]; None where only samples are known."""
+        part = next(expectation.parts(self._problem, self._claims))
+        if part.region.rows is not None or part.region.cols is not None:
+            return None
+        problem = self._problem
+        everything = slice(0, problem.batch), slice(0, problem.m)
+        if part.equal is not None:
+            value = part.equal(*everything).double()
+            expected = Approximate(value=value, error=torch.zeros((), dtype=value.dtype, device=value.device))
+        else:
+            expected = self._stored(part.sums(*everything), self._extra)
+        size = (problem.batch, problem.m, problem.n)
+        return Approximate(value=expected.value.expand(size), error=expected.error.expand(size))
+
+    def _compare(self, out: torch.Tensor, part: Part, finding: Finding) -> None:
+        region = part.region
+        matrix, bits = region.of(as_batches(out)), region.of(as_batches(out.view(storage_bits(out).dtype)))
+        extra = [region.of(x) for x in self._extra]
+        for batches, rows in _blocks(matrix.shape, out.device):
+            got, held = matrix[batches, rows], bits[batches, rows]
+            batch, height, width = got.shape
+            chunk = Chunk(batch=batches.start, row=rows.start, region=region, shape=(batch, height, width))
+            if part.equal is not None:
+                expected = part.equal(batches, rows)
+                got = got.to(expected.dtype)
+                bad = got != expected
+                if bad.device.type != "cpu" or bool(bad.any()):
+                    bad &= ~(got.isnan() & expected.isnan())
+                finding.add(chunk, bad, held, got, expected, torch.zeros_like(finding.ratio))
+            else:
+                stored = self._stored(part.sums(batches, rows), [x[batches, rows] for x in extra])
+                self._bounded(got.double(), stored, chunk, held, finding)
+
+    def _bounded(self, got: torch.Tensor, expected: Approximate, chunk: Chunk, bits: torch.Tensor, finding: Finding) -> None:
+        value, error = expected.value, expected.error
+        difference = (got - value).abs()
+        ratio = torch.where((error > 0) & error.isfinite() & difference.isfinite(), difference / error, 0.0)
+        if ratio.numel():
+            finding.ratio = torch.maximum(finding.ratio, ratio.max())
+        if got.device.type == "cpu" and bool((difference <= error).all()):
+            return  # the rest is for NaN, infinities and what is wrong
+        finding.add(chunk, ~is_right(got, expected, self._problem.out.dtype), bits, got, value, error)
+
+    def _stored(self, acc: Approximate, extra: Sequence[torch.Tensor]) -> Approximate:
+        """f(acc) as stored in out. Without an epilogue that is one rounding: acc + u·|R| + η, and a little of acc's own error."""
+        problem, flush = self._problem, self._claims.flush_subnormals
+        info = dtype_info(problem.out.dtype)
+        if problem.epilogue is None:
+            own = info.unit_roundoff * (acc.value.abs() + acc.error) + underflow(info.dtype, flush=flush)
+            return Approximate(value=acc.value, error=acc.error + own)
+        result = propagate(
+            problem.epilogue,
+            acc,
+            extra,
+            precision=epilogue_input(problem, self._claims),
+            flush=flush,
+            reference_is_float64=problem.accumulator == torch.float64,
+        )
+        if problem.epilogue.result_dtype == info.dtype:
+            return result
+        return rounded(result, info.dtype, flush=flush)
+
+
+def _blocks(shape: Sequence[int], device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """(batches, rows) of blocks of at most CHUNK_ELEMENTS: several whole matrices, or some rows of one."""
+    batch, m, n = shape
+    limit = CHUNK_ELEMENTS["cpu" if device.type == "cpu" else "cuda"]
+    if m * n <= limit:
+        step = max(1, limit // max(m * n, 1))
+        yield from ((slice(i, min(i + step, batch)), slice(0, m)) for i in range(0, batch, step))
+        return
+    step = max(1, limit // n)
+    for i in range(batch):
+        yield from ((slice(i, i + 1), slice(row, min(row + step, m))) for row in range(0, m, step))
