@@ -52,19 +52,22 @@ def _errors(interpreted: Run, family: str, problem: Problem, *, nan_inp: bool = 
 
 
 @families
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [(torch.float32, "tt"), (torch.float16, "nt"), (torch.bfloat16, "tn"), (torch.float64, "nn"), (torch.float16, "nn")],
+    ids=str,
+)
 def test_mm(interpreted: Run, family: str, dtype: torch.dtype, layout: str) -> None:
-    assert _errors(interpreted, family, Problem.mm(50, 42, 135, dtype=dtype, layout=layout, device_type="cpu")) <= 1
+    assert _errors(interpreted, family, Problem.mm(50, 20, 135, dtype=dtype, layout=layout, device_type="cpu")) <= 1
 
 
 @families
-@pytest.mark.parametrize("shape", [(1, 1, 80), (33, 65, 160), (64, 32, 100), (17, 16, 75)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 80), (33, 17, 160), (64, 32, 100), (17, 16, 75)], ids=str)
 def test_mm_at_the_edges_of_tiles(interpreted: Run, family: str, shape: tuple[int, int, int]) -> None:
     assert _errors(interpreted, family, Problem.mm(*shape, dtype=torch.float32, device_type="cpu")) <= 1
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("layout", ["nt", "tn"])
 def test_streamk_through_tensor_descriptors(interpreted: Run, layout: str) -> None:
     problem = Problem.mm(72, 96, 136, dtype=torch.float16, layout=layout, device_type="cpu")
     configs = [replace(config, described=True) for config in STREAMED]
@@ -77,8 +80,10 @@ def test_slices_that_torch_multiplies(interpreted: Run, dtype: torch.dtype) -> N
     assert max(interpreted(triton_jobs.errors, problem, WHOLE, family=triton_jobs.decomposed_by_torch)) <= 1
 
 
-@families
-@pytest.mark.parametrize("bias", ["n", "mn", "m1", "1n", "scalar"])
+@pytest.mark.parametrize(
+    ("family", "bias"),
+    [("streamk", "n"), ("streamk", "m1"), ("atomic", "mn"), ("atomic", "1n"), ("decompose", "scalar"), ("decompose", "n")],
+)
 def test_bias_shapes(interpreted: Run, family: str, bias: Any) -> None:
     problem = Problem.addmm(34, 40, 130, dtype=torch.float16, bias=bias, alpha=2, beta=0.5, device_type="cpu")
     assert _errors(interpreted, family, problem) <= 1
@@ -103,8 +108,7 @@ EPILOGUES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], .
 }
 
 
-@families
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize(("family", "name"), list(zip(FAMILIES, EPILOGUES, strict=True)))
 def test_epilogues(interpreted: Run, family: str, name: str) -> None:
     function, sizes = EPILOGUES[name]
     extra = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
@@ -123,8 +127,10 @@ STRIDED = {
 }
 
 
-@families
-@pytest.mark.parametrize("name", STRIDED)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [*zip(FAMILIES, STRIDED, strict=True), ("streamk", "every-second"), ("atomic", "expanded"), ("decompose", "padded")],
+)
 def test_strided_operands(interpreted: Run, family: str, name: str) -> None:
     a, b, out = STRIDED[name]
     assert _errors(interpreted, family, Problem(op="mm", a=a, b=b, out=out)) <= 1
@@ -141,13 +147,15 @@ def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run
 QUANTIZED = {
     "int_mm": Problem.int_mm(33, 40, 134, device_type="cpu"),
     "scaled_mm-row": Problem.scaled_mm(33, 40, 160, scales="row", device_type="cpu"),
-    "scaled_mm-blocks": Problem.scaled_mm(17, 140, 300, scales="block_1x128", device_type="cpu"),
+    "scaled_mm-blocks": Problem.scaled_mm(3, 140, 150, scales="block_1x128", device_type="cpu"),
     "mixed_mm-int4": Problem.mixed_mm(17, 40, 256, encoding="uint4", scales="group_64", zeros=True, device_type="cpu"),
 }
 
 
-@pytest.mark.parametrize("family", ["streamk", "atomic"])
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("streamk", "int_mm"), ("atomic", "scaled_mm-row"), ("streamk", "scaled_mm-blocks"), ("atomic", "mixed_mm-int4")],
+)
 def test_quantized_operations(interpreted: Run, family: str, name: str) -> None:
     function, (config, *_) = FAMILIES[family]
     found = interpreted(triton_jobs.verdicts, QUANTIZED[name], [replace(config, block_k=32)], family=function)
