@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import InvalidProblemError
+from ..errors import GemmtuneError, InvalidProblemError
 from ..problem import Problem
 from ..problem.problem import FLOAT_OPS
 from .allocate import new_output
@@ -32,7 +32,7 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
     reason = why_not_ours([x for _, x in call.inputs], dense=call.op in FLOAT_OPS)
     if reason is not None:
         log.debug("%s runs by torch: %s", call.name, reason)
-        return call.by_torch(), None
+        return by_torch_alone(call, reason), None
     kind = call.a.device.type
     if torch.is_autocast_enabled(kind):
         cast_for_autocast(call)
@@ -40,6 +40,21 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
         with torch.autocast(kind, enabled=False):
             return plan_and_execute(call)
     return plan_and_execute(call)
+
+
+def by_torch_alone(call: Call, reason: str) -> torch.Tensor:
+    """Do a call that is torch's for ``reason``. Raises InvalidProblemError where torch would say neither call nor remedy."""
+    try:
+        return call.by_torch()
+    except (RuntimeError, AssertionError) as error:
+        # FakeTensors outside of their mode are an AssertionError of torch.
+        dense = all(x.layout == torch.strided for _, x in call.inputs)
+        if isinstance(error, GemmtuneError) or (dense and not isinstance(error, AssertionError)):
+            raise
+        raise InvalidProblemError(
+            f"{call.name}: torch has to do it, because {reason}, and refuses: {str(error).splitlines()[0]}; give dense tensors, "
+            "and fake ones only inside of their mode"
+        ) from error
 
 
 def composed(call: Call) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 
 import torch
@@ -74,7 +75,7 @@ def sum_call(
     call = product_call(op, a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     if op == "baddbmm":
         _refuse_packed(op, b)
-    call.inp, call.alpha, call.beta = inp, alpha, beta
+    call.inp, call.alpha, call.beta = inp, _number(op, "alpha", alpha), _number(op, "beta", beta)
     return call
 
 
@@ -200,9 +201,23 @@ CALLS: dict[str, tuple[Callable[..., Call], tuple[str, ...]]] = {
 """Operation to the function that makes its call, and the arguments that come before those of the caller."""
 
 
+def _number(name: str, what: str, value: object) -> float:
+    """A factor as a number: torch takes a tensor of one element too."""
+    if isinstance(value, numbers.Real):
+        return value  # type: ignore[return-value]
+    single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex() and not value.requires_grad
+    if not single:
+        got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise InvalidProblemError(f"{name}: {what}: got {got}, expected a number, or a real tensor of one element without gradient")
+    return value.item()  # type: ignore[attr-defined,no-any-return]
+
+
 def _check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
+    if not isinstance(epilogue_args, (tuple, list)):
+        got = type(epilogue_args).__name__
+        raise InvalidProblemError(f"{name}: epilogue_args: got {got}, expected a tuple or list of tensors, such as (bias,)")
     if epilogue_args and epilogue is None:
-        raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue")
+        raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue, expected both or neither")
 
 
 def _refuse_packed(name: str, b: object) -> None:

@@ -20,6 +20,13 @@ def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:
     for name, value in named:
         if not isinstance(value, torch.Tensor):
             raise InvalidProblemError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}")
+        if value.is_nested:
+            raise InvalidProblemError(f"{op}: {name}: got a nested tensor, expected a plain one; pad it, or multiply its parts")
+        if value.is_quantized:
+            raise InvalidProblemError(
+                f"{op}: {name}: got a tensor of {value.dtype}, expected one of plain numbers; give x.dequantize(), or x.int_repr() "
+                "to mixed_mm with its scale"
+            )
     tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
     device = tensors[0][1].device
     for name, tensor in tensors:
@@ -71,6 +78,8 @@ def check_out(
     """Raises InvalidProblemError unless ``out`` can take the result: right shape, dtype and device, and no memory that is read."""
     if not isinstance(out, torch.Tensor):
         raise InvalidProblemError(f"{op}: out must be a torch.Tensor, got {type(out).__name__}")
+    if out.layout != torch.strided or type(out).__name__ == "FakeTensor":
+        raise InvalidProblemError(f"{op}: out must be a dense tensor with memory, got {type(out).__name__} of layout {out.layout}")
     if tuple(out.shape) != tuple(size):
         raise InvalidProblemError(f"{op}: out must have shape {list(size)}, got {list(out.shape)}")
     if out.dtype != dtype:

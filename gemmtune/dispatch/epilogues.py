@@ -43,7 +43,7 @@ def meaning_of(function: Callable[..., Any]) -> Hashable | None:
         return function
     if not isinstance(function, types.FunctionType):
         return None
-    if function.__module__.partition(".")[0] in _STABLE_MODULES and function.__closure__ is None:
+    if (function.__module__ or "").partition(".")[0] in _STABLE_MODULES and function.__closure__ is None:
         return function
     code = function.__code__
     values: list[object] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

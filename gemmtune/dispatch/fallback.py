@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,8 @@ def torch_quantized(
     else:
         if scale_a is None or scale_b is None:
             raise InvalidProblemError(f"{name or op}: expected scale_a and scale_b")
-        with torch.autocast(a.device.type, enabled=False):
+        kind = a.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext():
             result = scaled_product(a, b, scale_a, scale_b)
         dtype = dtype or torch.bfloat16
     if epilogue is not None:

@@ -75,6 +75,10 @@ class PackedOperand:
                 copy = packed
         return copy
 
+    def __reduce__(self) -> tuple[type[PackedOperand], tuple[torch.Tensor]]:
+        """Copies of it, and what is saved, are made of the operand alone: packed copies belong to kernels of this process."""
+        return (PackedOperand, (self.tensor,))
+
     def __repr__(self) -> str:
         return f"PackedOperand({list(self.shape)}, {self.dtype}, formats={sorted(self._copies)})"
 

@@ -35,7 +35,8 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     dtype = (epilogue.result_dtype if epilogue else None) or call.out_dtype or result_dtype(call.op, call.a.dtype, epilogue)
     size = (*call.a.shape[:-1], call.b.shape[-1])
     check_extra(call.name, zip(call.extra_names, call.extra, strict=True), size)
-    fits = call.out is not None and tuple(call.out.shape) == size and call.out.dtype == dtype
+    wanted = (size, dtype, torch.strided)
+    fits = call.out is not None and (tuple(call.out.shape), call.out.dtype, call.out.layout) == wanted
     out = Layout.of(call.out) if call.out is not None and fits else Layout.contiguous(size, dtype)
     return Problem(
         op=call.op,

@@ -48,7 +48,7 @@ def tune(
         UnavailableError: the device is not here.
         InvalidProblemError: problems for another device type than ``device``, or something that is no Problem.
     """
-    problems = [problem] if isinstance(problem, Problem) else list(problem)
+    problems = [problem] if isinstance(problem, Problem) or not isinstance(problem, Iterable) else list(problem)
     for p in problems:
         if not isinstance(p, Problem):
             raise InvalidProblemError(

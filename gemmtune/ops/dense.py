@@ -17,12 +17,13 @@ from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..problem.problem import Op, scalar_class
 from .autograd import differentiable
-from .keys import key_of
+from .keys import NOTHING, key_of
 
 __all__ = ["addmm", "baddbmm", "bmm", "mm"]
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
+_NUMBERS = (int, float)
 _NO_EXTRA: tuple[Tensor, ...] = ()
 
 
@@ -115,7 +116,8 @@ def _call(
         # Inside torch.compile these are torch's operations, which its compiler knows.
         return torch_call(op, a, tensor_of(b), inp, alpha, beta, out, epilogue, tuple(epilogue_args))
     key = None
-    if out is None and epilogue is None:
+    plain = out is None and epilogue is None and epilogue_args is NOTHING
+    if plain and alpha.__class__ in _NUMBERS and beta.__class__ in _NUMBERS:
         key = key_of(op, a, b) if inp is None else key_of(op, a, b, (inp,), (scalar_class(alpha), scalar_class(beta)))
         if key is not None and (plan := ready.get(key)) is not None:
             operand = b.for_choice(plan.choice) if b.__class__ is PackedOperand else b

@@ -11,9 +11,11 @@ from .. import settings
 from ..dispatch.prepack import PackedOperand
 from ..problem.precision import flags_token
 
-__all__ = ["key_of"]
+__all__ = ["NOTHING", "key_of"]
 
 Tensor = torch.Tensor
+NOTHING: tuple[Tensor, ...] = ()
+"""No ``epilogue_args``. A quick look compares with it by identity, which no wrong argument can make fail."""
 
 
 def key_of(

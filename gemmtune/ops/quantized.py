@@ -17,7 +17,7 @@ from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..problem.problem import Encoding
-from .keys import key_of
+from .keys import NOTHING, key_of
 
 __all__ = ["int_mm", "int_mm_mul", "mixed_mm", "scaled_mm"]
 
@@ -51,7 +51,7 @@ def int_mm(
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
     key = None
-    if out is None and epilogue is None and not torch.compiler.is_compiling():
+    if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
         key = key_of("int_mm", a, b)
         if key is not None and (plan := ready.get(key)) is not None:
             return plan.new(a, b.for_choice(plan.choice) if b.__class__ is PackedOperand else b, None, 1, 0, ())
@@ -120,7 +120,7 @@ def mixed_mm(
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
     key = None
-    if out is None and epilogue is None and not torch.compiler.is_compiling():
+    if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
         extra = () if scale_b is None else (scale_b,) if zero_b is None else (scale_b, zero_b)
         key = key_of("mixed_mm", a, b, extra, encoding) if scale_b is not None or zero_b is None else None
         if key is not None and (plan := ready.get(key)) is not None:
@@ -161,7 +161,7 @@ def scaled_mm(
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
     key = None
-    if out is None and epilogue is None and not torch.compiler.is_compiling():
+    if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
         extra = (scale_a, scale_b) if bias is None else (scale_a, scale_b, bias)
         key = key_of("scaled_mm", a, b, extra, (out_dtype, fast_accum))
         if key is not None and (plan := ready.get(key)) is not None:

@@ -10,7 +10,7 @@ from ..dispatch.call import run
 from ..dispatch.calls import mm_plus_mm_call
 from ..dispatch.plan import keep_ready, ready
 from .autograd import differentiable
-from .keys import key_of
+from .keys import NOTHING, key_of
 
 __all__ = ["mm_plus_mm"]
 
@@ -48,7 +48,7 @@ def mm_plus_mm(
     """
     key = None
     compiling = torch.compiler.is_compiling()
-    if out is None and epilogue is None and not epilogue_args and not compiling:
+    if out is None and epilogue is None and epilogue_args is NOTHING and not compiling:
         key = key_of("mm_plus_mm", a, b, (c, d))
         if key is not None and (plan := ready.get(key)) is not None:
             return plan.new(a, b, None, 1, 0, (c, d))

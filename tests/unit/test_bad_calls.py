@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gemmtune
 from gemmtune import settings
@@ -78,6 +83,45 @@ BAD_CALLS = {
     ),
     "explain count": (lambda: gemmtune.explain("addmm", A, B), "explain: addmm: missing a required argument: 'b'"),
     "tune": (lambda: gemmtune.tune([3]), "tune: expected a Problem or several, got int"),
+    "tune nothing": (lambda: gemmtune.tune(None), "tune: expected a Problem or several, got NoneType; make one with"),
+    "tune text": (lambda: gemmtune.tune("16x16x16"), "tune: expected a Problem or several, got str; make one with"),
+    "two factors": (
+        lambda: gemmtune.addmm(A[:, :1], A, B, alpha=torch.ones(2)),
+        r"addmm: alpha: got a tensor of shape \[2\], expected a number, or a real tensor of one element without gradient",
+    ),
+    "factor text": (lambda: gemmtune.baddbmm(ONE, BATCH, BATCH.mT, beta="1"), "baddbmm: beta: got '1', expected a number, or a"),
+    "epilogue args of a call that was planned": (
+        lambda: [gemmtune.mm(A, B), gemmtune.mm(A, B, epilogue_args=[ONE])],
+        "mm: got 1 epilogue_args without an epilogue, expected both or neither",
+    ),
+    "mixed_mm epilogue args of a call that was planned": (
+        lambda: [gemmtune.mixed_mm(A, WEIGHT), gemmtune.mixed_mm(A, WEIGHT, epilogue_args=[ONE])],
+        "mixed_mm: got 1 epilogue_args without an epilogue, expected both or neither",
+    ),
+    "epilogue args as a tensor": (
+        lambda: gemmtune.mm(A, B, epilogue=torch.add, epilogue_args=ONE),
+        r"mm: epilogue_args: got Tensor, expected a tuple or list of tensors, such as \(bias,\)",
+    ),
+    "nested": (
+        lambda: gemmtune.mm(torch.nested.nested_tensor([A, A]), B),
+        "mm: a: got a nested tensor, expected a plain one; pad it, or multiply its parts",
+    ),
+    "quantized by torch": (
+        lambda: gemmtune.mm(A, torch.quantize_per_tensor(B, 0.1, 0, torch.qint8)),
+        r"mm: b: got a tensor of torch.qint8, expected one of plain numbers; give x.dequantize\(\), or x.int_repr\(\) to mixed_mm",
+    ),
+    "fake and real": (
+        lambda: gemmtune.mm(A, FakeTensorMode().from_tensor(B)),
+        "mm: torch has to do it, because FakeTensor is a subclass of Tensor, and refuses: Please convert all Tensors to",
+    ),
+    "sparse": (
+        lambda: gemmtune.int_mm(INT8.to_sparse(), WEIGHT),
+        "int_mm: torch has to do it, because the layout is torch.sparse_coo, and refuses: .*; give dense tensors",
+    ),
+    "sparse out": (
+        lambda: gemmtune.mm(A, B, out=torch.ones(4, 5).to_sparse()),
+        "mm: out must be a dense tensor with memory, got Tensor of layout torch.sparse_coo",
+    ),
     "int_mm of floats": (lambda: gemmtune.int_mm(A, B), "int_mm: dtype of a: got torch.float32, expected int8"),
     "int_mm shapes": (lambda: gemmtune.int_mm(INT8, INT8), r"int_mm: shapes do not fit, got a \[4, 3\] and b \[4, 3\]"),
     "int_mm rank": (lambda: gemmtune.int_mm(INT8[0], WEIGHT), r"int_mm: a must be a 2-D tensor, got shape \[3\]"),
@@ -207,6 +251,42 @@ def test_message(name: str):
 def test_bad_shapes_are_what_torch_callers_catch(kind: type[Exception]):
     with pytest.raises(kind):
         gemmtune.mm(A, A)
+
+
+def test_factors_may_be_tensors_of_one_element_whether_a_plan_is_there_or_not():
+    for _ in range(2):
+        result = gemmtune.addmm(ONE, A, B, alpha=torch.tensor([2.0]), beta=torch.tensor(3))
+        assert torch.equal(result, 3 + 2 * (A @ B))
+
+
+def test_meta_tensors_have_every_operation():
+    a, b, float8, one = A.to("meta"), WEIGHT.to("meta"), WIDE.to("meta").to(torch.float8_e4m3fn), ONE.to("meta")
+    results = [gemmtune.mm(a, a.t()), gemmtune.mixed_mm(a, b), gemmtune.scaled_mm(float8, float8.t(), one, one)]
+    assert [(x.device.type, tuple(x.shape)) for x in results] == [("meta", (4, 4)), ("meta", (4, 5)), ("meta", (8, 8))]
+
+
+def test_an_epilogue_function_without_a_module_is_one_like_others():
+    def double(x):
+        return x * 2
+
+    double.__module__ = None
+    assert torch.equal(gemmtune.mm(A, B, epilogue=double), 2 * (A @ B))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: saved(x)])
+def test_a_prepacked_operand_can_be_copied_and_saved(again):
+    b = gemmtune.prepack(torch.randn(48, 32))
+    expected = gemmtune.mm(WIDE @ torch.ones(16, 48), b)
+    copied = again(b)
+    assert copied.tensor.data_ptr() != b.tensor.data_ptr()
+    assert torch.equal(gemmtune.mm(WIDE @ torch.ones(16, 48), copied), expected)
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 def test_a_bad_call_leaves_out_as_it_was():
