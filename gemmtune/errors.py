@@ -93,7 +93,7 @@ class CompileError(GemmtuneError, RuntimeError):
 
 
 class GateError(GemmtuneError, RuntimeError):
-    """A performance gate cannot be run as asked: a wrong option, a baseline file or another installation that is none."""
+    """A performance gate cannot be run as asked: a wrong option, or a baseline file that is none."""
 
 
 class ErrorFromChoice(GemmtuneError, RuntimeError):

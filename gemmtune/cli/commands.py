@@ -190,7 +190,6 @@ def conformance(**given: Any) -> None:
     help="What is judged: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
 )
 @click.option("--anchor", type=click.Choice(ANCHORS), help="torch, or the stored ratio to it; torch when not given.")
-@click.option("--against", "--gemm-against", metavar="PATH", help="Anchor: the gemmtune in a checkout or site-packages folder.")
 @click.option("--baselines", metavar="DIR", default=FOLDER, show_default=True, help="The folder of stored ratios.")
 @click.option(
     "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --anchor baseline."
@@ -206,7 +205,7 @@ def conformance(**given: Any) -> None:
 @click.option("--quiet", is_flag=True, help="No progress.")
 @json_option
 def perf_gate(**given: Any) -> None:
-    """Judge whether a SHAPE takes longer, by more than 2%, than by torch, than its baseline, or than by another commit.
+    """Judge whether a SHAPE takes longer, by more than 2%, than by torch, or than its baseline.
 
     A SHAPE is MxNxK, or BxMxNxK for a batch. Without any, those of the baselines are taken where these are the anchor, else a small
     set. Exit status: 0 nothing is slower, 1 a regression or a required baseline that is missing, 2 it could not be measured.
@@ -215,7 +214,6 @@ def perf_gate(**given: Any) -> None:
     gemmtune perf-gate 512x512x512 --dtype float32
     gemmtune perf-gate --shapes models.json --update-baseline
     gemmtune perf-gate --require-baseline
-    gemmtune perf-gate 512x512x512 --against path/to/another/checkout
     """  # fmt: skip
     _run("perf_gate.perf_gate", given)
 

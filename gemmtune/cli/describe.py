@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .. import problem
 from ..problem import Problem
 from ..problem.rebuild import rebuilt
 
@@ -14,8 +13,7 @@ __all__ = ["machine_text", "problem_of_key", "problem_text"]
 
 def problem_of_key(key: str) -> Problem:
     """The Problem whose ``key`` this is."""
-    found: Problem = rebuilt(json.loads(key), problem)
-    return found
+    return rebuilt(json.loads(key))
 
 
 def problem_text(key: str) -> str:

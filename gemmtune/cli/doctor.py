@@ -152,12 +152,7 @@ def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
     """State and contents of the store, and the limits it has for the devices."""
     store = open_store(chosen)
     health = store.health()
-    if health.state == "memory":
-        problem = health.detail
-    elif health.integrity != "ok":
-        problem = f"the store {health.path} is damaged ({health.integrity}); the next tuning renames it and starts a new one"
-    else:
-        problem = None
+    problem = health.detail if health.state == "memory" else None
     facts = dataclasses.asdict(health) | {"path": str(health.path)}
     limits = {str(d.torch_device): store.limits(fingerprint_text(d, "limits")) for d in devices}
     return facts | {"problem": problem, "limits": limits}
@@ -213,9 +208,8 @@ def _device_line(device: dict[str, Any]) -> str:
 def _store_lines(store: dict[str, Any]) -> list[str]:
     lines = [
         f"{store['path']}: {store['state']}, {store['rows']} rows of {store['scopes']} problems, "
-        f"{store['size_bytes'] / MIB:.1f} MiB, integrity {store['integrity']}, journal {store['journal_mode']}"
+        f"{store['size_bytes'] / MIB:.1f} MiB, journal {store['journal_mode']}"
     ]
-    lines += [f"{store['damaged_rows']} damaged rows, passed over; tuning replaces them"] if store["damaged_rows"] else []
     for device, limits in store["limits"].items():
         text = ", ".join(f"{name} {value:.1f}" for name, value in limits.items())
         lines.append(f"measured limits of {device}: {text or 'none yet; the first tuning measures them'}")

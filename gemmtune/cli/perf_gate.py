@@ -55,7 +55,7 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, quiet: bool, 
 
 def _options(options: dict[str, Any]) -> GateOptions:
     """Takes what belongs to the gate out of the command's options; those of the problems stay."""
-    names = ("device", "candidate", "anchor", "against", "baselines", "require_baseline", "update_baseline", "processes")
+    names = ("device", "candidate", "anchor", "baselines", "require_baseline", "update_baseline", "processes")
     given = {name: options.pop(name) for name in names}
     given["anchor"] = given["anchor"] or ("baseline" if given["require_baseline"] else "torch")
     return GateOptions(**given)

@@ -2,6 +2,6 @@
 
     gemmtune perf-gate 512x512x512 --dtype float32
 
-``statistics`` is the rule, ``sampling`` what one process measures, ``processes`` and ``against`` where it is measured, ``collect``
-how many processes it takes, ``baselines`` what is remembered, ``gate`` all of it together, ``report`` how it is told.
+``statistics`` is the rule, ``sampling`` what one process measures, ``processes`` where it is measured, ``collect`` how many
+processes it takes, ``baselines`` what is remembered, ``gate`` all of it together, ``report`` how it is told.
 """

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from .. import problem as problem_classes
 from .. import settings as settings_module
 from ..choice import Choice
 from ..device import DeviceInfo, detect
@@ -16,12 +14,11 @@ from ..problem import Problem
 from ..problem.rebuild import rebuilt
 from ..selector.progress import Progress
 from ..settings import Settings
-from .against import Installation, PairOfProcesses
 from .baselines import Baselines
-from .collect import Process, Series, collect
+from .collect import Series, collect
 from .options import PICK, GateOptions
 from .problems import default_problems
-from .processes import Failed, FreshProcess
+from .processes import FreshProcess
 from .recall import find_baselines, note_differences, update_baselines, versions
 from .result import GateResult, ProblemGate
 from .sampling import Match, Sampling
@@ -29,8 +26,6 @@ from .statistics import Judgement, Rule, judge
 from .subjects import TORCH, subject_for
 
 __all__ = ["problems_without_names", "run_gate"]
-
-M = TypeVar("M")
 
 
 def run_gate(
@@ -63,17 +58,11 @@ def run_gate(
         tell=tell,
         progress=progress,
     )
-    against, file = "", ""
-    if options.against is not None:
-        installation = Installation.at(options.against)
-        against = f"{options.against} (gemmtune {installation.version})"
-        gate.against(installation)
-    else:
-        baselines = Baselines.of(options.baselines, device)
-        gate.in_one_process(baselines)
-        file = str(baselines.path) if options.anchor == "baseline" or options.update_baseline else ""
+    baselines = Baselines.of(options.baselines, device)
+    gate.run(baselines)
+    file = str(baselines.path) if options.anchor == "baseline" or options.update_baseline else ""
     return GateResult(
-        entries=gate.entries, options=options, rule=gate.rule, device=device.name, against=against,
+        entries=gate.entries, options=options, rule=gate.rule, device=device.name,
         versions=versions(device, settings), baselines_file=file,
     )  # fmt: skip
 
@@ -92,7 +81,7 @@ def problems_without_names(options: GateOptions) -> list[Problem]:
     baselines = Baselines.of(options.baselines, device)
     timing = settings_module.current().timing
     try:
-        known = [rebuilt(b.key, problem_classes) for b in baselines.entries.values() if b.timing == timing]
+        known = [rebuilt(b.key) for b in baselines.entries.values() if b.timing == timing]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GateError(f"baselines: {baselines.path}: got a key that is no problem of this version: {error}") from error
     return known or default_problems(device.torch_device.type)
@@ -118,7 +107,7 @@ class _Gate:
     tell: Callable[[str], None]
     progress: bool | Progress
 
-    def in_one_process(self, baselines: Baselines) -> None:
+    def run(self, baselines: Baselines) -> None:
         """Compare the candidate with torch in the same process, and that ratio with the baseline's if asked."""
         if self.options.anchor == "baseline":
             find_baselines(self.entries, baselines, self.settings, needed=not self.options.update_baseline)
@@ -137,34 +126,9 @@ class _Gate:
             matches.append(Match(problem=entry.problem, candidate=candidate, anchor=anchor))
             ready.append(entry)
         note_differences(ready, self.device, self.settings)
-        sampling = Sampling.of(self.device.type)
-        self._collect(ready, matches, FreshProcess(device=self.device, settings=self.settings, sampling=sampling))
+        self._collect(ready, matches)
         if self.options.update_baseline:
             update_baselines(ready, baselines, self.device, self.settings, self.rule)
-
-    def against(self, installation: Installation) -> None:
-        """Compare the picks of two installations."""
-        self._tune(self.entries)
-        for entry in self.entries:
-            try:
-                entry.candidate = self._subject(PICK, entry).name
-            except GemmtuneError as error:
-                entry.series.failure = str(error)
-        ready = [entry for entry in self.entries if not entry.series.failure]
-        self.tell(f"tuning by {installation.path}, where it does not know the answer yet")
-        picks = installation.picks([entry.problem for entry in ready], self.device, self.settings)
-        for entry, pick in zip(ready, picks, strict=True):
-            if isinstance(pick, Failed):
-                entry.series.failure = pick.reason
-                continue
-            entry.anchor = pick
-            if pick != entry.candidate:
-                entry.notes.append(f"another pick than there, where it is {pick}")
-        ready = [entry for entry in ready if not entry.series.failure]
-        process = PairOfProcesses(
-            installation=installation, device=self.device, settings=self.settings, sampling=Sampling.of(self.device.type)
-        )
-        self._collect(ready, [entry.problem for entry in ready], process)
 
     def _subject(self, name: str, entry: ProblemGate) -> Choice:
         return subject_for(name, entry.problem, self.device, self.settings)
@@ -175,7 +139,9 @@ class _Gate:
         if problems and self.settings.tune != "never":
             tune(problems, settings=self.settings, progress=self.progress, device=str(self.device.torch_device))
 
-    def _collect(self, entries: Sequence[ProblemGate], matches: Sequence[M], process: Process[M]) -> None:
+    def _collect(self, entries: Sequence[ProblemGate], matches: Sequence[Match]) -> None:
+        process = FreshProcess(device=self.device, settings=self.settings, sampling=Sampling.of(self.device.type))
+
         def judged(index: int, series: Series) -> Judgement:
             baseline = entries[index].baseline
             return judge(series.values, self.rule, baseline.estimate if baseline else None)

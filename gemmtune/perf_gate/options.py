@@ -25,7 +25,7 @@ class GateOptions:
     """The options of one gate.
 
     ``candidate`` is what is judged (see ``subjects.subject_for``). The anchor is torch's own operation in the same process, or with
-    ``anchor="baseline"`` the stored ratio to it, or with ``against`` the gemmtune in that folder.
+    ``anchor="baseline"`` the stored ratio to it.
 
     Raises:
         GateError: options that do not go together.
@@ -34,7 +34,6 @@ class GateOptions:
     device: str | None = None
     candidate: str = PICK
     anchor: Anchor = "torch"
-    against: str | None = None
     baselines: str = FOLDER
     require_baseline: bool = False
     """A problem without a baseline is a failure, not INCONCLUSIVE. Only with ``anchor="baseline"``."""
@@ -50,10 +49,6 @@ class GateOptions:
             raise GateError(
                 f"processes: got {self.processes}, expected at least {LEAST_PROCESSES}: fewer tell nothing of the noise"
             )
-        if self.against is not None and (self.anchor == "baseline" or self.require_baseline or self.update_baseline):
-            raise GateError("against: is an anchor of its own, expected no baseline options beside it")
-        if self.against is not None and self.candidate != PICK:
-            raise GateError(f"against: got the candidate {self.candidate!r}, expected none: the picks of both are compared")
         if self.candidate != PICK and (self.anchor == "baseline" or self.update_baseline):
             raise GateError(f"baselines: got the candidate {self.candidate!r}, expected none: they hold what gemmtune picks")
         if self.require_baseline and self.anchor != "baseline":

@@ -52,17 +52,14 @@ def warnings(result: GateResult) -> list[str]:
 
 
 def _anchor(result: GateResult) -> str:
-    if result.options.against is not None:
-        return result.against
     return "torch" if result.options.anchor == "torch" else f"the baseline in {result.baselines_file}"
 
 
 def _table(result: GateResult) -> Table:
     from rich.text import Text  # noqa: PLC0415 - see renderables
 
-    other = "theirs µs" if result.options.against is not None else "torch µs"
     with_baseline = result.options.anchor == "baseline"
-    numbers = ("µs", other, "ratio", *(("baseline", "change") if with_baseline else ()), "±")
+    numbers = ("µs", "torch µs", "ratio", *(("baseline", "change") if with_baseline else ()), "±")
     table = new_table(texts=("problem", "choice"), numbers=numbers, last="verdict")
     for entry in result.entries:
         bounds = entry.judgement.bounds if entry.judgement else None

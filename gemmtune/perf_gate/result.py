@@ -81,8 +81,6 @@ class GateResult:
     options: GateOptions
     rule: Rule
     device: str
-    against: str = ""
-    """The other installation, with its version."""
     versions: Mapping[str, str]
     baselines_file: str = ""
     """Where baselines were read or written; empty without any."""
@@ -114,7 +112,7 @@ class GateResult:
         """Plain values: what was asked, the rule, every problem."""
         return {
             "verdict": self.verdict.value,
-            "anchor": self.options.anchor if self.options.against is None else self.against,
+            "anchor": self.options.anchor,
             "candidate": self.options.candidate,
             "device": self.device,
             "versions": dict(self.versions),

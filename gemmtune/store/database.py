@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row
-from .storefile import SCHEMA, check, code_of, connect, create
+from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
+from .storefile import SCHEMA, check, code_of, connect, corrupt, create
 
 __all__ = ["BUSY_TIMEOUT_S", "LOCK", "Database"]
 
@@ -46,16 +46,10 @@ class Database:
     sqlite3.Error or OSError, and StoreError for a whole file that is not ours to use. Callers hold ``LOCK``.
     """
 
-    def __init__(
-        self, path: Path | None, *, read_only: bool = False, tolerant: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S
-    ) -> None:
+    def __init__(self, path: Path | None, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self.path = path.absolute() if path else None
         self.read_only = read_only
-        self.tolerant = tolerant
-        """Read what is left of a damaged file."""
         self.busy_timeout_s = busy_timeout_s
-        self.damaged = 0
-        """How often a record was read whose checksum does not fit."""
         self._connection: sqlite3.Connection | None = None
         self._opened_as: tuple[int, ...] = ()
         self._data_version = -1
@@ -111,9 +105,6 @@ class Database:
     def _opened(self, path: Path, mode: str) -> sqlite3.Connection:
         connection = connect(f"{path.as_uri()}?{mode}", self.busy_timeout_s)
         try:
-            if self.tolerant:
-                # SQLite otherwise reads nothing of a file that is shorter than its header says.
-                connection.execute("PRAGMA writable_schema = ON")
             check(connection, path)
             connection.execute(f"SELECT {_SELECT} LIMIT 0")
             connection.execute(f"{_SELECT_LIMITS} LIMIT 0")
@@ -166,13 +157,9 @@ class Database:
                 yield row
 
     def _row(self, key: str, fingerprint: str, record: Sequence[object]) -> Row | None:
-        row = Row.verified(key, fingerprint, record[:-1], record[-1])
-        self.damaged += row is None
-        return row
-
-    def scopes(self) -> list[tuple[str, str]]:
-        """Every pair of problem and machine that has rows."""
-        return list(self.connection().execute("SELECT key, fingerprint FROM scopes"))
+        if checksum(key, fingerprint, *record[:-1]) != record[-1]:
+            raise corrupt("a measurement does not fit its checksum")
+        return Row.of_record(key, fingerprint, record[:-1])
 
     def fingerprints(self, key: str) -> list[str]:
         """The machines that have rows for a problem, that of the newest row first."""
@@ -186,31 +173,19 @@ class Database:
         """The whole limits of one machine, or of all."""
         where, values = (" WHERE fingerprint = ?", (fingerprint,)) if fingerprint is not None else ("", ())
         for machine, *record in self.connection().execute(_SELECT_LIMITS + where, values):
-            limit = Limit.verified(machine if fingerprint is None else fingerprint, record[:-1], record[-1])
-            self.damaged += limit is None
-            if limit is not None:
-                yield limit
+            of = machine if fingerprint is None else fingerprint
+            if checksum(of, *record[:-1]) != record[-1]:
+                raise corrupt("a measured limit does not fit its checksum")
+            yield Limit(fingerprint=of, **dict(zip(LIMIT_COLUMNS, record[:-1], strict=True)))
 
     def write(self, rows: Iterable[Row], limits: Iterable[Limit] = ()) -> None:
-        """Put rows and limits in the place of those with the same identity. Called inside ``transaction``.
-
-        Raises:
-            sqlite3.DatabaseError: SQLITE_CORRUPT, also where a damaged index, of which SQLite says nothing, hides what was put.
-        """
+        """Put rows and limits in the place of those with the same identity. Called inside ``transaction``."""
         connection = self.connection()
-        rows = list(rows)
         for row in rows:
             connection.execute(_UPSERT, (self._scope(*row.scope), *row.record, row.checksum))
             self._cache.pop(row.scope, None)
         for limit in limits:
             connection.execute(_UPSERT_LIMIT, (limit.fingerprint, *limit.record, limit.checksum))
-
-        for row in {row.identity: row for row in rows}.values():
-            kept = self.rows(*row.scope).get(row.content_hash)
-            if kept is None or kept.checksum != row.checksum:
-                error = sqlite3.DatabaseError("a row is not found where it was just put")
-                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-                raise error
 
     def _scope(self, key: str, fingerprint: str) -> int:
         connection = self.connection()
@@ -221,11 +196,17 @@ class Database:
         return int(found[0])
 
     def count(self) -> tuple[int, int]:
-        """How many problems (on whatever machine) and records there are."""
+        """How many problems (on whatever machine) and rows there are."""
         (scopes,) = self.connection().execute("SELECT COUNT(*) FROM scopes").fetchone()
-        (records,) = self.connection().execute("SELECT COUNT(*) FROM measurements").fetchone()
-        return scopes, records
+        return scopes, sum(1 for _ in self.every_row())
 
     def pragma(self, name: str) -> str:
-        """What a PRAGMA of SQLite answers, such as ``integrity_check``: its lines joined."""
+        """What a PRAGMA of SQLite answers, such as ``journal_mode``: its lines joined."""
         return "; ".join(str(line[0]) for line in self.connection().execute(f"PRAGMA {name}"))
+
+    def check_all(self) -> None:
+        """Read the whole file. Raises sqlite3.DatabaseError unless SQLite finds it whole and every record fits its checksum."""
+        if (finding := self.pragma("integrity_check(1)")) != "ok":
+            raise corrupt(finding)
+        for _ in (*self.every_row(), *self.limits()):
+            pass

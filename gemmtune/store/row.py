@@ -1,4 +1,4 @@
-"""Row: one stored measurement, and the checksum that tells a whole record from a damaged one."""
+"""Row: one stored measurement, and the checksum that tells a whole record from a corrupt one."""
 
 from __future__ import annotations
 
@@ -105,16 +105,13 @@ class Row:
         return checksum(*self.scope, *self.record)
 
     @classmethod
-    def verified(cls, key: str, fingerprint: str, record: Sequence[Any], stored_checksum: object) -> Row | None:
-        """The row of a record read for this key and fingerprint; None if the record is damaged or belongs elsewhere."""
-        if checksum(key, fingerprint, *record) != stored_checksum:
-            return None
+    def of_record(cls, key: str, fingerprint: str, record: Sequence[Any]) -> Row | None:
+        """The row of a whole record; None if a version with other rules wrote it, of no use here: a new measurement replaces it."""
         values = dict(zip(COLUMNS, record, strict=True))
         values["info"] = json.loads(values["info"])
         try:
             return cls(key=key, fingerprint=fingerprint, **values)
         except StoreError:
-            # Written whole, but by a version with other rules: of no use here, and a new measurement replaces it.
             return None
 
     def to_json(self) -> dict[str, Any]:
@@ -161,13 +158,6 @@ class Limit:
         """A checksum over the record and the machine that it belongs to."""
         return checksum(self.fingerprint, *self.record)
 
-    @classmethod
-    def verified(cls, fingerprint: str, record: Sequence[Any], stored_checksum: object) -> Limit | None:
-        """The limit of a record read for this machine; None if the record is damaged or belongs elsewhere."""
-        if checksum(fingerprint, *record) != stored_checksum:
-            return None
-        return cls(fingerprint=fingerprint, **dict(zip(LIMIT_COLUMNS, record, strict=True)))
-
 
 COLUMNS: tuple[str, ...] = (
     "content_hash", "name", "backend", "status", "time_us", "error_over_bound", "finalist", "baseline",
@@ -178,7 +168,7 @@ LIMIT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Limit) if f.name !
 
 
 def checksum(*values: Any) -> str:
-    """64 bits over plain values, enough to tell a damaged record from a whole one; no protection against intent."""
+    """64 bits over plain values, enough to tell a corrupt record from a whole one; no protection against intent."""
     text = json.dumps(values, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

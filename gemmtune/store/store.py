@@ -1,14 +1,15 @@
 """Store: what was measured, kept in an SQLite file that many processes share.
 
 A file that cannot be used never stops a tuning: there is one warning, and what is measured stays in memory until the process ends.
-A damaged file is renamed, not deleted, and what can still be read of it goes into a new one.
+A corrupt file is renamed, never deleted or overwritten, and a new one begun: what is stored can be measured again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +18,8 @@ from ..errors import StoreError
 from ..settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
-from .repair import ELSEWHERE, FAILURES, explain, is_damage, repair
 from .row import Limit, Row
+from .trouble import ELSEWHERE, FAILURES, explain, is_corruption, set_aside
 
 __all__ = ["Absorbed", "Health", "Limit", "Row", "Store", "open_store"]
 
@@ -31,8 +32,7 @@ _IN_MEMORY = "Until then measurements are kept in memory and lost when this proc
 class Health:
     """The state of a store, for ``gemmtune doctor``.
 
-    ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or ``memory`` (all do). ``damaged_rows`` are left out of
-    every answer and replaced when their problem is tuned again. ``integrity`` is SQLite's own finding, ``ok`` for a whole file.
+    ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or ``memory`` (all do).
     """
 
     path: Path | None
@@ -41,10 +41,8 @@ class Health:
     scopes: int
     """Problems, counted once for each machine."""
     rows: int
-    damaged_rows: int
     size_bytes: int
     journal_mode: str
-    integrity: str
 
 
 class Store:
@@ -55,7 +53,6 @@ class Store:
         self._file = file
         self._path = file.path if file else None
         self._memory = Database(None)
-        self._warned: set[str] = set()
         self._trouble = ""
 
     @classmethod
@@ -63,17 +60,14 @@ class Store:
         """The store in a file, made if it is missing (unless ``read_only``).
 
         Raises:
-            StoreError: the file is missing, damaged, of a newer version, of another program, or cannot be reached.
+            StoreError: the file is missing, corrupt, of a newer version, of another program, or cannot be reached.
         """
         path = Path(path)
         if read_only and not os.path.exists(path):
             raise StoreError(f"store: got {path}, which does not exist, expected a store file of gemmtune")
         file = Database(path, read_only=read_only or _is_read_only(path), busy_timeout_s=busy_timeout_s)
-        with LOCK:
-            try:
-                file.connection()
-            except FAILURES as error:
-                raise StoreError(explain(path, error)) from error
+        with LOCK, _said_of(path):
+            file.connection()
         return cls(file)
 
     @property
@@ -138,23 +132,22 @@ class Store:
         Raises:
             StoreError: the other file cannot be read, or this store cannot be written. Nothing is taken in then.
         """
-        other = Store.open(path, read_only=True)
-        try:
-            return self._absorb(other.every_row(), other._every_limit())
-        finally:
-            other.close()
+        other = Store.open(path, read_only=True)._file
+        assert other is not None
+        with LOCK, _said_of(other.path), contextlib.closing(other):
+            rows, limits = list(other.every_row()), list(other.limits())
+        return self._absorb(rows, limits)
 
     def health(self) -> Health:
-        """Look at the whole file. Takes as long as reading it."""
+        """Look at the whole file. Takes as long as reading it; a corrupt one is set aside, as at any use."""
         with LOCK:
             looked = self._with_file(_look, writing=False)
-            scopes, rows, damaged, journal, integrity = looked if looked else _look(self._memory)
+            scopes, rows, journal = looked if looked else _look(self._memory)
             state = "memory" if self._file is None else "file" if self.writable else "read-only"
             size = os.path.getsize(self._path) if self._path and os.path.exists(self._path) else 0
         return Health(
-            path=self._path, state=state, detail=self._trouble, scopes=scopes, rows=rows, damaged_rows=damaged, size_bytes=size,
-            journal_mode=journal, integrity=integrity,
-        )  # fmt: skip
+            path=self._path, state=state, detail=self._trouble, scopes=scopes, rows=rows, size_bytes=size, journal_mode=journal
+        )
 
     def close(self) -> None:
         """Let go of the file. A later use opens it again."""
@@ -168,14 +161,7 @@ class Store:
     def _read(self, read: Callable[[Database], list[T]]) -> list[T]:
         """What the file has, followed by what memory has."""
         with LOCK:
-            found = self._with_file(read, writing=False) or []
-            if self._file and self._file.damaged:
-                self._warn(
-                    "damaged rows",
-                    f"store: got rows in {self._path} whose checksum does not fit, expected whole ones. They are passed over; "
-                    "tuning their problems again replaces them.",
-                )
-            return [*found, *read(self._memory)]
+            return [*(self._with_file(read, writing=False) or []), *read(self._memory)]
 
     def _write(self, rows: list[Row], limits: list[Limit]) -> None:
         def write(database: Database) -> bool:
@@ -191,10 +177,8 @@ class Store:
         with LOCK:
             if self._file is None or self._file.read_only:
                 raise StoreError(self._trouble or _read_only_message(self._path))
-            try:
+            with _said_of(self._path):
                 return absorb(self._file, rows, limits)
-            except FAILURES as error:
-                raise StoreError(explain(self._path, error)) from error
 
     def _with_file(self, work: Callable[[Database], T], *, writing: bool) -> T | None:
         """``work`` on the file; None, after a warning, where the file cannot be used for it."""
@@ -207,8 +191,9 @@ class Store:
             try:
                 return work(self._file)
             except FAILURES as error:
-                if not (first and self._repair(error)):
-                    self._give_up(error, writing=writing)
+                failure = self._set_aside(error) if first and is_corruption(error) and not self._file.read_only else error
+                if failure is not None:
+                    self._give_up(failure, writing=writing)
                     return None
         return None
 
@@ -216,7 +201,7 @@ class Store:
         """From now on do without the file, or without writing to it where it can still be read."""
         assert self._file is not None
         self._file.close()
-        if writing and not isinstance(error, StoreError) and not is_damage(error) and _is_readable(self._path):
+        if writing and not isinstance(error, StoreError) and not is_corruption(error) and _is_readable(self._path):
             self._file.read_only = True
         else:
             self._file = None
@@ -224,35 +209,24 @@ class Store:
 
     def _degrade(self, message: str) -> None:
         """Remember what is wrong, and warn of the first thing that is: what follows from it needs no warning of its own."""
-        self._trouble = self._trouble or message
-        self._warn("file", f"{message} {_IN_MEMORY}")
+        if not self._trouble:
+            self._trouble = message
+            _warn(f"{message} {_IN_MEMORY}")
 
-    def _repair(self, error: Exception) -> bool:
-        """Put a damaged file aside and go on with a new one that has what could be read; False if that is not possible."""
-        if self._file is None or self._file.read_only or not is_damage(error):
-            return False
+    def _set_aside(self, error: Exception) -> Exception | None:
+        """Make room for a new file where there is a corrupt one, and say so; what prevents that, if anything does."""
+        assert self._file is not None
         try:
-            repaired = repair(self._file)
+            moved = set_aside(self._file)
         except FAILURES as second:
-            self._trouble = explain(self._path, second)
-            return False
-        if repaired is None:
-            return False
-        if repaired.moved_to is not None:
-            warnings.warn(
-                f"store: got a damaged file at {self._path} ({error}), expected a whole SQLite database. It is now "
-                f"{repaired.moved_to}, and a new store has taken its place with the {repaired.saved_rows} rows that could be read. "
-                "Delete the damaged file when you need it no more.",
-                RuntimeWarning,
-                stacklevel=6,
+            return second
+        if moved is not None:
+            _warn(
+                f"store: got a corrupt file at {self._path} ({error}), expected a whole SQLite database. It is now {moved}, and a "
+                "new store has been begun: what it had is measured again when it is needed. Delete the corrupt file when you need "
+                "it no more."
             )
-        return True
-
-    def _warn(self, kind: str, message: str) -> None:
-        """Warn once of each kind of trouble."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, RuntimeWarning, stacklevel=6)
+        return None
 
 
 _stores: dict[Path, Store] = {}
@@ -269,10 +243,22 @@ def open_store(settings: Settings) -> Store:
         return store
 
 
-def _look(database: Database) -> tuple[int, int, int, str, str]:
-    scopes, records = database.count()
-    whole = sum(1 for _ in database.every_row())
-    return scopes, whole, records - whole, database.pragma("journal_mode"), database.pragma("integrity_check(5)")
+@contextlib.contextmanager
+def _said_of(path: Path | None) -> Iterator[None]:
+    """What goes wrong with the file in this block is raised as a StoreError that says what to do."""
+    try:
+        yield
+    except FAILURES as error:
+        raise StoreError(explain(path, error)) from error
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=6)
+
+
+def _look(database: Database) -> tuple[int, int, str]:
+    database.check_all()
+    return *database.count(), database.pragma("journal_mode")
 
 
 def _read_only_message(path: Path | None) -> str:

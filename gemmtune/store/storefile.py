@@ -1,4 +1,4 @@
-"""The store's file as such: what is in it, how it comes into being, how a damaged one is put away."""
+"""The store's file as such: what is in it, how it comes into being, how a corrupt one is put aside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import filelock
 from ..cache import make_private
 from ..errors import StoreError
 
-__all__ = ["SCHEMA", "VERSION", "check", "code_of", "connect", "create", "file_lock", "move_aside"]
+__all__ = ["SCHEMA", "VERSION", "check", "code_of", "connect", "corrupt", "create", "file_lock", "move_aside"]
 
 APPLICATION_ID = 0x67656D74
 """``gemt``: tells our files from other SQLite databases."""
@@ -81,6 +81,13 @@ def code_of(error: BaseException) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
+def corrupt(what: str) -> sqlite3.DatabaseError:
+    """The error of a file in which we, not SQLite, have found something that nobody wrote."""
+    error = sqlite3.DatabaseError(what)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
 def check(connection: sqlite3.Connection, path: Path) -> None:
     """Raises StoreError unless the file is one of ours and of a version that we know."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -134,14 +141,17 @@ def file_lock(path: Path, timeout_s: float) -> filelock.BaseFileLock:
     return filelock.FileLock(f"{path}.lock", timeout=timeout_s)
 
 
-def move_aside(path: Path) -> Path | None:
-    """Rename a damaged store with its journals to ``<name>.corrupt-<n>``, the first n that is free. Call under ``file_lock``.
+def move_aside(path: Path) -> Path:
+    """Rename a corrupt store with its journals to ``<name>.corrupt-<n>``, the first n that is free. Call under ``file_lock``.
 
-    Returns None, and moves nothing, for a file whose name is not that of a database: it may be something else that a setting
-    names by mistake.
+    Raises:
+        StoreError: the file's name is not that of a database; it may be something else that a setting names by mistake.
     """
     if path.suffix not in _DATABASE_SUFFIXES:
-        return None
+        raise StoreError(
+            f"store: got {path}, which is no SQLite database, expected one whose name ends with one of "
+            f"{', '.join(_DATABASE_SUFFIXES)}. Set store_path (GEMMTUNE_STORE_PATH) to another file."
+        )
     number = 1
     while any(path.with_name(f"{path.name}.corrupt-{number}{end}").exists() for end in ("", "-wal")):
         number += 1

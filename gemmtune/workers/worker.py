@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import os
 import pickle
-import pkgutil
 import signal
 import subprocess
 import sys
@@ -22,12 +21,11 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Pipe
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import GemmtuneError, UnavailableError
 
-__all__ = ["ALIAS", "Elsewhere", "Worker", "WorkerCrashed", "WorkerTimedOut"]
+__all__ = ["Worker", "WorkerCrashed", "WorkerTimedOut"]
 
 T = TypeVar("T")
 
@@ -35,8 +33,6 @@ START_TIMEOUT_S = 180.0
 """Importing torch takes seconds, and many of them where every core is importing it."""
 DEATH_CHECK_S = 0.25
 """How often a waiting parent looks whether the child still lives: another process may hold the child's end of the pipe open."""
-ALIAS = "gemmtune_here"
-"""The name of this installation in a worker that has another one as ``gemmtune``."""
 TAIL_BYTES = 4000
 """How much of the end of the child's stderr goes into the reason of a crash."""
 
@@ -65,11 +61,9 @@ class Worker:
 
     Args:
         gpu: False hides every GPU from the child: compilation then cannot create a CUDA context by accident.
-        installation: a folder that has another gemmtune. It is what the child imports by that name; this one is there as
-            ``ALIAS``, and jobs travel as ``Elsewhere``.
     """
 
-    def __init__(self, *, gpu: bool = True, installation: str | None = None) -> None:
+    def __init__(self, *, gpu: bool = True) -> None:
         if not sys.executable:
             raise UnavailableError(
                 "worker process: got an empty sys.executable, expected the path of a Python interpreter; "
@@ -85,7 +79,7 @@ class Worker:
         self._connection, child_end = Pipe()
         with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _start_code(child_end.fileno(), gpu, installation)],
+                [sys.executable, "-P", "-c", _start_code(child_end.fileno(), gpu)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
@@ -174,31 +168,11 @@ class Worker:
         return f"worker process {died}" + (f"; the end of its output:\n{tail}" if tail else "")
 
 
-class Elsewhere:
-    """A function of this package by module and name: ``selector.timing.timer:median_margin``. Unpickled in a worker with another
-    installation it is the function of this installation, whatever that other one has."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
-        return (pkgutil.resolve_name, (f"{ALIAS}.{self.name}",))
-
-    def __call__(self, *_: object) -> Any:
-        """What is called is what this unpickles to, not this."""
-        raise TypeError(f"{self.name}: got a call in the process that made it, expected one through Worker.call")
-
-
-def _start_code(fd: int, gpu: bool, installation: str | None) -> str:
+def _start_code(fd: int, gpu: bool) -> str:
     """The child's program: GPUs are hidden before torch is imported, and modules are found where the parent finds them."""
-    path = [*([installation] if installation else []), *(str(entry) or os.getcwd() for entry in sys.path)]
-    package, alias = "gemmtune", ""
-    if installation:  # a package without its __init__: what that does when imported, it would do twice in this process
-        package = ALIAS
-        alias = f"sys.modules[{ALIAS!r}] = ours = type(sys)({ALIAS!r}); ours.__path__ = [{str(Path(__file__).parents[1])!r}]; "
+    path = [str(entry) or os.getcwd() for entry in sys.path]
     hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
-    start = f"{alias}from {package}.workers.child import main; main({fd}, {os.getpid()})"
-    return f"import os, sys; {hide}sys.path[:] = {path!r}; {start}"
+    return f"import os, sys; {hide}sys.path[:] = {path!r}; from gemmtune.workers.child import main; main({fd}, {os.getpid()})"
 
 
 def _unpack(answer: bytes) -> Any:

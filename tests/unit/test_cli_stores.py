@@ -132,9 +132,9 @@ def test_commands_about_the_store_fail_where_there_can_be_none(capsys, tmp_path,
     assert err.count("GEMMTUNE_STORE_PATH") == 1
 
 
-def test_a_damaged_store_is_put_aside_with_a_warning(capsys, own_store):
+def test_a_corrupt_store_is_put_aside_with_a_warning(capsys, own_store):
     own_store.write_bytes(b"no database" * 1000)
     assert cli.run(["show"]) == 0
     printed = capsys.readouterr()
-    assert printed.err.startswith(f"warning: store: got a damaged file at {own_store} ")
+    assert printed.err.startswith(f"warning: store: got a corrupt file at {own_store} ")
     assert printed.out.endswith("empty; gemmtune tune fills it\n")

@@ -129,8 +129,6 @@ def test_a_missing_baseline_is_inconclusive_and_not_measured(finds):
     [
         ({"anchor": "cublas"}, "anchor: got 'cublas', expected one of torch, baseline"),
         ({"processes": 2}, "processes: got 2, expected at least 3"),
-        ({"against": ".", "update_baseline": True}, "against: is an anchor of its own"),
-        ({"against": ".", "candidate": "torch"}, "against: got the candidate 'torch', expected none"),
         ({"candidate": "torch", "anchor": "baseline"}, "baselines: got the candidate 'torch', expected none"),
         ({"require_baseline": True}, "require_baseline: got anchor 'torch', expected 'baseline'"),
     ],
@@ -200,7 +198,6 @@ class TestCommand:
         [
             (["16x32", "--device", "cpu"], "shape: got '16x32', expected MxNxK"),
             (["--dtype", "float32", "--device", "cpu"], "--dtype: got no shapes that it could be for"),
-            (["16x32x64", "--device", "cpu", "--against", "nowhere"], "against: got 'nowhere', which has no gemmtune/__init__.py"),
             (["16x32x64", "--device", "cpu", "--anchor", "torch", "--require-baseline"], "require_baseline: got anchor 'torch'"),
             (["16x32x64", "--device", "cuda:77"], "device: got"),
         ],

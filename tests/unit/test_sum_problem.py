@@ -9,7 +9,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import gemmtune
 from gemmtune.backends.cpp.configs import unsupported
 from gemmtune.backends.cublaslt.gemm import gemm_of
 from gemmtune.backends.cutlass.configs import check_problem
@@ -47,7 +46,7 @@ def test_key_has_the_second_product_and_is_rebuilt() -> None:
     assert (data["k"], data["k2"]) == (32, 48)
     assert {"c", "d"} <= set(data)
     assert not {"scale_a", "encoding"} & set(data)
-    assert rebuilt(data, gemmtune.problem) == PROBLEM
+    assert rebuilt(data) == PROBLEM
     assert not {"c", "d", "k2"} & set(json.loads(Problem.mm(4, 5, 6, device_type="cpu").key))
     moved = dataclasses.replace(PROBLEM, d=dataclasses.replace(PROBLEM.d, offset=1))
     assert moved.key != PROBLEM.key
