@@ -7,71 +7,61 @@ from collections.abc import Callable
 import torch
 
 import gemmtune
+from gemmtune.choice import Scalars, Tensors
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
 from gemmtune.problem.compositions import dequantized
 
 __all__ = ["Call", "arguments", "gemmtune_call", "torch_call"]
 
-Call = Callable[..., torch.Tensor]
-"""``call(a, b, inp, alpha, beta, extra)``, with c and d, or the scales, at the head of ``extra`` as kernels get them."""
+Call = Callable[[Tensors, Scalars], torch.Tensor]
+"""``call(tensors, scalars)``, as kernels get them."""
 
 
-def arguments(operands: Operands) -> tuple[object, ...]:
+def arguments(operands: Operands) -> tuple[Tensors, Scalars]:
     """What a ``Call`` is called with."""
-    return operands.a, operands.b, operands.inp, operands.alpha, operands.beta, operands.trailing
+    return operands.tensors, operands.scalars
 
 
 def gemmtune_call(problem: Problem) -> Call:
     """The public operation. An epilogue that an operation brings along is a part of it: the factor of int_mm_mul, a bias."""
-    out_dtype, encoding, fused = problem.out.dtype, problem.encoding, problem.epilogue is not None
+    out_dtype, encoding, fused, fast = problem.out.dtype, problem.encoding, problem.epilogue is not None, problem.fast_accum
     match problem.op:
-        case "mm" | "bmm":
-            product = getattr(gemmtune, problem.op)
-            return lambda a, b, *_: product(a, b)
         case "addmm" | "baddbmm":
             total = getattr(gemmtune, problem.op)
-            return lambda a, b, inp, alpha, beta, _: total(inp, a, b, alpha=alpha, beta=beta)
-        case "mm_plus_mm":
-            return lambda a, b, _inp, _alpha, _beta, extra: gemmtune.mm_plus_mm(a, b, extra[0], extra[1])
+            return lambda x, s: total(x[2], x[0], x[1], alpha=s[0], beta=s[1])
         case "int_mm" if fused:
-            return lambda a, b, _inp, _alpha, _beta, extra: gemmtune.int_mm_mul(a, b, extra[0], out_dtype=out_dtype)
-        case "int_mm":
-            return lambda a, b, *_: gemmtune.int_mm(a, b)
+            return lambda x, _: gemmtune.int_mm_mul(*x, out_dtype=out_dtype)
         case "mixed_mm":
-            return lambda a, b, _inp, _alpha, _beta, extra: gemmtune.mixed_mm(a, b, **_weights(extra), encoding=encoding)
-    fast = problem.fast_accum
-    return lambda a, b, _inp, _alpha, _beta, extra: gemmtune.scaled_mm(
-        a, b, extra[0], extra[1], bias=extra[2] if fused else None, out_dtype=out_dtype, fast_accum=fast
-    )
+            return lambda x, _: gemmtune.mixed_mm(x[0], x[1], **_weights(x), encoding=encoding)
+        case "scaled_mm":
+            return lambda x, _: gemmtune.scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, fast_accum=fast)
+    function = getattr(gemmtune, problem.op)
+    return lambda x, _: function(*x)
 
 
 def torch_call(problem: Problem) -> Call:
     """The operation as a caller without gemmtune writes it. What torch refuses (small or odd sizes) it refuses here too."""
     out_dtype, fused, fast, encoding = problem.out.dtype, problem.epilogue is not None, problem.fast_accum, problem.encoding
     match problem.op:
-        case "mm" | "bmm":
-            product = getattr(torch, problem.op)
-            return lambda a, b, *_: product(a, b)
         case "addmm" | "baddbmm":
             total = getattr(torch, problem.op)
-            return lambda a, b, inp, alpha, beta, _: total(inp, a, b, alpha=alpha, beta=beta)
+            return lambda x, s: total(x[2], x[0], x[1], alpha=s[0], beta=s[1])
         case "mm_plus_mm":
-            return lambda a, b, _inp, _alpha, _beta, extra: torch.addmm(torch.mm(extra[0], extra[1]), a, b)
+            return lambda x, _: torch.addmm(torch.mm(x[2], x[3]), x[0], x[1])
         case "int_mm" if fused:
-            return lambda a, b, _inp, _alpha, _beta, extra: (torch._int_mm(a, b) * extra[0]).to(out_dtype)
+            return lambda x, _: (torch._int_mm(x[0], x[1]) * x[2]).to(out_dtype)
         case "int_mm":
-            return lambda a, b, *_: torch._int_mm(a, b)
+            return lambda x, _: torch._int_mm(*x)
         case "mixed_mm":
-            return lambda a, b, _inp, _alpha, _beta, extra: torch.mm(
-                a, dequantized(b, *_weights(extra).values(), encoding, a.dtype)
-            )
-    return lambda a, b, _inp, _alpha, _beta, extra: torch._scaled_mm(
-        a, b, extra[0], extra[1], bias=extra[2] if fused else None, out_dtype=out_dtype, use_fast_accum=fast
-    )
+            return lambda x, _: torch.mm(x[0], dequantized(x[1], *_weights(x).values(), encoding, x[0].dtype))
+        case "scaled_mm":
+            return lambda x, _: torch._scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, use_fast_accum=fast)
+    function = getattr(torch, problem.op)
+    return lambda x, _: function(*x)
 
 
-def _weights(extra: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor | None]:
+def _weights(tensors: Tensors) -> dict[str, torch.Tensor | None]:
     """The scales of mixed_mm by name."""
-    scale, zero, *_ = (*extra, None, None)
+    _, _, scale, zero, *_ = (*tensors, None, None)
     return {"scale_b": scale, "zero_b": zero}

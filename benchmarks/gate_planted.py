@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from gemmtune.choice import Choice, Kernel
+from gemmtune.choice import Choice, Kernel, Scalars, Tensors
 
 __all__ = ["Slowed"]
 
@@ -36,11 +35,9 @@ class Slowed(Choice):
         """Build the inner one."""
         run, factor = self.inner.build().run, 1 + self.share
 
-        def slowed(
-            out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, extra: Any
-        ) -> None:
+        def slowed(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
             begun = time.perf_counter_ns()
-            run(out, a, b, inp, alpha, beta, extra)
+            run(out, tensors, scalars)
             end = begun + factor * (time.perf_counter_ns() - begun)
             while time.perf_counter_ns() < end:
                 pass

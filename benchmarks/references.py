@@ -21,7 +21,7 @@ from gemmtune.choice import Choice, Kernel
 from gemmtune.device import DeviceInfo
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.problem import QUANTIZED_OPS
+from gemmtune.problem.operations import QUANTIZED_OPS
 from gemmtune.settings import current
 from gemmtune.timing.rotation import Rotation
 

@@ -10,7 +10,7 @@ from adapters.torch_ops import sums, weights
 
 from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.labels import DTYPES, FLOATS, NARROW_FLOATS
-from gemmtune.problem.rules import Encoding
+from gemmtune.problem.operations import Encoding
 
 __all__ = ["passes_usual_test"]
 

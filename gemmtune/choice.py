@@ -14,7 +14,20 @@ from .device import DeviceInfo
 from .problem import Problem
 from .settings import Settings
 
-__all__ = ["Availability", "Backend", "Choice", "Claims", "Kernel", "Offers", "Refusal", "Run", "Status"]
+__all__ = [
+    "Availability",
+    "Backend",
+    "Choice",
+    "Claims",
+    "Kernel",
+    "Offers",
+    "Refusal",
+    "Run",
+    "RunNew",
+    "Scalars",
+    "Status",
+    "Tensors",
+]
 
 
 class Status(StrEnum):
@@ -58,24 +71,27 @@ class Claims:
     accumulator_bits: int | None = None
 
 
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float, float, tuple[torch.Tensor, ...]], None]
-"""``run(out, a, b, inp, alpha, beta, extra)``: write the problem's result into ``out``.
+Tensors = tuple[torch.Tensor, ...]
+Scalars = tuple[float, ...]
+Run = Callable[[torch.Tensor, Tensors, Scalars], None]
+"""``run(out, tensors, scalars)``: write the problem's result into ``out``.
 
-``extra`` has c and d, or the problem's scales (of scale_a, scale_b, zero_b those that it has, in this order), then the epilogue's
-operands.
+``tensors`` are those of ``Problem.operands``, in that order, then the epilogue's operands. ``scalars`` are the values of those that
+the operation's row names: (alpha, beta), or none.
 """
+RunNew = Callable[[Tensors, Scalars], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """A choice made ready in this process, for operands with exactly the problem's sizes, strides and alignment.
 
-    ``run`` launches on the current stream and does not synchronise. ``run_new(a, b, inp, alpha, beta, extra)`` does the same into a
-    result of its own, for library kernels that are cheaper to call so; None means allocate and ``run``.
+    ``run`` launches on the current stream and does not synchronise. ``run_new(tensors, scalars)`` does the same into a result of
+    its own, for library kernels that are cheaper to call so; None means allocate and ``run``.
     """
 
     run: Run
-    run_new: Callable[..., torch.Tensor] | None = None
+    run_new: RunNew | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.labels import BIASES, NARROW_FLOATS, SCALES_OF, WEIGHTS
 from gemmtune.conformance.layouts import KINDS
 from gemmtune.numerics.quantized import numbers
-from gemmtune.problem.rules import Encoding
+from gemmtune.problem.operations import Encoding
 
 __all__ = ["dense", "float8_cpu", "float8_cuda", "int8_cpu", "int8_cuda", "sums", "weights", "weights_int8_cpu"]
 

@@ -12,7 +12,8 @@ from typing import get_args
 import torch
 
 from ..problem import Layout, Precision, Problem
-from ..problem.problem import BiasShape, Encoding, Op, Scales, WeightScales
+from ..problem.operations import Encoding, Op
+from ..problem.problem import BiasShape, Scales, WeightScales
 from ..problem.trace import trace
 
 __all__ = ["matrix_problems"]

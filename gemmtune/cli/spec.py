@@ -13,7 +13,8 @@ from ..dispatch.fused import bias_epilogue, factor_dtype, factor_epilogue
 from ..errors import InvalidProblemError
 from ..problem import Layout, Precision, Problem, precision_of
 from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
-from ..problem.problem import FLOAT_OPS, Scales, WeightScales
+from ..problem.operations import FLOAT_OPS
+from ..problem.problem import Scales, WeightScales
 from .words import ENCODINGS, OPS, RESULT_DTYPES
 
 __all__ = ["TF32_ON_CPU", "Spec"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..problem.rules import Encoding
+from ..problem.operations import Encoding
 
 __all__ = [
     "BIASES",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..problem.problem import QUANTIZED_OPS, Encoding, Op
+from ..problem.operations import QUANTIZED_OPS, ROLES, Encoding, Op
 from .fallback import torch_call, torch_quantized, torch_sum
 from .prepack import PackedOperand
 
@@ -51,17 +51,19 @@ class Call:
         self.extra_names += tuple(f"epilogue_args[{i}]" for i in range(rest))
 
     @property
-    def leading(self) -> tuple[torch.Tensor, ...]:
-        """c and d, or scale_a, scale_b and zero_b, as far as they are given: kernels get them before ``extra``."""
-        return tuple(x for x in (self.c, self.d, self.scale_a, self.scale_b, self.zero_b) if x is not None)
+    def operands(self) -> dict[str, torch.Tensor]:
+        """The operands that are given, by role, in the order in which kernels get them."""
+        return {role: x for role in ROLES if (x := getattr(self, role)) is not None}
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """``operands`` without their names."""
+        return tuple(self.operands.values())
 
     @property
     def inputs(self) -> list[tuple[str, torch.Tensor]]:
         """Every tensor that is read, by the name of its argument."""
-        optional = {"c": self.c, "d": self.d, "inp": self.inp}
-        optional |= {"scale_a": self.scale_a, "scale_b": self.scale_b, "zero_b": self.zero_b}
-        named = [("a", self.a), ("b", self.b), *((name, x) for name, x in optional.items() if x is not None)]
-        return named + list(zip(self.extra_names, self.extra, strict=True))
+        return [*self.operands.items(), *zip(self.extra_names, self.extra, strict=True)]
 
     @property
     def needs_grad(self) -> bool:

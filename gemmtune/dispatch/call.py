@@ -9,7 +9,7 @@ import torch
 
 from ..errors import GemmtuneError, InvalidProblemError
 from ..problem import Problem
-from ..problem.problem import FLOAT_OPS
+from ..problem.operations import FLOAT_OPS
 from .allocate import new_output
 from .arguments import Call
 from .checks import check_operands, check_out, overlaps, why_not_ours
@@ -92,11 +92,13 @@ def plan_and_execute(call: Call) -> tuple[torch.Tensor, Plan | None]:
 def execute(call: Call, problem: Problem, index: int) -> tuple[torch.Tensor, Plan]:
     """Run the plan of a problem on the current device."""
     plan = plan_for(problem, index)
-    b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
-    extra = (*call.leading, *call.extra)
+    a, b, *rest = call.tensors
+    if call.packed is not None:
+        b = call.packed.for_choice(plan.choice)
+    tensors, scalars = (a, b, *rest, *call.extra), problem.operation.scalars_of(call)
     if call.out is None:
-        return plan.new(call.a, b, call.inp, call.alpha, call.beta, extra), plan
-    plan.kernel.run(call.out, call.a, b, call.inp, call.alpha, call.beta, extra)
+        return plan.new(tensors, scalars), plan
+    plan.kernel.run(call.out, tensors, scalars)
     return call.out, plan
 
 

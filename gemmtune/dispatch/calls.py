@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
-from ..problem.problem import Encoding, Op
+from ..problem.operations import Encoding, Op
 from .arguments import Call
 from .fused import BiasThen, add_bias, factor_dtype, multiply
 from .prepack import PackedOperand

@@ -15,7 +15,7 @@ from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..problem.problem import FLOAT_OPS
+from ..problem.operations import FLOAT_OPS
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.pick import right
 from ..selector.result import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +13,7 @@ import torch
 
 from .. import settings as settings_module
 from ..backends.table import load
-from ..choice import Choice, Kernel
+from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..problem import Layout, Problem
@@ -46,21 +46,19 @@ class Plan:
     lasting: bool = True
     """May be kept for later calls; false for what torch had to do while a CUDA graph was captured."""
 
-    new: Callable[..., torch.Tensor] = field(init=False)
-    """``new(a, b, inp, alpha, beta, extra)`` runs into a result of its own."""
+    new: RunNew = field(init=False)
+    """``new(tensors, scalars)`` runs into a result of its own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new", self.kernel.run_new or _into_new(self.kernel, self.problem.out))
 
 
-def _into_new(kernel: Kernel, layout: Layout) -> Callable[..., torch.Tensor]:
+def _into_new(kernel: Kernel, layout: Layout) -> RunNew:
     run = kernel.run
 
-    def new(
-        a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, extra: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor:
-        out = new_output(layout, a)
-        run(out, a, b, inp, alpha, beta, extra)
+    def new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        out = new_output(layout, tensors[0])
+        run(out, tensors, scalars)
         return out
 
     return new

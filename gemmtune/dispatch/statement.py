@@ -7,7 +7,8 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem import Epilogue, Layout, Problem, precision_of
 from ..problem.dtypes import accumulator_dtype
-from ..problem.problem import Op, scalar_class
+from ..problem.operations import Op
+from ..problem.problem import scalar_class
 from .arguments import Call
 from .checks import check_extra
 from .epilogues import traced

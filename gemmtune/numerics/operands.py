@@ -9,8 +9,8 @@ import torch
 from ..errors import GemmtuneError
 from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
+from ..problem.operations import ROLES, Encoding
 from ..problem.problem import ScalarClass
-from ..problem.rules import Encoding
 from .buffers import (
     GUARD_BYTES,
     POISONS,
@@ -95,14 +95,14 @@ class Operands:
         return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
 
     @property
-    def leading(self) -> tuple[torch.Tensor, ...]:
-        """c and d, or the scales, as far as they are given: the tensors of ``Problem.leading``."""
-        return tuple(x for x in (self.c, self.d, *self.scales) if x is not None)
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What ``Run`` takes: the operands that are given, in the order of ``Problem.operands``, then the epilogue's."""
+        return (*(x for role in ROLES if (x := getattr(self, role)) is not None), *self.extra)
 
     @property
-    def trailing(self) -> tuple[torch.Tensor, ...]:
-        """What ``Run`` takes as its last argument: ``leading``, then the epilogue's operands."""
-        return (*self.leading, *self.extra)
+    def scalars(self) -> tuple[float, ...]:
+        """What ``Run`` takes: alpha and beta where something is added, else none."""
+        return () if self.inp is None else (self.alpha, self.beta)
 
     @property
     def named(self) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..problem.dtypes import FLOAT8
-from ..problem.rules import Encoding
+from ..problem.operations import Encoding
 from .operands import Operands
 from .quantized import picked_numbers, scale_at
 from .reference import as_batches

@@ -12,7 +12,7 @@ import torch
 
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
-from ..problem.rules import Encoding
+from ..problem.operations import Encoding
 from ..problem.scales import GROUPS
 from .operands import Operands
 

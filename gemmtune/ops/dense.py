@@ -15,7 +15,8 @@ from ..dispatch.calls import product_call, sum_call, tensor_of
 from ..dispatch.fallback import torch_call
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
-from ..problem.problem import Op, scalar_class
+from ..problem.operations import Op
+from ..problem.problem import scalar_class
 from .autograd import differentiable
 from .keys import NOTHING, key_of
 
@@ -24,7 +25,6 @@ __all__ = ["addmm", "baddbmm", "bmm", "mm"]
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
 _NUMBERS = (int, float)
-_NO_EXTRA: tuple[Tensor, ...] = ()
 
 
 def mm(
@@ -120,8 +120,8 @@ def _call(
     if plain and alpha.__class__ in _NUMBERS and beta.__class__ in _NUMBERS:
         key = key_of(op, a, b) if inp is None else key_of(op, a, b, (inp,), (scalar_class(alpha), scalar_class(beta)))
         if key is not None and (plan := ready.get(key)) is not None:
-            operand = b.for_choice(plan.choice) if b.__class__ is PackedOperand else b
-            return plan.new(a, operand, inp, alpha, beta, _NO_EXTRA)
+            operand = b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b
+            return plan.new((a, operand), ()) if inp is None else plan.new((a, operand, inp), (alpha, beta))
     return _planned(key, op, a, b, inp, alpha, beta, out, epilogue, epilogue_args)
 
 

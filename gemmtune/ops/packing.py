@@ -6,7 +6,7 @@ import torch
 
 from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
-from ..problem.rules import ENCODINGS, Encoding
+from ..problem.operations import ENCODINGS, Encoding
 
 __all__ = ["pack_int4", "unpack_int4"]
 

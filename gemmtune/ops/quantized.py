@@ -16,7 +16,7 @@ from ..dispatch.calls import int_mm_call, int_mm_mul_call, mixed_mm_call, scaled
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
-from ..problem.problem import Encoding
+from ..problem.operations import Encoding
 from .keys import NOTHING, key_of
 
 __all__ = ["int_mm", "int_mm_mul", "mixed_mm", "scaled_mm"]
@@ -54,7 +54,7 @@ def int_mm(
     if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
         key = key_of("int_mm", a, b)
         if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new(a, b.for_choice(plan.choice) if b.__class__ is PackedOperand else b, None, 1, 0, ())
+            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b), ())
     return _planned(key, int_mm_call(a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args))
 
 
@@ -83,7 +83,7 @@ def int_mm_mul(
         extra = (scale,)
         key = key_of("int_mm_mul", a, b, extra, out_dtype)
         if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new(a, b.for_choice(plan.choice) if b.__class__ is PackedOperand else b, None, 1, 0, extra)
+            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b, *extra), ())
     return _planned(key, int_mm_mul_call(a, b, scale, out_dtype=out_dtype, out=out))
 
 
@@ -124,7 +124,7 @@ def mixed_mm(
         extra = () if scale_b is None else (scale_b,) if zero_b is None else (scale_b, zero_b)
         key = key_of("mixed_mm", a, b, extra, encoding) if scale_b is not None or zero_b is None else None
         if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new(a, b.for_choice(plan.choice) if b.__class__ is PackedOperand else b, None, 1, 0, extra)
+            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b, *extra), ())
     call = mixed_mm_call(
         a, b, scale_b=scale_b, zero_b=zero_b, encoding=encoding, out=out, epilogue=epilogue, epilogue_args=epilogue_args
     )
@@ -165,7 +165,7 @@ def scaled_mm(
         extra = (scale_a, scale_b) if bias is None else (scale_a, scale_b, bias)
         key = key_of("scaled_mm", a, b, extra, (out_dtype, fast_accum))
         if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new(a, b.for_choice(plan.choice) if b.__class__ is PackedOperand else b, None, 1, 0, extra)
+            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b, *extra), ())
     call = scaled_mm_call(
         a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, fast_accum=fast_accum, out=out, epilogue=epilogue,
         epilogue_args=epilogue_args,

@@ -51,7 +51,7 @@ def mm_plus_mm(
     if out is None and epilogue is None and epilogue_args is NOTHING and not compiling:
         key = key_of("mm_plus_mm", a, b, (c, d))
         if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new(a, b, None, 1, 0, (c, d))
+            return plan.new((a, b, c, d), ())
     call = mm_plus_mm_call(a, b, c, d, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     if compiling:
         # Inside torch.compile these are torch's operations, which its compiler knows.

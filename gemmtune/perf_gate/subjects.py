@@ -7,11 +7,12 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..backends.table import BACKENDS
-from ..choice import Choice, Kernel
+from ..choice import Choice, Kernel, Scalars, Tensors
 from ..conformance.gemms.subject import Call, Subject, SubjectSpec, load
 from ..conformance.gemms.traits import Traits
 from ..device import DeviceInfo
@@ -97,13 +98,11 @@ def _kernel(subject: Subject, problem: Problem, results_kept: int) -> Kernel:
     into = _calls(problem, with_out=subject.traits.out)
     fresh = _calls(problem, with_out=False)
 
-    def run(
-        out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, *_: object
-    ) -> None:
-        kept.append(subject(into(out, a, b, inp, alpha, beta)))
+    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        kept.append(subject(into(out, tensors, scalars)))
 
-    def run_new(a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, *_: object) -> torch.Tensor:
-        result = subject(fresh(a, a, b, inp, alpha, beta))
+    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        result = subject(fresh(tensors[0], tensors, scalars))
         assert isinstance(result, torch.Tensor)
         return result
 
@@ -114,10 +113,14 @@ def _calls(problem: Problem, *, with_out: bool) -> Callable[..., Call]:
     """Makes the arguments of a call once for each operand set: making them takes longer than a short kernel's launch."""
     known: dict[int, Call] = {}
 
-    def call(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float) -> Call:
+    roles = [role for role, _ in problem.operands]
+
+    def call(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> Call:
         found = known.get(id(out))
         if found is None:  # holds the tensors, so that no other one can have this id later
-            operands = Operands(a=a, b=b, out=out, inp=inp, extra=(), alpha=alpha, beta=beta)
+            alpha, beta = scalars or (1.0, 0.0)
+            given: dict[str, Any] = dict(zip(roles, tensors, strict=True))
+            operands = Operands(out=out, extra=(), alpha=alpha, beta=beta, encoding=problem.encoding, **{"inp": None, **given})
             found = known[id(out)] = Call(problem=problem, operands=operands, out=out if with_out else None)
         return found
 

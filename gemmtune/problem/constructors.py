@@ -7,8 +7,8 @@ from typing import Any, Self, get_args
 import torch
 
 from ..errors import InvalidProblemError
+from .operations import Encoding, Op
 from .precision import Precision, precision_of
-from .rules import Encoding, Op
 from .scalar import scalar_class
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
 from .standard import BiasShape, device_type_here, inp_layout, operand_layouts

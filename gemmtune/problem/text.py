@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .dtypes import dtype_name
+from .fields import ProblemFields
 from .layout import Layout
-
-if TYPE_CHECKING:
-    from .problem import Problem
 
 __all__ = ["describe"]
 
 
-def describe(problem: Problem) -> str:
+def describe(problem: ProblemFields) -> str:
     """Such as ``addmm 16x64x32 bfloat16 nt inp[64] alpha=one beta=one on cuda``: everything but strides that are not contiguous."""
     p = problem
     shape = f"{p.batch}x" * p.batched + f"{p.m}x{p.n}x" + (f"{p.k}" if p.c is None else f"({p.k}+{p.k2})")
@@ -31,11 +27,11 @@ def describe(problem: Problem) -> str:
     return " ".join([*parts, *(["prepacked"] * p.prepacked), "on", p.device_type])
 
 
-def _block(problem: Problem, name: str) -> str:
+def _block(problem: ProblemFields, name: str) -> str:
     """The block that one scale is for, ``-`` for a whole side; ``1`` where there is one scale in all."""
     layout: Layout = getattr(problem, name)
     if layout.numel == 1:
         return "1"
     size = (problem.m, problem.k) if name == "scale_a" else problem.b_size
-    block = problem.scale_block(name)  # type: ignore[arg-type]
+    block = problem.scale_block(name)
     return "x".join("-" if side >= extent else str(side) for side, extent in zip(block, size, strict=True))

@@ -5,11 +5,12 @@ What is wrong the judge of ``numerics.judging`` finds; here is which probes are 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 
-from ..choice import Choice, Claims, Kernel, Status
+from ..choice import Choice, Claims, Kernel, Status, Tensors
 from ..errors import ErrorFromChoice
 from ..numerics.bounds import exact_limit
 from ..numerics.compare import BadElement, Finding
@@ -89,17 +90,16 @@ class Verifier:
     def _call(self, number: int, expectation: Expectation, choice: Choice, kernel: Kernel, judge: Judge) -> _Call:
         payload = POISONS[self._out.dtype][number % 2]
         poison(self._out, payload)
-        x = expectation.operands
-        kernel.run(self._out, x.a, self._b(expectation, choice), x.inp, x.alpha, x.beta, (*x.leading, *self._extra))
+        kernel.run(self._out, self._tensors(expectation, choice), expectation.operands.scalars)
         finding = judge.find(self._out, expectation, payload)
         return _Call(expectation=expectation, finding=finding, guards=self._guards.broken(payload))
 
     def _call_new(self, expectation: Expectation, choice: Choice, kernel: Kernel, judge: Judge) -> _Call:
         assert kernel.run_new is not None
         payload = POISONS[self._out.dtype][0]
-        x, b = expectation.operands, self._b(expectation, choice)
+        tensors = self._tensors(expectation, choice)
         kept = poison_free_memory(self._problem.out, self._device, payload)
-        result = kernel.run_new(x.a, b, x.inp, x.alpha, x.beta, (*x.leading, *self._extra))
+        result = kernel.run_new(tensors, expectation.operands.scalars)
         del kept
         got, expected = ((tuple(t.shape), t.dtype) for t in (result, self._out))
         if got != expected:
@@ -107,6 +107,11 @@ class Verifier:
             raise ErrorFromChoice(choice.name, str(self._problem), reason)
         finding = judge.find(result, expectation, payload)
         return _Call(expectation=expectation, finding=finding, guards=torch.zeros(2, dtype=torch.float64, device=self._device))
+
+    def _tensors(self, expectation: Expectation, choice: Choice) -> Tensors:
+        """What the kernel is given: every call has the same operands of the epilogue."""
+        a, _, *rest = dataclasses.replace(expectation.operands, extra=self._extra).tensors
+        return (a, self._b(expectation, choice), *rest)
 
     def _b(self, expectation: Expectation, choice: Choice) -> torch.Tensor:
         """b, packed if the choice wants it so; kept for the next choice with the same format."""

@@ -94,7 +94,7 @@ def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:
     run, x = choice.build().run, random_operands(problem, device.torch_device, seed=0)
     best = _best_s if device.type == "cpu" else _best_gpu_s
     with precision_scope(problem), torch.no_grad():
-        return problem.flops / (best(lambda: run(x.out, x.a, x.b, None, 1, 0, x.trailing)) * 1e9)
+        return problem.flops / (best(lambda: run(x.out, x.tensors, ())) * 1e9)
 
 
 def _square(dtype_label: str, kind: str) -> Problem:

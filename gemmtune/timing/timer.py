@@ -225,8 +225,8 @@ def _calls(kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:
     """One call for each operand set, into the set's own output."""
 
     def bound(s: Operands) -> Call:
-        run, out, a, b, inp, alpha, beta, extra = kernel.run, s.out, s.a, s.b, s.inp, s.alpha, s.beta, s.trailing
-        return lambda: run(out, a, b, inp, alpha, beta, extra)
+        run, out, tensors, scalars = kernel.run, s.out, s.tensors, s.scalars
+        return lambda: run(out, tensors, scalars)
 
     return [bound(s) for s in sets]
 
@@ -237,11 +237,11 @@ def _eager_calls(problem: Problem, kernel: Kernel, sets: Sequence[Operands]) -> 
         return _calls(kernel, sets)
 
     def bound(s: Operands) -> Call:
-        run, a, b, inp, alpha, beta, extra = kernel.run, s.a, s.b, s.inp, s.alpha, s.beta, s.trailing
+        run, a, tensors, scalars = kernel.run, s.a, s.tensors, s.scalars
         run_new, size, dtype = kernel.run_new, s.out.size(), s.out.dtype
         if run_new is not None:
-            return lambda: run_new(a, b, inp, alpha, beta, extra)
-        return lambda: run(a.new_empty(size, dtype=dtype), a, b, inp, alpha, beta, extra)
+            return lambda: run_new(tensors, scalars)
+        return lambda: run(a.new_empty(size, dtype=dtype), tensors, scalars)
 
     return [bound(s) for s in sets]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..choice import Run
+from ..choice import Run, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem import Layout, Problem
 from .render import template
@@ -87,20 +87,22 @@ def bind(
     call, what = library.call, ctypes.byref(planned)
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
     out_bytes, a_bytes, b_bytes = aligned_bytes
-    reads_inp = problem.inp_read is not None
+    first = 3 if problem.inp is not None and problem.inp_read is None else 2
+    without = (1.0, 0.0)
     # One block of bytes costs the host less than as many arguments of a C function.
     packed = struct.Struct(f"{GIVEN}{_passed(problem)}P").pack
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
-        first, second = (b, a) if exchanged else (a, b)
-        to, left, right = out.data_ptr(), first.data_ptr(), second.data_ptr()
-        x = [tensor.data_ptr() for tensor in ((inp, *extra) if reads_inp else extra)]  # type: ignore[union-attr]
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        left, right = tensors[0].data_ptr(), tensors[1].data_ptr()
+        if exchanged:
+            left, right = right, left
+        to, x = out.data_ptr(), [tensor.data_ptr() for tensor in tensors[first:]]
         if to % out_bytes or left % a_bytes or right % b_bytes or any(x[i] % size for i, size in aligned_operands):
             addresses = " ".join(f"{address:#x}" for address in (to, left, right, *x))
             raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {addresses}")
         stream = current_stream(device)
         memory = workspace.address(stream) if needs_workspace else 0
-        status = call(what, packed(stream, to, left, right, memory, alpha, beta, *x))
+        status = call(what, packed(stream, to, left, right, memory, *(scalars or without), *x))
         if status:
             raise refuse(status)
 

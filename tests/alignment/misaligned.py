@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemmtune.choice import Choice, Kernel
+from gemmtune.choice import Choice, Kernel, Scalars, Tensors
 from gemmtune.numerics.operands import allocate
 from gemmtune.ops import dense
 from gemmtune.problem import Layout
@@ -19,8 +19,6 @@ PADDINGS = (0, 1, 4, 8, 17)
 """Elements between the end of a row (or column) and the start of the next one."""
 LARGEST = 2
 """Of the integers: sums of 64 products stay exact in bfloat16."""
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 def layouts(size: tuple[int, ...], dtype: torch.dtype, offsets: Iterable[int] = OFFSETS) -> dict[str, Layout]:
@@ -82,15 +80,15 @@ def every_run_watched(monkeypatch: pytest.MonkeyPatch, *kinds: type[Choice]) -> 
                 assert (Layout.of(a), Layout.of(b)) == (choice.problem.a, choice.problem.b), choice.name
                 runs.append((choice.name, Layout.of(a), Layout.of(b)))
 
-        def run(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> None:
-            look(a, b)
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            look(tensors[0], tensors[1])
             assert Layout.of(out) == choice.problem.out
-            kernel.run(out, a, b, *rest)
+            kernel.run(out, tensors, scalars)
 
-        def run_new(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
-            look(a, b)
+        def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+            look(tensors[0], tensors[1])
             assert kernel.run_new is not None
-            return kernel.run_new(a, b, *rest)
+            return kernel.run_new(tensors, scalars)
 
         return Kernel(run=run, run_new=run_new if kernel.run_new is not None else None)
 

@@ -91,7 +91,7 @@ def test_every_offered_choice_runs_wherever_the_operands_lie() -> None:
         assert len(offers.choices) > 10
         for choice in offers.choices:
             out = torch.full((9, 34), torch.nan)
-            choice.build().run(out, a, b, None, 1.0, 0.0, ())
+            choice.build().run(out, (a, b), ())
             assert torch.equal(out, misaligned.expected("mm", a, b, None)), (choice.name, at_a, at_b)
 
 

@@ -71,7 +71,7 @@ def test_every_kind_of_choice_is_right_wherever_an_operand_lies(op: str, dtype: 
         )  # fmt: skip
         for choice in offered(problem):
             poison(out, POISONS[dtype][0])
-            choice.build().run(out, a, b, inp, 1.0, 1.0, ())
+            choice.build().run(out, (a, b) if inp is None else (a, b, inp), () if inp is None else (1.0, 1.0))
             if not torch.equal(storage_bits(out), storage_bits(around)):
                 wrong.append((name, choice.name))
             backends.add(choice.backend)
@@ -86,7 +86,7 @@ def test_unaligned_addresses_have_choices_on_aligned_copies_and_these_are_right(
     assert padded
     for choice in padded:
         out = torch.full((64, 64), torch.nan, dtype=torch.bfloat16, device="cuda")
-        choice.build().run(out, a, b, None, 1.0, 0.0, ())
+        choice.build().run(out, (a, b), ())
         assert torch.equal(out, misaligned.expected("mm", a, b, None)), choice.name
 
 

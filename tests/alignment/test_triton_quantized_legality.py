@@ -22,7 +22,7 @@ from gemmtune.device import preset
 from gemmtune.effort import EFFORT
 from gemmtune.filters import by_mixed_mm_choice
 from gemmtune.problem import Layout, Problem
-from gemmtune.problem.rules import QUANTIZED_OPS
+from gemmtune.problem.operations import QUANTIZED_OPS
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 

@@ -22,7 +22,7 @@ from mutants.products import (
     to_tf32,
 )
 
-from gemmtune.choice import Choice, Claims, Kernel
+from gemmtune.choice import Choice, Claims, Kernel, Scalars, Tensors
 from gemmtune.problem import Problem
 from gemmtune.problem.epilogue import evaluate
 
@@ -55,9 +55,16 @@ def claims_of(dtype: torch.dtype, **changes: Any) -> Claims:
     return Claims(**({"accumulate": accumulator, "partials": accumulator, "epilogue_input": accumulator} | changes))
 
 
+def spread_out(problem: Problem, tensors: Tensors, scalars: Scalars) -> tuple[Any, ...]:
+    """The arguments of the kernels here: a, b, inp (or None), alpha, beta, and a tuple of all other tensors."""
+    a, b, *rest = tensors
+    inp = rest.pop(0) if problem.inp is not None else None
+    return (a, b, inp, *(scalars or (1.0, 0.0)), tuple(rest))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MadeChoice(Choice):
-    """A choice that is one Python function."""
+    """A choice that is one Python function of what ``spread_out`` gives."""
 
     run: Callable[..., None]
     run_new: Callable[..., torch.Tensor] | None = None
@@ -68,7 +75,11 @@ class MadeChoice(Choice):
         return self.name
 
     def build(self) -> Kernel:
-        return Kernel(run=self.run, run_new=self.run_new)
+        run, run_new = self.run, self.run_new
+        return Kernel(
+            run=lambda out, tensors, scalars: run(out, *spread_out(self.problem, tensors, scalars)),
+            run_new=None if run_new is None else lambda tensors, scalars: run_new(*spread_out(self.problem, tensors, scalars)),
+        )
 
     @property
     def packed_format(self) -> str | None:

@@ -29,7 +29,7 @@ class Chain:
             x, y = self.buffers[i % 2], self.buffers[1 - i % 2]
             if i % 3 == 1:
                 y.fill_(torch.nan)
-            self.kernel.run(y, x, self.w, None, 1.0, 0.0, ())
+            self.kernel.run(y, (x, self.w), ())
             if i % 3 == 2:
                 x.fill_(torch.nan)
             if i == 4 and side is not None:

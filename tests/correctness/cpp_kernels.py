@@ -77,7 +77,8 @@ def call(problem: Problem, arch: str, *operands: torch.Tensor, inp=None, alpha=1
     out.fill_(float("nan") if out.is_floating_point() else 0x5A5A5A5B)
     choice = choice_for(problem, arch, **changes)
     a, b = operands
-    choice.build().run(out, a, choice.pack(b), inp, alpha, beta, extra)
+    added = () if inp is None else (inp,)
+    choice.build().run(out, (a, choice.pack(b), *added, *extra), (alpha, beta) if added else ())
     return out
 
 

@@ -54,17 +54,10 @@ def kernel(choice: FewChoice, folder: Path) -> Kernel:
     library, words = compiled(choice.source, folder), launch_of(choice.config, choice.problem, device=0)
     assert library.prepare(0) == 0
 
-    def run(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...],
-    ) -> None:
+    def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+        a, b, *rest = tensors
         first = [x.data_ptr() for x in (out, a, b)]
-        given = struct.pack(f"{GIVEN}{len(extra)}P", 0, *first, 0, alpha, beta, *(x.data_ptr() for x in extra))
+        given = struct.pack(f"{GIVEN}{len(rest)}P", 0, *first, 0, 1.0, 0.0, *(x.data_ptr() for x in rest))
         status = library.call(ctypes.byref(words), given)
         assert status == 0, status
 

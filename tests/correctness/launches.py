@@ -17,7 +17,7 @@ GPU = torch.device("cuda")
 
 
 def call(run: Run, out: torch.Tensor, x: Operands) -> torch.Tensor:
-    run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+    run(out, x.tensors, x.scalars)
     return out
 
 

@@ -95,7 +95,8 @@ class Simple(CompiledChoice):
     def build(self) -> Kernel:
         """``how`` says what happens."""
 
-        def run(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+        def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+            a, b, *_rest = tensors
             match self.how:
                 case "segfault":
                     ctypes.string_at(0)

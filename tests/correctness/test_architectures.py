@@ -279,7 +279,7 @@ class TestForward:
         assert (shared, device) == (compiled.metadata.shared, 0)
         a, b, out = (SimpleNamespace(data_ptr=lambda i=i: 4096 * i) for i in range(1, 4))
         for kernel in (native, forward):
-            kernel.run(out, a, b, None, 1.0, 0.0, ())  # type: ignore[arg-type]
+            kernel.run(out, (a, b), ())  # type: ignore[arg-type]
         assert driver.launched[0] == driver.launched[1]
         assert {4096, 8192, 12288, f"function of {name}"} <= {x for x in driver.launched[1] if isinstance(x, (int, str))} | {
             x for group in driver.launched[1] if isinstance(group, tuple) for x in group

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gemmtune.backends.aten import BACKEND, AtenChoice
-from gemmtune.choice import Choice
+from gemmtune.choice import Choice, Scalars, Tensors
 from gemmtune.device import detect, preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import DTYPES
@@ -83,6 +83,11 @@ def bound(problem: Problem, choice: Choice, exact: torch.Tensor, magnitude: torc
     return 2 * (info.unit_roundoff * exact.abs() + (problem.k + 2) * accumulate.unit_roundoff * magnitude) + info.smallest_normal
 
 
+def given(a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float) -> tuple[Tensors, Scalars]:
+    """The arguments of a kernel."""
+    return ((a, b), ()) if inp is None else ((a, b, inp), (alpha, beta))
+
+
 def check(
     choice: Choice, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float
 ) -> None:
@@ -99,11 +104,11 @@ def check(
     place = (out.data_ptr(), out.stride())
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns where it resizes out
-        kernel.run(out, a, b, inp, alpha, beta, ())
+        kernel.run(out, *given(a, b, inp, alpha, beta))
     assert (out.data_ptr(), out.stride()) == place
     results = [out]
     if kernel.run_new is not None:
-        fresh = kernel.run_new(a, b, inp, alpha, beta, ())
+        fresh = kernel.run_new(*given(a, b, inp, alpha, beta))
         assert Layout.of(fresh) == choice.problem.out
         results.append(fresh)
     limit = bound(choice.problem, choice, exact, magnitude)
@@ -208,11 +213,11 @@ def test_an_epilogue_is_applied_as_eager_torch_would(name: str, dtype: torch.dty
         (choice,) = offered(problem_of("mm", a, b, out, epilogue=epilogue))
         assert (choice.name, choice.baseline, choice.claims.epilogue_input) == ("aten:mm+eager", True, dtype)
         kernel = choice.build()
-        kernel.run(out, a, b, None, 1, 0, (s,))
+        kernel.run(out, (a, b, s), ())
         tolerance = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
         if kernel.run_new is not None:
-            torch.testing.assert_close(kernel.run_new(a, b, None, 1, 0, (s,)), out, rtol=tolerance, atol=tolerance * 10)
+            torch.testing.assert_close(kernel.run_new((a, b, s), ()), out, rtol=tolerance, atol=tolerance * 10)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +239,7 @@ def test_a_wider_result_is_computed_in_the_wider_dtype(dtype: torch.dtype, out_d
     out = torch.full((*lead, 9, 7), NAN, dtype=out_dtype)
     (choice,) = offered(problem_of(op, a, b, out, inp, alpha, beta, epilogue))
     assert choice.claims.epilogue_input == out_dtype
-    choice.build().run(out, a, b, inp, alpha, beta, ())
+    choice.build().run(out, *given(a, b, inp, alpha, beta))
     exact = 2 * (alpha * (a.double() @ b.double()) + (0 if inp is None else beta * inp.double()))
     assert ((out.double() - exact).abs().max() / exact.abs().max()).item() < 1e-6
 
@@ -245,7 +250,7 @@ def test_a_narrower_result_is_rounded_at_the_end(dtype: torch.dtype) -> None:
     epilogue = trace(lambda acc: (acc * 2).to(torch.float16), torch.float32, [])
     out = torch.full((9, 7), NAN, dtype=torch.float16)
     (choice,) = offered(problem_of("mm", a, b, out, epilogue=epilogue))
-    choice.build().run(out, a, b, None, 1, 0, ())
+    choice.build().run(out, (a, b), ())
     assert choice.claims.epilogue_input == torch.float32
     assert torch.equal(out, (2 * (a @ b)).half())
 
@@ -261,13 +266,13 @@ def test_the_cpu_keeps_what_is_claimed(shape: tuple[int, int, int], dtype: torch
     one_hot, row = torch.zeros(m, k, dtype=dtype), torch.zeros(k, n, dtype=dtype)
     if not choice.claims.flush_subnormals:
         one_hot[:, 0], row[0] = 3 * info.smallest_subnormal, 1
-        assert (run_new(one_hot, row, None, 1, 0, ()) == 3 * info.smallest_subnormal).all()
+        assert (run_new((one_hot, row), ()) == 3 * info.smallest_subnormal).all()
         one_hot[:, 0], row[0] = info.smallest_normal, 0.5
-        assert (run_new(one_hot, row, None, 1, 0, ()) == 0.5 * info.smallest_normal).all()
+        assert (run_new((one_hot, row), ()) == 0.5 * info.smallest_normal).all()
     wide = torch.ones(m, k, dtype=dtype)
     wide[:, 0] = info.exact_integer if dtype.itemsize == 2 else 1
     exact = torch.tensor(wide[0].double().sum().item(), dtype=torch.float64).to(dtype)
-    assert (run_new(wide, torch.ones(k, n, dtype=dtype), None, 1, 0, ()) == exact).all()
+    assert (run_new((wide, torch.ones(k, n, dtype=dtype)), ()) == exact).all()
 
 
 def test_repeated_runs_give_the_same_bits() -> None:
@@ -276,9 +281,9 @@ def test_repeated_runs_give_the_same_bits() -> None:
     assert choice.claims.deterministic
     a, b, out = random((257, 1000), torch.float32, 1), random((1000, 129), torch.float32, 2), torch.empty(257, 129)
     kernel = choice.build()
-    kernel.run(out, a, b, None, 1, 0, ())
+    kernel.run(out, (a, b), ())
     first = out.clone()
     for _ in range(20):
         out.fill_(NAN)
-        kernel.run(out, a, b, None, 1, 0, ())
+        kernel.run(out, (a, b), ())
         assert torch.equal(out, first)

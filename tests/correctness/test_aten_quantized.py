@@ -60,8 +60,8 @@ def results(kernel: Kernel, problem: Problem, out: torch.Tensor, a: torch.Tensor
     """What ``run`` and ``run_new`` give; torch must not resize ``out``, about which it warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernel.run(out, a, b, None, 1, 0, extra)
-        fresh = [] if kernel.run_new is None else [kernel.run_new(a, b, None, 1, 0, extra)]
+        kernel.run(out, (a, b, *extra), ())
+        fresh = [] if kernel.run_new is None else [kernel.run_new((a, b, *extra), ())]
     for new in fresh:
         assert Layout.of(new) == problem.out
     return [out, *fresh]

@@ -161,10 +161,10 @@ def test_a_forked_child_computes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     x = random_operands(problem, CPU, seed=8)
     kernel = choice_for(problem, HERE[-1]).build()
     expected, got = torch.empty(200, 200), torch.empty(200, 200)
-    kernel.run(expected, x.a, x.b, None, 1.0, 0.0, ())
+    kernel.run(expected, (x.a, x.b), ())
     child = os.fork()
     if child == 0:
-        kernel.run(got, x.a, x.b, None, 1.0, 0.0, ())
+        kernel.run(got, (x.a, x.b), ())
         os._exit(0 if (got.numpy() == expected.numpy()).all() else 3)
     deadline = time.monotonic() + 20
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
@@ -200,7 +200,7 @@ def test_kernels_of_a_problem_may_be_called_from_several_threads_at_once() -> No
 
     def work(i: int) -> None:
         for _ in range(50):
-            kernel.run(outs[i], inputs[i].a, inputs[i].b, None, 1.0, 0.0, ())
+            kernel.run(outs[i], (inputs[i].a, inputs[i].b), ())
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

@@ -48,7 +48,7 @@ def check_every_choice(problem: Problem, alpha: float = 1.0, beta: float = 0.0) 
         out = operand(problem.out, 4)
         whole = out.as_strided((problem.out.span + 64,), (1,), problem.out.offset)
         before = whole.clone()
-        choice.build().run(out, a, b, inp, alpha, beta, ())
+        choice.build().run(out, (a, b) if inp is None else (a, b, inp), () if inp is None else (alpha, beta))
         error = ((out.double() - expected).abs() / (size.sqrt() + expected.abs())).max().item()
         assert error <= tolerance, f"{choice.name}: error {error:.2e}, expected at most {tolerance:.2e}"
         gaps = torch.ones(whole.shape, dtype=torch.bool, device="cuda")
@@ -132,10 +132,10 @@ def test_captured_graph_gives_the_same_values():
     for choice in choices(problem):
         run = choice.build().run
         eager, captured = operand(problem.out, 3), operand(problem.out, 4)
-        run(eager, a, b, None, 1.0, 0.0, ())
+        run(eager, (a, b), ())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            run(captured, a, b, None, 1.0, 0.0, ())
+            run(captured, (a, b), ())
         a.mul_(2)
         graph.replay()
         torch.testing.assert_close(captured, eager * 2, rtol=2e-3, atol=2e-2, msg=choice.name)
@@ -155,7 +155,7 @@ def test_two_streams_at_once():
         for i, stream in enumerate(streams):
             with torch.cuda.stream(stream):
                 out = torch.empty(64, 64, dtype=torch.float16, device="cuda")
-                run(out, *inputs[i], None, 1.0, 0.0, ())
+                run(out, inputs[i], ())
                 outputs[i].append(out)
     torch.cuda.synchronize()
     for i in range(2):

@@ -196,7 +196,7 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(name: str, ah
         operands = [x.a.clone(), x.a.clone()]
         for i in range(12):
             out = operands[(i + 1) % 2].view(-1)[: x.out.numel()].view(x.out.shape)
-            run(out, operands[i % 2], b, None, 1.0, 0.0, ())
+            run(out, (operands[i % 2], b), ())
             if waits:
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
@@ -214,4 +214,4 @@ def test_an_address_that_is_not_aligned_is_refused() -> None:
     x = random_operands(choice.problem, GPU, seed=7)
     moved = torch.empty(x.a.numel() + 1, dtype=x.a.dtype, device=GPU)[1:].view(x.a.shape)
     with pytest.raises(Exception, match="an operand is not aligned as planned"):
-        choice.build().run(x.out, moved, x.b, None, 1.0, 0.0, ())
+        choice.build().run(x.out, (moved, x.b), ())

@@ -124,7 +124,7 @@ def test_a_product_that_the_next_one_reads_is_finished() -> None:
     for run in runs:
         rows = [x.a, *(torch.full_like(x.a, float("nan")) for _ in range(8))]
         for before, after in itertools.pairwise(rows):
-            run(after, before, x.b, None, 1.0, 0.0, (small,))
+            run(after, (before, x.b, small), ())
         results.append(rows)
     torch.cuda.synchronize()
     assert all(row.isfinite().all() for row in results[0])
@@ -137,4 +137,4 @@ def test_an_address_that_is_not_aligned_is_refused() -> None:
     x = random_operands(choice.problem, GPU, seed=7)
     moved = torch.empty(x.a.numel() + 1, dtype=x.a.dtype, device=GPU)[1:].view(x.a.shape)
     with pytest.raises(ErrorFromChoice, match="an operand is not aligned as planned"):
-        choice.build().run(x.out, moved, x.b, None, 1.0, 0.0, ())
+        choice.build().run(x.out, (moved, x.b), ())

@@ -58,7 +58,7 @@ def test_product_and_epilogue_are_one_launch(name: str) -> None:
 
     x = random_operands(problem, device, seed=1)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+        kernel.run(x.out, x.tensors, x.scalars)
         torch.cuda.synchronize()
     launched = [event.name for event in profiled.events() if event.device_type.name == "CUDA"]
     assert len(launched) == 1, launched

@@ -117,8 +117,8 @@ def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> Non
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for out in outs:
-            run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
-    run(eager, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+            run(out, x.tensors, x.scalars)
+    run(eager, x.tensors, x.scalars)
     for _ in range(3):
         for out in outs:
             out.fill_(float("nan"))
@@ -133,12 +133,12 @@ def test_calls_of_two_streams_do_not_share_a_workspace() -> None:
     run = choice.build().run
     x = random_operands(choice.problem, torch.device("cuda"), seed=4)
     expected = torch.empty_like(x.out)
-    run(expected, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+    run(expected, x.tensors, x.scalars)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(2)]
     outs = [torch.full_like(x.out, float("nan")) for _ in range(40)]
     for out, stream in zip(outs, itertools.cycle(streams), strict=False):
         with torch.cuda.stream(stream):
-            run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+            run(out, x.tensors, x.scalars)
     torch.cuda.synchronize()
     assert all(torch.equal(out, expected) for out in outs)

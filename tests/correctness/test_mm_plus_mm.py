@@ -195,8 +195,8 @@ def test_torchs_composition_keeps_its_claims(name: str) -> None:
 
 
 def _broken(kernel: Kernel, kind: str) -> Kernel:
-    def run(out, a, b, inp, alpha, beta, extra):
-        c, d = extra
+    def run(out, tensors, scalars):
+        a, b, c, d = tensors
         if kind == "no second product":
             c = torch.zeros_like(c)
         elif kind == "K for both":
@@ -208,9 +208,9 @@ def _broken(kernel: Kernel, kind: str) -> Kernel:
         elif kind == "second product rounded to 8 bits":
             out.copy_(a @ b + (c @ d).to(torch.bfloat16).to(a.dtype))
             return
-        kernel.run(out, a, b, inp, alpha, beta, (c.contiguous(), d))
+        kernel.run(out, (a, b, c.contiguous(), d), scalars)
         if kind == "c changed":
-            extra[0][0, 0] += 1
+            tensors[2][0, 0] += 1
 
     return Kernel(run=run)
 
@@ -245,7 +245,7 @@ def test_claims_say_that_one_product_is_rounded() -> None:
 
 
 def known(problem: Problem, operands: Operands) -> torch.Tensor:
-    a, b, c, d = (x.double() for x in (operands.a, operands.b, *operands.leading))
+    a, b, c, d = (x.double() for x in operands.tensors)
     return (a.unsqueeze(-1) * b).sum(1) + (c.unsqueeze(-1) * d).sum(1)
 
 
@@ -277,7 +277,7 @@ def test_reference_and_bound_have_the_terms_of_both() -> None:
     problem = Problem.mm_plus_mm(6, 5, 40, 24, dtype=torch.float32, device_type="cpu")
     operands = random_operands(problem, CPU, seed=3)
     whole = reference(operands, Region())
-    assert torch.allclose(whole.value[0], exact(operands.a, operands.b, *operands.leading))
+    assert torch.allclose(whole.value[0], exact(*operands.tensors))
     magnitude = operands.a.abs().double() @ operands.b.abs().double() + operands.c.abs().double() @ operands.d.abs().double()
     assert torch.allclose(whole.magnitude[0], magnitude)
     claims = torchs(problem).claims
@@ -294,4 +294,4 @@ def test_measured_operands_are_sets_of_their_own() -> None:
     sets = Rotation(problem, detect("cpu")).sets
     for name in ("a", "b", "c", "d", "out"):
         assert len({getattr(x, name).data_ptr() for x in sets}) == len(sets) > 1
-    assert [Layout.of(x) for x in sets[1].trailing] == [problem.c, problem.d]
+    assert [Layout.of(x) for x in sets[1].tensors] == [layout for _, layout in problem.operands]

@@ -153,7 +153,7 @@ def test_random_operands_have_scales_zero_points_and_every_integer(name: str) ->
         assert x.scale_b is not None
         assert x.zero_b is not None
         assert (Layout.of(x.scale_b), Layout.of(x.zero_b)) == (problem.scale_b, problem.zero_b)
-        assert x.trailing == x.scales == (x.scale_b, x.zero_b)
+        assert x.tensors[2:] == x.scales == (x.scale_b, x.zero_b)
         found = numbers(x.b, x.encoding).double()
         assert found.isfinite().all()
         if not name.startswith("e"):
@@ -225,7 +225,7 @@ def worst(
 
 def run(kernel: Any, problem: Problem, x: Operands) -> torch.Tensor:
     out = torch.empty(problem.m, problem.n, dtype=problem.out.dtype)
-    kernel(out, x.a, x.b, None, 1.0, 0.0, x.trailing)
+    kernel(out, x.tensors, ())
     return out
 
 

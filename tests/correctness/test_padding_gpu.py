@@ -55,10 +55,10 @@ def test_in_a_graph_with_changed_inputs():
     choice = next(c for c in BACKEND.enumerate(problem, detect("cuda"), Settings()).choices if c.name.endswith("_pad"))
     kernel = choice.build()
     x = random_operands(problem, torch.device("cuda"), seed=0)
-    kernel.run(x.out, x.a, x.b, None, 1.0, 0.0, ())
+    kernel.run(x.out, (x.a, x.b), ())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kernel.run(x.out, x.a, x.b, None, 1.0, 0.0, ())
+        kernel.run(x.out, (x.a, x.b), ())
     y = random_operands(problem, torch.device("cuda"), seed=1)
     x.a.copy_(y.a)
     x.b.copy_(y.b)

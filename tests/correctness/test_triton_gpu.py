@@ -41,7 +41,7 @@ def _choices(problem: Problem, search: str = "quick") -> list[TritonChoice]:
 
 
 def _run(kernel: Kernel, x: Operands) -> None:
-    kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.extra)
+    kernel.run(x.out, x.tensors, x.scalars)
 
 
 def _expected(problem: Problem, x: Operands) -> tuple[torch.Tensor, torch.Tensor]:

@@ -88,7 +88,7 @@ def test_launches_that_overlap_read_what_the_kernel_before_wrote() -> None:
 def _product(choice: Choice, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, and torch's."""
     operands = random_operands(choice.problem, CUDA, seed=seed)
-    choice.build().run(operands.out, operands.a, operands.b, operands.inp, operands.alpha, operands.beta, operands.extra)
+    choice.build().run(operands.out, operands.tensors, operands.scalars)
     return operands.out, operands.a.float() @ operands.b.float()
 
 
@@ -121,5 +121,5 @@ def test_operands_at_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         for given in operands:
             given.out.fill_(torch.nan)
-            run(given.out, given.a, given.b, None, 1.0, 0.0, ())
+            run(given.out, (given.a, given.b), ())
             torch.testing.assert_close(given.out.float(), given.a.float() @ given.b.float(), rtol=2e-2, atol=1e-1)

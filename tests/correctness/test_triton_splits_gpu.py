@@ -101,7 +101,7 @@ def test_verification_accepts_every_choice_with_its_own_claims(name: str, family
 
 def _run(kernel: Kernel, x: Operands) -> torch.Tensor:
     x.out.fill_(torch.nan)
-    kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.extra)
+    kernel.run(x.out, x.tensors, x.scalars)
     return x.out.clone()
 
 
@@ -129,7 +129,7 @@ def test_a_capture_may_be_the_first_call_and_replays_run_side_by_side(family: st
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(6):
-                    kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.extra)
+                    kernel.run(x.out, x.tensors, x.scalars)
             graphs.append(graph)
         for _ in range(10):
             for stream, graph, x in zip(streams, graphs, sets, strict=True):
@@ -150,7 +150,7 @@ def test_streams_at_the_same_time(family: str) -> None:
         for _ in range(20):
             for stream, x in zip(streams, sets, strict=True):
                 with torch.cuda.stream(stream):
-                    kernel.run(x.out, x.a, x.b, x.inp, x.alpha, x.beta, x.extra)
+                    kernel.run(x.out, x.tensors, x.scalars)
         torch.cuda.synchronize()
         for x in sets:
             _assert_right(x)

@@ -52,7 +52,7 @@ def error_over_bound(problem: Problem, kernel: Kernel, *, seed: int = 0, nan_inp
     if nan_inp and operands.inp is not None:
         operands.inp.fill_(torch.nan)
     operands.out.fill_(torch.nan)
-    kernel.run(operands.out, operands.a, operands.b, operands.inp, operands.alpha, operands.beta, operands.extra)
+    kernel.run(operands.out, operands.tensors, operands.scalars)
     return float(((operands.out.double() - value).abs() / allowed).max()) if operands.out.numel() else 0.0
 
 
@@ -121,5 +121,5 @@ def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct
 def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """The result for operands of the caller."""
     out = torch.full(problem.out.size, torch.nan, dtype=problem.out.dtype)
-    choice_for(problem, CPU, config).build().run(out, a, b, None, 1.0, 0.0, extra)
+    choice_for(problem, CPU, config).build().run(out, (a, b, *extra), ())
     return out

@@ -38,5 +38,5 @@ def verdicts(problem: Problem, configs: Sequence[Config]) -> list[Verdict]:
 def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """The result for operands of the caller."""
     out = torch.empty(problem.out.size, dtype=problem.out.dtype)
-    _choice(problem, config).build().run(out, a, b, None, 1.0, 0.0, extra)
+    _choice(problem, config).build().run(out, (a, b, *extra), ())
     return out

@@ -12,7 +12,7 @@ from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.labels import BIASES, FLOAT8, NARROW_FLOATS, ONE_PRODUCT, SCALES, WEIGHTS
 from gemmtune.conformance.layouts import KINDS
 from gemmtune.numerics.quantized import numbers
-from gemmtune.problem.rules import Encoding
+from gemmtune.problem.operations import Encoding
 
 from .products import Product
 

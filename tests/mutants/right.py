@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from gemmtune.numerics.quantized import numbers
-from gemmtune.problem.rules import Encoding
+from gemmtune.problem.operations import Encoding
 
 from .gemm import ALL_OPS, DENSE, INT8, MIXED, SCALED, Gemm, Weights, spread, unpacked
 from .products import (

@@ -24,28 +24,32 @@ pytestmark = pytest.mark.gpu
 CLAIMS = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
 
 
-def multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def multiply(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+    a, b, *_rest = tensors
     torch.mm(a, b, out=out)
 
 
-def twice(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def twice(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+    a, b, *_rest = tensors
     torch.mm(a, b, out=out)
     torch.mm(a, b, out=out)
 
 
-def with_workspace(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def with_workspace(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+    a, b, *_rest = tensors
     out.copy_(torch.mm(a, b))
 
 
-def waits_for_the_gpu(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def waits_for_the_gpu(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
     """Right, but no graph can hold it."""
+    a, b, *_rest = tensors
     torch.mm(a, b, out=out)
     torch.cuda.synchronize()
 
 
-def illegal(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def illegal(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
     """A device-side assertion: every later call in the process fails."""
-    a.flatten()[torch.tensor([1 << 40], device=a.device)]
+    tensors[0].flatten()[torch.tensor([1 << 40], device=tensors[0].device)]
 
 
 RUNS = {f.__name__: f for f in (multiply, twice, with_workspace, waits_for_the_gpu, illegal)}

@@ -50,22 +50,26 @@ def out_of_resources(*_: object) -> None:
     raise OutOfResources("shared memory, Required: 300000, Hardware limit: 232448")
 
 
-def multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def multiply(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+    a, b, *_rest = tensors
     torch.mm(a, b, out=out)
 
 
-def wrong(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def wrong(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+    a, b, *_rest = tensors
     torch.mm(a, b, out=out)
     out[-1, -1] += 1
 
 
-def slow(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def slow(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+    a, b, *_rest = tensors
     torch.mm(a, b, out=out)
     time.sleep(0.002)
 
 
-def packed(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+def packed(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
     """b comes as its transpose."""
+    a, b, *_rest = tensors
     torch.mm(a, b.t(), out=out)
 
 

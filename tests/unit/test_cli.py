@@ -20,7 +20,7 @@ from gemmtune.cli.output import warnings_as_lines
 from gemmtune.device import PRESETS
 from gemmtune.errors import StoreError
 from gemmtune.problem.dtypes import DTYPES, FLOAT8, dtype_name
-from gemmtune.problem.rules import ENCODINGS, OPS
+from gemmtune.problem.operations import ENCODINGS, OPS
 from gemmtune.problem.scales import Scales, WeightScales
 from gemmtune.problem.standard import BiasShape
 from gemmtune.selector.table import DEFAULT_ROWS

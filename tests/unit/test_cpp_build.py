@@ -51,7 +51,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def result_of(choice: CppChoice) -> torch.Tensor:
     out = torch.empty(8, 8)
-    choice.build().run(out, torch.eye(8), torch.arange(64.0).reshape(8, 8).t(), None, 1.0, 0.0, ())
+    choice.build().run(out, (torch.eye(8), torch.arange(64.0).reshape(8, 8).t()), ())
     return out
 
 

@@ -80,7 +80,7 @@ def check(problem: Problem, alpha: float = 1.0, beta: float = 0.0) -> None:
     expected = alpha * (a.double() @ b.double())
     if inp is not None and beta != 0:
         expected = expected + beta * inp.double()
-    run(out, a, b, inp, alpha, beta, ())
+    run(out, *(((a, b), ()) if inp is None else ((a, b, inp), (alpha, beta))))
     torch.testing.assert_close(out.double(), expected, rtol=2e-2 if out.dtype == torch.float16 else 1e-4, atol=1e-2)
     gaps = torch.ones(problem.out.span, dtype=torch.bool)
     gaps.as_strided(problem.out.size, problem.out.stride).fill_(False)
@@ -136,7 +136,7 @@ def test_addmm_with_beta_zero_reads_no_added_operand(fake):
     problem = Problem.addmm(4, 4, 4, dtype=torch.float32, bias="m1", beta=0, device_type="cuda")
     out = torch.zeros(4, 4)
     a = torch.eye(4)
-    kernel(problem).run(out, a, a, torch.full((4, 1), torch.nan), 1.0, 0.0, ())
+    kernel(problem).run(out, (a, a, torch.full((4, 1), torch.nan)), (1.0, 0.0))
     assert torch.equal(out, a)
     assert fake.launches[-1]["in_place"]
 
@@ -162,7 +162,7 @@ def test_int_mm(fake, sizes, orders):
     )
     out = torch.zeros(problem.out.span, dtype=INT32).as_strided(problem.out.size, problem.out.stride)
     choice = offers(problem).choices[0]
-    choice.build().run(out, x, y, None, 1, 0, ())
+    choice.build().run(out, (x, y), ())
     assert torch.equal(out.long(), x.long() @ y.long())
     assert (choice.claims.accumulate, choice.claims.partials) == (INT32, INT32)
 
@@ -181,7 +181,7 @@ def test_scaled_mm(fake, scales, dtypes, order):
         assert "expected float8_e4m3fn" in offers(problem).refusals[0].reason
         return
     choice = offers(problem).choices[0]
-    choice.build().run(out, a, b, None, 1, 0, (scale_a, scale_b))
+    choice.build().run(out, (a, b, scale_a, scale_b), ())
     whole_a = spread(scale_a, (m, k), BLOCKS_OF_A, "a").double()
     whole_b = spread(scale_b, (k, n), BLOCKS_OF_B, "b").double()
     expected = (a.double() * whole_a) @ (b.double() * whole_b)
@@ -197,7 +197,7 @@ def test_scaled_mm_with_a_bias(fake):
         Problem.scaled_mm(m, n, k, out_dtype=torch.float16, device_type="cuda"), epilogue=bias_epilogue((n,), torch.float16)
     )
     for factor in (1, 2):  # the addresses are those of the call
-        kernel(problem).run(out, a, b, None, 1, 0, (one, one, factor * bias))
+        kernel(problem).run(out, (a, b, one, one, factor * bias), ())
         expected = 0.25 * (a.double() @ b.double()) + factor * bias.double()
         torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-2)
 
@@ -216,7 +216,7 @@ def test_scales_that_lie_right_are_not_copied(fake, monkeypatch):
         tell(self, left, right)
 
     monkeypatch.setattr(library.Descriptors, "set_scales", spy)
-    made.run(torch.zeros(m, n), torch.zeros(m, k).to(E4M3), torch.zeros(n, k).to(E4M3).t(), None, 1, 0, by_columns)
+    made.run(torch.zeros(m, n), (torch.zeros(m, k).to(E4M3), torch.zeros(n, k).to(E4M3).t(), *by_columns), ())
     assert told == [(by_columns[1].data_ptr(), by_columns[0].data_ptr())], "cuBLASLt's A is b: out is row-major"
 
 
@@ -317,7 +317,7 @@ def test_choice_is_picklable(fake):
     choice = pickle.loads(pickle.dumps(offers(problem).choices[1]))
     assert choice == offers(problem).choices[1]
     out, a, b = torch.empty(5, 7), torch.randn(5, 3), torch.randn(7, 3).t()
-    choice.build().run(out, a, b, None, 1.0, 0.0, ())
+    choice.build().run(out, (a, b), ())
     torch.testing.assert_close(out, a @ b)
 
 
@@ -371,12 +371,12 @@ def test_failing_launch_names_the_status(fake):
     run = kernel(Problem.mm(4, 4, 4, dtype=torch.float32, device_type="cuda")).run
     fake.fail = 13
     with pytest.raises(RuntimeError, match=r"^cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED$"):
-        run(torch.empty(4, 4), torch.empty(4, 4), torch.empty(4, 4), None, 1.0, 0.0, ())
+        run(torch.empty(4, 4), (torch.empty(4, 4), torch.empty(4, 4)), ())
 
 
 def test_workspace_is_one_for_each_stream_and_grows(fake, monkeypatch):
     _, second, third = offers(Problem.mm(4, 4, 4, dtype=torch.float32, device_type="cuda")).choices
-    operands = (torch.empty(4, 4), torch.ones(4, 4), torch.ones(4, 4), None, 1.0, 0.0, ())
+    operands = (torch.empty(4, 4), (torch.ones(4, 4), torch.ones(4, 4)), ())
     streams = iter([1, 1, 1, 2, 1])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: next(streams))
     runs = [c.build().run for c in (second, third)]
@@ -391,7 +391,7 @@ def test_workspace_is_one_for_each_stream_and_grows(fake, monkeypatch):
 
 def test_captured_graph_has_its_own_workspace(fake, monkeypatch):
     _, choice, _ = offers(Problem.mm(4, 4, 4, dtype=torch.float32, device_type="cuda")).choices
-    operands = (torch.empty(4, 4), torch.ones(4, 4), torch.ones(4, 4), None, 1.0, 0.0, ())
+    operands = (torch.empty(4, 4), (torch.ones(4, 4), torch.ones(4, 4)), ())
     run = choice.build().run
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     run(*operands)

@@ -26,7 +26,7 @@ from gemmtune.cli.spec import Spec
 from gemmtune.cli.words import OPS
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
-from gemmtune.problem.rules import BATCHED_OPS
+from gemmtune.problem.operations import BATCHED_OPS
 from gemmtune.settings import Settings
 
 ROOT = Path(__file__).parents[2]

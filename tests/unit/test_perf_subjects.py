@@ -45,10 +45,10 @@ def test_a_function_writes_where_it_is_told_or_anew(target):
     expected = x.a @ x.b
     x.out.zero_()
     for _ in range(2):
-        kernel.run(x.out, x.a, x.b, None, 1.0, 0.0, ())
+        kernel.run(x.out, (x.a, x.b), ())
     assert torch.equal(x.out, expected if target.endswith("into") else torch.zeros_like(expected))
     assert kernel.run_new is not None
-    assert torch.equal(kernel.run_new(x.a, x.b, None, 1.0, 0.0, ()), expected)
+    assert torch.equal(kernel.run_new((x.a, x.b), ()), expected)
 
 
 def test_results_are_kept_so_that_calls_write_to_different_memory():

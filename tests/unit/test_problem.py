@@ -43,7 +43,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "unsupported dtype": (
         lambda: problem(row(4, 5, dtype=torch.int32), row(5, 6, dtype=torch.int32), row(4, 6, dtype=torch.int32)),
-        "dtype: got torch.int32, expected one of float64, float32, float16, bfloat16",
+        "mm: dtype of a: got torch.int32, expected one of float64, float32, float16, bfloat16",
     ),
     "inner size": (
         lambda: problem(row(4, 5), row(7, 6), row(4, 6)),
@@ -54,11 +54,17 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         "bmm: shapes do not fit, got a [2, 4, 5] and b [3, 5, 6]; expected a [B, M, K] and b [B, K, N]",
     ),
     "out": (lambda: problem(row(4, 5), row(5, 6), row(6, 4)), "mm: out must have shape [4, 6], got [6, 4]"),
-    "no inp": (lambda: problem(row(4, 5), row(5, 6), row(4, 6), "addmm"), "addmm: takes an added operand"),
-    "inp of mm": (lambda: problem(row(4, 5), row(5, 6), row(4, 6), "mm", row(6)), "mm: takes no added operand"),
+    "no inp": (
+        lambda: problem(row(4, 5), row(5, 6), row(4, 6), "addmm"),
+        "addmm: inp is missing, expected inp that broadcasts to out",
+    ),
+    "inp of mm": (
+        lambda: problem(row(4, 5), row(5, 6), row(4, 6), "mm", row(6)),
+        "mm: takes no inp, got shape [6]; addmm and baddbmm do",
+    ),
     "inp dtype": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "addmm", row(6, dtype=torch.float16)),
-        "addmm: inp must have the dtype of a, got torch.float16 and torch.float32",
+        "addmm: a and inp must have the same dtype, got torch.float32 and torch.float16; cast one of them",
     ),
     "inp shape": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "addmm", row(4)),

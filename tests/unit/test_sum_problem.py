@@ -29,10 +29,11 @@ def test_sizes_work_and_traffic_count_both_products() -> None:
     assert (PROBLEM.summed, PROBLEM.terms) == ((32, 48), 80)
     assert PROBLEM.flops == 2 * 64 * 40 * 80
     assert PROBLEM.bytes == 2 * (64 * 80 + 80 * 40 + 64 * 40)
-    assert PROBLEM.leading == (PROBLEM.c, PROBLEM.d)
+    assert [role for role, _ in PROBLEM.operands] == ["a", "b", "c", "d"]
+    assert [layout for _, layout in PROBLEM.operands] == [PROBLEM.a, PROBLEM.b, PROBLEM.c, PROBLEM.d]
     assert Problem.mm_plus_mm(4, 5, 6, device_type="cpu").k2 == 6
     single = Problem.mm(4, 5, 6, device_type="cpu")
-    assert (single.k2, single.summed, single.terms, single.leading) == (0, (6,), 6, ())
+    assert (single.k2, single.summed, single.terms, len(single.operands)) == (0, (6,), 6, 2)
 
 
 def test_text_has_both_sizes_and_the_letters_of_c_and_d_where_they_are_others() -> None:
@@ -53,11 +54,21 @@ def test_key_has_the_second_product_and_is_rebuilt() -> None:
 
 
 BAD = {
-    "no d": ({"d": None}, "mm_plus_mm: d is missing, expected c [M, K2] and d [K2, N]"),
+    "no d": ({"d": None}, "mm_plus_mm: d is missing, expected d [K2, N]"),
     "mm": ({"op": "mm"}, "mm: takes no c, got shape [64, 48]; mm_plus_mm does"),
     "shapes": (
         {"d": Layout.contiguous((32, 40), torch.bfloat16)},
         "mm_plus_mm: shapes do not fit, got a [64, 32], b [32, 40], c [64, 48] and d [32, 40]; "
+        "expected a [M, K], b [K, N], c [M, K2] and d [K2, N]",
+    ),
+    "n of d": (
+        {"d": Layout.contiguous((48, 41), torch.bfloat16)},
+        "mm_plus_mm: shapes do not fit, got a [64, 32], b [32, 40], c [64, 48] and d [48, 41]; "
+        "expected a [M, K], b [K, N], c [M, K2] and d [K2, N]",
+    ),
+    "m of c": (
+        {"c": Layout.contiguous((63, 48), torch.bfloat16)},
+        "mm_plus_mm: shapes do not fit, got a [64, 32], b [32, 40], c [63, 48] and d [48, 40]; "
         "expected a [M, K], b [K, N], c [M, K2] and d [K2, N]",
     ),
     "rank": ({"c": Layout.contiguous((48,), torch.bfloat16)}, "mm_plus_mm: c must be a 2-D tensor, got shape [48]"),
@@ -65,10 +76,10 @@ BAD = {
         {"c": Layout.contiguous((64, 48), torch.float16)},
         "mm_plus_mm: a and c must have the same dtype, got torch.bfloat16 and torch.float16; cast one of them",
     ),
-    "inp": ({"inp": PROBLEM.out}, "mm_plus_mm: takes no added operand"),
+    "inp": ({"inp": PROBLEM.out}, "mm_plus_mm: takes no inp, got shape [64, 40]; addmm and baddbmm do"),
     "alpha": (
         {"alpha": "general"},
-        f"mm_plus_mm: takes no alpha or beta, got {PROBLEM}; give an epilogue that multiplies or adds",
+        "mm_plus_mm: takes no alpha or beta, got alpha general and beta zero; give an epilogue that multiplies or adds",
     ),
 }
 

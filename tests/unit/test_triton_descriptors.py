@@ -147,7 +147,7 @@ def test_the_arguments_come_in_the_signatures_order(monkeypatch: pytest.MonkeyPa
     call = Launcher(function=record, grid=(5, 1, 1), middle=("middle",), packed=packed)
     encode: Any = {name: (lambda address, name=name: (name, address)) for name in ("a", "b", "out")}
     a, b, out, inp, x = (torch.zeros(4) for _ in range(5))
-    launch._bind_plain(call, 3, encode, (9,))(out, a, b, None, 1.0, 0.0, ())
+    launch._bind_plain(call, 3, encode, (9,))(out, (a, b), ())
     kinds = {"a": "descriptor", "b": "descriptor", "inp": "pointer", "x0": "pointer", "out": "descriptor", "beta": "scalar"}
     arguments = [*(_argument(name, kind) for name, kind in kinds.items()), _argument("group_m", "runtime")]
     names = ("out", "a", "b", "inp", "alpha", "beta", "x0")

@@ -118,7 +118,7 @@ def test_a_plain_product_passes_addresses_and_bound_integers(stream: int, packed
     record = _Recorder()
     how = launch.Launcher(function=record, grid=GRID, middle=("middle",), packed=packed)
     a, b, out = (torch.zeros(4) for _ in range(3))
-    launch._bind_plain(how, 3, (5, 6))(out, a, b, None, 1.0, 0.0, ())
+    launch._bind_plain(how, 3, (5, 6))(out, (a, b), ())
     values = (a.data_ptr(), b.data_ptr(), out.data_ptr(), 5, 6)
     assert record.calls == [(*GRID, stream, "middle", *((values,) if packed else values))]
 

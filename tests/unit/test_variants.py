@@ -53,7 +53,7 @@ class Point(Choice):
         return [point(self.kernel, x, y) for x in X for y in Y if (x == self.x) != (y == self.y)]
 
     def build(self) -> Kernel:
-        return Kernel(run=lambda out, a, b, inp, alpha, beta, extra: torch.mm(a, b, out=out))
+        return Kernel(run=lambda out, tensors, scalars: torch.mm(*tensors, out=out))
 
 
 def point(kernel: str, x: int = 0, y: int = 0) -> Point:

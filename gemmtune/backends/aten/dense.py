@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ...choice import Kernel
+from ...choice import Kernel, Scalars, Tensors
 from ...problem import Problem
 from .eager import gemm_dtype, then_eager, where_contiguous
 
@@ -44,10 +44,12 @@ def _bias_view(problem: Problem, form: str | None) -> Callable[[torch.Tensor], t
 def _product(function: Callable[..., torch.Tensor]) -> Kernel:
     """a @ b by torch.mm or torch.bmm."""
 
-    def run(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object) -> None:
+    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b = tensors
         function(a, b, out=out)
 
-    def run_new(a: torch.Tensor, b: torch.Tensor, *_: object) -> torch.Tensor:
+    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:  # noqa: ARG001
+        a, b = tensors
         return function(a, b)
 
     return Kernel(run=run, run_new=run_new)
@@ -56,13 +58,13 @@ def _product(function: Callable[..., torch.Tensor]) -> Kernel:
 def _scaled(function: Callable[..., torch.Tensor], view: Callable[[torch.Tensor], torch.Tensor] | None) -> Kernel:
     """alpha · a @ b + beta · view(inp) by torch.addmm or torch.baddbmm."""
 
-    def run(
-        out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, *_: object
-    ) -> None:
-        function(inp if view is None else view(inp), a, b, beta=beta, alpha=alpha, out=out)  # type: ignore[arg-type]
+    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        (a, b, inp), (alpha, beta) = tensors, scalars
+        function(inp if view is None else view(inp), a, b, beta=beta, alpha=alpha, out=out)
 
-    def run_new(a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, *_: object) -> torch.Tensor:
-        return function(inp if view is None else view(inp), a, b, beta=beta, alpha=alpha)  # type: ignore[arg-type]
+    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        (a, b, inp), (alpha, beta) = tensors, scalars
+        return function(inp if view is None else view(inp), a, b, beta=beta, alpha=alpha)
 
     return Kernel(run=run, run_new=run_new)
 
@@ -73,18 +75,19 @@ def _wide(problem: Problem) -> Kernel:
     function: Callable[..., torch.Tensor] = torch.bmm if problem.batched else torch.mm
     direct = _has_out_dtype(problem)
 
-    def run_new(a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, *_: object) -> torch.Tensor:
+    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        a, b, *added = tensors
         result = function(a, b, out_dtype=dtype) if direct else function(a.to(dtype), b.to(dtype))
-        if inp is not None and alpha != 1:
-            result *= alpha
-        if inp is not None and beta != 0:
-            result.add_(inp, alpha=beta)
+        if added:
+            alpha, beta = scalars
+            if alpha != 1:
+                result *= alpha
+            if beta != 0:
+                result.add_(added[0], alpha=beta)
         return result
 
-    def run(
-        out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float, *_: object
-    ) -> None:
-        out.copy_(run_new(a, b, inp, alpha, beta))
+    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        out.copy_(run_new(tensors, scalars))
 
     return Kernel(run=run, run_new=run_new)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...choice import Kernel
+from ...choice import Kernel, Scalars, Tensors
 from ...problem import Epilogue, Layout, Problem
 from ...problem.epilogue import evaluate
 
@@ -29,32 +29,17 @@ def then_eager(gemm: Kernel, problem: Problem, epilogue: Epilogue) -> Kernel:
     """``gemm``, then the epilogue by torch, one call for each node; the last one writes into ``out`` where it can."""
     out_dtype, fresh = problem.out.dtype, gemm.run_new
     in_place = gemm_dtype(problem) == problem.dtype == out_dtype and problem.out.row_major
-    leading = len(problem.leading)
+    count = len(problem.operands)
     assert fresh is not None
 
-    def run(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...],
-    ) -> None:
+    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
         if in_place:
-            gemm.run(out, a, b, inp, alpha, beta, extra)
-            evaluate(epilogue, out, extra[leading:], out=out)
+            gemm.run(out, tensors[:count], scalars)
+            evaluate(epilogue, out, tensors[count:], out=out)
         else:
-            evaluate(epilogue, fresh(a, b, inp, alpha, beta, extra), extra[leading:], out=out)
+            evaluate(epilogue, fresh(tensors[:count], scalars), tensors[count:], out=out)
 
-    def run_new(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...],
-    ) -> torch.Tensor:
-        return evaluate(epilogue, fresh(a, b, inp, alpha, beta, extra), extra[leading:]).to(out_dtype).contiguous()
+    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        return evaluate(epilogue, fresh(tensors[:count], scalars), tensors[count:]).to(out_dtype).contiguous()
 
     return Kernel(run=run, run_new=run_new)

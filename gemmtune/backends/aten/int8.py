@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import pad
 
-from ...choice import Kernel
+from ...choice import Kernel, Scalars, Tensors
 from ...problem import Layout, Problem
 from ...problem.compositions import CUDA_INT_COLUMN_MULTIPLE, CUDA_INT_LEAST_ROWS, CUDA_INT_MULTIPLE, int_product
 from .eager import then_eager, where_contiguous
@@ -57,17 +57,18 @@ def kernel_of(problem: Problem, aten_name: str) -> Kernel:
     product = int_product if aten_name == "_int_mm" else _padded_product(problem)
     direct = aten_name == "_int_mm" and problem.device_type == "cuda" and problem.k > 0 and _ordinary(problem.out)
 
-    def run(out: Tensor, a: Tensor, b: Tensor, *_: object) -> None:
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b = tensors
         if direct:
             torch._int_mm(a, b, out=out)
         else:
             out.copy_(product(a, b))
 
-    def run_new(a: Tensor, b: Tensor, *_: object) -> Tensor:
-        return product(a, b)
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+        return product(*tensors)
 
-    def as_floats(a: Tensor, b: Tensor, *_: object) -> Tensor:
-        return product(a, b).to(torch.float32)
+    def as_floats(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+        return product(*tensors).to(torch.float32)
 
     if problem.epilogue is None:
         return where_contiguous(Kernel(run=run, run_new=run_new), problem)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import pad
 
-from ...choice import Kernel
+from ...choice import Kernel, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.compositions import scaled_product
@@ -57,14 +57,14 @@ def composed_kernel(problem: Problem) -> Kernel:
     """Wider floats multiplied by torch, and scales on the sums or, for blocks, on the operands."""
     out_dtype = problem.out.dtype
 
-    def sums(a: Tensor, b: Tensor, inp: object, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> Tensor:  # noqa: ARG001
-        return scaled_product(a, b, extra[0], extra[1])
+    def sums(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+        return scaled_product(*tensors)
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
-        out.copy_(sums(a, b, inp, alpha, beta, extra))
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        out.copy_(sums(tensors, scalars))
 
-    def run_new(a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> Tensor:
-        return sums(a, b, inp, alpha, beta, extra).to(out_dtype)
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+        return sums(tensors, scalars).to(out_dtype)
 
     if problem.epilogue is None:
         return where_contiguous(Kernel(run=run, run_new=run_new), problem)
@@ -75,27 +75,21 @@ def kernel_of(problem: Problem) -> Kernel:
     """``_scaled_mm``, with a bias if the epilogue is no more than that, else followed by the epilogue."""
     product = _native_product(problem)
     fused = has_plain_bias(problem)
-    m, n, scales = problem.m, problem.n, len(problem.scales)
+    m, n = problem.m, problem.n
     rows, cols, _ = _padding(problem)
     direct = not rows and not cols and problem.out == Layout.contiguous(problem.out.size, problem.out.dtype)
 
-    def run(
-        out: Tensor,
-        a: Tensor,
-        b: Tensor,
-        inp: Tensor | None,  # noqa: ARG001
-        alpha: float,  # noqa: ARG001
-        beta: float,  # noqa: ARG001
-        extra: tuple[Tensor, ...],
-    ) -> None:
-        bias = extra[scales] if fused else None
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b, scale_a, scale_b, *rest = tensors
+        bias = rest[0] if fused else None
         if direct:
-            product(a, b, extra[0], extra[1], bias, out)
+            product(a, b, scale_a, scale_b, bias, out)
         else:
-            out.copy_(product(a, b, extra[0], extra[1], bias, None)[:m, :n])
+            out.copy_(product(a, b, scale_a, scale_b, bias, None)[:m, :n])
 
-    def run_new(a: Tensor, b: Tensor, inp: object, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> Tensor:  # noqa: ARG001
-        result = product(a, b, extra[0], extra[1], extra[scales] if fused else None, None)
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+        a, b, scale_a, scale_b, *rest = tensors
+        result = product(a, b, scale_a, scale_b, rest[0] if fused else None, None)
         return result[:m, :n].clone(memory_format=torch.contiguous_format) if rows or cols else result
 
     kernel = Kernel(run=run, run_new=run_new)

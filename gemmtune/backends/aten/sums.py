@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...choice import Kernel
+from ...choice import Kernel, Scalars, Tensors
 from ...problem import Problem
 from .dense import product_kernel
 from .eager import gemm_dtype, then_eager, where_contiguous
@@ -12,7 +12,6 @@ from .eager import gemm_dtype, then_eager, where_contiguous
 __all__ = ["kernel_of"]
 
 Tensor = torch.Tensor
-Extra = tuple[Tensor, ...]
 
 
 def kernel_of(problem: Problem) -> Kernel:
@@ -26,12 +25,14 @@ def kernel_of(problem: Problem) -> Kernel:
 def _added() -> Kernel:
     """What torch.compile makes of a @ b + c @ d as well: one product, and one that is added to it in place."""
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:  # noqa: ARG001
-        torch.mm(extra[0], extra[1], out=out)
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b, c, d = tensors
+        torch.mm(c, d, out=out)
         out.addmm_(a, b)
 
-    def run_new(a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> Tensor:  # noqa: ARG001
-        return torch.mm(extra[0], extra[1]).addmm_(a, b)
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+        a, b, c, d = tensors
+        return torch.mm(c, d).addmm_(a, b)
 
     return Kernel(run=run, run_new=run_new)
 
@@ -41,10 +42,10 @@ def _wide(problem: Problem) -> Kernel:
     product = product_kernel(problem).run_new
     assert product is not None
 
-    def run_new(a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> Tensor:  # noqa: ARG001
-        return product(extra[0], extra[1], None, 1, 0, ()).add_(product(a, b, None, 1, 0, ()))
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+        return product(tensors[2:], scalars).add_(product(tensors[:2], scalars))
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
-        out.copy_(run_new(a, b, inp, alpha, beta, extra))
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        out.copy_(run_new(tensors, scalars))
 
     return Kernel(run=run, run_new=run_new)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import torch
 
-from ...choice import Choice, Kernel, Run
+from ...choice import Choice, Kernel, Run, Scalars, Tensors
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from ...toolchain.made_once import loaded
@@ -163,7 +163,7 @@ def _bind(library: ctypes.CDLL, plan: Plan, problem: Problem, name: str) -> Run:
 
 
 def _operand_count(problem: Problem) -> int:
-    """Tensors that come after a, b and inp."""
+    """Tensors that come after a, b and inp: scales, and what the epilogue reads."""
     return len(problem.scales) + (len(problem.epilogue.operands) if problem.epilogue else 0)
 
 
@@ -174,29 +174,13 @@ def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Ru
     words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads
     address = ctypes.addressof(words)
 
-    def run(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        _inp: object,
-        _alpha: float,
-        _beta: float,
-        _extra: object,
-        _plan: Plan = plan,
-    ) -> None:
+    def run(out: torch.Tensor, tensors: Tensors, _scalars: Scalars, _plan: Plan = plan) -> None:
+        a, b = tensors
         if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), threads()):
             fail()
 
-    def run_swapped(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        _inp: object,
-        _alpha: float,
-        _beta: float,
-        _extra: object,
-        _plan: Plan = plan,
-    ) -> None:
+    def run_swapped(out: torch.Tensor, tensors: Tensors, _scalars: Scalars, _plan: Plan = plan) -> None:
+        a, b = tensors
         if function(address, out.data_ptr(), b.data_ptr(), a.data_ptr(), threads()):
             fail()
 
@@ -207,23 +191,16 @@ def _general(library: ctypes.CDLL, plan: Plan, problem: Problem, fail: Callable[
     function = library.gemmtune_gemm
     function.argtypes = [_POINTER] * 5 + [ctypes.c_double] * 2 + [ctypes.c_int] + [_POINTER] * _operand_count(problem)
     function.restype = ctypes.c_int
-    words, swapped, has_inp, threads = plan.words, plan.swapped, problem.inp is not None, torch.get_num_threads
+    words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads
+    first = 2 if problem.inp is None else 3
+    without = (1.0, 0.0)
 
-    def run(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...],
-    ) -> None:
-        if swapped:
-            a, b = b, a
-        added = inp.data_ptr() if inp is not None and has_inp else None
-        operands = [x.data_ptr() for x in extra]
+    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        a, b = (tensors[1], tensors[0]) if swapped else (tensors[0], tensors[1])
+        added = tensors[2].data_ptr() if first == 3 else None
+        operands = [x.data_ptr() for x in tensors[first:]]
         address = ctypes.addressof(words)
-        if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), added, alpha, beta, threads(), *operands):
+        if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), added, *(scalars or without), threads(), *operands):
             fail()
 
     return run

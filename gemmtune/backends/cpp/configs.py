@@ -10,7 +10,8 @@ import torch
 from ...device import DeviceInfo
 from ...effort import EFFORT
 from ...problem import Problem
-from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
+from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
+from ...problem.rules import why_not
 from ...settings import Search
 from .blockings import Blocking, Mode, blockings
 from .operands import VECTOR_BYTES, numbers_per_step, oriented, sides, uses_vnni

@@ -8,7 +8,7 @@ import torch
 
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
-from ...problem.problem import Encoding
+from ...problem.operations import Encoding
 
 __all__ = [
     "EVERYTHING",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...choice import Choice, Claims, Kernel, Run
+from ...choice import Choice, Claims, Kernel, Run, Scalars, Tensors
 from ...problem import Problem
 from ...problem.problem import ScalarClass
 from ..scaling import scale_placer
@@ -72,27 +72,19 @@ def _launcher(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Run:
     fixed_beta = _fixed(problem.beta if gemm.c is not None else "zero", scalar)
     swapped, whole = gemm.swapped, gemm.c is not None
 
-    def launch(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...] = (),
-    ) -> None:
+    def launch(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
         index = out.get_device()
         if index != current_device():
             with torch.cuda.device(index):
-                return launch(out, a, b, inp, alpha, beta, extra)
+                return launch(out, tensors, scalars)
         stream = raw_stream(index)
         scratch = workspace(index, stream, need) if need else NO_WORKSPACE
-        alpha_value = scalar(alpha) if fixed_alpha is None else fixed_alpha  # type: ignore[arg-type]
-        beta_value = scalar(beta) if fixed_beta is None else fixed_beta  # type: ignore[arg-type]
-        left_at, right_at, out_at = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        alpha_value = scalar(scalars[0]) if fixed_alpha is None else fixed_alpha  # type: ignore[arg-type]
+        beta_value = scalar(scalars[1]) if fixed_beta is None else fixed_beta  # type: ignore[arg-type]
+        left_at, right_at, out_at = tensors[0].data_ptr(), tensors[1].data_ptr(), out.data_ptr()
         if swapped:
             left_at, right_at = right_at, left_at
-        c_at = inp.data_ptr() if whole and inp is not None else out_at
+        c_at = tensors[2].data_ptr() if whole else out_at
         try:
             matmul(
                 handle(index), descriptors.operation, address(alpha_value), left_at, left, right_at, right,
@@ -112,18 +104,10 @@ def _with_bias(launch: Run, descriptors: Descriptors) -> Run:
     """The address of the bias is part of the descriptor, which another thread may be about to use as well."""
     lock = threading.Lock()
 
-    def launch_with_bias(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...] = (),
-    ) -> None:
+    def launch_with_bias(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
         with lock:
-            descriptors.set_bias(inp.data_ptr() if inp is not None else 0)
-            launch(out, a, b, inp, alpha, beta, extra)
+            descriptors.set_bias(tensors[2].data_ptr())
+            launch(out, tensors, scalars)
 
     return launch_with_bias
 
@@ -132,22 +116,14 @@ def _with_scales(launch: Run, descriptors: Descriptors, gemm: Gemm, problem: Pro
     """As ``_with_bias``, for scales and a bias with them. Scales that lie otherwise than cuBLASLt wants them are laid out first."""
     lock, place, swapped, bias = threading.Lock(), scale_placer(problem), gemm.swapped, gemm.bias
 
-    def launch_with_scales(
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        inp: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        extra: tuple[torch.Tensor, ...] = (),
-    ) -> None:
-        scales = place(extra[0], extra[1])  # held until the product is launched
+    def launch_with_scales(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        scales = place(tensors[2], tensors[3])  # held until the product is launched
         left_at, right_at = scales[swapped].data_ptr(), scales[not swapped].data_ptr()
         with lock:
             descriptors.set_scales(left_at, right_at)
             if bias:
-                descriptors.set_bias(extra[2].data_ptr())
-            launch(out, a, b, inp, alpha, beta, extra)
+                descriptors.set_bias(tensors[4].data_ptr())
+            launch(out, tensors, scalars)
 
     return launch_with_scales
 

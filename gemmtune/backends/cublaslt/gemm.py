@@ -14,7 +14,7 @@ import torch
 from ...errors import InvalidProblemError
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.problem import DENSE_OPS, Op
+from ...problem.operations import DENSE_OPS, Op
 from ...problem.rules import why_not
 from ..scaling import MODES, has_plain_bias, mode_of
 

@@ -11,7 +11,7 @@ from ...effort import EFFORT
 from ...errors import UnavailableError
 from ...filters import why_not_named
 from ...problem import Problem
-from ...problem.rules import QUANTIZED_OPS
+from ...problem.operations import QUANTIZED_OPS
 from ...settings import Settings, current
 from ...toolchain.nvcc import find_compiler
 from ...toolchain.orientation import Oriented

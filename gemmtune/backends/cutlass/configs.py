@@ -9,7 +9,8 @@ import torch
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
-from ...problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
+from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
+from ...problem.rules import why_not
 from ...toolchain.launch import MOST_OPERANDS
 from ...toolchain.orientation import Oriented, letter, orient
 from .axes import Axes

@@ -8,7 +8,7 @@ import torch
 
 from ...problem import Problem
 from ...problem.dtypes import FLOAT8
-from ...problem.rules import DENSE_OPS
+from ...problem.operations import DENSE_OPS
 from ...toolchain.compiled import Artifact, Usage, amdgcn_usage, cubin_usage, find_cuobjdump
 from .configs import Config
 from .kernels import assembly

@@ -16,7 +16,7 @@ from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
-from ...problem.rules import QUANTIZED_OPS
+from ...problem.operations import QUANTIZED_OPS
 from ...toolchain.compiled import Artifact, CompiledChoice
 from .arch import can_overlap
 from .artifact import mm_artifact

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...choice import Run
+from ...choice import Run, Scalars, Tensors
 from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8
 from .configs import Config
@@ -25,7 +25,6 @@ from .workspace import Workspace
 
 __all__ = ["Launcher", "bind_compiled", "bind_interpreted", "constants_of", "launcher_of"]
 
-Extra = tuple[Tensor, ...]
 FLAT_VERSIONS = ((3, 6),)
 """Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
 PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
@@ -67,12 +66,12 @@ def constants_of(arguments: Sequence[Argument], problem: Problem, where: Geometr
     return values
 
 
-def _tensors(problem: Problem, out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, extra: Extra) -> dict[str, Tensor | None]:
+def _named(problem: Problem, out: Tensor, tensors: Tensors) -> dict[str, Tensor]:
     """Each tensor by the name of its argument; 8-bit floats as the bytes that the interpreter reads."""
-    leading = [name for name in ("c", "d", "scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
-    names = [*leading, *(f"x{i}" for i in range(len(extra) - len(leading)))]
-    given = {"out": out, "a": a, "b": b, "inp": inp, **dict(zip(names, extra, strict=True))}
-    return {name: x.view(torch.uint8) if x is not None and x.dtype in FLOAT8 else x for name, x in given.items()}
+    roles = [role for role, _ in problem.operands]
+    names = ["out", *roles, *(f"x{i}" for i in range(len(tensors) - len(roles)))]
+    given = dict(zip(names, (out, *tensors), strict=True))
+    return {name: x.view(torch.uint8) if x.dtype in FLOAT8 else x for name, x in given.items()}
 
 
 def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
@@ -80,9 +79,9 @@ def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Prob
     constants = constants_of(arguments, problem, where)
     elements = config.block_m * config.block_n * where.slots
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         values: list[Any] = []
-        tensors = _tensors(problem, out, a, b, inp, extra)
+        named, factors = _named(problem, out, tensors), dict(zip(problem.operation.scalars, scalars, strict=True))
         for argument in arguments:
             match argument.source:
                 case ("pointer", "workspace"):
@@ -90,9 +89,9 @@ def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Prob
                 case ("pointer", "counters"):
                     values.append(torch.zeros(where.counters, dtype=torch.int32))
                 case ("pointer", name):
-                    values.append(_as_words(tensors[name]) if argument.type == "*i32" else tensors[name])
+                    values.append(_as_words(named[name]) if argument.type == "*i32" else named[name])
                 case ("scalar", name):
-                    values.append(float(alpha if name == "alpha" else beta))
+                    values.append(float(factors[name]))
                 case _:
                     values.append(constants[argument.name])
         function[where.grid](*values)
@@ -100,9 +99,9 @@ def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Prob
     return run
 
 
-def _as_words(x: Tensor | None) -> Tensor | None:
+def _as_words(x: Tensor) -> Tensor:
     """A tensor of bytes as the 32-bit words of its first column, whose address is what a kernel for words is given."""
-    return x.as_strided((x.shape[0],), (1,)).view(torch.int32) if x is not None and x.dtype.itemsize == 1 else x
+    return x.as_strided((x.shape[0],), (1,)).view(torch.int32) if x.dtype.itemsize == 1 else x
 
 
 def _unwritten(dtype: torch.dtype) -> float:
@@ -125,7 +124,7 @@ def bind_compiled(compiled: Any, arguments: Sequence[Argument], problem: Problem
     if "workspace" in pointers:
         size_bytes = config.block_m * config.block_n * where.slots * problem.accumulator.itemsize
         workspace = Workspace(device=device, size_bytes=size_bytes, counters=where.counters)
-    return _bind_general(call, device, [p for p in pointers if p not in ("workspace", "counters")], scalars, tail, workspace)
+    return _bind_general(call, device, problem, tuple(scalars), tail, workspace)
 
 
 def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
@@ -133,42 +132,36 @@ def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
 
-    def run_flat(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:  # noqa: ARG001
+    def run_flat(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b = tensors
         function(x, y, z, stream_of(device), *middle, a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail)
 
-    def run_packed(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:  # noqa: ARG001
+    def run_packed(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b = tensors
         function(x, y, z, stream_of(device), *middle, (a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail))
 
     return run_packed if packed else run_flat
 
 
 def _bind_general(
-    call: Launcher,
-    device: int,
-    pointers: Sequence[str],
-    scalars: Sequence[str],
-    tail: tuple[int, ...],
-    workspace: Workspace | None,
+    call: Launcher, device: int, problem: Problem, passed: tuple[str, ...], tail: tuple[int, ...], workspace: Workspace | None
 ) -> Run:
+    """``passed`` names the scalars that the kernel takes."""
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
-    reads_inp = "inp" in pointers
-    reads_alpha, reads_beta = "alpha" in scalars, "beta" in scalars
+    skips_inp = problem.inp is not None and problem.inp_read is None
+    places = [problem.operation.scalars.index(name) for name in passed]
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of(device)
-        values: list[float] = [a.data_ptr(), b.data_ptr()]
-        if reads_inp and inp is not None:
-            values.append(inp.data_ptr())
-        values += [tensor.data_ptr() for tensor in extra]
+        values: list[float] = [tensor.data_ptr() for tensor in tensors]
+        if skips_inp:
+            del values[2]
         values.append(out.data_ptr())
         # The buffers must outlive the launch, not the kernel: torch's allocator hands them on in the order of the stream.
         buffers = workspace.acquire(stream) if workspace is not None else ()
         values += [buffer.data_ptr() for buffer in buffers]
-        if reads_alpha:
-            values.append(alpha)
-        if reads_beta:
-            values.append(beta)
+        values += [scalars[place] for place in places]
         if packed:
             function(x, y, z, stream, *middle, (*values, *tail))
         else:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ...choice import Kernel, Run
+from ...choice import Kernel, Run, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
@@ -138,8 +138,8 @@ def bind(call: Launcher, copies: Sequence[Copy], inner: Run, device: int) -> Run
     stream_of = torch._C._cuda_getCurrentRawStream
     where = torch.device("cuda", device)
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
-        operands: dict[str, Any] = {"a": a, "b": b}
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        operands: dict[str, Any] = {"a": tensors[0], "b": tensors[1]}
         buffer = torch.empty(total, dtype=dtype, device=where)
         address = buffer.data_ptr()
         pointers: list[int] = []
@@ -150,7 +150,7 @@ def bind(call: Launcher, copies: Sequence[Copy], inner: Run, device: int) -> Run
         values = (*pointers, *constants)
         arguments: tuple[Any, ...] = (values,) if call.packed else values
         call.function(*call.grid, stream_of(device), *call.middle, *arguments)
-        inner(out, operands["a"], operands["b"], inp, alpha, beta, extra)
+        inner(out, (operands["a"], operands["b"], *tensors[2:]), scalars)
 
     return run
 

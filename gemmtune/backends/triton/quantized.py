@@ -9,7 +9,7 @@ import torch
 
 from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8
-from ...problem.rules import QUANTIZED_OPS, Encoding, Op
+from ...problem.operations import QUANTIZED_OPS, Encoding, Op
 from .classes import IntClass
 
 __all__ = ["NARROW_SUM", "Quantized", "ScaleClass", "ScaleName", "per_byte", "product_dtype", "quantized_of", "rounds_weights"]

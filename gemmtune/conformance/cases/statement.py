@@ -32,7 +32,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
         shapes = {"n": (case.n,), "mn": out_size, "m1": (case.m, 1), "1n": (1, case.n), "scalar": ()}
         inp = OperandLayout.parse(case.inp).layout(shapes[case.bias], dtype)
     return Problem(
-        op=OPS_OF_PROBLEMS.get(case.op, case.op),  # type: ignore[arg-type]
+        op=OPS_OF_PROBLEMS.get(case.op, case.op),
         a=OperandLayout.parse(case.a).layout((*lead, case.m, case.k), dtype),
         b=OperandLayout.parse(case.b).layout((*lead, case.k // 2 if encoding else case.k, case.n), case.b_dtype),
         out=OperandLayout.parse(case.out or PLAIN).layout(out_size, _result_dtype(case)),

@@ -80,13 +80,13 @@ class BackendSubject(Subject):
         _, kernel = self._bound(call.problem)
         x = call.operands
         if call.out is None and kernel.run_new is not None:
-            return kernel.run_new(x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+            return kernel.run_new(x.tensors, x.scalars)
         out = (
             call.out
             if call.out is not None
             else torch.empty(call.problem.out.size, dtype=call.problem.out.dtype, device=x.a.device)
         )
-        kernel.run(out, x.a, x.b, x.inp, x.alpha, x.beta, x.trailing)
+        kernel.run(out, x.tensors, x.scalars)
         return out
 
     def choice_of(self, call: Call) -> str:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ...problem.dtypes import dtype_info
-from ...problem.rules import DENSE_OPS
+from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..labels import DTYPES

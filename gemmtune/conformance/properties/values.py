@@ -10,7 +10,7 @@ from ...numerics.operands import Operands
 from ...numerics.propagate import Approximate
 from ...numerics.reference import Region, reference
 from ...problem.dtypes import dtype_info
-from ...problem.rules import DENSE_OPS
+from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench, Expected
 from ..cases.case import Case
 from ..cases.scope import Scope

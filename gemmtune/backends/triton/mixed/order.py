@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ....choice import Kernel, Run
+from ....choice import Kernel, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....toolchain.compiled import Artifact, CompiledChoice
@@ -108,12 +108,12 @@ def bind(call: Launcher, layout: Layout, inner: Run, device: int) -> Run:
     constants = (size[1], *layout.stride)
     stream_of = torch._C._cuda_getCurrentRawStream
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         copy = torch.empty(size, dtype=layout.dtype, device=where)
-        values = (a.data_ptr(), copy.data_ptr(), *constants)
+        values = (tensors[0].data_ptr(), copy.data_ptr(), *constants)
         arguments: tuple[Any, ...] = (values,) if call.packed else values
         call.function(*call.grid, stream_of(device), *call.middle, *arguments)
-        inner(out, copy, b, inp, alpha, beta, extra)
+        inner(out, (copy, *tensors[1:]), scalars)
 
     return run
 

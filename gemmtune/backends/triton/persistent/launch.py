@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....choice import Run
+from ....choice import Run, Scalars, Tensors
 from ....problem import Problem
 from ....problem.dtypes import FLOAT8
 from ..geometry import Geometry
@@ -20,7 +20,6 @@ from .descriptors import Description, describe, encoder, takes_encoded
 
 __all__ = ["Blocks", "bind_described", "interpret_described"]
 
-Extra = tuple[Tensor, ...]
 Grid = tuple[int, int, int]
 Blocks = Mapping[str, tuple[int, int]]
 """Operands that the kernel has as descriptors, each with the block that is moved at a time."""
@@ -35,10 +34,10 @@ def descriptions(problem: Problem, blocks: Blocks) -> dict[str, Description]:
 
 
 def names_of(problem: Problem) -> tuple[str, ...]:
-    """The names of what a call is given, in its order."""
-    scales = [name for name in ("scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
+    """The names of what a call is given: out, its tensors and its scalars."""
     operands = problem.epilogue.operands if problem.epilogue else ()
-    return ("out", "a", "b", "inp", "alpha", "beta", *scales, *(f"x{i}" for i in range(len(operands))))
+    roles = [role for role, _ in problem.operands]
+    return ("out", *roles, *(f"x{i}" for i in range(len(operands))), *problem.operation.scalars)
 
 
 def interpret_described(
@@ -73,9 +72,9 @@ def _by_triton(
     """With tensors, and Triton's own descriptors, as arguments."""
     constants, described, names = constants_of(arguments, problem, where), descriptions(problem, blocks), names_of(problem)
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of()
-        given: dict[str, Any] = dict(zip(names, (out, a, b, inp, alpha, beta, *extra), strict=True))
+        given: dict[str, Any] = dict(zip(names, (out, *tensors, *scalars), strict=True))
         if acquire is not None:
             given.update(acquire(stream))
         values: list[Any] = []
@@ -144,11 +143,13 @@ def _bind_plain(call: Launcher, device: int, encode: Encode, tail: tuple[int, ..
     of_a, of_b, of_out = encode["a"], encode["b"], encode["out"]
     stream_of = torch._C._cuda_getCurrentRawStream
 
-    def run_flat(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:  # noqa: ARG001
+    def run_flat(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b = tensors
         values = (*of_a(a.data_ptr()), *of_b(b.data_ptr()), *of_out(out.data_ptr()))
         function(x, y, z, stream_of(device), *middle, *values, *tail)
 
-    def run_packed(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:  # noqa: ARG001
+    def run_packed(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        a, b = tensors
         values = (*of_a(a.data_ptr()), *of_b(b.data_ptr()), *of_out(out.data_ptr()), *tail)
         function(x, y, z, stream_of(device), *middle, values)
 
@@ -167,11 +168,11 @@ def _bind_general(
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
     operands = [(a.source[1], encode.get(a.source[1])) for a in arguments if a.source[0] in ("pointer", "descriptor")]
-    scalars = [a.source[1] for a in arguments if a.source[0] == "scalar"]
+    factors = [a.source[1] for a in arguments if a.source[0] == "scalar"]
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: Extra) -> None:
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of(device)
-        given: dict[str, Any] = dict(zip(names, (out, a, b, inp, alpha, beta, *extra), strict=True))
+        given: dict[str, Any] = dict(zip(names, (out, *tensors, *scalars), strict=True))
         if acquire is not None:
             # Held until the launch, not until the kernel's end: torch's allocator hands memory on in the order of the stream.
             given.update(acquire(stream))
@@ -182,7 +183,7 @@ def _bind_general(
                 values.append(address)
             else:
                 values += described(address)
-        values += [given[name] for name in scalars]
+        values += [given[name] for name in factors]
         if packed:
             function(x, y, z, stream, *middle, (*values, *tail))
         else:

@@ -17,7 +17,7 @@ from typing import Self
 
 from torch import Tensor
 
-from ....choice import Kernel, Run
+from ....choice import Kernel, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.rules import why_not_dense
@@ -91,8 +91,9 @@ class SwappedChoice(CompiledChoice):
 def swapped(inner: Run) -> Run:
     """``inner`` with the first operand in the place of the second. Transposing changes no address."""
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
-        inner(out, b, a, inp, alpha, beta, extra)
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        a, b, *rest = tensors
+        inner(out, (b, a, *rest), scalars)
 
     return run
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ....choice import Kernel
 from ....device import DeviceInfo
 from ....problem import Problem
-from ....problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
+from ....problem.operations import DENSE_OPS, QUANTIZED_OPS
+from ....problem.rules import why_not
 from ....toolchain.compiled import Artifact
 from ..artifact import mm_artifact
 from ..build import KernelChoice, tiled

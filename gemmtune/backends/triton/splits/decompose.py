@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ....choice import Claims, Kernel, Run
+from ....choice import Claims, Kernel, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.rules import why_not
@@ -182,7 +182,7 @@ def inner_product(sliced: Problem, run: Run) -> Any:
         partials = torch.empty(size, dtype=dtype, device=a.device)
         if a.device.type == "cpu":
             a, b = a.as_strided(sliced.a.size, sliced.a.stride), b.as_strided(sliced.b.size, sliced.b.stride)
-        run(partials, a, b, None, 1.0, 0.0, ())
+        run(partials, (a, b), ())
         return partials
 
     return product
@@ -191,8 +191,9 @@ def inner_product(sliced: Problem, run: Run) -> Any:
 def both(product: Any, add_up: Run) -> Run:
     """The products, then their sum."""
 
-    def run(out: Tensor, a: Tensor, b: Tensor, inp: Tensor | None, alpha: float, beta: float, extra: tuple[Tensor, ...]) -> None:
-        add_up(out, product(a, b), b, inp, alpha, beta, extra)
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        a, b, *rest = tensors
+        add_up(out, (product(a, b), b, *rest), scalars)
 
     return run
 

@@ -10,7 +10,8 @@ import torch
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ....problem.rules import DENSE_OPS, QUANTIZED_OPS, why_not
+from ....problem.operations import DENSE_OPS, QUANTIZED_OPS
+from ....problem.rules import why_not
 from ..arch import can_overlap
 from ..classes import INT32_LIMIT
 from ..configs import Config

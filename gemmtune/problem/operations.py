@@ -1,0 +1,213 @@
+"""The table of operations: a row for each says everything that its name stands for.
+
+Whoever asks something of an operation (which operands, of what shapes and dtypes, which scalars, what comes out) reads it here. A
+new operation is a new row, its reference and error bound, its public function, and the backends that serve it: see "Adding an
+operation" in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from .dtypes import DTYPES, FLOAT8
+from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
+
+__all__ = [
+    "BATCHED_OPS",
+    "DENSE_OPS",
+    "ENCODINGS",
+    "FLOAT_OPS",
+    "OPERATIONS",
+    "OPS",
+    "OPTIONS",
+    "QUANTIZED_OPS",
+    "ROLES",
+    "Encoding",
+    "Op",
+    "Operand",
+    "Operation",
+    "Result",
+]
+
+Op = str
+"""The name of a row."""
+Encoding = Literal["", "int4", "uint4"]
+"""How b's elements are read: as its dtype says, or two numbers out of each uint8, that of the even k in the low four bits."""
+ENCODINGS: tuple[Encoding, ...] = ("", "int4", "uint4")
+
+ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b")
+"""What an operand may be: a field of Problem, in the order in which kernels get the tensors."""
+OPTIONS: dict[str, object] = {"encoding": "", "fast_accum": False}
+"""Further fields of Problem that only some operations have, and what they are elsewhere."""
+
+_FLOATS = tuple(DTYPES)
+_NARROW_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """One operand of an operation.
+
+    ``shape`` has the dimensions in symbols, without the batch: equal symbols of a row are equal sizes. Where it is None the operand
+    broadcasts to out, or, if it has ``blocks``, scales blocks of the matrix ``of`` and has one of the shapes that these allow.
+    ``dtypes`` are legal, and with ``like_a`` that of a is too.
+    """
+
+    role: str
+    shape: tuple[str, ...] | None = None
+    dtypes: tuple[torch.dtype, ...] = ()
+    like_a: bool = False
+    required: bool = True
+    of: str = ""
+    blocks: Blocks = ()
+
+    def legal(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """The dtypes that it may have beside an a of ``dtype``."""
+        return tuple(dict.fromkeys((*self.dtypes, dtype))) if self.like_a else self.dtypes
+
+    def described(self, *, batched: bool = False) -> str:
+        """Such as ``c [M, K2]``, for messages."""
+        if self.shape is None:
+            return f"{self.role} that broadcasts to out"
+        return f"{self.role} [{', '.join(('B', *self.shape) if batched else self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What out may be: its dtypes, and the one that it has where nobody names one (None: that of a)."""
+
+    dtypes: tuple[torch.dtype, ...]
+    default: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A row of the table. ``operands`` are in the order of ROLES: a and b, then what the operation has beside them.
+
+    ``scalars`` are those that a call gives (elsewhere alpha is one and beta zero), ``options`` its further fields of Problem.
+    ``result`` is of a problem without an epilogue, ``fused`` of one with an epilogue (None: the same).
+    """
+
+    name: Op
+    formula: str
+    operands: tuple[Operand, ...]
+    result: Result
+    fused: Result | None = None
+    scalars: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    batched: bool = False
+    prepacks: bool = False
+    """b may be given through ``prepack``."""
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of a, b and out."""
+        return 3 if self.batched else 2
+
+    @property
+    def matrices(self) -> tuple[Operand, ...]:
+        """The operands whose shapes are in symbols: those that are multiplied."""
+        return tuple(operand for operand in self.operands if operand.shape is not None)
+
+    @property
+    def quantized(self) -> bool:
+        """Some operand is of 8 bits or fewer."""
+        return any(dtype.itemsize == 1 for operand in self.matrices for dtype in operand.dtypes)
+
+    def operand(self, role: str) -> Operand | None:
+        """The operand of that role; None if it has no such."""
+        return next((operand for operand in self.operands if operand.role == role), None)
+
+    def result_of(self, *, epilogue: bool) -> Result:
+        """What out may be, with an epilogue or without one."""
+        return self.fused if epilogue and self.fused is not None else self.result
+
+    def result_dtype(self, dtype: torch.dtype, *, epilogue: bool) -> torch.dtype:
+        """The dtype of out for an a of ``dtype`` where neither the caller nor the end of an epilogue names one."""
+        return self.result_of(epilogue=epilogue).default or dtype
+
+    def scalars_of(self, source: Any) -> tuple[float, ...]:
+        """The values of its scalars, which ``source`` has as attributes."""
+        return tuple(getattr(source, name) for name in self.scalars)
+
+
+def _product(dtypes: tuple[torch.dtype, ...], b: tuple[torch.dtype, ...] = ()) -> tuple[Operand, Operand]:
+    """a [M, K] and b [K, N]; b has the dtype of a unless its own are given."""
+    return (
+        Operand(role="a", shape=("M", "K"), dtypes=dtypes),
+        Operand(role="b", shape=("K", "N"), dtypes=b, like_a=not b),
+    )
+
+
+_SECOND = (Operand(role="c", shape=("M", "K2"), like_a=True), Operand(role="d", shape=("K2", "N"), like_a=True))
+_INP = Operand(role="inp", like_a=True)
+_DENSE = Result(dtypes=_FLOATS)
+_SCALE = (torch.float32,)
+
+_ROWS = (
+    Operation(name="mm", formula="a @ b", operands=_product(_FLOATS), result=_DENSE, prepacks=True),
+    Operation(
+        name="addmm",
+        formula="beta · inp + alpha · a @ b",
+        operands=(*_product(_FLOATS), _INP),
+        scalars=("alpha", "beta"),
+        result=_DENSE,
+        prepacks=True,
+    ),
+    Operation(name="bmm", formula="a @ b for a batch", operands=_product(_FLOATS), result=_DENSE, batched=True),
+    Operation(
+        name="baddbmm",
+        formula="beta · inp + alpha · a @ b for a batch",
+        operands=(*_product(_FLOATS), _INP),
+        scalars=("alpha", "beta"),
+        result=_DENSE,
+        batched=True,
+    ),
+    Operation(name="mm_plus_mm", formula="a @ b + c @ d", operands=(*_product(_FLOATS), *_SECOND), result=_DENSE),
+    Operation(
+        name="int_mm",
+        formula="a @ b of int8, summed in int32",
+        operands=_product((torch.int8,), (torch.int8,)),
+        result=Result(dtypes=(torch.int32,), default=torch.int32),
+        fused=Result(dtypes=_NARROW_FLOATS, default=torch.float32),
+        prepacks=True,
+    ),
+    Operation(
+        name="mixed_mm",
+        formula="a @ ((b - zero_b) · scale_b) for a narrow b",
+        operands=(
+            *_product(_NARROW_FLOATS, (torch.int8, torch.uint8, *FLOAT8)),
+            Operand(role="scale_b", of="b", blocks=BLOCKS_OF_WEIGHTS, dtypes=_SCALE, like_a=True, required=False),
+            Operand(role="zero_b", of="b", blocks=BLOCKS_OF_WEIGHTS, dtypes=_SCALE, like_a=True, required=False),
+        ),
+        options=("encoding",),
+        result=Result(dtypes=_NARROW_FLOATS),
+        prepacks=True,
+    ),
+    Operation(
+        name="scaled_mm",
+        formula="(a · scale_a) @ (b · scale_b) of 8-bit floats",
+        operands=(
+            *_product(FLOAT8, FLOAT8),
+            Operand(role="scale_a", of="a", blocks=BLOCKS_OF_A, dtypes=_SCALE),
+            Operand(role="scale_b", of="b", blocks=BLOCKS_OF_B, dtypes=_SCALE),
+        ),
+        options=("fast_accum",),
+        result=Result(dtypes=_NARROW_FLOATS, default=torch.bfloat16),
+        prepacks=True,
+    ),
+)
+OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
+"""Every operation that a Problem may state, by name."""
+
+OPS = tuple(OPERATIONS)
+QUANTIZED_OPS = tuple(row.name for row in _ROWS if row.quantized)
+"""Operands of 8 bits or fewer, or one of them."""
+FLOAT_OPS = tuple(row.name for row in _ROWS if not row.quantized)
+"""Operands of one float dtype."""
+DENSE_OPS = tuple(row.name for row in _ROWS if not row.quantized and len(row.matrices) == 2)
+"""One product of operands of one float dtype."""
+BATCHED_OPS = tuple(row.name for row in _ROWS if row.batched)
