@@ -41,6 +41,7 @@ __all__ = [
     "rounding_blocks",
     "shuffled",
     "split_k",
+    "spread_out",
     "tensor_core",
     "tf32",
     "to_tf32",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bound_cases import orders
-from broken_kernels import CPU, claims_of, tensor_core
+from broken_kernels import CPU, claims_of, spread_out, tensor_core
 from quantized_kernels import on_sums, on_terms, terms, unpacked
 from rational import fractions, rational
 
@@ -225,7 +225,7 @@ def worst(
 
 def run(kernel: Any, problem: Problem, x: Operands) -> torch.Tensor:
     out = torch.empty(problem.m, problem.n, dtype=problem.out.dtype)
-    kernel(out, x.tensors, ())
+    kernel(out, *spread_out(problem, x.tensors, x.scalars))
     return out
 
 
