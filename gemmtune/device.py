@@ -52,7 +52,7 @@ class DeviceInfo:
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors for this device live."""
+        """The torch device on which tensors for this device live."""
         return torch.device("cpu") if self.type == "cpu" else torch.device("cuda", self.index)
 
     @property

@@ -197,7 +197,7 @@ def _why_not(name: str, allow: str | None, deny: str | None, row: FilterSettings
 
 
 def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Offers:
-    """At most ``cap`` choices of a backend (None: all), as ``spread`` takes them."""
+    """Keep at most ``cap`` choices of a backend (None: all), as ``spread`` takes them."""
     own = [choice for choice in offers.choices if choice.backend == backend]
     if cap is None or len(own) <= cap:
         return offers

@@ -54,7 +54,7 @@ class MatrixReport:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Of the choices that ran."""
+        """Verdicts of the choices that ran."""
         return tuple(r.verdict for r in self.ran if isinstance(r.verdict, Verdict))
 
     @property
@@ -77,7 +77,7 @@ class MatrixReport:
             yield f"{self.arch} was to be run on {self.device}, but no kernel was left to run"
 
     def text(self) -> str:
-        """For people: counts, then the failures."""
+        """The report for people: counts, then the failures."""
         lines = [
             f"{self.arch}: {_count(len(self.inspections), 'kernel')} of {_count(self.problems, 'problem')}, search {self.search} "
             f"({', '.join(self.toolchains)}), {self.seconds:.1f} s",

@@ -84,7 +84,7 @@ class Runner:
         self.close()
 
     def run(self, choice: CompiledChoice) -> Verdict:
-        """As ``run_choice``; CRASHED or TIMED_OUT where the process did not survive. Choices of one problem are best neighbours."""
+        """``run_choice`` in a worker; CRASHED or TIMED_OUT where it did not survive. Choices of one problem are best neighbours."""
         way = how_to_run(choice.arch, self._device)
         if way.mode is None:
             raise UnavailableError(f"{choice.name}: {way.reason}")

@@ -26,7 +26,7 @@ class Series:
 
     @property
     def samples(self) -> list[ProcessSample]:
-        """Of all processes."""
+        """What every process of every batch found."""
         return [sample for batch in self.batches for sample in batch]
 
     @property

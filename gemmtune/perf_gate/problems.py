@@ -10,7 +10,7 @@ __all__ = ["default_problems"]
 
 
 def default_problems(device_type: str) -> list[Problem]:
-    """For ``cpu`` or ``cuda``."""
+    """The problems that are judged where none are named, on ``cpu`` or ``cuda``."""
     return _cpu() if device_type == "cpu" else _cuda(device_type)
 
 

@@ -74,7 +74,7 @@ class Estimate:
 
     @property
     def variance(self) -> float:
-        """Of the mean."""
+        """The variance of the mean."""
         return self.spread**2 / self.count
 
 

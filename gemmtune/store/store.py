@@ -198,7 +198,7 @@ class Store:
         return None
 
     def _give_up(self, error: Exception, *, writing: bool) -> None:
-        """From now on do without the file, or without writing to it where it can still be read."""
+        """Do without the file from now on, or without writing to it where it can still be read."""
         assert self._file is not None
         self._file.close()
         if writing and not isinstance(error, StoreError) and not is_corruption(error) and _is_readable(self._path):

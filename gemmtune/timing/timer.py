@@ -232,7 +232,7 @@ def _calls(kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:
 
 
 def _eager_calls(problem: Problem, kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:
-    """As an operation without ``out=`` calls the kernel: the result is allocated within the call. A strided ``out`` was given."""
+    """Calls as an operation without ``out=`` makes them, which allocate the result within. A strided ``out`` was given."""
     if problem.out.offset or not problem.out.row_major or not sets[0].out.is_contiguous():
         return _calls(kernel, sets)
 

@@ -53,7 +53,7 @@ class CompiledChoice(Choice):
 
     @abstractmethod
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """Its kernels, compiled if they are not yet, and loaded on no device; ``device`` has the facts that legality went by.
+        """The kernels, compiled if they are not yet, and loaded on no device; ``device`` has the facts that legality went by.
 
         Raises:
             CompileError: the compiler refused one.

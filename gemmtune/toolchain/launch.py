@@ -116,6 +116,6 @@ def _passed(problem: Problem) -> int:
 
 
 def strides_of(layout: Layout) -> Strides:
-    """Of a matrix, or of a batch of them; of a batch of one, none from one product to the next."""
+    """Strides of a matrix, or of a batch of them; of a batch of one, none from one product to the next."""
     batch = layout.stride[0] if len(layout.stride) == 3 and layout.size[0] > 1 else 0
     return Strides(*layout.stride[-2:], batch)

@@ -44,7 +44,7 @@ AMDGCN = Assembly(
 
 
 def spilled_share(text: str, assembly: Assembly) -> float:
-    """Of the instructions of a loop that multiplies, the share that loads or stores spilled registers; the largest if there are
+    """Share of the instructions of a loop that multiplies which load or store spilled registers; the largest if there are
     several loops, that of the whole kernel if nothing multiplies in a loop."""
     lines = text.splitlines()
     loops = [lines[first : last + 1] for first, last in _loops(lines, assembly)]

@@ -33,12 +33,12 @@ class Library:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of one block."""
         return int(self._functions.gemmtune_threads())
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Shared memory of one block."""
         return int(self._functions.gemmtune_shared_bytes())
 
 
@@ -67,11 +67,11 @@ class SharedObjectChoice(CompiledChoice, Generic[L]):
     @property
     @abstractmethod
     def path(self) -> Path:
-        """Where its shared object is or will be."""
+        """The file of the shared object, made or not."""
 
     @abstractmethod
     def make(self) -> Path:
-        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
+        """The shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
 
     @abstractmethod
     def bind(self, library: L) -> Run:
@@ -79,7 +79,7 @@ class SharedObjectChoice(CompiledChoice, Generic[L]):
 
     @abstractmethod
     def describe(self, path: Path, library: L) -> Artifact:
-        """Its kernel, and what was expected of it."""
+        """The kernel, and what was expected of it."""
 
     @property
     def compiled(self) -> bool:

@@ -25,7 +25,7 @@ class Workspace:
         self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
 
     def address(self, stream: int) -> int:
-        """Of the memory for launches on ``stream``."""
+        """The address of the memory for launches on ``stream``."""
         capture = self._capture(stream)
         if capture == 0:
             memory = self._by_stream.get(stream)

@@ -77,7 +77,7 @@ class Pool:
             worker.close()
 
     def _forget(self) -> None:
-        """In a fork of this process, which owns none of the workers."""
+        """Begin anew in a fork of this process, which owns none of the workers."""
         self._lock = threading.Lock()
         self._idle = []
         self._timer = None

@@ -21,12 +21,12 @@ _FLOAT32_BITS = 24
 
 
 def dense_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Of a product in ``gemm_dtype``; see ``_flushes_subnormals`` for where torch promises less than the flags say."""
+    """Claims of a product in ``gemm_dtype``; see ``_flushes_subnormals`` for where torch promises less than the flags say."""
     return _product_claims(problem, device, weights=None)
 
 
 def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Of c @ d, rounded to the dtype of the products, with a @ b added: two partial sums, or those of either product."""
+    """Claims of c @ d, rounded to the dtype of the products, with a @ b added: two partial sums, or those of either product."""
     claims, dtype = _product_claims(problem, device, weights=None), gemm_dtype(problem)
     splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
     return dataclasses.replace(claims, partials=dtype, splits=splits)
@@ -44,13 +44,13 @@ def int_claims(problem: Problem) -> Claims:
 
 
 def scaled_claims(problem: Problem, device: DeviceInfo, *, fused: bool) -> Claims:
-    """Of ``_scaled_mm``: an epilogue that is not fused gets its result, rounded to the dtype of out."""
+    """Claims of ``_scaled_mm``: an epilogue that is not fused gets its result, rounded to the dtype of out."""
     before = torch.float32 if problem.epilogue is None or fused else problem.out.dtype
     return Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
 
 
 def composed_scaled_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Of products of wider floats, with sums and epilogue in float32."""
+    """Claims of products of wider floats, with sums and epilogue in float32."""
     return Claims(
         accumulate=torch.float32,
         partials=torch.float32,

@@ -37,7 +37,7 @@ def why_not_native(problem: Problem) -> str | None:
 
 
 def padding_of(problem: Problem) -> tuple[int, int, int]:
-    """By how many rows, columns and elements along K the operands have to grow to be what ``_int_mm`` takes on CUDA."""
+    """The rows, columns and elements along K by which the operands have to grow to be what ``_int_mm`` takes on CUDA."""
     rows = PADDED_ROWS - problem.m if problem.m < CUDA_INT_LEAST_ROWS else 0
     return rows, -problem.n % CUDA_INT_MULTIPLE, -problem.k % CUDA_INT_MULTIPLE
 

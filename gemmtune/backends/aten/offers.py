@@ -62,7 +62,7 @@ def _int_mm(problem: Problem) -> Offers:
 
 
 def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
-    """On a CPU torch's operation is written for any CPU, and a product of wider floats is often faster: both compete."""
+    """What torch has: on a CPU its operation is written for any CPU, and a product of wider floats, often faster, competes."""
     reason = scaled.why_not_native(problem, device)
     composed = _choice(problem, COMPOSED_SCALED, composed_scaled_claims(problem, device), baseline=reason is not None)
     if reason is not None:

@@ -146,7 +146,7 @@ def _blocks_call(problem: Problem, mode: Mode) -> ScaledCall:
 
 
 def _padding(problem: Problem) -> tuple[int, int, int]:
-    """By how many rows, columns and elements along K the operands have to grow."""
+    """The rows, columns and elements along K by which the operands have to grow."""
     if problem.device_type != "cuda":
         return 0, 0, 0
     rows = -problem.m % BLOCK_ROWS_MULTIPLE if MODES[mode_of(problem)].blocks else 0

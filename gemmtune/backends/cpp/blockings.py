@@ -86,7 +86,7 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
 
 
 def _few_rows(problem: Problem, most: int) -> list[Blocking]:
-    """With ``most`` panels of b in a task at most: every thread is to have one."""
+    """Blockings for few rows, with ``most`` panels of b in a task at most: every thread is to have one."""
     if problem.prepacked:
         found: Sequence[Blocking] = _FEW_ROWS_PREPACKED
     elif problem.accumulator == torch.int32:

@@ -168,7 +168,7 @@ def _operand_count(problem: Problem) -> int:
 
 
 def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:
-    """For a product without added operands: with the fewest arguments, because on small problems the call is most of the cost."""
+    """The run of a product without added operands, with the fewest arguments: on small problems the call is most of the cost."""
     function = library.gemmtune_product
     function.argtypes, function.restype = [_POINTER] * 4 + [ctypes.c_int], ctypes.c_int
     words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads

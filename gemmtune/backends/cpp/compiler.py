@@ -49,7 +49,7 @@ def _version(path: str, modified_ns: int) -> str | None:  # noqa: ARG001 - a rep
 
 
 def artifact_path(source: Source, compiler: Compiler) -> Path:
-    """Where the shared object of ``source`` is or will be."""
+    """The file of the shared object of ``source``, made or not."""
     digest = hashlib.blake2b(f"{compiler.version}\n{source.digest}".encode(), digest_size=16).hexdigest()
     return cache_dir("cpp") / f"{digest}.so"
 

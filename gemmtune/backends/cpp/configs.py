@@ -135,7 +135,7 @@ def configs(problem: Problem, device: DeviceInfo, search: Search) -> tuple[Confi
 
 
 def _made(steps: int, mr: int, nv: int, blocking: Blocking) -> Config:
-    """With ``kc`` made smaller so that all blocks of K are about equally long."""
+    """The config of a blocking, with ``kc`` made smaller so that all blocks of K are about equally long."""
     blocks = max(1, -(-steps // blocking.kc))
     return Config(
         mr=mr,

@@ -84,7 +84,7 @@ def sides(problem: Problem, *, swapped: bool) -> tuple[Side, Side]:
 
 
 def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
-    """Of each of ``Problem.scales``."""
+    """The words of a plan about each of ``Problem.scales``."""
     found = []
     for name in ("scale_a", "scale_b", "zero_b"):
         layout: Layout | None = getattr(problem, name)

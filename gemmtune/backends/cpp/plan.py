@@ -113,7 +113,7 @@ def _three(layout: Layout) -> tuple[int, int, int]:
 
 
 def _strides(layout: Layout, problem: Problem, swapped: bool) -> tuple[int, int, int]:
-    """Of an operand that broadcasts to the result."""
+    """Strides of an operand that broadcasts to the result."""
     expanded = layout.expanded(problem.out.size)
     return _three(expanded.transposed if swapped else expanded)
 

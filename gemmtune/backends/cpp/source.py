@@ -113,7 +113,7 @@ def _render(source: Source) -> str:
 
 
 def _types(source: Source) -> dict[str, object]:
-    """Of the sums, and the vectors of them."""
+    """The types of the sums, and of vectors of them."""
     accumulator, vector_bytes = source.accumulator, VECTOR_BYTES[source.arch]
     kind = {torch.float64: "d", torch.float32: "", torch.int32: "i"}[accumulator]
     return {
@@ -127,7 +127,7 @@ def _types(source: Source) -> dict[str, object]:
 
 
 def _operands(source: Source) -> dict[str, object]:
-    """Of a, b, their scales, and the result."""
+    """What the template asks for about a, b, their scales, and the result."""
     found = [
         {
             "name": name,
@@ -154,7 +154,7 @@ def _operands(source: Source) -> dict[str, object]:
 
 
 def _epilogue(source: Source) -> dict[str, object]:
-    """Its statements, and the operands that these read."""
+    """The statements of the epilogue, and the operands that these read."""
     epilogue = source.epilogue
     if epilogue is None:
         return {"extras": [], "statements": [], "result_type": ""}

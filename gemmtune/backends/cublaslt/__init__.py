@@ -48,7 +48,7 @@ class CublasLtBackend:
         return Availability(ok=True, detail=f"cuBLASLt {library} through nvmath-python {version}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """On every NVIDIA GPU."""
+        """Serves every NVIDIA GPU."""
         return device.type == "cuda"
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:

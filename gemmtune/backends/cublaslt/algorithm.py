@@ -113,7 +113,7 @@ def _with_bias(launch: Run, descriptors: Descriptors) -> Run:
 
 
 def _with_scales(launch: Run, descriptors: Descriptors, gemm: Gemm, problem: Problem) -> Run:
-    """As ``_with_bias``, for scales and a bias with them. Scales that lie otherwise than cuBLASLt wants them are laid out first."""
+    """The run with scales and a bias with them. Scales that lie otherwise than cuBLASLt wants them are laid out first."""
     lock, place, swapped, bias = threading.Lock(), scale_placer(problem), gemm.swapped, gemm.bias
 
     def launch_with_scales(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:

@@ -69,7 +69,7 @@ class Algorithm:
 
     @property
     def reduction(self) -> ReductionScheme:
-        """Where the partial sums meet; NONE without a split."""
+        """The scheme by which partial sums meet; NONE without a split."""
         return ReductionScheme(dict(self.attributes)[AlgorithmAttribute.REDUCTION])
 
 

@@ -80,7 +80,7 @@ class Grid:
 
     @property
     def tiles(self) -> int:
-        """Of all matrices."""
+        """Tiles of all matrices."""
         return self.rows * self.cols * self.batch
 
     @property

@@ -121,16 +121,16 @@ class CutlassChoice(SharedObjectChoice[Library]):
 
     @property
     def library(self) -> type[Library]:
-        """Its functions."""
+        """The loaded functions of the shared object."""
         return Library
 
     @property
     def path(self) -> Path:
-        """Where its shared object is or will be."""
+        """The file of the shared object, made or not."""
         return artifact_path(self.source, self.toolkit, self.capability)
 
     def make(self) -> Path:
-        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
+        """The shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
         return compile_source(self.source, self.toolkit, self.capability, self.name)
 
     def bind(self, library: Library) -> Run:
@@ -138,7 +138,7 @@ class CutlassChoice(SharedObjectChoice[Library]):
         return bind(library, self.config, self.problem, self._oriented, self.name)
 
     def describe(self, path: Path, library: Library) -> Artifact:
-        """Its kernel, and what was expected of it."""
+        """The kernel, and what was expected of it."""
         operation = self.config.operation
         return kernel_artifact(path, library, kernel=operation.name, expected=instruction(operation))
 
@@ -154,7 +154,7 @@ class CutlassChoice(SharedObjectChoice[Library]):
 
     @property
     def arch(self) -> str:
-        """Such as ``sm90``."""
+        """The architecture that it is compiled for, such as ``sm90``."""
         return f"sm{self.capability}"
 
     def forward(self) -> CutlassChoice:

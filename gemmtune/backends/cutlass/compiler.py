@@ -15,7 +15,7 @@ __all__ = ["artifact_path", "compile_source"]
 
 
 def artifact_path(source: Source, toolkit: Toolkit, capability: int) -> Path:
-    """Where the shared object is or will be. Not named by the compiler: what another machine's nvcc made is used as it is."""
+    """The file of the shared object, made or not. Not named by the compiler: what another machine's nvcc made is used as it is."""
     parts = (source.digest, toolkit.version, *flags(source.operation, capability))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
     return cache_dir("cutlass") / f"{digest}.so"

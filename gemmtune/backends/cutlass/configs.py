@@ -44,7 +44,7 @@ class Config:
 
     @property
     def name(self) -> str:
-        """Such as ``cutlass3x_sm90_tensorop_gemm_…_rasterm_swizzle2``."""
+        """The name in tables and regexes, such as ``cutlass3x_sm90_tensorop_gemm_…_rasterm_swizzle2``."""
         return f"{self.operation.name}_{self.axes}"
 
 

@@ -30,7 +30,7 @@ STATUSES = {
 
 
 class Launch(launch.Launch):
-    """With the sizes and axes of CUTLASS."""
+    """A launch with the sizes and axes of CUTLASS."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
@@ -95,7 +95,7 @@ def _elements(layout: Layout, in_a_byte: int) -> Strides:
 
 
 def _alignments(config: Config) -> tuple[int, int, int]:
-    """Of out, a and b, in bytes."""
+    """The alignments of out, a and b, in bytes."""
     operation = config.operation
     elements = ((operation.d, operation.alignment_d), (operation.a, operation.alignment_a), (operation.b, operation.alignment_b))
     out, a, b = (bytes_of(element, count) for element, count in elements)

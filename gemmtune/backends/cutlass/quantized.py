@@ -66,7 +66,7 @@ def _storing(op: Operation, d: str) -> Operation:
 
 
 def _one_line(tiles: Iterable[Tile]) -> Iterable[Tile]:
-    """As deep as sums of 8-bit floats stay in the tensor cores, before they are added to others or scaled: 128 elements."""
+    """Elements that stay as narrow sums of 8-bit floats in the tensor cores before they are added to others or scaled: 128."""
     return dict.fromkeys(dataclasses.replace(tile, lines=1) for tile in tiles)
 
 

@@ -116,7 +116,7 @@ def _converts_us(operation: Operation) -> float:
 
 
 def _stages(operation: Operation, device: DeviceInfo) -> int:
-    """Of the main loop: as many as fit beside an epilogue, unless the operation has a fixed number."""
+    """Stages of the main loop: as many as fit beside an epilogue, unless the operation has a fixed number."""
     if not operation.modern:
         return operation.stages
     rows, cols, depth = operation.tile

@@ -16,7 +16,7 @@ def atom_depth(bits: int) -> int:
 
 
 def format_name(bits: int) -> str:
-    """Of the layout, which does not depend on what the bits mean."""
+    """The name of the layout, which does not depend on what the bits mean."""
     return f"cutlass_shuffled{bits}"
 
 

@@ -104,7 +104,7 @@ def _digest(source: Source) -> str:
 
 
 def _special(operation: Operation) -> bool:
-    """Its main loop or its kernel is ours."""
+    """Says whether the main loop or the kernel is ours."""
     return operation.shuffled or operation.slices > 1
 
 

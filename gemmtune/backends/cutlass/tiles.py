@@ -38,7 +38,7 @@ _COOPERATIVE = ("cutlass::gemm::KernelTmaWarpSpecializedCooperative", "cutlass::
 
 
 def _sliced(slices: int) -> Schedule:
-    """Of a kernel of ours: the main loop and the epilogue of one warp group, for ``slices`` of them that share a tile."""
+    """Main loop and epilogue of one warp group in a kernel of ours, in which ``slices`` of them share a tile."""
     label = f"warpspecialized_slicedk{slices}"
     return Schedule(label=label, kernel=_PINGPONG[0], epilogue=_PINGPONG[1], scheduler="SlicedK", slices=slices)
 
@@ -150,7 +150,7 @@ SHARED_CONVERTING: frozenset[Tile] = frozenset(
 
 
 def is_shared(operation: Operation) -> bool:
-    """Its tile is one of those that a search tries first."""
+    """Says whether the tile is one of those that a search tries first."""
     return Tile.of(operation) in (SHARED_CONVERTING if operation.converts else SHARED)
 
 
@@ -183,7 +183,7 @@ def tiled(model: Operation, tiles: Iterable[Tile], suffix: str = "") -> Iterator
 
 
 def _name(model: Operation, tile: tuple[int, ...], cluster: tuple[int, ...], label: str) -> str:
-    """By CUTLASS's scheme."""
+    """The name of an operation by CUTLASS's scheme."""
     sizes = "_".join("x".join(map(str, values)) for values in (tile, cluster))
     scales = [f"{x.extent}x{SCALE_BLOCK}f32x" if x else "" for x in (model.scales_a, model.scales_b)]
     if model.weights:

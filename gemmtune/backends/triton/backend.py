@@ -59,7 +59,7 @@ class TritonBackend:
         return Availability(ok=True, detail=f"triton {triton.__version__}" + (", interpreter" if device.type == "cpu" else ""))
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """On a GPU only: the interpreter is for checking values."""
+        """Serves a GPU only: the interpreter is for checking values."""
         return device.type != "cpu"
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:

@@ -99,7 +99,7 @@ class KernelChoice(CompiledChoice):
         return (dataclasses.replace(self, name=name, info={**self.info, "pdl": config.pdl}, config=config),)
 
     def forward(self) -> Self:
-        """With ``from_ptx``."""
+        """The same choice with ``from_ptx``."""
         return dataclasses.replace(self, from_ptx=True)
 
     def kernel(self) -> Any:

@@ -85,7 +85,7 @@ class PaddedChoice(CompiledChoice):
         return (copy_artifact(self._compile_copy()), *self.inner.artifacts(device))
 
     def variants(self) -> Sequence[Self]:
-        """With the other answer to whether the launches of both kernels may overlap the kernel before."""
+        """The same kernels with the other answer to whether their launches may overlap the kernel before."""
         return tuple(
             dataclasses.replace(self, name=f"{inner.name}_pad", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
             for inner in self.inner.variants()

@@ -32,7 +32,7 @@ less by 8; e5m2 is the upper half of a float16."""
 
 
 class ScaleNames(Protocol):
-    """Where a kernel's scales are: the hooks' writer is one of these."""
+    """Names of a kernel's scales: the hooks' writer knows them."""
 
     def scale_pointer(self, name: str) -> str:
         """The name of a pointer."""

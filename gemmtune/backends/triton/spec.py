@@ -137,7 +137,7 @@ def _sizes(problem: Problem, config: Config, products: Sequence[Operands], after
 
 
 def _depth_class(k: int, config: Config, operands: Operands, *, static: bool) -> IntClass | None:
-    """Of a summed dimension, in which a partial block is masked; None without operands."""
+    """The class of a summed dimension, in which a partial block is masked; None without operands."""
     left, right = operands
     if left is None or right is None:
         return None

@@ -42,7 +42,7 @@ def vector_bytes(operand: OperandClass, *, mask_divisor: int) -> int:
 
 
 def _mask_divisors(spec: KernelSpec) -> tuple[int, int]:
-    """By how many elements the masks of a and b along their contiguous dimensions are aligned; 16 where there is no mask."""
+    """The alignments, in elements, of the masks of a and b along their contiguous dimensions; 16 where there is no mask."""
     k = 16 if spec.even_k else divisor(spec.k.constant) if spec.k.constant is not None else spec.k.divisor
     m = divisor(spec.m.constant) if spec.m.constant is not None else spec.m.divisor
     n = divisor(spec.n.constant) if spec.n.constant is not None else spec.n.divisor

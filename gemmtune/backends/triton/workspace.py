@@ -66,7 +66,7 @@ class Buffers:
     counters: int = 0
 
     def interpreted(self) -> dict[str, torch.Tensor]:
-        """On the CPU. Partial sums hold a number that shows in a result if it was never written."""
+        """The buffers on the CPU. Partial sums hold a number that shows in a result if it was never written."""
         unwritten = torch.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max // 3
         return {
             "workspace": torch.full((self.partials,), unwritten, dtype=self.dtype),

@@ -28,7 +28,7 @@ Acquire = Callable[[int], Mapping[str, Tensor]]
 
 
 def descriptions(problem: Problem, blocks: Blocks) -> dict[str, Description]:
-    """Of the operands that the kernel has as descriptors."""
+    """Descriptions of the operands that the kernel has as descriptors."""
     layouts = {"a": problem.a, "b": problem.b, "out": problem.out}
     return {name: Description.of(layouts[name], block) for name, block in blocks.items()}
 
@@ -69,7 +69,7 @@ def _by_triton(
     blocks: Blocks,
     acquire: Acquire | None,
 ) -> Run:
-    """With tensors, and Triton's own descriptors, as arguments."""
+    """A ``Run`` whose arguments are tensors, and Triton's own descriptors."""
     constants, described, names = constants_of(arguments, problem, where), descriptions(problem, blocks), names_of(problem)
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:

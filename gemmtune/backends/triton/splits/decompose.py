@@ -66,7 +66,7 @@ class DecomposedChoice(CompiledChoice):
 
     @functools.cached_property
     def config(self) -> Config:
-        """Of the kernel that adds up."""
+        """The config of the kernel that adds up."""
         width = min(SUM_WIDTH, 1 << (self.problem.n - 1).bit_length())
         return Config(block_m=SUM_ELEMENTS // width, block_n=width, block_k=16, stages=1, warps=SUM_WARPS, pdl=self.pdl)
 
@@ -120,7 +120,7 @@ class DecomposedChoice(CompiledChoice):
         return (*inner, copy_artifact(self._compile_sum()))
 
     def variants(self) -> Sequence[Self]:
-        """With the other answer to whether launches may overlap the kernel before."""
+        """The same choice with the other answer to whether launches may overlap the kernel before."""
         if self.target is None or self.target.backend != "cuda" or not can_overlap(int(self.target.arch)):
             return ()
         inner = next(iter(self.inner.variants())) if self.inner is not None else None
@@ -129,7 +129,7 @@ class DecomposedChoice(CompiledChoice):
         return (dataclasses.replace(self, name=name, info=info, inner=inner, pdl=not self.pdl),)
 
     def forward(self) -> Self:
-        """From PTX."""
+        """The same choice, loaded from its PTX."""
         inner = self.inner.forward() if self.inner is not None else None
         return dataclasses.replace(self, inner=inner, from_ptx=True)
 

@@ -64,12 +64,12 @@ class StreamGeometry(Geometry):
 
     @property
     def counters(self) -> int:
-        """Of the parts of each tile."""
+        """Counters of the parts of each tile."""
         return self.cut_tiles
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """As many programs as are resident."""
+        """One program for each that is resident."""
         return (self.programs, 1, 1)
 
 
