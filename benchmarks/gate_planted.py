@@ -31,7 +31,7 @@ class Slowed(Choice):
         """Of both."""
         return f"{self.inner.content_hash}+{self.share}"
 
-    def build(self) -> Kernel:
+    def bind(self, loaded: object) -> Kernel:  # noqa: ARG002
         """Build the inner one."""
         run, factor = self.inner.build().run, 1 + self.share
 

@@ -137,9 +137,24 @@ class Choice(ABC):
             CompileError: the compiler refused it.
         """
 
+    def load(self) -> Any:
+        """What ``compile`` made (compiling if it is missing), loaded for the current device.
+
+        It is the same for every choice of this ``compile_key``: a class of problems that differ in sizes shares it, and ``bind``
+        makes it a kernel for the sizes of one. None where there is nothing to load, as for most library calls.
+        """
+        return None
+
     @abstractmethod
+    def bind(self, loaded: Any) -> Kernel:
+        """The kernel for the problem's sizes and strides: grid, arguments that no call changes, workspace.
+
+        ``loaded`` is from ``load``, of this choice or of another one with its ``compile_key``. Nothing is compiled or loaded.
+        """
+
     def build(self) -> Kernel:
-        """Load what ``compile`` made (compiling if it is missing) and bind it to the problem."""
+        """Load the class's artifact and bind it to the problem. Raises what these raise."""
+        return self.bind(self.load())
 
     def variants(self) -> Sequence[Choice]:
         """Other choices with the same ``compile_key``: what a compiled kernel can be told at launch.

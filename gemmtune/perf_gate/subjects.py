@@ -88,9 +88,13 @@ class FunctionChoice(Choice):
         """A hash of the name: what the function does is not known."""
         return hashlib.sha256(self.target.encode()).hexdigest()
 
-    def build(self) -> Kernel:
+    def load(self) -> Subject:
         """Import the function. Raises SubjectError if that cannot be done."""
-        return _kernel(load(SubjectSpec(target=self.target)), self.problem, self.results_kept)
+        return load(SubjectSpec(target=self.target))
+
+    def bind(self, loaded: Subject) -> Kernel:
+        """Calls of the function."""
+        return _kernel(loaded, self.problem, self.results_kept)
 
 
 def _kernel(subject: Subject, problem: Problem, results_kept: int) -> Kernel:

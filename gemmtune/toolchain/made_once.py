@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from ..errors import CompileError
 
-__all__ = ["compile_text", "loaded", "made_once"]
+__all__ = ["compile_text", "made_once", "opened"]
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, nam
         raise CompileError(name, finished.stderr or finished.stdout or f"{command[0]} ended with {finished.returncode}")
 
 
-def loaded(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
+def opened(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
     """What ``load`` makes of the shared object of ``make``; one that is damaged is deleted and made anew, once.
 
     Raises:

@@ -14,7 +14,7 @@ from ..choice import Kernel, Run
 from ..device import DeviceInfo
 from ..errors import UnavailableError
 from .compiled import Artifact, CompiledChoice, binary_usage, find_cuobjdump
-from .made_once import loaded
+from .made_once import opened
 from .nvcc import find_compiler
 
 __all__ = ["Library", "SharedObjectChoice", "kernel_artifact", "load"]
@@ -74,7 +74,7 @@ class SharedObjectChoice(CompiledChoice, Generic[L]):
         """The shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
 
     @abstractmethod
-    def bind(self, library: L) -> Run:
+    def launcher(self, library: L) -> Run:
         """The launch for the problem on the current device. Raises ErrorFromChoice: the kernel refuses it."""
 
     @abstractmethod
@@ -103,21 +103,23 @@ class SharedObjectChoice(CompiledChoice, Generic[L]):
         """Make the shared object, unless it is there. Raises CompileError; UnavailableError without nvcc."""
         self.make()
 
-    def build(self) -> Kernel:
-        """Load the shared object and bind it to the problem and the current device.
+    def load(self) -> L:
+        """The functions of the shared object.
 
         Raises:
             CompileError: it was not compiled yet, and nvcc refused it.
             UnavailableError: it was not compiled yet, and there is no nvcc; or it cannot be loaded here.
-            ErrorFromChoice: the kernel refuses the problem, or the device cannot run it.
         """
-        _, library = self.open()
-        return Kernel(run=self.bind(library))
+        return self.open()[1]
+
+    def bind(self, loaded: L) -> Kernel:
+        """The launch for the problem on the current device. Raises ErrorFromChoice: the kernel or the device refuses it."""
+        return Kernel(run=self.launcher(loaded))
 
     def open(self) -> tuple[Path, L]:
-        """The shared object and its functions. Raises what ``build`` does."""
+        """The shared object and its functions. Raises what ``load`` does."""
         try:
-            return loaded(self.make, lambda path: (path, load(self.library, path)))
+            return opened(self.make, lambda path: (path, load(self.library, path)))
         except OSError as error:
             raise UnavailableError(f"{self.name}: its shared object cannot be loaded here: {error}") from error
 

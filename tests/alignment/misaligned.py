@@ -92,10 +92,10 @@ def every_run_watched(monkeypatch: pytest.MonkeyPatch, *kinds: type[Choice]) -> 
 
         return Kernel(run=run, run_new=run_new if kernel.run_new is not None else None)
 
-    def watching(build: Any) -> Any:
-        return lambda choice: watched(choice, build(choice))
+    def watching(bind: Any) -> Any:
+        return lambda choice, loaded: watched(choice, bind(choice, loaded))
 
     with monkeypatch.context() as patch:
         for kind in kinds:
-            patch.setattr(kind, "build", watching(kind.build))
+            patch.setattr(kind, "bind", watching(kind.bind))
         yield runs

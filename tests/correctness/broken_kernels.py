@@ -75,7 +75,7 @@ class MadeChoice(Choice):
     def content_hash(self) -> str:
         return self.name
 
-    def build(self) -> Kernel:
+    def bind(self, loaded: object) -> Kernel:
         run, run_new = self.run, self.run_new
         return Kernel(
             run=lambda out, tensors, scalars: run(out, *spread_out(self.problem, tensors, scalars)),

@@ -92,7 +92,7 @@ class Simple(CompiledChoice):
         """Another one, so that a test sees which was built."""
         return replace(self, how={"right": "forwarded", "forwarded": "wrong"}.get(self.how, self.how))
 
-    def build(self) -> Kernel:
+    def bind(self, loaded: object) -> Kernel:
         """``how`` says what happens."""
 
         def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
@@ -128,6 +128,6 @@ class Opaque(Choice):
         """Its name."""
         return self.name
 
-    def build(self) -> Kernel:
+    def bind(self, loaded: object) -> Kernel:
         """Never asked for."""
         raise NotImplementedError(self.name)

@@ -52,7 +52,7 @@ class Point(Choice):
     def variants(self) -> list[Choice]:
         return [point(self.kernel, x, y) for x in X for y in Y if (x == self.x) != (y == self.y)]
 
-    def build(self) -> Kernel:
+    def bind(self, loaded: object) -> Kernel:
         return Kernel(run=lambda out, tensors, scalars: torch.mm(*tensors, out=out))
 
 

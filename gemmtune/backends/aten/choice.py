@@ -31,7 +31,7 @@ class AtenChoice(Choice):
         text = json.dumps([self.name, self.aten_name, sorted(self.kwargs.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def build(self) -> Kernel:
+    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
         """The calls; nothing has to be loaded. ``run_new`` is there where torch's own result has the layout that is asked for."""
         match self.problem.op:
             case "mm_plus_mm":

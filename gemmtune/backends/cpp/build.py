@@ -16,7 +16,7 @@ import torch
 from ...choice import Choice, Kernel, Run, Scalars, Tensors
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
-from ...toolchain.made_once import loaded
+from ...toolchain.made_once import opened
 from .compiler import artifact_path, compile_source, find_compiler
 from .configs import Config
 from .operands import numbers_per_step, oriented, sides
@@ -77,11 +77,14 @@ class CppChoice(Choice):
         """Make the shared object, unless it is there. Raises CompileError; UnavailableError without a compiler."""
         compile_source(self.source, self.name)
 
-    def build(self) -> Kernel:
+    def load(self) -> ctypes.CDLL:
+        """The compiled functions. Raises CompileError, UnavailableError without a compiler, OSError."""
+        return opened(lambda: compile_source(self.source, self.name), load)
+
+    def bind(self, loaded: ctypes.CDLL) -> Kernel:
         """The compiled function with its plan. Calls let go of the GIL and use up to ``torch.get_num_threads()`` threads."""
-        library = loaded(lambda: compile_source(self.source, self.name), load)
         plan = make_plan(self.problem, self.config, self.arch, vnni=self.vnni)
-        return Kernel(run=_bind(library, plan, self.problem, self.name))
+        return Kernel(run=_bind(loaded, plan, self.problem, self.name))
 
     @property
     def packed_format(self) -> str | None:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -33,9 +34,13 @@ class CublasLtChoice(Choice):
         text = "cublaslt " + " ".join(f"{attribute.name}={value}" for attribute, value in self.algorithm.attributes)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def build(self) -> Kernel:
+    def load(self) -> Any:
+        """The bindings of the library. Raises UnavailableError where it is missing."""
+        return bindings()
+
+    def bind(self, loaded: Any) -> Kernel:
         """Make the descriptors. Raises RuntimeError with the status's name if cuBLASLt refuses."""
-        return Kernel(run=_launcher(gemm_of(self.problem), self.problem, self.algorithm))
+        return Kernel(run=_launcher(loaded, gemm_of(self.problem), self.problem, self.algorithm))
 
 
 def choice_of(problem: Problem, algorithm: Algorithm) -> CublasLtChoice:
@@ -59,9 +64,9 @@ def choice_of(problem: Problem, algorithm: Algorithm) -> CublasLtChoice:
     )
 
 
-def _launcher(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Run:
+def _launcher(lt: Any, gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Run:
     """The function that a call runs. What it needs lies in its locals: its own cost adds to every product."""
-    lt, descriptors = bindings(), Descriptors(gemm, problem)
+    descriptors = Descriptors(gemm, problem)
     matmul, failure, address = lt.matmul, lt.cuBLASLtError, ctypes.addressof
     raw_stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
     left, right, c, d = descriptors.left, descriptors.right, descriptors.c, descriptors.d

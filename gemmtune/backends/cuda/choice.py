@@ -95,7 +95,7 @@ class CudaChoice(SharedObjectChoice[Library], Generic[C]):
         """The same kernel told otherwise."""
         return tuple(self.of(config, self.problem, self.device) for config in self.near() if self.why_not(config) is None)
 
-    def bind(self, library: Library) -> Run:
+    def launcher(self, library: Library) -> Run:
         """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
         device = torch.cuda.current_device()
         refuse = functools.partial(refusal, name=self.name, problem=self.problem)

@@ -133,7 +133,7 @@ class CutlassChoice(SharedObjectChoice[Library]):
         """The shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
         return compile_source(self.source, self.toolkit, self.capability, self.name)
 
-    def bind(self, library: Library) -> Run:
+    def launcher(self, library: Library) -> Run:
         """The launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
         return bind(library, self.config, self.problem, self._oriented, self.name)
 

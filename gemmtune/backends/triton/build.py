@@ -22,7 +22,7 @@ from .arch import can_overlap
 from .artifact import mm_artifact
 from .configs import Config
 from .geometry import Geometry, geometry
-from .kernels import Target, compile_kernel, kernel_key, load_function, marker, use_ptx
+from .kernels import Target, compile_kernel, initialise, kernel_key, load_function, marker, use_ptx
 from .launch import bind_compiled, bind_interpreted
 from .legality import Predicate
 from .quantized import rounds_weights
@@ -124,28 +124,28 @@ class KernelChoice(CompiledChoice):
     def _compile(self, target: Target) -> Any:
         return compile_kernel(self.name, self.source, self._kernel_key, target, stages=self.config.stages, warps=self.config.warps)
 
-    def build(self) -> Kernel:
-        """Bind to the problem. On a GPU to the current device, which must be the current device at each call.
+    def bind(self, loaded: Any) -> Kernel:
+        """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
+        where = geometry(self.problem, self.config)
+        bind = bind_interpreted if self.target is None else bind_compiled
+        return Kernel(run=bind(loaded, self.source.arguments, self.problem, where, self.config))
+
+    def load(self) -> Any:
+        """Triton's compiled kernel on the current device, or the function that the interpreter runs.
 
         Raises:
             CompileError: it was not compiled yet, and the compiler refused it.
             UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
         """
-        where = geometry(self.problem, self.config)
-        arguments = self.source.arguments
         if self.target is None:
-            return Kernel(run=bind_interpreted(load_function(self.source), arguments, self.problem, where, self.config))
-        return Kernel(run=bind_compiled(self.loaded(), arguments, self.problem, where, self.config))
-
-    def loaded(self) -> Any:
-        """Triton's compiled kernel for the current device, one for all problems of its class. Raises as ``build``."""
-        assert self.target is not None
+            return load_function(self.source)
         key = (self._kernel_key, self.target, self.from_ptx, torch.cuda.current_device())
         compiled = _loaded.get(key)
         if compiled is None:
             compiled = self._compile(self.target)
             if self.from_ptx:
                 use_ptx(compiled)
+            initialise(compiled)
             _loaded[key] = compiled
         return compiled
 

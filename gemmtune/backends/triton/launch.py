@@ -18,7 +18,7 @@ from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8
 from .configs import Config
 from .geometry import Geometry
-from .kernels import initialise, toolchain
+from .kernels import toolchain
 from .source import Argument
 from .spec import strides_of
 from .workspace import Workspace
@@ -111,7 +111,6 @@ def _unwritten(dtype: torch.dtype) -> float:
 
 def bind_compiled(compiled: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
     """A ``Run`` for the current CUDA device, which must be the current device again at each call."""
-    initialise(compiled)
     device = torch.cuda.current_device()
     constants = constants_of(arguments, problem, where)
     tail = tuple(constants[a.name] for a in arguments if a.name in constants)

@@ -104,15 +104,20 @@ class PaddedChoice(CompiledChoice):
         assert self.inner.target is not None
         return compile_kernel(self.name, self.source, self._copy_key, self.inner.target, stages=1, warps=PAD_WARPS)
 
-    def build(self) -> Kernel:
-        """Bind both kernels to the current device. The copies live in memory that each call takes from torch's allocator."""
+    def load(self) -> tuple[Any, Any]:
+        """The kernel that copies, and the one that multiplies. Raises as ``KernelChoice.load``."""
         compiled = self._compile_copy()
         if self.inner.from_ptx:
             use_ptx(compiled)
         initialise(compiled)
+        return compiled, self.inner.load()
+
+    def bind(self, loaded: tuple[Any, Any]) -> Kernel:
+        """Bind both kernels to the current device. The copies live in memory that each call takes from torch's allocator."""
+        compiled, multiplying = loaded
         grid = (sum(copy.programs for copy in self.copies), self.copies[0].batch, 1)
         call = launcher_of(compiled, grid, pdl=self.inner.config.pdl)
-        return Kernel(run=bind(call, self.copies, self.inner.build().run, torch.cuda.current_device()))
+        return Kernel(run=bind(call, self.copies, self.inner.bind(multiplying).run, torch.cuda.current_device()))
 
 
 class _Address:

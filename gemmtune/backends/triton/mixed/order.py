@@ -91,15 +91,20 @@ class OrderedChoice(CompiledChoice):
         assert self.inner.target is not None
         return compile_kernel(self.name, self.source, self._order_key, self.inner.target, stages=1, warps=ORDER_WARPS)
 
-    def build(self) -> Kernel:
-        """Bind both kernels to the current device. The copy lives in memory that each call takes from torch's allocator."""
+    def load(self) -> tuple[Any, Any]:
+        """The kernel that copies, and the one that multiplies. Raises as ``KernelChoice.load``."""
         compiled = self._compile_order()
         if self.inner.from_ptx:
             use_ptx(compiled)
         initialise(compiled)
+        return compiled, self.inner.load()
+
+    def bind(self, loaded: tuple[Any, Any]) -> Kernel:
+        """Bind both kernels to the current device. The copy lives in memory that each call takes from torch's allocator."""
+        compiled, multiplying = loaded
         grid = (self.problem.m, -(-self.problem.k // BLOCK), 1)
         call = launcher_of(compiled, grid, pdl=self.inner.config.pdl)
-        return Kernel(run=bind(call, self.problem.a, self.inner.build().run, torch.cuda.current_device()))
+        return Kernel(run=bind(call, self.problem.a, self.inner.bind(multiplying).run, torch.cuda.current_device()))
 
 
 def bind(call: Launcher, layout: Layout, inner: Run, device: int) -> Run:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from ....choice import Claims, Kernel
 from ....device import DeviceInfo
@@ -15,7 +16,6 @@ from ..artifact import persistent_artifact
 from ..build import KernelChoice, target_of
 from ..configs import Config
 from ..geometry import geometry
-from ..kernels import load_function
 from ..legality import Predicate
 from ..source import Source, render_source
 from .configs import halved, persistent_configs, persistent_resources, programs_of, stores_described, turned
@@ -54,19 +54,13 @@ class PersistentChoice(KernelChoice):
         need = persistent_resources(self.problem, device, self.config)
         return (persistent_artifact(self.kernel(), Predicate(self.problem, device), self.config, need.smem_bytes),)
 
-    def build(self) -> Kernel:
-        """Bind to the problem. On a GPU to the current device, which must be the current device at each call.
-
-        Raises:
-            CompileError: it was not compiled yet, and the compiler refused it.
-            UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
-        """
+    def bind(self, loaded: Any) -> Kernel:
+        """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
         grid, blocks = (self.programs, 1, 1), dict(described_blocks(self.problem, self.config))
         where, arguments = geometry(self.problem, self.config), self.source.arguments
         if self.target is None:
-            function = load_function(self.source)
-            return Kernel(run=interpret_described(function, arguments, self.problem, where, grid, blocks))
-        return Kernel(run=bind_described(self.loaded(), arguments, self.problem, where, grid, blocks, pdl=self.config.pdl))
+            return Kernel(run=interpret_described(loaded, arguments, self.problem, where, grid, blocks))
+        return Kernel(run=bind_described(loaded, arguments, self.problem, where, grid, blocks, pdl=self.config.pdl))
 
 
 def described_blocks(problem: Problem, config: Config) -> tuple[tuple[str, tuple[int, int]], ...]:

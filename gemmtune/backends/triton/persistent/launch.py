@@ -12,7 +12,6 @@ from ....choice import Run, Scalars, Tensors
 from ....problem import Problem
 from ....problem.dtypes import FLOAT8
 from ..geometry import Geometry
-from ..kernels import initialise
 from ..launch import Launcher, constants_of, launcher_of
 from ..source import Argument
 from ..workspace import Buffers
@@ -108,7 +107,6 @@ def bind_described(
 
     Where the version of Triton is not known, its own launcher makes the descriptors, and launches in order.
     """
-    initialise(compiled)
     device = torch.cuda.current_device()
     acquire = buffers.on(device) if buffers is not None else None
     plain = launcher_of(compiled, grid, pdl=pdl)

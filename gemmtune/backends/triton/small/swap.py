@@ -13,7 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -83,9 +83,13 @@ class SwappedChoice(CompiledChoice):
         """Compile the kernel. Raises CompileError."""
         self.inner.compile()
 
-    def build(self) -> Kernel:
+    def load(self) -> Any:
+        """The kernel of the transposed problem. Raises what its ``load`` does."""
+        return self.inner.load()
+
+    def bind(self, loaded: Any) -> Kernel:
         """Bind the kernel to the current device."""
-        return Kernel(run=swapped(self.inner.build().run))
+        return Kernel(run=swapped(self.inner.bind(loaded).run))
 
 
 def swapped(inner: Run) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from ....choice import Kernel
 from ....device import DeviceInfo
@@ -16,7 +17,6 @@ from ..artifact import mm_artifact
 from ..build import KernelChoice, tiled
 from ..configs import Config
 from ..geometry import geometry
-from ..kernels import load_function
 from ..legality import Predicate
 from ..persistent.launch import bind_described, interpret_described
 from ..source import Source, render_source
@@ -41,20 +41,13 @@ class AtomicChoice(KernelChoice):
         """The only kernel."""
         return (mm_artifact(self.kernel(), Predicate(self.problem, device), self.config),)
 
-    def build(self) -> Kernel:
-        """Bind to the problem. On a GPU to the current device, which must be the current device at each call.
-
-        Raises:
-            CompileError: it was not compiled yet, and the compiler refused it.
-            UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
-        """
+    def bind(self, loaded: Any) -> Kernel:
+        """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
         where, arguments = geometry(self.problem, self.config), self.source.arguments
         elements = where.tiles * self.config.block_m * self.config.block_n
         buffers = Buffers(dtype=self.problem.accumulator, sums=elements, counters=where.tiles)
         if self.target is None:
-            function = load_function(self.source)
-            return Kernel(run=interpret_described(function, arguments, self.problem, where, where.grid, {}, buffers))
-        loaded = self.loaded()
+            return Kernel(run=interpret_described(loaded, arguments, self.problem, where, where.grid, {}, buffers))
         return Kernel(run=bind_described(loaded, arguments, self.problem, where, where.grid, {}, buffers, pdl=self.config.pdl))
 
 

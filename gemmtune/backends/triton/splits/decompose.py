@@ -27,7 +27,7 @@ from ..build import KernelChoice, choice_for, target_of
 from ..classes import INT32_LIMIT, OperandClass
 from ..configs import Config
 from ..geometry import Geometry
-from ..kernels import Target, compile_kernel, kernel_key, load_function, marker, use_ptx
+from ..kernels import Target, compile_kernel, initialise, kernel_key, load_function, marker, use_ptx
 from ..launch import bind_compiled, bind_interpreted
 from ..source import Source, render_source
 from ..spec import specialise
@@ -143,22 +143,27 @@ class DecomposedChoice(CompiledChoice):
         assert self.target is not None
         return compile_kernel(self.name, self.source, self._sum_key, self.target, stages=1, warps=SUM_WARPS)
 
-    def build(self) -> Kernel:
-        """Bind both to the current device. The partial sums live in memory that each call takes from torch's allocator."""
-        sliced = sliced_problem(self.problem, self.slices)
-        product = torch_product(sliced) if self.inner is None else inner_product(sliced, self.inner.build().run)
-        block_m, block_n = self.config.tile
-        tiles = -(-self.problem.m // block_m) * -(-self.problem.n // block_n)
-        where = SumGeometry(tiles=tiles, splits=self.slices, k_per_split=0, splits_per_group=self.slices, group_m=1)
-        arguments = self.source.arguments
+    def load(self) -> tuple[Any, Any]:
+        """The kernel that multiplies (None: torch's), and the one that adds up. Raises as ``KernelChoice.load``."""
+        product = None if self.inner is None else self.inner.load()
         if self.target is None:
-            return Kernel(
-                run=both(product, bind_interpreted(load_function(self.source), arguments, self.problem, where, self.config))
-            )
+            return product, load_function(self.source)
         compiled = self._compile_sum()
         if self.from_ptx:
             use_ptx(compiled)
-        return Kernel(run=both(product, bind_compiled(compiled, arguments, self.problem, where, self.config)))
+        initialise(compiled)
+        return product, compiled
+
+    def bind(self, loaded: tuple[Any, Any]) -> Kernel:
+        """Bind both to the current device. The partial sums live in memory that each call takes from torch's allocator."""
+        multiplying, adding = loaded
+        sliced = sliced_problem(self.problem, self.slices)
+        product = torch_product(sliced) if self.inner is None else inner_product(sliced, self.inner.bind(multiplying).run)
+        block_m, block_n = self.config.tile
+        tiles = -(-self.problem.m // block_m) * -(-self.problem.n // block_n)
+        where = SumGeometry(tiles=tiles, splits=self.slices, k_per_split=0, splits_per_group=self.slices, group_m=1)
+        bind = bind_interpreted if self.target is None else bind_compiled
+        return Kernel(run=both(product, bind(adding, self.source.arguments, self.problem, where, self.config)))
 
 
 def torch_product(sliced: Problem) -> Any:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 from ....choice import Kernel
 from ....device import DeviceInfo
@@ -17,7 +18,6 @@ from ....problem import Problem
 from ....toolchain.compiled import Artifact
 from ..artifact import persistent_artifact
 from ..build import KernelChoice, tiled
-from ..kernels import load_function
 from ..legality import Predicate
 from ..persistent.configs import turned
 from ..persistent.launch import Blocks, bind_described, interpret_described
@@ -77,20 +77,13 @@ class StreamChoice(KernelChoice):
         need = stream_resources(self.problem, device, self._config).smem_bytes
         return (persistent_artifact(self.kernel(), Predicate(self.problem, device), self.config, need),)
 
-    def build(self) -> Kernel:
-        """Bind to the problem. On a GPU to the current device, which must be the current device at each call.
-
-        Raises:
-            CompileError: it was not compiled yet, and the compiler refused it.
-            UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
-        """
+    def bind(self, loaded: Any) -> Kernel:
+        """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
         where, arguments, blocks = self.where, self.source.arguments, self._blocks
         elements = self.config.block_m * self.config.block_n * where.slots
         buffers = Buffers(dtype=self.problem.accumulator, partials=elements, counters=where.counters)
         if self.target is None:
-            function = load_function(self.source)
-            return Kernel(run=interpret_described(function, arguments, self.problem, where, where.grid, blocks, buffers))
-        loaded = self.loaded()
+            return Kernel(run=interpret_described(loaded, arguments, self.problem, where, where.grid, blocks, buffers))
         return Kernel(run=bind_described(loaded, arguments, self.problem, where, where.grid, blocks, buffers, pdl=self.config.pdl))
 
 
