@@ -150,8 +150,8 @@ def test_the_arguments_come_in_the_signatures_order(monkeypatch: pytest.MonkeyPa
     launch._bind_plain(call, 3, encode, (9,))(out, (a, b), ())
     kinds = {"a": "descriptor", "b": "descriptor", "inp": "pointer", "x0": "pointer", "out": "descriptor", "beta": "scalar"}
     arguments = [*(_argument(name, kind) for name, kind in kinds.items()), _argument("group_m", "runtime")]
-    names = ("out", "a", "b", "inp", "alpha", "beta", "x0")
-    launch._bind_general(call, 3, encode, names, arguments, (9,))(out, a, b, inp, 2.0, 3.0, (x,))
+    names = ("out", "a", "b", "inp", "x0", "alpha", "beta")
+    launch._bind_general(call, 3, encode, names, arguments, (9,))(out, (a, b, inp, x), (2.0, 3.0))
     plain = ("a", a.data_ptr(), "b", b.data_ptr(), "out", out.data_ptr(), 9)
     general = ("a", a.data_ptr(), "b", b.data_ptr(), inp.data_ptr(), x.data_ptr(), "out", out.data_ptr(), 3.0, 9)
     assert record.calls == [(5, 1, 1, 1003, "middle", *((values,) if packed else values)) for values in (plain, general)]

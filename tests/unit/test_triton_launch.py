@@ -128,7 +128,7 @@ def test_bias_extra_operands_and_scalars_come_in_the_signatures_order(stream: in
     record = _Recorder()
     how = launch.Launcher(function=record, grid=GRID, middle=(), packed=packed)
     a, b, out, inp, x = (torch.zeros(4) for _ in range(5))
-    run = launch._bind_general(how, 3, ["a", "b", "inp", "x0", "out"], ["alpha", "beta"], (9,), None)
-    run(out, a, b, inp, 2.0, 3.0, (x,))
+    problem = Problem.addmm(4, 4, 4, alpha=2.0, beta=3.0, device_type="cuda")
+    launch._bind_general(how, 3, problem, ("alpha", "beta"), (9,), None)(out, (a, b, inp, x), (2.0, 3.0))
     values = (*(t.data_ptr() for t in (a, b, inp, x, out)), 2.0, 3.0, 9)
     assert record.calls == [(*GRID, stream, *((values,) if packed else values))]
