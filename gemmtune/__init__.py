@@ -21,6 +21,7 @@ __all__ = [  # noqa: F405
     "PackedOperand",
     "Precision",
     "Problem",
+    "QuantizedWeight",
     "SettingsError",
     "StoreError",
     "TuningResult",

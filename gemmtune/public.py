@@ -1,8 +1,9 @@
 """The public names, all but ``settings``: what ``gemmtune/__init__.py`` imports when the first of them is asked for."""
 
 from .dispatch.explain import explain
-from .dispatch.prepack import PackedOperand, prepack
+from .dispatch.prepack import PackedOperand
 from .dispatch.tuning import tune
+from .dispatch.weights import QuantizedWeight
 from .errors import (
     CompileError,
     EpilogueError,
@@ -15,7 +16,7 @@ from .errors import (
     UnavailableError,
 )
 from .ops.dense import addmm, baddbmm, bmm, mm
-from .ops.packing import pack_int4, unpack_int4
+from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.quantized import int_mm, int_mm_mul, mixed_mm, scaled_mm
 from .ops.sums import mm_plus_mm
 from .problem import Epilogue, Layout, Precision, Problem
@@ -33,6 +34,7 @@ __all__ = [
     "PackedOperand",
     "Precision",
     "Problem",
+    "QuantizedWeight",
     "SettingsError",
     "StoreError",
     "TuningResult",

@@ -13,6 +13,7 @@ from ..problem.operations import Encoding, Op
 from .arguments import Call
 from .fused import BiasThen, add_bias, factor_dtype, multiply
 from .prepack import PackedOperand
+from .weights import QuantizedWeight, parts_of
 
 __all__ = [
     "CALLS",
@@ -136,7 +137,7 @@ def int_mm_mul_call(
 
 def mixed_mm_call(
     a: Tensor,
-    b: Tensor | PackedOperand,
+    b: Tensor | PackedOperand | QuantizedWeight,
     *,
     scale_b: Tensor | None = None,
     zero_b: Tensor | None = None,
@@ -146,6 +147,7 @@ def mixed_mm_call(
     epilogue_args: Sequence[Tensor] = (),
 ) -> Call:
     """mixed_mm."""
+    b, scale_b, zero_b, encoding = parts_of("mixed_mm", b, scale_b, zero_b, encoding)
     call = product_call("mixed_mm", a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     call.scale_b, call.zero_b, call.encoding = scale_b, zero_b, encoding
     return call
@@ -153,9 +155,9 @@ def mixed_mm_call(
 
 def scaled_mm_call(
     a: Tensor,
-    b: Tensor | PackedOperand,
+    b: Tensor | PackedOperand | QuantizedWeight,
     scale_a: Tensor,
-    scale_b: Tensor,
+    scale_b: Tensor | None = None,
     *,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
@@ -165,6 +167,13 @@ def scaled_mm_call(
     epilogue_args: Sequence[Tensor] = (),
 ) -> Call:
     """scaled_mm, a bias being the first part of its epilogue."""
+    b, scale_b, zero_b, encoding = parts_of("scaled_mm", b, scale_b)
+    if scale_b is None:
+        raise InvalidProblemError("scaled_mm: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales")
+    if encoding or zero_b is not None:
+        raise InvalidProblemError(
+            f"scaled_mm: b: got {encoding or 'zero points'}, expected 8-bit floats; mixed_mm multiplies integers"
+        )
     _check_dtype("scaled_mm", "out_dtype", out_dtype, RESULT_DTYPES)
     if isinstance(bias, Tensor):
         _check_dtype("scaled_mm", "dtype of bias", bias.dtype, BIAS_DTYPES)

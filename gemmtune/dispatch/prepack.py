@@ -7,20 +7,8 @@ import threading
 import torch
 
 from ..choice import Choice
-from ..errors import InvalidProblemError
-from ..problem.dtypes import DTYPES, FLOAT8, dtype_name
 
-__all__ = ["PackedOperand", "prepack"]
-
-_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
-    "mm": tuple(DTYPES),
-    "addmm": tuple(DTYPES),
-    "int_mm": (torch.int8,),
-    "int_mm_mul": (torch.int8,),
-    "mixed_mm": (torch.int8, torch.uint8, *FLOAT8),
-    "scaled_mm": FLOAT8,
-}
-"""The operations that take a prepacked operand, and the dtypes that it may have."""
+__all__ = ["PackedOperand"]
 
 
 class PackedOperand:
@@ -89,30 +77,3 @@ def _in_place_of(old: torch.Tensor | None, packed: torch.Tensor) -> torch.Tensor
         packed = old.copy_(packed)
     torch.cuda.current_stream(packed.device).synchronize()
     return packed
-
-
-def prepack(b: torch.Tensor, *, op: str | None = None) -> PackedOperand:
-    """Let the kernels keep ``b`` in a layout of their own, so that packing is not part of each call.
-
-    Args:
-        b: [K, N], any strides: the right operand of a product, such as ``linear.weight.t()``; or packed weights of four bits,
-            [K/2, N], for ``mixed_mm`` with an encoding. It is kept, not copied.
-        op: the operation that it is for, such as ``"mixed_mm"``: then its dtype is checked here, and not in the first call.
-
-    Returns:
-        An operand that mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm take in place of ``b``. The memory of a packed copy,
-        where a kernel wants one, comes on top of that of ``b``. In-place changes of ``b`` are noticed (by its version counter) and
-        packed anew.
-
-    Raises:
-        InvalidProblemError: ``b`` is not a 2-D tensor, or not of a dtype that ``op`` takes.
-    """
-    if not isinstance(b, torch.Tensor) or b.dim() != 2:
-        got = f"a {b.dim()}-D tensor" if isinstance(b, torch.Tensor) else type(b).__name__
-        raise InvalidProblemError(f"prepack: b must be a 2-D tensor [K, N], got {got}")
-    if op is not None and op not in _DTYPES:
-        raise InvalidProblemError(f"prepack: op: got {op!r}, expected one of {', '.join(_DTYPES)}, or None")
-    if op is not None and b.dtype not in _DTYPES[op]:
-        expected = ", ".join(map(dtype_name, _DTYPES[op]))
-        raise InvalidProblemError(f"prepack: dtype of b: got {b.dtype}, expected for {op} one of {expected}")
-    return PackedOperand(b)

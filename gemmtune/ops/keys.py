@@ -19,7 +19,7 @@ NOTHING: tuple[Tensor, ...] = ()
 
 
 def key_of(
-    name: str, a: Tensor, b: Tensor | PackedOperand, others: tuple[Tensor, ...] = (), options: Hashable = None
+    name: str, a: Tensor, b: Tensor | PackedOperand, others: tuple[Tensor | None, ...] = (), options: Hashable = None
 ) -> Hashable | None:
     """Everything that a plan depends on; None for a call that must be looked at more closely.
 
@@ -46,6 +46,8 @@ def key_of(
             name, packed, a.__class__, t.__class__, options,
         )  # fmt: skip
         for x in others:
+            if x is None:
+                return None
             # A scalar of another device is moved, which no plan does.
             if x.is_neg() or x.get_device() != index or (x.requires_grad and torch.is_grad_enabled()):
                 return None

@@ -1,15 +1,30 @@
-"""Two numbers of four bits in each byte: the packing of mixed_mm's weights."""
+"""Weights made ready ahead of calls: two numbers of four bits in each byte, and layouts that kernels like best."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import overload
+
 import torch
 
+from ..dispatch.prepack import PackedOperand
+from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
+from ..problem.dtypes import DTYPES, FLOAT8, dtype_name
 from ..problem.operations import ENCODINGS, Encoding
 
-__all__ = ["pack_int4", "unpack_int4"]
+__all__ = ["pack_int4", "prepack", "unpack_int4"]
 
+_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "mm": tuple(DTYPES),
+    "addmm": tuple(DTYPES),
+    "int_mm": (torch.int8,),
+    "int_mm_mul": (torch.int8,),
+    "mixed_mm": (torch.int8, torch.uint8, *FLOAT8),
+    "scaled_mm": FLOAT8,
+}
+"""The operations that take a prepacked operand, and the dtypes that it may have."""
 _RANGES = {"int4": (-8, 7), "uint4": (0, 15)}
 
 
@@ -59,3 +74,37 @@ def _range(encoding: str, name: str) -> tuple[int, int]:
         expected = ", ".join(text for text in ENCODINGS if text)
         raise InvalidProblemError(f"{name}: encoding: got {encoding!r}, expected one of {expected}")
     return _RANGES[encoding]
+
+
+@overload
+def prepack(b: torch.Tensor, *, op: str | None = None) -> PackedOperand: ...
+@overload
+def prepack(b: QuantizedWeight, *, op: str | None = None) -> QuantizedWeight: ...
+def prepack(b: torch.Tensor | QuantizedWeight, *, op: str | None = None) -> PackedOperand | QuantizedWeight:
+    """Let the kernels keep ``b`` in a layout of their own, so that packing is not part of each call.
+
+    Args:
+        b: [K, N], any strides: the right operand of a product, such as ``linear.weight.t()``; or packed weights of four bits,
+            [K/2, N], for ``mixed_mm`` with an encoding; or a ``QuantizedWeight``. It is kept, not copied.
+        op: the operation that it is for, such as ``"mixed_mm"``: then its dtype is checked here, and not in the first call.
+
+    Returns:
+        An operand that mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm take in place of ``b``; of a ``QuantizedWeight`` the
+        same with prepacked numbers. The memory of a packed copy,
+        where a kernel wants one, comes on top of that of ``b``. In-place changes of ``b`` are noticed (by its version counter) and
+        packed anew.
+
+    Raises:
+        InvalidProblemError: ``b`` is not a 2-D tensor, or not of a dtype that ``op`` takes.
+    """
+    if isinstance(b, QuantizedWeight):
+        return dataclasses.replace(b, numbers=prepack(b.tensor, op=op))
+    if not isinstance(b, torch.Tensor) or b.dim() != 2:
+        got = f"a {b.dim()}-D tensor" if isinstance(b, torch.Tensor) else type(b).__name__
+        raise InvalidProblemError(f"prepack: b must be a 2-D tensor [K, N], got {got}")
+    if op is not None and op not in _DTYPES:
+        raise InvalidProblemError(f"prepack: op: got {op!r}, expected one of {', '.join(_DTYPES)}, or None")
+    if op is not None and b.dtype not in _DTYPES[op]:
+        expected = ", ".join(map(dtype_name, _DTYPES[op]))
+        raise InvalidProblemError(f"prepack: dtype of b: got {b.dtype}, expected for {op} one of {expected}")
+    return PackedOperand(b)

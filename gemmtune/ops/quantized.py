@@ -15,6 +15,7 @@ from ..dispatch.call import composed, run
 from ..dispatch.calls import int_mm_call, int_mm_mul_call, mixed_mm_call, scaled_mm_call
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
+from ..dispatch.weights import QuantizedWeight, parts_of
 from ..errors import InvalidProblemError
 from ..problem.operations import Encoding
 from .keys import NOTHING, key_of
@@ -89,7 +90,7 @@ def int_mm_mul(
 
 def mixed_mm(
     a: Tensor,
-    b: Tensor | PackedOperand,
+    b: Tensor | PackedOperand | QuantizedWeight,
     *,
     scale_b: Tensor | None = None,
     zero_b: Tensor | None = None,
@@ -103,7 +104,7 @@ def mixed_mm(
     Args:
         a: [M, K] float32, float16 or bfloat16, any strides.
         b: [K, N] int8, uint8, float8_e4m3fn or float8_e5m2, any strides; or with ``encoding`` uint8 [K/2, N], see ``pack_int4``;
-            or a ``prepack``-ed operand.
+            or a ``prepack``-ed operand; or a ``QuantizedWeight``, which brings the next three along.
         scale_b: float32 or of a's dtype: one element, [1, N], or [⌈K/g⌉, N] with a number for each g = 32, 64 or 128 elements along
             K of a column. None means 1.
         zero_b: as ``scale_b``; needs one. None means 0.
@@ -119,6 +120,7 @@ def mixed_mm(
         InvalidProblemError: operands that do not fit together.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
+    b, scale_b, zero_b, encoding = parts_of("mixed_mm", b, scale_b, zero_b, encoding)
     key = None
     if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
         extra = () if scale_b is None else (scale_b,) if zero_b is None else (scale_b, zero_b)
@@ -133,9 +135,9 @@ def mixed_mm(
 
 def scaled_mm(
     a: Tensor,
-    b: Tensor | PackedOperand,
+    b: Tensor | PackedOperand | QuantizedWeight,
     scale_a: Tensor,
-    scale_b: Tensor,
+    scale_b: Tensor | None = None,
     *,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
@@ -148,7 +150,7 @@ def scaled_mm(
 
     Args:
         a: [M, K] float8_e4m3fn or float8_e5m2, any strides.
-        b: [K, N] of either dtype, any strides; or a ``prepack``-ed operand.
+        b: [K, N] of either dtype, any strides; or a ``prepack``-ed operand; or a ``QuantizedWeight`` with its scale.
         scale_a: float32: one element; [M, 1]; [M, ⌈K/128⌉] for blocks of 1×128; or [⌈M/128⌉, ⌈K/128⌉] for blocks of 128×128.
         scale_b: float32: one element; [1, N]; [⌈K/128⌉, N]; or [⌈K/128⌉, ⌈N/128⌉].
         bias: broadcasts to [M, N]: added in float32, before rounding.
@@ -162,10 +164,12 @@ def scaled_mm(
     """
     key = None
     if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
-        extra = (scale_a, scale_b) if bias is None else (scale_a, scale_b, bias)
-        key = key_of("scaled_mm", a, b, extra, (out_dtype, fast_accum))
+        numbers, scales, _, _ = parts_of("scaled_mm", b, scale_b)
+        extra = (scale_a, scales) if bias is None else (scale_a, scales, bias)
+        key = key_of("scaled_mm", a, numbers, extra, (out_dtype, fast_accum))
         if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b, *extra), ())
+            operand = numbers.for_choice(plan.choice) if isinstance(numbers, PackedOperand) else numbers
+            return plan.new((a, operand, *extra), ())
     call = scaled_mm_call(
         a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, fast_accum=fast_accum, out=out, epilogue=epilogue,
         epilogue_args=epilogue_args,

@@ -59,7 +59,9 @@ def spread(scale: Tensor, size: tuple[int, int], legal: Blocks, name: str) -> Te
     return scale
 
 
-def dequantized(b: Tensor, scale: Tensor | None, zero: Tensor | None, encoding: str, dtype: torch.dtype) -> Tensor:
+def dequantized(
+    b: Tensor, scale: Tensor | None, zero: Tensor | None, encoding: str, dtype: torch.dtype, *, legal: Blocks = BLOCKS_OF_WEIGHTS
+) -> Tensor:
     """(b − zero) · scale as a matrix [K, N] of ``dtype``, the dtype of a; b itself in that dtype where there is no scale.
 
     Computed in the widest of ``dtype`` and the scale's, each step rounded, as eager torch does.
@@ -72,8 +74,8 @@ def dequantized(b: Tensor, scale: Tensor | None, zero: Tensor | None, encoding: 
     size = (numbers.shape[0], numbers.shape[1])
     values = numbers.to(wide)
     if zero is not None:
-        values = values - spread(zero.to(wide), size, BLOCKS_OF_WEIGHTS, "zero_b")
-    return (values * spread(scale.to(wide), size, BLOCKS_OF_WEIGHTS, "scale_b")).to(dtype)
+        values = values - spread(zero.to(wide), size, legal, "zero_b")
+    return (values * spread(scale.to(wide), size, legal, "scale_b")).to(dtype)
 
 
 def int_product(a: Tensor, b: Tensor) -> Tensor:
