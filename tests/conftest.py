@@ -16,12 +16,20 @@ from pathlib import Path
 import parallel
 import pytest
 import quick_compiler
+import torch
 from interpreter import Run, interpreting_process
-from parallel import pytest_runtest_protocol, pytest_xdist_auto_num_workers
+from parallel import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_auto_num_workers
 
 from gemmtune import settings
 
-__all__ = ["interpreted", "own_store", "pytest_runtest_protocol", "pytest_xdist_auto_num_workers", "shipped_compiler"]
+__all__ = [
+    "interpreted",
+    "own_store",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_protocol",
+    "pytest_xdist_auto_num_workers",
+    "shipped_compiler",
+]
 
 if parallel.WORKER is None:
     _kept = os.environ.get("GEMMTUNE_CACHE_DIR")
@@ -39,6 +47,14 @@ def pytest_unconfigure() -> None:
     """Remove the run's cache folder."""
     if parallel.WORKER is None:
         shutil.rmtree(_folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _gpu_memory() -> Iterator[None]:
+    """What a test has freed of a GPU's memory is free for the other processes, too."""
+    yield
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
 
-__all__ = ["COMPILED", "WORKER", "pytest_runtest_protocol", "pytest_xdist_auto_num_workers", "share_kernels", "turn"]
+from gemmtune.cache import make_private
+
+__all__ = [
+    "COMPILED",
+    "WORKER",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_protocol",
+    "pytest_xdist_auto_num_workers",
+    "share_kernels",
+    "spread",
+    "turn",
+]
+
+T = TypeVar("T")
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 """The name of this process among those that run tests; None in the one that starts them, and where it runs them itself."""
@@ -26,9 +41,9 @@ FEW_FILES = 4
 
 def share_kernels(folder: Path, kernels: Path) -> None:
     """Make ``folder`` a cache folder with a store of its own, whose compiled kernels are those of ``kernels``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     for name in COMPILED:
-        (kernels / name).mkdir(parents=True, exist_ok=True)
+        make_private(kernels / name)
         (folder / name).symlink_to((kernels / name).resolve(), target_is_directory=True)
 
 
@@ -42,6 +57,30 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     # Each process compiles by itself then: one that starts compilers for all cores would take them from the others.
     os.environ.setdefault("GEMMTUNE_COMPILE_THREADS", str(max(1, len(os.sched_getaffinity(0)) // max(1, count))))
     return max(1, count)
+
+
+def spread(names: Sequence[T], count: int, slow: Container[T], alone: Container[T]) -> list[T]:
+    """The order in which ``count`` processes, each of which gets an equal share of the list, begin with the slow ones.
+
+    Those that run alone come last: whoever waits for them has nothing else to do by then.
+    """
+    first = [name for name in names if name in slow and name not in alone]
+    rest = iter([name for name in names if name not in slow and name not in alone] + [name for name in names if name in alone])
+    found: list[T] = []
+    for i in range(count):
+        size = (len(names) - len(found)) // (count - i)
+        own = first[i::count]
+        found += own + list(islice(rest, max(0, size - len(own))))
+    return found + list(rest)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes run the tests, the slow ones are not left for the end, when the other processes are idle."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if count:
+        slow, alone = ({item for item in items if item.get_closest_marker(name)} for name in ("slow", "alone"))
+        items[:] = spread(items, count, slow, alone)
 
 
 @contextmanager

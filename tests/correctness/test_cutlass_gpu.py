@@ -20,8 +20,6 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.gpu
-
 BF16, F16 = torch.bfloat16, torch.float16
 MOST_VARIANTS = 12
 
@@ -67,6 +65,9 @@ CASES: dict[str, tuple[Problem, str]] = {
     "96-columns": (mm(392, 1032, 1160, "nn"), "128x96x1 2x1 pingpong"),
 }
 
+SAMPLED = ("128x64-stream-k-fused", "8-columns")
+"""What -m gpu compiles: one tile with stream-K and an epilogue, and one that exchanges the operands."""
+
 
 def wanted(text: str) -> Tile:
     sizes, cluster, kind = text.split()
@@ -97,6 +98,17 @@ needs_sm90 = pytest.mark.skipif(
 )
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@needs_sm90
+@pytest.mark.parametrize("name", SAMPLED)
+def test_the_kernel_is_right(name: str) -> None:
+    choice = choice_of(name)
+    verdict = Verifier(choice.problem, torch.device("cuda")).check(choice, choice.build())
+    assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
+
+
+@pytest.mark.cutlass_build
 @needs_sm90
 @pytest.mark.parametrize("name", CASES)
 def test_every_variant_is_right(name: str) -> None:
@@ -107,8 +119,10 @@ def test_every_variant_is_right(name: str) -> None:
         assert verdict.status is Status.OK, f"{variant.name}: {verdict.reason}"
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
 @needs_sm90
-@pytest.mark.parametrize("name", ["128x64-stream-k-fused", "8-columns"])
+@pytest.mark.parametrize("name", SAMPLED)
 def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
     choice = choice_of(name)
     run = choice.build().run
@@ -127,6 +141,8 @@ def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> Non
         assert all(torch.equal(out, eager) for out in outs)
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
 @needs_sm90
 def test_calls_of_two_streams_do_not_share_a_workspace() -> None:
     choice = choice_of("128x64-stream-k-fused")

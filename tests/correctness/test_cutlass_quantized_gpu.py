@@ -18,8 +18,6 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.gpu
-
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CUDA: dict[str, Any] = {"device_type": "cuda"}
@@ -149,6 +147,7 @@ needs_sm90 = pytest.mark.skipif(
 )
 
 
+@pytest.mark.cutlass_build
 @needs_sm90
 @pytest.mark.parametrize("name", CASES)
 def test_every_variant_is_right(name: str) -> None:
@@ -160,11 +159,16 @@ def test_every_variant_is_right(name: str) -> None:
         assert verdict.status is Status.OK, f"{variant.name}: {verdict.reason}"
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
 @needs_sm90
 @pytest.mark.parametrize("name", ["int_mm-stream-k", "blocks-128x128", "packed-s4-few-rows", "packed-u8-stream-k"])
-def test_the_result_is_the_same_each_time(name: str) -> None:
+def test_the_result_is_right_and_the_same_each_time(name: str) -> None:
     choice = choice_of(name)
-    run = choice.build().run
+    kernel = choice.build()
+    verdict = Verifier(choice.problem, torch.device("cuda")).check(choice, kernel)
+    assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
+    run = kernel.run
     x = random_operands(choice.problem, torch.device("cuda"), seed=5)
     results, b = [], choice.pack(x.b)
     for _ in range(20):

@@ -110,11 +110,14 @@ def library(name: str) -> Library:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All kernels on a GPU, or of an architecture that is asked for by its marker; else the sample."""
+    """The sample, and on a GPU the others under a marker of their own; all of an architecture that is asked for by its marker."""
     if "kernel" not in metafunc.fixturenames:
         return
-    if metafunc.definition.get_closest_marker("gpu"):
-        metafunc.parametrize("kernel", KERNELS)
+    if "batch" in metafunc.fixturenames:
+        marks = {
+            kernel: (pytest.mark.gpu, pytest.mark.slow) if kernel in SAMPLED else (pytest.mark.cutlass_build,) for kernel in KERNELS
+        }
+        metafunc.parametrize("kernel", [pytest.param(kernel, marks=marks[kernel]) for kernel in KERNELS])
         return
     asked = str(metafunc.config.getoption("markexpr"))
     archs = {kernel: FAMILIES[kernel.rsplit("-", 1)[0]][0] for kernel in KERNELS}
@@ -248,7 +251,7 @@ def strides(x: torch.Tensor) -> Strides:
     return Strides(x.stride(1), x.stride(2), x.stride(0))
 
 
-@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
 @compiles
 @pytest.mark.parametrize("batch", [1, 3])
 def test_results_are_exact_for_integers_in_any_order_of_tiles(kernel: str, batch: int) -> None:

@@ -20,7 +20,7 @@ from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 from gemmtune.timing.timer import Call, GraphContender
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 PROBLEM = Problem.mm(512, 1024, 1024, dtype=torch.bfloat16, device_type="cuda")
 
@@ -52,7 +52,7 @@ def test_fresh_processes_time_functions_and_choices(own_store: Path) -> None:
 
 
 def test_the_pick_is_not_slower_than_torch_and_twice_the_work_is(own_store: Path) -> None:
-    with settings.patch(search="quick"):
+    with settings.patch(search="quick", backends=("aten", "triton")):
         picked = run_gate([PROBLEM], GateOptions(device="cuda", processes=3))
         twice = run_gate([PROBLEM], GateOptions(device="cuda", processes=3, candidate="gate_functions:twice"))
     assert not picked.failed

@@ -41,10 +41,10 @@ def label(problem: Problem) -> str:
 
 
 @pytest.mark.benchmark(timer=CLOCK)
-@pytest.mark.parametrize("problem", [*CPU, *(pytest.param(p, marks=pytest.mark.gpu) for p in CUDA)], ids=label)
+@pytest.mark.parametrize("problem", [*CPU, *(pytest.param(p, marks=[pytest.mark.gpu, pytest.mark.alone]) for p in CUDA)], ids=label)
 def test_record(benchmark: Any, problem: Problem, own_store: Path) -> None:
     device = detect(problem.device_type)
-    with settings.patch(search="quick") as chosen:
+    with settings.patch(search="quick", backends=("aten", "triton") if device.type == "cuda" else None) as chosen:
         plan = plan_for(problem, -1 if device.type == "cpu" else device.index)
         benchmark.extra_info |= extra_info(problem, plan.choice, device, chosen)
     with conditions(problem, device), collection_paused():

@@ -19,7 +19,7 @@ from gemmtune.settings import Settings
 from gemmtune.timing.rounds import play
 from gemmtune.timing.timer import Call, EagerContender, GraphContender
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 CLAIMS = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
 

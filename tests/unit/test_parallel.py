@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from parallel import pytest_xdist_auto_num_workers, share_kernels, turn
+from parallel import pytest_xdist_auto_num_workers, share_kernels, spread, turn
 
 WAIT_S = 30
 SOON_S = 0.2
@@ -92,3 +92,15 @@ def test_processes(arguments: list[str], cores: int, expected: int, monkeypatch:
     monkeypatch.setenv("GEMMTUNE_COMPILE_THREADS", "1")
     config = cast("Any", SimpleNamespace(args=arguments))
     assert pytest_xdist_auto_num_workers(config) == expected
+
+
+def test_each_process_begins_with_slow_tests_and_those_that_run_alone_come_last() -> None:
+    names = ["a", "S1", "b", "ALONE", "c", "S2", "d", "e", "S3", "f"]
+    assert spread(names, 2, slow={"S1", "S2", "S3"}, alone={"ALONE"}) == ["S1", "S3", "a", "b", "c", "S2", "d", "e", "f", "ALONE"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+@pytest.mark.parametrize("slow", [0, 1, 5, 30])
+def test_no_test_is_lost(count: int, slow: int) -> None:
+    names = list(range(30))
+    assert sorted(spread(names, count, set(range(slow)), {3, 29})) == names
