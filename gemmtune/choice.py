@@ -69,6 +69,8 @@ class Claims:
     flush_subnormals: bool = False
     deterministic: bool = True
     accumulator_bits: int | None = None
+    skips_zeros: bool = False
+    """Products with a zero may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
 
 
 Tensors = tuple[torch.Tensor, ...]

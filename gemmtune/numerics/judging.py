@@ -70,7 +70,7 @@ class Judge:
                 got = got.to(expected.dtype)
                 bad = got != expected
                 if bad.device.type != "cpu" or bool(bad.any()):
-                    bad &= ~(got.isnan() & expected.isnan())
+                    bad &= ~(expected.isnan() & (got.isnan() | self._claims.skips_zeros))
                 finding.add(chunk, bad, held, got, expected, torch.zeros_like(finding.ratio))
             else:
                 stored = self._stored(part.sums(batches, rows), [x[batches, rows] for x in extra])
@@ -84,7 +84,8 @@ class Judge:
             finding.ratio = torch.maximum(finding.ratio, ratio.max())
         if got.device.type == "cpu" and bool((difference <= error).all()):
             return  # the rest is for NaN, infinities and what is wrong
-        finding.add(chunk, ~is_right(got, expected, self._problem.out.dtype), bits, got, value, error)
+        bad = ~is_right(got, expected, self._problem.out.dtype)
+        finding.add(chunk, bad & ~value.isnan() if self._claims.skips_zeros else bad, bits, got, value, error)
 
     def _stored(self, acc: Approximate, extra: Sequence[torch.Tensor]) -> Approximate:
         """f(acc) as stored in out. Without an epilogue that is one rounding: acc + u·|R| + η, and a little of acc's own error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class Pick:
     row_index: torch.Tensor | None = None
     col_factor: torch.Tensor | None = None
     col_index: torch.Tensor | None = None
+    planted_rows: tuple[tuple[int, int], ...] = ()
+    """(row of a, place along K) of numbers that are not finite. They meet zeros of b, and 0 · ∞ is NaN, in all of the row but where
+    they are picked."""
+    planted_cols: tuple[tuple[int, int], ...] = ()
+    """(column of b, place along K) of such, which meet zeros of a."""
 
     @functools.cached_property
     def _row_major_a(self) -> torch.Tensor:
@@ -49,10 +55,20 @@ class Pick:
         operands = self.operands
         results = [*self._from_rows(batches, rows, dtype), *self._from_cols(batches, rows, dtype)]
         result = results[0] if len(results) == 1 else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
+        self._spread_planted(result, batches, rows)
         if operands.inp is None or operands.beta == 0:
             return result
         size = (*operands.a.shape[:-1], operands.b.shape[-1])
         return result + as_batches(operands.inp.expand(size))[batches, rows].to(dtype) * operands.beta
+
+    def _spread_planted(self, result: torch.Tensor, batches: slice, rows: slice) -> None:
+        for row, place in self.planted_rows:
+            if self.col_index is not None and rows.start <= row < rows.stop:
+                result[:, row - rows.start].masked_fill_(_sliced(self.col_index, batches) != place, math.nan)
+        for col, place in self.planted_cols:
+            if self.row_index is not None:
+                index = self.row_index.expand(-1, len(self.by_rows))[:, rows]
+                result[..., col].masked_fill_(_sliced(index, batches) != place, math.nan)
 
     def magnitude(self, batches: slice, rows: slice) -> torch.Tensor:
         """S of the same, float64, with |b| + |zero_b| for b and without inp; of a probe that picks rows of b only."""

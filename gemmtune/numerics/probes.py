@@ -10,7 +10,8 @@ picks column l_j of a, times w_j.
 ``width``       P4. A large product, many small ones, the large one's opposite: finds an accumulator or a partial sum that has a
                 few bits less than claimed.
 ``rows_of_b``   P2. a is one-hot in each row, b has full significands: a wrong index, an input that is silently narrowed. Some rows
-                hold a NaN or an infinity instead of the 1; integers hold any integer.
+                hold a NaN or an infinity instead of the 1, some columns of b an infinity that meets zeros of a; integers hold any
+                integer.
 ``cols_of_a``   P3, the mirror image.
 ``both``        P2 and P3: the two in one: even rows pick from the first half of K, columns pick from the second for the odd rows.
 ``integers``    P1: small integers with a reference product, where the layouts of a or b do not let their elements be chosen.
@@ -28,11 +29,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import GemmtuneError
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
 from .assembling import Assembling
-from .buffers import distinct_size, held_size, overlapping
+from .buffers import distinct, distinct_size, held_size, overlapping
 from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
 from .joined import joined
 from .operands import Operands
@@ -40,6 +40,9 @@ from .pick import Pick
 from .width import LEAST_K, width_rows
 
 __all__ = ["Probes"]
+
+LEAST_LINES = 4
+"""Of fewer rows of a or columns of b none gets a special number, unless a probe is for that."""
 
 
 class Probes:
@@ -65,11 +68,6 @@ class Probes:
     def can_measure_width(self) -> bool:
         """Whether ``width`` can be made."""
         return self.free_a and self.free_b and self.problem.k >= LEAST_K
-
-    @property
-    def has_nan(self) -> bool:
-        """Whether a can hold a NaN."""
-        return not dtype_info(self.problem.dtype).is_integer
 
     def random(self) -> Operands:
         """Standard normal numbers (away from subnormal ones; on tf32's grid for a tf32 problem) as every other operand.
@@ -147,29 +145,25 @@ class Probes:
             row_index=index,
         )
 
-    def rows_of_b(self, b: torch.Tensor, *, nan: bool = False, special: bool = True) -> Pick:
-        """One-hot rows of a over the given b, with NaN for every 1 if ``nan``. Needs ``free_a``.
+    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few: bool = False) -> Pick:
+        """One-hot rows of a over the given b. Needs ``free_a``.
 
-        ``special``: with a NaN and an infinity for some of the ones, where the dtype has them.
-
-        Raises:
-            GemmtuneError: ``nan`` for a dtype without one.
+        ``special``: with a NaN and an infinity for some of the ones and among the numbers of b, where the dtypes have them;
+        ``few``: in a column of b alone, even if there are few.
         """
         draw = self._draw
         index = draw.indices(draw.size_a[:2], 0, self.problem.k)
-        factor = self._factors(index.shape, self.problem.a.dtype, special=special)
-        if nan and not self.has_nan:
-            raise GemmtuneError(f"rows_of_b: nan=True needs a dtype that has one, got {self.problem.dtype}; see Probes.has_nan")
-        if nan:
-            factor.fill_(math.nan)
+        factor = self._factors(index.shape, self.problem.a.dtype, special=special and not few)
         a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
-        made = draw.operands(a, b, added=draw.small_inp(0), scaling=draw.picked_scaling())
+        planted = self._places(-1, few=few) if special and self.free_b else []
+        made = draw.operands(a, self._planted(b, planted, -1), added=draw.small_inp(0), scaling=draw.picked_scaling())
         return Pick(
-            name="NaN in a" if nan else "P2 one-hot a",
+            name="P2 one-hot a",
             operands=made,
             by_rows=self._row_mask(True),
             row_factor=factor,
             row_index=index,
+            planted_cols=tuple(planted),
         )
 
     def scaled_rows(self, b: torch.Tensor) -> Pick:
@@ -184,15 +178,32 @@ class Probes:
         made = draw.operands(a, b, added=draw.small_inp(0), general=True)
         return Pick(name="P6 scales", operands=made, by_rows=self._row_mask(True), row_factor=factor, row_index=index)
 
-    def cols_of_a(self, a: torch.Tensor, *, special: bool = True) -> Pick:
-        """One-hot columns of b over the given a, ``special`` as for ``rows_of_b``. Needs ``free_b``."""
+    def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few: bool = False) -> Pick:
+        """One-hot columns of b over the given a, ``special`` and ``few`` as for ``rows_of_b``. Needs ``free_b``."""
         draw = self._draw
         batch, k, n = draw.size_b
         index = draw.indices((batch, n), 0, k)
-        factor = self._factors_of_b(index.shape, special=special)
+        factor = self._factors_of_b(index.shape, special=special and not few)
         b = draw.placed_b(self._one_hot((batch, n, k), index, factor).mT)
-        made = draw.operands(a, b, added=draw.small_inp(0))
-        return Pick(name="P3 one-hot b", operands=made, by_rows=self._row_mask(False), col_factor=factor, col_index=index)
+        planted = self._places(-2, few=few) if special and self.free_a else []
+        made = draw.operands(self._planted(a, planted, -2), b, added=draw.small_inp(0))
+        return Pick(
+            name="P3 one-hot b",
+            operands=made,
+            by_rows=self._row_mask(False),
+            col_factor=factor,
+            col_index=index,
+            planted_rows=tuple(planted),
+        )
+
+    def special_in_few_lines(self, random: Operands) -> list[Pick]:
+        """One-hot probes with numbers that are not finite in a of few rows, and in b of few columns, where others have none."""
+        made = []
+        if self.free_a and self.free_b and self.problem.m < LEAST_LINES:
+            made.append(self.cols_of_a(random.left, few=True))
+        if self.free_a and self.free_b and self.problem.n < LEAST_LINES:
+            made.append(self.rows_of_b(random.right, few=True))
+        return [pick for pick in made if pick.planted_rows or pick.planted_cols]
 
     def both(self, random: Operands) -> Pick:
         """The two in one, for K of at least 2, with the numbers of ``random``. Needs ``free_a`` and ``free_b``."""
@@ -211,9 +222,10 @@ class Probes:
         a = torch.where(by_rows[:m].unsqueeze(-1), picking, a)
         b = draw.numbers_of_b(random.right)
         b[:, half:] = self._one_hot((batch_b, n, problem.k), col_index, col_factor).mT[:, half:]
-        made = draw.operands(draw.placed_a(a), draw.placed_b(b), added=draw.small_inp(0))
+        planted = [(m // 2 * 2 - 1, problem.k - 1)] if self._places(-2) else []
+        made = draw.operands(self._planted(draw.placed_a(a), planted, -2), draw.placed_b(b), added=draw.small_inp(0))
         return Pick(
-            name="P2+P3 one-hot", operands=made, by_rows=by_rows,
+            name="P2+P3 one-hot", operands=made, by_rows=by_rows, planted_rows=tuple(planted),
             row_factor=row_factor, row_index=row_index, col_factor=col_factor, col_index=col_index,
         )  # fmt: skip
 
@@ -224,10 +236,9 @@ class Probes:
         return draw.operands(a, draw.small_b(), added=draw.small_inp(MOST_ADDED), scaling=draw.scaling(most_zero=1))
 
     def _factors(self, size: tuple[int, ...], dtype: torch.dtype, *, special: bool = True) -> torch.Tensor:
-        """Ones; if ``special``, a NaN where there are at least two, and infinities where there are at least four and no epilogue.
+        """Ones; if ``special``, a NaN where there are at least two, and infinities where there are at least four.
 
-        Integers have neither, and any value but 0 in every place. With zero points there is no infinity either: whether two of them
-        are subtracted is the kernel's choice.
+        Integers have neither, and any value but 0 in every place.
         """
         info = dtype_info(dtype)
         if info.is_integer:
@@ -237,9 +248,40 @@ class Probes:
             return factor
         if size[-1] >= 2:
             factor[:, 0] = math.nan
-        if size[-1] >= 4 and self.problem.epilogue is None and info.has_infinity and self.problem.zero_b is None:
+        if size[-1] >= 4 and self._has_infinity(dtype):
             factor[:, 2] = -math.inf
         return factor
+
+    def _places(self, dim: int, *, few: bool = False) -> list[tuple[int, int]]:
+        """Where a (whose lines are along ``dim`` −2) or b (−1) gets numbers that are not finite: (line, place along K).
+
+        The last place and the first are those where a tail or a head goes wrong. In such a line nothing else is seen.
+        """
+        layout, k = self._side(dim), self.problem.k
+        lines = layout.size[dim]
+        if distinct_size(layout)[dim] != lines or dtype_info(layout.dtype).is_integer or self.problem.alpha == "zero":
+            return []
+        if lines < LEAST_LINES:
+            return [(lines - 1, k - 1 if dim == -2 else 0)] if few else []
+        return [(lines // 2, k - 1), (lines - 1, 0)] if lines >= 2 * LEAST_LINES else [(lines // 2, k - 1)]
+
+    def _planted(self, given: torch.Tensor, places: Sequence[tuple[int, int]], dim: int) -> torch.Tensor:
+        """``given`` with an infinity in these places, or a NaN; itself if there are none."""
+        if not places:
+            return given
+        planted = self._draw.placed(self._side(dim), distinct(given))
+        held = distinct(planted if dim == -2 else planted.mT)
+        number = torch.tensor(math.inf if self._has_infinity(given.dtype) else math.nan)
+        for line, place in places:
+            held[..., line, place].copy_(number)
+        return planted
+
+    def _side(self, dim: int) -> Layout:
+        return self.problem.a if dim == -2 else self.problem.b
+
+    def _has_infinity(self, dtype: torch.dtype) -> bool:
+        """Whether probes have infinities. With zero points there may be two to subtract: whether so is the kernel's choice."""
+        return self.problem.epilogue is None and dtype_info(dtype).has_infinity and self.problem.zero_b is None
 
     def _factors_of_b(self, size: tuple[int, ...], *, special: bool) -> torch.Tensor:
         """The same for b; of weights that are integers powers of two, whose products are exact."""

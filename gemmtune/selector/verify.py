@@ -182,8 +182,7 @@ class Verifier:
                 picks.append(probes.rows_of_b(probes.every_weight(random.right)))
             if probes.free_b:
                 picks.append(probes.cols_of_a(random.left))
-            if probes.has_nan and probes.free_a and problem.m < 2 and problem.n < 2 and problem.alpha != "zero":
-                picks.append(probes.rows_of_b(random.right, nan=True))
+            picks += probes.special_in_few_lines(random)
         made: list[Expectation] = [Picked.of(pick) for pick in picks]
         if probes.free_a and problem.scales and not (self._expensive and probes.can_pick_both):
             made.append(Picked.of(probes.scaled_rows(random.b), scaled=True))

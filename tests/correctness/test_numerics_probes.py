@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from problem_strategies import mixed_problems, narrow_problems, problems
 from quantized_kernels import terms, unpacked
 
-from gemmtune.errors import GemmtuneError
 from gemmtune.numerics.operands import ALPHA, BETA, Operands, storage_bits
 from gemmtune.numerics.pick import Pick
 from gemmtune.numerics.probes import Probes
@@ -27,10 +26,7 @@ def picks(problem: Problem, limit: int = 2**23) -> list[Pick]:
     random = probes.random()
     made = []
     if probes.free_a:
-        made += [
-            probes.rows_of_b(probes.every_weight(random.b)),
-            *([probes.rows_of_b(random.b, nan=True)] if probes.has_nan else []),
-        ]
+        made.append(probes.rows_of_b(probes.every_weight(random.b)))
     if probes.free_b:
         made.append(probes.cols_of_a(random.a))
     if probes.can_pick_both:
@@ -39,7 +35,7 @@ def picks(problem: Problem, limit: int = 2**23) -> list[Pick]:
         made.append(probes.cancel(limit))
     if probes.can_measure_width:
         made.append(probes.width(limit))
-    return made
+    return [*made, *probes.special_in_few_lines(random)]
 
 
 def known(problem: Problem, pick: Pick) -> torch.Tensor:
@@ -150,13 +146,6 @@ def test_special_rows_hold_nan_and_infinity_only_where_they_tell_something() -> 
     plain = nothing.rows_of_b(nothing.random().b).row_factor
     assert plain is not None
     assert plain.isfinite().all()
-
-
-def test_integers_have_no_nan() -> None:
-    probes = Probes(Problem.int_mm(5, 6, 7, device_type="cpu"), CPU)
-    assert not probes.has_nan
-    with pytest.raises(GemmtuneError, match=r"rows_of_b: nan=True needs a dtype that has one, got torch.int8; see Probes.has_nan"):
-        probes.rows_of_b(probes.random().b, nan=True)
 
 
 def test_int8_probes_have_both_signs_and_large_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,38 @@ def test_wrong_on_a_later_run_only_is_found() -> None:
     result = verdict(mm(), run)
     assert result.status == Status.WRONG_RESULT
     assert "out[7, 9]" in result.reason
+
+
+def infinity_as_nan(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As a kernel that takes inputs apart into parts of fewer bits: ∞ − ∞ is the second part."""
+    return torch.where(a.isinf(), math.nan, a) @ torch.where(b.isinf(), math.nan, b)
+
+
+def zeros_skipped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Terms with a zero of a are left out."""
+    return (torch.where(a.mT.unsqueeze(-1) == 0, 0, a.mT.unsqueeze(-1) * b.unsqueeze(-2))).sum(dim=-3)
+
+
+def zero_columns_skipped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return zeros_skipped(b.mT, a.mT).mT
+
+
+@pytest.mark.parametrize("size", [(33, 40, 129), (1, 40, 129), (40, 1, 129), (3, 2, 16), (1, 3, 9)], ids=str)
+@pytest.mark.parametrize("product", [infinity_as_nan, zeros_skipped, zero_columns_skipped])
+def test_kernels_that_go_wrong_at_infinities_are_found(size: tuple[int, int, int], product: Any) -> None:
+    problem = mm(*size)
+    assert verdict(problem, kernel(problem)).status == Status.OK
+    assert verdict(problem, kernel(problem, product)).status == Status.WRONG_RESULT
+    declared = verdict(problem, kernel(problem, product), claims_of(F32, skips_zeros=True))
+    assert (declared.status == Status.OK) == (product is not infinity_as_nan), declared.reason
+
+
+def test_large_cpu_problem_has_an_infinity_in_its_shared_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.selector.verify.SEPARATE_PROBES_MACS", 1)
+    problem = mm(64, 72, 128)
+    assert verdict(problem, kernel(problem)).status == Status.OK
+    for product in (infinity_as_nan, zero_columns_skipped):
+        assert verdict(problem, kernel(problem, product)).reason.startswith("P2+P3 one-hot: out[")
 
 
 def test_operands_are_made_anew_after_a_choice_changed_them() -> None:

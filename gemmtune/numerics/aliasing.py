@@ -1,0 +1,56 @@
+"""Operands that share memory: mm(x, x), mm(x, x.t()), views that overlap.
+
+A kernel that is told by an address whose numbers it has at hand, or which of two copies is done, goes wrong there alone. The layouts
+of a and b are what the problem says, so that one of equal layouts is mm(x, x), and one of transposed ones mm(x, x.t()).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from ..problem import Layout, Problem
+from .buffers import allocate
+from .operands import Operands
+
+__all__ = ["Sharing", "can_share", "in_one_buffer"]
+
+Sharing = Literal["same start", "overlapping"]
+"""Whether all operands begin at one address, or each in the middle of the one before it."""
+
+_ALIGNMENT_BYTES = 256
+"""Shifts are multiples of it, so that the addresses are as aligned as the layouts say."""
+
+
+def can_share(problem: Problem) -> bool:
+    """Whether a and b are of one dtype, and may thus be views of the same numbers."""
+    return problem.a.dtype == problem.b.dtype and not problem.encoding and problem.k > 0 and not problem.empty
+
+
+def in_one_buffer(problem: Problem, operands: Operands, how: Sharing = "same start", *, seed: int = 0) -> Operands:
+    """``operands`` of a problem that ``can_share``, but a, b and those of c, d and inp that have their dtype lie in one buffer.
+
+    All numbers in it are −1, 0 and 1, so that the reference of ``expectation.referenced(..., integers=True)`` is exact. Scales and
+    scalars stay; so does an inp that must not be read.
+    """
+    layouts = {name: getattr(problem, name) for name in ("a", "b", "c", "d", "inp")}
+    if problem.beta == "zero":
+        del layouts["inp"]
+    shared: dict[str, Layout] = {name: x for name, x in layouts.items() if x is not None and x.dtype == problem.a.dtype}
+    itemsize = problem.a.dtype.itemsize
+    step = (
+        0 if how == "same start" else max(_ALIGNMENT_BYTES, problem.a.span * itemsize // 2 // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES)
+    )
+    starts = {name: number * step // itemsize for number, name in enumerate(shared)}
+    size = max(starts[name] + layout.offset + layout.span for name, layout in shared.items())
+    device = operands.a.device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    buffer = allocate(Layout.contiguous((size,), problem.a.dtype), device)
+    buffer.copy_(torch.randint(-1, 2, (size,), generator=generator, dtype=torch.int8, device=device))
+    views = {
+        name: buffer.as_strided(layout.size, layout.stride, buffer.storage_offset() + starts[name] + layout.offset)
+        for name, layout in shared.items()
+    }
+    return dataclasses.replace(operands, **views)
