@@ -1,13 +1,13 @@
 """Operands that share memory: mm(x, x), mm(x, x.t()), views that overlap.
 
-A kernel that is told by an address whose numbers it has at hand, or which of two copies is done, goes wrong there alone. The layouts
-of a and b are what the problem says, so that one of equal layouts is mm(x, x), and one of transposed ones mm(x, x.t()).
+A kernel goes wrong there alone if it tells operands by their addresses. The layouts of a and b are what the problem says, so that a
+problem of equal layouts is mm(x, x), and one of transposed ones mm(x, x.t()).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -15,7 +15,7 @@ from ..problem import Layout, Problem
 from .buffers import allocate
 from .operands import Operands
 
-__all__ = ["Sharing", "can_share", "in_one_buffer"]
+__all__ = ["Sharing", "can_share", "in_one_buffer", "is_product_with_itself"]
 
 Sharing = Literal["same start", "overlapping"]
 """Whether all operands begin at one address, or each in the middle of the one before it."""
@@ -27,6 +27,11 @@ _ALIGNMENT_BYTES = 256
 def can_share(problem: Problem) -> bool:
     """Whether a and b are of one dtype, and may thus be views of the same numbers."""
     return problem.a.dtype == problem.b.dtype and not problem.encoding and problem.k > 0 and not problem.empty
+
+
+def is_product_with_itself(problem: Problem) -> bool:
+    """Whether b may be a, or a transposed: what callers write as mm(x, x) and mm(x, x.t())."""
+    return can_share(problem) and problem.b in (problem.a, problem.a.transposed)
 
 
 def in_one_buffer(problem: Problem, operands: Operands, how: Sharing = "same start", *, seed: int = 0) -> Operands:
@@ -49,7 +54,7 @@ def in_one_buffer(problem: Problem, operands: Operands, how: Sharing = "same sta
     generator = torch.Generator(device=device).manual_seed(seed)
     buffer = allocate(Layout.contiguous((size,), problem.a.dtype), device)
     buffer.copy_(torch.randint(-1, 2, (size,), generator=generator, dtype=torch.int8, device=device))
-    views = {
+    views: dict[str, Any] = {
         name: buffer.as_strided(layout.size, layout.stride, buffer.storage_offset() + starts[name] + layout.offset)
         for name, layout in shared.items()
     }

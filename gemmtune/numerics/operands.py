@@ -95,20 +95,19 @@ class Operands:
         return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
 
     @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """The operands that are given, by role in the order of ``Problem.operands``; those of the epilogue are not among them."""
+        return {role: x for role in ROLES if (x := getattr(self, role)) is not None}
+
+    @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What ``Run`` takes: the operands that are given, in the order of ``Problem.operands``, then the epilogue's."""
-        return (*(x for role in ROLES if (x := getattr(self, role)) is not None), *self.extra)
+        """What ``Run`` takes: ``named`` without the names, then the epilogue's."""
+        return (*self.named.values(), *self.extra)
 
     @property
     def scalars(self) -> tuple[float, ...]:
         """What ``Run`` takes: alpha and beta where something is added, else none."""
         return () if self.inp is None else (self.alpha, self.beta)
-
-    @property
-    def named(self) -> dict[str, torch.Tensor]:
-        """The tensors that a call is given, by name, but for those of the epilogue."""
-        tensors = {name: getattr(self, name) for name in ("a", "b", "c", "d", "inp", "scale_a", "scale_b", "zero_b")}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     @property
     def left(self) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from ..choice import Choice, Claims, Kernel, Status, Tensors
 from ..errors import ErrorFromChoice
+from ..numerics.aliasing import in_one_buffer, is_product_with_itself
 from ..numerics.bounds import exact_limit
 from ..numerics.compare import BadElement, Finding
 from ..numerics.expectation import Expectation, Picked, referenced
@@ -27,6 +28,9 @@ __all__ = ["Verdict", "Verifier"]
 SEPARATE_PROBES_MACS = 2**33
 """On a CPU with more multiplications, where each call takes long, a and b share a one-hot probe, and ``run_new`` takes a turn of
 ``run``'s; else both have probes of their own."""
+
+MOST_SHARED_MACS = 2**30
+"""With more multiplications, what may be a product of one tensor with itself is not tried as such: that takes a reference more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +192,8 @@ class Verifier:
             made.append(Picked.of(probes.scaled_rows(random.b), scaled=True))
         if not (probes.free_a and probes.free_b):
             made.append(referenced(problem, probes.integers(), name="P1 integers", integers=True))
+        if is_product_with_itself(problem) and problem.flops <= 2 * MOST_SHARED_MACS:
+            made.append(referenced(problem, in_one_buffer(problem, probes.integers()), name="b is a", integers=True))
         made.append(referenced(problem, random, name="random"))
         return made
 

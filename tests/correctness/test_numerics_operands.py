@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from gemmtune.numerics.aliasing import can_share, in_one_buffer
 from gemmtune.numerics.guards import Checksum, Guards
 from gemmtune.numerics.operands import (
     ALPHA,
@@ -21,6 +24,7 @@ from gemmtune.numerics.operands import (
     scale_factor,
     storage_bits,
 )
+from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import DTYPES, dtype_info
 
@@ -197,3 +201,38 @@ def test_checksum_sees_changes_and_exchanges_in_the_whole_buffer() -> None:
     assert not checksum.changed()
     storage_bits(tensor)[0] += 1
     assert checksum.changed()
+
+
+@pytest.mark.parametrize("how", ["same start", "overlapping"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem.mm(33, 33, 33, dtype=torch.bfloat16, layout="nn", device_type="cpu"),
+        Problem.mm(40, 40, 17, dtype=torch.float64, layout="nt", device_type="cpu"),
+        Problem.addmm(9, 9, 9, dtype=torch.float32, bias="mn", alpha=2, beta=3, device_type="cpu"),
+        Problem.mm_plus_mm(8, 6, 40, 5, dtype=torch.float16, device_type="cpu"),
+        Problem.int_mm(24, 24, 24, device_type="cpu"),
+    ],
+    ids=lambda problem: problem.op,
+)
+def test_operands_in_one_buffer_share_elements_and_keep_their_layouts(problem: Problem, how: Any) -> None:
+    given = Probes(problem, CPU).integers()
+    shared = in_one_buffer(problem, given, how)
+    first = shared.a.data_ptr()
+    for role, tensor in shared.named.items():
+        assert Layout.of(tensor) == getattr(problem, role)
+        assert tensor.untyped_storage().data_ptr() == shared.a.untyped_storage().data_ptr()
+        assert (tensor.data_ptr() == first) == (how == "same start" or role == "a")
+        assert set(tensor.unique().tolist()) == {-1, 0, 1}
+    assert shared.b.data_ptr() < first + shared.a.numel() * shared.a.element_size()
+    if problem.b in (problem.a, problem.a.transposed) and how == "same start":
+        assert torch.equal(shared.b, shared.a if problem.b == problem.a else shared.a.mT)
+
+
+def test_what_cannot_share_memory() -> None:
+    assert can_share(Problem.mm(3, 4, 5, dtype=torch.float16, device_type="cpu"))
+    assert not can_share(Problem.mm(3, 4, 0, dtype=torch.float16, device_type="cpu"))
+    assert not can_share(Problem.mixed_mm(16, 16, 32, dtype=torch.float16, device_type="cpu"))
+    problem = Problem.addmm(9, 9, 9, dtype=torch.float32, alpha=1, beta=0, device_type="cpu")
+    given = Probes(problem, CPU).integers()
+    assert in_one_buffer(problem, given).inp is given.inp

@@ -185,6 +185,16 @@ def test_kernels_that_go_wrong_at_infinities_are_found(size: tuple[int, int, int
     assert (declared.status == Status.OK) == (product is not infinity_as_nan), declared.reason
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_kernels_that_go_wrong_where_b_is_a_are_found(layout: str) -> None:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b) * (1 if a.data_ptr() != b.data_ptr() else 2)
+
+    problem = mm(33, 33, 33, layout=layout)
+    assert verdict(problem, kernel(problem)).status == Status.OK
+    assert verdict(problem, kernel(problem, product)).reason.startswith("b is a: out[")
+
+
 def test_large_cpu_problem_has_an_infinity_in_its_shared_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.selector.verify.SEPARATE_PROBES_MACS", 1)
     problem = mm(64, 72, 128)
