@@ -19,7 +19,7 @@ class Effort:
     """By the name of a template, or of a backend that has one: how many of its configs are tried, the likely best first; None for
     every legal one. One takes a second to compile with Triton, three with a C++ compiler, half a minute with CUTLASS."""
     variant_kernels: int
-    """Of how many kernels, the fastest by what is known, the variants of the launch are tried, …"""
+    """Of how many kernels, the fastest by what is known, the launch variants are tried, …"""
     variant_near: float
     """… unless they are slower than the fastest choice by more than this factor; …"""
     variant_rounds: int

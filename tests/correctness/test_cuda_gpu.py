@@ -116,8 +116,8 @@ def choices_of(name: str) -> list[ClusterChoice]:
 def with_variants(choice: ClusterChoice) -> list[ClusterChoice]:
     """Those that differ from it in one respect, and in two."""
     found = {choice.name: choice}
-    for near in choice.variants():
-        found |= {near.name: near} | {far.name: far for far in near.variants()}
+    for near in choice.launch_variants():
+        found |= {near.name: near} | {far.name: far for far in near.launch_variants()}
     return list(found.values())
 
 

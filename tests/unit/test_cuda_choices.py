@@ -56,7 +56,7 @@ def shape(text: str) -> Shape:
 )
 def test_the_search_has_what_was_the_fastest_on_an_h200(sizes: tuple[int, int, int], wanted: set[str]) -> None:
     found = choices(mm(*sizes))
-    told = {variant.name.removeprefix("cuda:cluster_") for choice in found for variant in (choice, *choice.variants())}
+    told = {variant.name.removeprefix("cuda:cluster_") for choice in found for variant in (choice, *choice.launch_variants())}
     assert told >= wanted
     assert len(found) <= 5
 
@@ -130,7 +130,7 @@ def test_no_clusters_share_a_tile_that_have_no_room_beside_each_other() -> None:
 
 def test_variants_are_told_at_launch_and_need_no_compilation() -> None:
     [choice] = [choice for choice in choices(mm(256, 256, 16384)) if str(choice.config.shape) == "128x64x64_s8_k2_1x2"]
-    near = choice.variants()
+    near = choice.launch_variants()
     assert {variant.compile_key for variant in near} == {choice.compile_key}
     assert len({variant.content_hash for variant in (choice, *near)}) == len(near) + 1
     assert {str(variant.config).removeprefix(str(choice.config.shape)) for variant in near} == {"_g7", "_g7_pdl4"}

@@ -142,7 +142,7 @@ def test_a_search_has_what_was_fastest_on_an_h200(problem: Problem, shape: tuple
 @pytest.mark.parametrize("fields", KINDS, ids=str)
 def test_variants_are_told_at_launch_and_need_no_compilation(fields: dict[str, Any]) -> None:
     choice = choices(mixed_mm(**fields))[0]
-    near = choice.variants()
+    near = choice.launch_variants()
     assert {variant.compile_key for variant in near} == {choice.compile_key}
     assert len({variant.content_hash for variant in (choice, *near)}) == len({v.name for v in (choice, *near)}) == len(near) + 1
     for told in ("pdl", "ahead"):
@@ -213,7 +213,7 @@ def test_one_scale_for_all_is_not_moved_along() -> None:
 def test_a_shape_is_compiled_once_for_every_size_and_launch(nvcc: FakeNvcc) -> None:
     choice = choices(mixed_mm(scales="column"))[0]
     other = dataclasses.replace(choice, problem=mixed_mm(11, 1000, 2064, scales="column"))
-    same = [choice, other, *choice.variants(), *other.variants()]
+    same = [choice, other, *choice.launch_variants(), *other.launch_variants()]
     assert {c.compile_key for c in same} == {choice.compile_key}
     assert not choice.compiled
     for each in same:

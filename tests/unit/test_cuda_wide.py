@@ -120,7 +120,7 @@ def test_a_shape_that_takes_the_model_much_longer_is_left_to_an_exhaustive_searc
 @pytest.mark.parametrize("fields", KINDS, ids=str)
 def test_variants_are_told_at_launch_and_need_no_compilation(fields: dict[str, Any]) -> None:
     choice = choices(mixed_mm(**fields))[0]
-    near = choice.variants()
+    near = choice.launch_variants()
     assert {variant.compile_key for variant in near} == {choice.compile_key}
     assert len({variant.content_hash for variant in (choice, *near)}) == len({v.name for v in (choice, *near)}) == len(near) + 1
     assert {variant.config.pdl for variant in (choice, *near)} == {True, False}
@@ -165,7 +165,7 @@ def test_results_are_put_in_rows_as_they_are_stored_unless_an_epilogue_has_their
 def test_a_shape_is_compiled_once_for_every_size_and_launch(nvcc: FakeNvcc) -> None:
     choice = choices(mixed_mm(scales="column"))[0]
     other = dataclasses.replace(choice, problem=mixed_mm(51, 1000, 2064, scales="column"))
-    same = [choice, other, *choice.variants(), *other.variants()]
+    same = [choice, other, *choice.launch_variants(), *other.launch_variants()]
     assert {c.compile_key for c in same} == {choice.compile_key}
     for each in same:
         each.compile()

@@ -49,7 +49,7 @@ class Point(Choice):
     def compiled(self) -> bool:
         return True
 
-    def variants(self) -> list[Choice]:
+    def launch_variants(self) -> list[Choice]:
         return [point(self.kernel, x, y) for x in X for y in Y if (x == self.x) != (y == self.y)]
 
     def bind(self, loaded: object) -> Kernel:
@@ -92,7 +92,7 @@ def test_a_wrong_kernel_is_not_asked() -> None:
 
 
 def test_a_choice_without_variants_or_compilation_is_not_asked() -> None:
-    assert Choice.variants(point("k")) == ()
+    assert Choice.launch_variants(point("k")) == ()
 
 
 def test_regexes_hold_for_variants() -> None:

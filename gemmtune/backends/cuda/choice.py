@@ -91,7 +91,7 @@ class CudaChoice(SharedObjectChoice[Library], Generic[C]):
         """The kernel's a is the problem's b."""
         return False
 
-    def variants(self) -> tuple[Self, ...]:
+    def launch_variants(self) -> tuple[Self, ...]:
         """The same kernel told otherwise."""
         return tuple(self.of(config, self.problem, self.device) for config in self.near() if self.why_not(config) is None)
 
