@@ -256,6 +256,21 @@ def test_explain_counts_what_is_not_measured(missing: int, line: str):
     assert str(explanation).splitlines() == ["this call: torch (nothing is known)", f"   {line}"]
 
 
+def test_tune_and_explain_take_a_problem_or_a_call(own_store: Path):
+    x, weight = torch.randn(6, 64), gemmtune.QuantizedWeight.quantize(torch.randn(64, 8))
+    relu = {"epilogue": torch.relu}
+    with settings.patch(backends=("aten",), search="quick"):
+        for op, operands, arguments in (("mm", (x, x.t()), relu), (gemmtune.mixed_mm, (x, weight), {})):
+            [tuned] = gemmtune.tune(op, *operands, progress=False, **arguments)
+            assert tuned.source == "measured"
+            explained = gemmtune.explain(op, *operands, **arguments)
+            assert explained.problem == tuned.problem
+            assert (explained.pick, explained.origin) in ((tuned.pick, "from the store"), (tuned.pick, "the only choice"))
+            assert gemmtune.explain(tuned.problem) == explained
+            [again] = gemmtune.tune(tuned.problem, progress=False)
+            assert (again.source, again.pick) == ("store", tuned.pick)
+
+
 def test_explain_tells_what_differs_from_an_earlier_machine(backend: FixedBackend):
     tuned()
     store = open_store(settings.current())
