@@ -64,6 +64,12 @@ def _gpu_memory() -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured counts as measured on a quiet machine: tests run beside each other."""
+    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "")
+
+
 @pytest.fixture
 def own_store(tmp_path: Path) -> Iterator[Path]:
     """A store of the test's own; compiled kernels are shared with the other tests. Tunes in this process, which is quicker."""

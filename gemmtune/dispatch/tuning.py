@@ -20,6 +20,7 @@ from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.store import Store, open_store
 from ..workers.pool import WORKERS
+from .host import host_us
 from .named import Operand, Operation, stated
 from .plan import forget_plans
 
@@ -96,8 +97,9 @@ def _tuned(
     problems: Sequence[Problem], device: DeviceInfo, settings: Settings, store: Store, progress: Progress
 ) -> Iterable[ProblemResult]:
     """The results, in order. For a GPU, all problems compile in the background while the first ones are measured."""
-    candidates = [candidates_for(p, device, settings) for p in problems]
-    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store).missing]
+    cost_us = host_us(device, settings)
+    candidates = [candidates_for(p, device, settings, host_us=cost_us) for p in problems]
+    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, reliable=True).missing]
     if missing and settings.tune_in_subprocess:
         WORKERS.prepare(measuring_kind(device), 1)
     # On a CPU, compilers would disturb the measurements: there each problem compiles before it is measured.
@@ -106,6 +108,6 @@ def _tuned(
             progress.begin(problem, len(problems))
             if not problem.empty:
                 ensure_limits(problem, device, settings, store, progress)
-            _, result = select(each, store, progress, compilation)
+            _, result = select(each, store, progress, compilation, reliable=True)
             progress.end(result)
             yield result
