@@ -1,11 +1,10 @@
-"""What tuning tells while it works, and the listeners: silent, lines of the log, a bar on a terminal, two lines for a first call.
+"""What tuning tells while it works, and the three listeners: silent, plain lines, and a bar on a terminal.
 
 Progress goes to standard error, so that the standard output of a program that tunes stays its own.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["Bar", "FirstCall", "Lines", "Progress", "Silent", "progress_for"]
-
-log = logging.getLogger("gemmtune")
+__all__ = ["Bar", "Lines", "Progress", "Silent", "progress_for"]
 
 
 class Progress(Protocol):
@@ -70,30 +67,12 @@ class Silent:
         """Nothing is open."""
 
 
-class FirstCall(Silent):
-    """One line when a call begins to measure, and one when it knows what to run: it takes seconds, and nobody asked for it."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._begun = False
-
-    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - that it begins is all that is said
-        """``tuning mm 16x4096x4096 float32 nt on cpu …``"""
-        if not self._begun:
-            self._begun = True
-            tell(f"tuning {self._problem}: once, the pick is kept for later calls and processes (tune='never' leaves it to torch)")
-
-    def end(self, result: ProblemResult) -> None:
-        """``tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:…, 1.83x torch``"""
-        speedup = f", {result.speedup_over_torch:.2f}x torch" if result.speedup_over_torch else ""
-        tell(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
-
-
 class Lines:
-    """Log lines for pipes: one when a problem starts and ends, one when a stage starts and ends, and in between at most one every
-    ``interval_s`` seconds."""
+    """Plain lines for pipes and log files: one when a problem starts and ends, one when a stage starts and ends, and in between
+    at most one every ``interval_s`` seconds."""
 
-    def __init__(self, *, interval_s: float = 5.0) -> None:
+    def __init__(self, stream: TextIO | None = None, *, interval_s: float = 5.0) -> None:
+        self._stream = stream or sys.stderr
         self._interval_s = interval_s
         self._count = 0
         self._stage = ""
@@ -103,7 +82,7 @@ class Lines:
         """``[1/4] mm 16x4096x4096 float32 nt on cpu``"""
         self._count += 1
         self._stage = ""
-        log.info("[%d/%d] %s", self._count, total_problems, problem)
+        self._write(f"[{self._count}/{total_problems}] {problem}")
 
     def stage(self, name: str, done: int, total: int) -> None:
         """``  compile: 3/24``"""
@@ -112,18 +91,21 @@ class Lines:
             return
         self._stage = name
         self._last_s = now_s
-        log.info("  %s: %d/%d", name, done, total)
+        self._write(f"  {name}: {done}/{total}")
 
     def end(self, result: ProblemResult) -> None:
         """``  pick: cpp:… , 1.83× torch (12.3 s)``"""
-        log.info("  %s (%.1f s)", pick_line(result), result.seconds)
+        self._write(f"  {pick_line(result)} ({result.seconds:.1f} s)")
 
     def message(self, text: str) -> None:
         """The text on a line of its own."""
-        log.info("  %s", text)
+        self._write(f"  {text}")
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def _write(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
 
 
 class Bar:
@@ -178,16 +160,9 @@ class Bar:
 
 
 def progress_for(stream: TextIO | None = None) -> Progress:
-    """The listener that suits ``stream`` (None: standard error): a bar on a terminal, else lines of the log."""
+    """The listener that suits ``stream`` (None: standard error): a bar on a terminal, else lines."""
     stream = stream or sys.stderr
-    return Bar(stream) if stream.isatty() else Lines()
-
-
-def tell(text: str) -> None:
-    """An INFO line of the log; on a terminal where nobody has configured logging, a line on standard error."""
-    log.info("%s", text)
-    if not log.hasHandlers() and sys.stderr.isatty():
-        print(f"gemmtune: {text}", file=sys.stderr, flush=True)
+    return Bar(stream) if stream.isatty() else Lines(stream)
 
 
 def _rich_bar(stream: TextIO) -> RichProgress:

@@ -11,9 +11,10 @@ from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
+from ..timing.rounds import Ranked
 from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
-from .session import Ranking, Sample, Session
+from .session import Sample, Session
 
 __all__ = ["AnySession", "RemoteSession", "measuring_kind", "open_session"]
 
@@ -27,8 +28,8 @@ class RemoteSession:
     follow.
     """
 
-    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
-        self._arguments = (problem, device, settings, host_us)
+    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings) -> None:
+        self._arguments = (problem, device, settings)
         self._kind = measuring_kind(device)
         self._timeout_s = settings.choice_timeout_s
         self._worker: Worker | None = None
@@ -65,12 +66,13 @@ class RemoteSession:
             self._discard()
         return sample
 
-    def rank(self, choices: Sequence[Choice]) -> Ranking:
+    def rank(self, choices: Sequence[Choice]) -> dict[str, Ranked]:
         """As ``Session.rank``. If the worker dies, each choice is tried alone, and those that survive are ranked."""
-        ranking = self._rank(choices)
-        if ranking is None and len(choices) > 1:
-            ranking = self._rank([c for c in choices if self._rank([c]) is not None])
-        return ranking or Ranking(times={})
+        ranked = self._rank(choices)
+        if ranked is not None or len(choices) < 2:
+            return ranked or {}
+        survivors = [c for c in choices if self._rank([c]) is not None]
+        return self._rank(survivors) or {}
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """As ``Session.limits``; nothing if the worker dies of it."""
@@ -80,11 +82,11 @@ class RemoteSession:
             log.warning("the limits of %s could not be measured: %s", self._arguments[1].name, error.reason)
             return {}
 
-    def _rank(self, choices: Sequence[Choice]) -> Ranking | None:
+    def _rank(self, choices: Sequence[Choice]) -> dict[str, Ranked] | None:
         """None if the worker died."""
         names = ", ".join(c.name for c in choices)
         try:
-            ranking, dead = self._opened().call(_rank, choices, timeout_s=self._timeout_s * max(1, len(choices)))
+            ranked, dead = self._opened().call(_rank, choices, timeout_s=self._timeout_s * max(1, len(choices)))
         except (WorkerCrashed, WorkerTimedOut) as error:
             log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
             return None
@@ -92,7 +94,7 @@ class RemoteSession:
             log.warning("the final rounds of %s ruined the CUDA context", names)
             self._discard()
             return None
-        return ranking
+        return ranked
 
     def _opened(self) -> Worker:
         """The worker with the session open in it."""
@@ -114,9 +116,9 @@ class RemoteSession:
 AnySession = Session | RemoteSession
 
 
-def open_session(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> AnySession:
+def open_session(problem: Problem, device: DeviceInfo, settings: Settings) -> AnySession:
     """A session in a worker process, or in this one if the settings say so. Use it as a context manager."""
-    return (RemoteSession if settings.tune_in_subprocess else Session)(problem, device, settings, host_us)
+    return (RemoteSession if settings.tune_in_subprocess else Session)(problem, device, settings)
 
 
 def measuring_kind(device: DeviceInfo) -> str:
@@ -128,9 +130,9 @@ def measuring_kind(device: DeviceInfo) -> str:
 _sessions: list[Session] = []
 
 
-def _open(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float) -> None:
+def _open(problem: Problem, device: DeviceInfo, settings: Settings) -> None:
     _close()
-    _sessions.append(Session(problem, device, settings, host_us))
+    _sessions.append(Session(problem, device, settings))
 
 
 def _close() -> None:
@@ -146,11 +148,11 @@ def _limits(known: dict[str, float]) -> dict[str, float]:
     return _sessions[-1].limits(known)
 
 
-def _rank(choices: Sequence[Choice]) -> tuple[Ranking, bool]:
+def _rank(choices: Sequence[Choice]) -> tuple[dict[str, Ranked], bool]:
     session = _sessions[-1]
     try:
         return session.rank(choices), False
     except Exception:
         if session.dead:
-            return Ranking(times={}), True
+            return {}, True
         raise

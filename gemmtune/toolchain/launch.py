@@ -15,20 +15,15 @@ from ..errors import ErrorFromChoice
 from ..problem import Layout, Problem
 from .render import template
 from .shared_object import Library
+from .structs import Strides, declared, fields_of
 from .workspace import Workspace
 
-__all__ = ["GIVEN", "MOST_OPERANDS", "Launch", "Strides", "bind", "launch_text", "strides_of"]
+__all__ = ["GIVEN", "MOST_OPERANDS", "Launch", "bind", "launch_text", "strides_of"]
 
 MOST_OPERANDS = 8
 """That a launch can pass beside a and b."""
 GIVEN = "5P2d"
 """``struct Given`` of launch.h.jinja before x: stream, out, a, b, workspace; alpha, beta."""
-
-
-class Strides(ctypes.Structure):
-    """``struct Strides`` of launch.h.jinja: in elements; ``batch`` from one product to the next."""
-
-    _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
 
 
 class Launch(ctypes.Structure):
@@ -41,27 +36,17 @@ class Launch(ctypes.Structure):
     )  # fmt: skip
 
 
-C_TYPES: dict[Any, str] = {
-    ctypes.c_void_p: "void const*", ctypes.c_double: "double", ctypes.c_int: "int", ctypes.c_longlong: "long long",
-    Strides: "Strides",
-}  # fmt: skip
-WRITTEN = ("out", "workspace")
+WRITTEN = {"out": "void*", "workspace": "void*"}
 """Addresses to which a kernel stores."""
 
 
 def launch_text(launch: type[Launch], passed: int) -> str:
     """C++: ``launch`` as ``struct Launch``; ``gemmtune_call``, which is given ``passed`` operands beside a and b; ``prepared``."""
-    fields = [_declared(name, kind) for base in (Launch, launch) for name, kind in base.__dict__["_fields_"]]
+    fields = [declared(name, kind, WRITTEN) for name, kind in fields_of(launch)]
     last = getattr(launch, launch.__dict__["_fields_"][-1][0])
     return template(__package__, "launch.h.jinja").render(
         fields=fields, size=ctypes.sizeof(launch), used=last.offset + last.size, passed=passed
     )
-
-
-def _declared(name: str, kind: Any) -> str:
-    many = issubclass(kind, ctypes.Array)
-    written = "void*" if name in WRITTEN else C_TYPES[kind._type_ if many else kind]
-    return f"{written} {name}{f'[{kind._length_}]' if many else ''};"
 
 
 def bind(
@@ -73,17 +58,14 @@ def bind(
     refuse: Callable[[int], ErrorFromChoice],
     exchanged: bool = False,
     aligned_bytes: Sequence[int] = (1, 1, 1),
-    aligned_operands: Sequence[tuple[int, int]] = (),
-    zero: bool = True,
 ) -> Run:
     """A function with the signature of ``choice.Run`` for the current device, for which ``library`` has been made ready.
 
     ``refuse``: the error that a status other than 0 means. ``exchanged``: the kernel's a is the problem's b. ``aligned_bytes``:
-    what the addresses of out, and of the kernel's a and b, are multiples of; ``aligned_operands``: the same of others, by number.
-    ``zero``: the workspace has to be zero to begin with.
+    what the addresses of out, and of the kernel's a and b, are multiples of.
     """
     device = torch.cuda.current_device()
-    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device, zero=zero)
+    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
     call, what = library.call, ctypes.byref(planned)
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
     out_bytes, a_bytes, b_bytes = aligned_bytes
@@ -97,7 +79,7 @@ def bind(
         if exchanged:
             left, right = right, left
         to, x = out.data_ptr(), [tensor.data_ptr() for tensor in tensors[first:]]
-        if to % out_bytes or left % a_bytes or right % b_bytes or any(x[i] % size for i, size in aligned_operands):
+        if to % out_bytes or left % a_bytes or right % b_bytes:
             addresses = " ".join(f"{address:#x}" for address in (to, left, right, *x))
             raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {addresses}")
         stream = current_stream(device)

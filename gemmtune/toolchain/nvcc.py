@@ -8,10 +8,11 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import UnavailableError
 
-__all__ = ["Compiler", "find_compiler"]
+__all__ = ["Compiler", "find_compiler", "toolkit_folders"]
 
 LEAST_CUDA = (12, 3)
 """The first CUDA version whose nvcc compiles what we have for SM90."""
@@ -38,6 +39,11 @@ def find_compiler() -> Compiler:
         if candidate and os.access(candidate, os.X_OK):
             return _compiler(candidate, os.stat(candidate).st_mtime_ns)
     raise UnavailableError("nvcc is not on PATH: install the CUDA toolkit, or compile on a machine that has it (gemmtune build)")
+
+
+def toolkit_folders() -> list[Path]:
+    """Where CUDA toolkits may be: above each nvcc."""
+    return [Path(nvcc).resolve().parent.parent for nvcc in (shutil.which("nvcc"), *WHERE_NVCC) if nvcc]
 
 
 @functools.cache

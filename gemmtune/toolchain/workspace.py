@@ -10,17 +10,16 @@ __all__ = ["Workspace"]
 
 
 class Workspace:
-    """Memory of one bound kernel, ``zero`` to begin with: some for each stream, and other for each capture, from its graph's pool.
+    """Memory of one bound kernel, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
 
     That of a capture is kept until the next one on the same stream: a graph that is replayed zeroes it anew. ``capture`` gives the
-    number of the capture that a stream is in, 0 for none. Without ``zero`` the memory has any values.
+    number of the capture that a stream is in, 0 for none.
     """
 
-    def __init__(self, capture: Callable[[int], int], size_bytes: int, device: int, *, zero: bool = True) -> None:
+    def __init__(self, capture: Callable[[int], int], size_bytes: int, device: int) -> None:
         self._capture = capture
         self.size_bytes = size_bytes
         self._device = torch.device("cuda", device)
-        self._make = torch.zeros if zero else torch.empty
         self._by_stream: dict[int, torch.Tensor] = {}
         self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -39,4 +38,4 @@ class Workspace:
         return memory.data_ptr()
 
     def _new(self) -> torch.Tensor:
-        return self._make(self.size_bytes, dtype=torch.uint8, device=self._device)
+        return torch.zeros(self.size_bytes, dtype=torch.uint8, device=self._device)

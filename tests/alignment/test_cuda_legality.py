@@ -1,82 +1,159 @@
-"""Which problems and configs the cluster kernel is legal for, and whether the compiler's figures are the predicted ones."""
+"""What the cuda families are legal for, and with which configs: every rule with its reason."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from sass import read_early
+from cuda_cases import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    FAMILY,
+    INT4,
+    SM90,
+    UINT4,
+    UINT8,
+    bmm,
+    cluster_shape,
+    config,
+    family_of,
+    mixed,
+    mm,
+    skinny_shape,
+    wgmma_shape,
+)
 
-from gemmtune import settings
-from gemmtune.backends.cuda.cluster.build import ClusterChoice
-from gemmtune.backends.cuda.cluster.configs import SHAPES, Config, Shape
-from gemmtune.backends.cuda.cluster.launch import launch_of
-from gemmtune.backends.cuda.cluster.legality import by_k, check_config, check_problem, spreads_of, tiles_of
+from gemmtune.backends.cuda.cluster import configs as cluster
+from gemmtune.backends.cuda.cluster.legality import by_k, clusters_of, tiles_of
+from gemmtune.backends.cuda.hopper import registers_per_thread
+from gemmtune.backends.cuda.mixed.legality import is_along_k
+from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
+from gemmtune.backends.cuda.skinny import legality as skinny_legality
+from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.wgmma import legality as wgmma_legality
 from gemmtune.device import preset
-from gemmtune.errors import UnavailableError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.toolchain.compiled import find_cuobjdump
-from gemmtune.toolchain.nvcc import find_compiler
 
-SM90 = preset("sm90")
-BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+ROWS = "TMA copies contiguous rows that are aligned to 16 bytes"
+LINES = "TMA copies rows or columns that are aligned to 16 bytes"
+SMALL_CLUSTER, SQUARE = cluster.SHAPES[0], cluster_shape("64x64x64_s6_k2_2x2")
+SKINNY, WGMMA, LARGE = skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4), wgmma_shape(256, 2, 1, 64, 5)
+
+OF_ALL: list[tuple[Any, str, str]] = [
+    (lambda p: p, "sm80", "works on CUDA devices of compute capability 9.0, not on sm80"),
+    (lambda p: p, "sm100", "works on CUDA devices of compute capability 9.0, not on sm100"),
+    (lambda p: dataclasses.replace(p, epilogue=trace(lambda acc, x: acc * x, F32, [torch.empty(1, dtype=F64)])), "sm90",
+     "operand 0 of the epilogue is float64, expected one of bfloat16, float16, float32"),
+    (lambda p: dataclasses.replace(p, epilogue=trace(lambda acc, *x: acc + sum(x), F32, [torch.empty(1)] * 9)), "sm90",
+     "the epilogue has 9 operands, a launch passes at most 8"),
+]  # fmt: skip
 
 
-def mm(m: int = 128, n: int = 128, k: int = 8192, dtype: torch.dtype = BF16, layout: str = "nt") -> Problem:
-    return Problem.mm(m, n, k, dtype=dtype, layout=layout, device_type="cuda")
-
-
-def shape(text: str) -> Shape:
-    return next(shape for shape in SHAPES if str(shape) == text)
-
-
-def has_nvcc() -> bool:
-    try:
-        find_compiler()
-    except UnavailableError:
-        return False
-    return True
+@pytest.mark.parametrize(("change", "arch", "reason"), OF_ALL, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(("family", "problem"), [("cluster", mm()), ("skinny", mixed()), ("wgmma", mixed(64))], ids=str)
+def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
+    assert FAMILY[family].why_not(change(problem), preset(arch)) == reason
 
 
 @pytest.mark.parametrize(
-    ("problem", "arch", "reason"),
+    ("problem", "reason"),
     [
-        (mm(), "sm80", "works on CUDA devices of compute capability 9.0, not on sm80"),
-        (mm(), "sm100", "works on CUDA devices of compute capability 9.0, not on sm100"),
-        (mm(dtype=F32), "sm90", "a is float32, expected bfloat16 or float16"),
-        (mm(k=0), "sm90", "the product is empty: nothing is launched"),
-        (mm(k=8196), "sm90", "a has strides (8196, 1) and offset 0: TMA copies rows or columns that are aligned to 16 bytes"),
-        (
-            mm(n=100, layout="nn"),
-            "sm90",
-            "the transpose of b has strides (1, 100) and offset 0: TMA copies rows or columns that are aligned to 16 bytes",
-        ),
+        (mm(dtype=F32), "a is float32, expected bfloat16 or float16"),
+        (mm(k=0), "the product is empty: nothing is launched"),
+        (mm(k=8196), f"a has strides (8196, 1) and offset 0: {LINES}"),
+        (mm(n=100, layout="nn"), f"the transpose of b has strides (1, 100) and offset 0: {LINES}"),
+        (dataclasses.replace(mm(), a=dataclasses.replace(mm().a, offset=4)), f"a has strides (8192, 1) and offset 4: {LINES}"),
         (
             Problem.int_mm(128, 128, 8192, device_type="cuda"),
-            "sm90",
             "int_mm is not an operation of this backend, which has mm, addmm, bmm, baddbmm",
         ),
     ],
 )
-def test_what_the_kernel_does_not_serve(problem: Problem, arch: str, reason: str) -> None:
-    assert check_problem(problem, preset(arch)) == reason
+def test_what_the_cluster_family_does_not_serve(problem: Problem, reason: str) -> None:
+    assert FAMILY["cluster"].why_not(problem, SM90) == reason
 
 
-@pytest.mark.parametrize("problem", [mm(m=1), mm(m=13, n=100, k=8200), mm(layout="tn"), mm(layout="tt"), mm(layout="nn")])
-def test_what_it_serves(problem: Problem) -> None:
-    assert check_problem(problem, SM90) is None
+@pytest.mark.parametrize("family", ["skinny", "wgmma"])
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (mm(16, 128, 128), "mm is not an operation of this kernel, which has mixed_mm"),
+        (mixed(0), "the product is empty: nothing is launched"),
+        (mixed(k=0), "the product is empty: nothing is launched"),
+        (mixed(dtype=F32), "a is float32, expected bfloat16 or float16"),
+        (mixed(dtype_b=torch.float8_e4m3fn), "b is float8_e4m3fn, expected integers"),
+        (mixed(k=2056), "K is 2056, expected a multiple of 16"),
+        (mixed(k=2064, **INT4), "K is 2064, expected a multiple of 32"),
+        (mixed(layout="tn"), f"a has strides (1, 16) and offset 0: {ROWS}"),
+        (
+            mixed(layout="nn"),
+            "the transpose of b has strides (1, 1024) and offset 0: "
+            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+        ),
+        (mixed(n=1028, scales="group_128"), f"scale_b has strides (1028, 1) and offset 0: {ROWS}"),
+        (dataclasses.replace(mixed(), a=dataclasses.replace(mixed().a, offset=4)), f"a has strides (2048, 1) and offset 4: {ROWS}"),
+        (
+            dataclasses.replace(
+                mixed(scales="column"), epilogue=trace(lambda acc, *x: acc + sum(x), F32, [torch.empty(1024, dtype=BF16)] * 8)
+            ),
+            "the epilogue has 8 operands, a launch passes at most 7",
+        ),
+    ],
+)
+def test_what_the_families_of_mixed_mm_do_not_serve(family: str, problem: Problem, reason: str) -> None:
+    assert FAMILY[family].why_not(problem, SM90) == reason
 
 
-def test_an_offset_and_an_epilogue_in_float64_are_refused() -> None:
-    moved = dataclasses.replace(mm(), a=dataclasses.replace(mm().a, offset=4))
-    assert "offset 4" in str(check_problem(moved, SM90))
-    wide = trace(lambda acc, x: acc * x, torch.float32, [torch.empty(128, 128, dtype=F64)])
-    reason = check_problem(dataclasses.replace(mm(), epilogue=wide, out=Layout.contiguous((128, 128), F64)), SM90)
-    assert reason == "the result is float64, expected one of bfloat16, float16, float32"
+def test_a_result_that_no_family_stores() -> None:
+    doubled = trace(lambda acc, x: acc * x, F32, [torch.empty(128, 128, dtype=F64)])
+    problem = dataclasses.replace(mm(), epilogue=doubled, out=Layout.contiguous((128, 128), F64))
+    assert FAMILY["cluster"].why_not(problem, SM90) == "the result is float64, expected one of bfloat16, float16, float32"
+
+
+def test_only_few_rows_are_skinny() -> None:
+    assert FAMILY["skinny"].why_not(mixed(33), SM90) == "a has 33 rows, at most 32 are served"
+    assert FAMILY["skinny"].why_not(mixed(32), SM90) is None
+
+
+@pytest.mark.parametrize("problem", [mm(m=1), mm(m=13, n=100, k=8200), mm(layout="tn"), mm(layout="tt"), mm(layout="nn")], ids=str)
+def test_what_the_cluster_family_serves(problem: Problem) -> None:
+    assert FAMILY["cluster"].why_not(problem, SM90) is None
+
+
+@pytest.mark.parametrize("fields", [{}, INT4, UINT4, {"dtype_b": UINT8}], ids=str)
+@pytest.mark.parametrize("scales", ["none", "tensor", "column", "group_32", "group_64", "group_128"])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_what_the_families_of_mixed_mm_serve(fields: dict[str, Any], scales: str, dtype: torch.dtype) -> None:
+    for zeros in (False, True)[: 1 if scales == "none" else 2]:
+        few, more = (mixed(m, 1000, 2048, dtype=dtype, scales=scales, zeros=zeros, **fields) for m in (13, 77))
+        assert FAMILY["skinny"].why_not(few, SM90) is None
+        assert list(is_along_k(few)) == [scales.startswith("group")] * len(few.scales)
+        assert FAMILY["wgmma"].why_not(more, SM90) is None
+        shapes = wgmma.SHAPES[weights_of(more).bits]
+        assert sum(FAMILY["wgmma"].why_not_config(more, SM90, config(shape)) is None for shape in shapes) >= 3
+
+
+@pytest.mark.parametrize(
+    ("problem", "weights"),
+    [
+        (mixed(), Weights(bits=8, signed=True)),
+        (mixed(dtype_b=UINT8), Weights(bits=8, signed=False)),
+        (mixed(scales="column"), Weights(bits=8, signed=True, scale=Factor(dtype=F16, group=0))),
+        (mixed(scales="group_64", **INT4), Weights(bits=4, signed=True, scale=Factor(dtype=F16, group=64))),
+        (mixed(k=64, scales="group_64", **INT4), Weights(bits=4, signed=True, scale=Factor(dtype=F16, group=0))),
+        (
+            mixed(scales="group_32", zeros=True, scale_dtype=F32, **UINT4),
+            Weights(bits=4, signed=False, scale=Factor(dtype=F32, group=32), zero=Factor(dtype=F32, group=32)),
+        ),
+    ],
+)
+def test_what_the_weights_of_a_problem_are(problem: Problem, weights: Weights) -> None:
+    assert weights_of(problem) == weights
 
 
 @pytest.mark.parametrize(
@@ -88,116 +165,101 @@ def test_the_contiguous_dimension_of_an_operand(stride: tuple[int, int], expecte
 
 
 def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
-    problem, square = mm(16, 1000), Config(shape=shape("64x64x64_s6_k2_2x2"))
-    assert [spreads_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [1, 2, 6]
+    square, narrow = config(SQUARE), cluster_shape("64x16x128_s5_k2")
+    assert [clusters_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [1, 2, 6]
     assert [tiles_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [4, 8, 24]
-    few = shape("64x16x128_s5_k2")
-    assert tiles_of(problem, Config(shape=few)) == 63
-    assert tiles_of(problem, Config(shape=few, swapped=True)) == 16
-    assert tiles_of(Problem.bmm(3, 16, 1000, 64, device_type="cuda"), Config(shape=few, swapped=True)) == 48
+    assert tiles_of(mm(16, 1000), config(narrow)) == 63
+    assert tiles_of(mm(16, 1000), config(narrow, swap_ab=True)) == 16
+    assert tiles_of(bmm(3, 16, 1000, 64), config(narrow, swap_ab=True)) == 48
+
+
+def test_tiles_and_steps_cover_what_is_left_over() -> None:
+    assert (skinny_legality.tiles_of(mixed(n=1032), config(SKINNY)), skinny_legality.steps_of(mixed(k=2064))) == (9, 17)
+    assert skinny_legality.steps_of(mixed(k=2080, **INT4)) == 9
+    assert (wgmma_legality.tiles_of(mixed(129, 1032), config(WGMMA)), wgmma_legality.steps_of(mixed(k=2064), config(WGMMA))) == (
+        (2, 9), 17,
+    )  # fmt: skip
+    assert wgmma_legality.steps_of(mixed(k=2080, **INT4), config(WGMMA)) == 9
+
+
+OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
+    (mm(), SMALL_CLUSTER, {"clusters_per_tile": 257}, "257 clusters share a tile, at most 256 can"),
+    (mm(), cluster_shape("128x64x64_s8_k1_2x2"), {"clusters_per_tile": 513}, "513 clusters share a tile, at most 512 can"),
+    (mm(k=512), cluster_shape("64x64x64_s6_k8"), {"clusters_per_tile": 2}, "K has 8 steps, too few for 16 parts"),
+    (mm(layout="nn"), cluster_shape("64x96x64_s10_k4_2x1"), {},
+     "an operand whose lines run across K is copied in lines of 64, and a tile has 96 columns"),
+    (mm(2**22, 64, 512), SMALL_CLUSTER, {}, "65536 tiles, at most 32768 fit a grid"),
+    (mm(2**20, 64, 512), SMALL_CLUSTER, {"clusters_per_tile": 2}, "536870912 bytes of sums in memory, at most 268435456"),
+    (mm(2**20 - 64, 64, 512), cluster_shape("128x64x64_s8_k2_1x2"), {}, "a cluster has 1x2 tiles, the result 8192x1"),
+    (mm(64, 512), SQUARE, {}, "a cluster has 2x2 tiles, the result 1x8"),
+    (mm(512, 512), dataclasses.replace(SQUARE, cluster_k=4), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
+    (mm(512, 512), cluster.Shape(block_m=64, block_n=16, block_k=128, stages=4, cluster_m=4), {},
+     "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
+    (mm(512, 512, layout="tn"), cluster.Shape(block_m=64, block_n=64, block_k=16, stages=4, cluster_n=4), {},
+     "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
+    (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
+    (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
+    (mixed(k=256), SKINNY, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
+    (mixed(n=2**22 + 2**17), skinny_shape(16, 64, 4, 2, 4), {}, "67584 tiles, at most 65535 fit a grid"),
+    (mixed(scales="group_128"), skinny_shape(16, 256, 2, 1, 1), {}, "needs about 320 registers for each thread, 255 are left"),
+    (mixed(128), dataclasses.replace(WGMMA, blocks_per_sm=2), {},
+     "takes 197632 bytes of shared memory, too many for 2 blocks on a multiprocessor"),
+    (mixed(128), WGMMA, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
+    (mixed(128), dataclasses.replace(WGMMA, block_m=64, col_tiles=4, line_bytes=64), {},
+     "a tile has 512 columns, at most 256 are copied at once"),
+    (mixed(128, k=256), WGMMA, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
+    (mixed(2**24, n=128), WGMMA, {}, "131072 by 1 tiles, at most 65535 fit a dimension of a grid"),
+    (mixed(128), dataclasses.replace(WGMMA, k16_batch=8), {},
+     "a stage has 128 of K, which is no even number of batches of lines"),
+    (mixed(128, **INT4), dataclasses.replace(WGMMA, stages=2, k16_batch=1), {},
+     "a batch has 16 of K, less than the 16 bytes that are read at once"),
+    (mixed(128), dataclasses.replace(LARGE, warp_groups=1), {}, "registers are left by one group of warps to two others alone"),
+    (mixed(128, scales="column"), dataclasses.replace(LARGE, block_m=192, col_tiles=2, stages=3), {},
+     "needs about 258 registers for each thread, 240 are left"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "shape", "told", "reason"), OF_CONFIGS, ids=lambda x: x if isinstance(x, str) else "")
+def test_configs_that_are_not_legal(problem: Problem, shape: Any, told: dict[str, Any], reason: str) -> None:
+    assert family_of(shape).why_not_config(problem, SM90, config(shape, **told)) == reason
 
 
 @pytest.mark.parametrize(
-    ("problem", "config", "reason"),
+    ("problem", "shape", "told", "room", "needed"),
     [
-        (mm(), Config(shape=SHAPES[0], groups=257), "257 clusters share a tile, at most 256 can"),
-        (mm(k=512), Config(shape=shape("64x64x64_s6_k8"), groups=2), "K has 8 steps, too few for 16 parts"),
-        (
-            mm(layout="nn"),
-            Config(shape=shape("64x96x64_s10_k4_2x1")),
-            "an operand whose lines run across K is copied in lines of 64, and a tile has 96 columns",
-        ),
-        (mm(2**22, 64, 512), Config(shape=SHAPES[0]), "65536 tiles, at most 32768 fit a grid"),
-        (
-            mm(2**20, 64, 512),
-            Config(shape=SHAPES[0], groups=2),
-            "536870912 bytes of sums in memory, at most 268435456",
-        ),
-        (
-            mm(2**20 - 64, 64, 512),
-            Config(shape=shape("128x64x64_s8_k2_1x2")),
-            "a cluster has 1x2 tiles, the result 8192x1",
-        ),
-        (mm(64, 512), Config(shape=shape("64x64x64_s6_k2_2x2")), "a cluster has 2x2 tiles, the result 1x8"),
-        (mm(), Config(shape=shape("128x64x64_s8_k1_2x2"), groups=513), "513 clusters share a tile, at most 512 can"),
-        (
-            mm(512, 512),
-            Config(shape=Shape(rows=64, cols=64, depth=64, stages=6, blocks=4, spread_rows=2, spread_cols=2)),
-            "a cluster has 16 blocks, at most 8 can be relied on",
-        ),
-        (
-            mm(512, 512),
-            Config(shape=Shape(rows=64, cols=16, depth=128, stages=4, spread_rows=4)),
-            "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8",
-        ),
-        (
-            mm(512, 512, layout="tn"),
-            Config(shape=Shape(rows=64, cols=64, depth=16, stages=4, spread_cols=4)),
-            "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8",
-        ),
+        (mm(), SMALL_CLUSTER, {}, 64, 110704),
+        (mixed(), SKINNY, {"cluster_k": 2}, 80, 90320),
+        (mixed(128), WGMMA, {"cluster_k": 2}, 160, 230400),
     ],
 )
-def test_configs_that_are_not_legal(problem: Problem, config: Config, reason: str) -> None:
-    assert check_config(problem, SM90, config) == reason
+def test_shared_memory_that_a_block_does_not_have(problem: Problem, shape: Any, told: Any, room: int, needed: int) -> None:
+    small = dataclasses.replace(SM90, smem_per_block_bytes=room * 1024)
+    reason = f"takes {needed} bytes of shared memory, a block has {room * 1024}"
+    assert family_of(shape).why_not_config(problem, small, config(shape, **told)) == reason
 
 
 def test_a_second_block_has_room_beside_one_with_half_the_memory() -> None:
-    alone = [str(one) for one in SHAPES if 2 * (one.shared_bytes + 1024) > SM90.smem_per_sm_bytes]
-    assert alone == [str(one) for one in SHAPES if one.resident == 1]
-    assert alone == [
-        "64x64x64_s12_k2",
-        "64x64x128_s6_k2_2x2",
-        "64x96x64_s10_k4_2x1",
-        "128x64x64_s8_k1_2x2",
-        "128x64x64_s8_k2_1x2",
-    ]
-    assert [one.ahead for one in SHAPES if one.resident == 1] == [6, 3, 5, 4, 4]
-    assert all(one.ahead == one.stages for one in SHAPES if one.resident == 2)
-    small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
-    assert check_config(mm(), small, Config(shape=SHAPES[0])) == "takes 110704 bytes of shared memory, a block has 65536"
+    alone = [str(one) for one in cluster.SHAPES if 2 * (one.shared_bytes + 1024) > SM90.smem_per_sm_bytes]
+    assert alone == [str(one) for one in cluster.SHAPES if one.blocks_per_sm == 1]
+    assert len(alone) == 5
+    assert [one.prefetch_stages for one in cluster.SHAPES if one.blocks_per_sm == 1] == [6, 3, 5, 4, 4]
+    assert all(one.prefetch_stages == one.stages for one in cluster.SHAPES if one.blocks_per_sm == 2)
+    four, few = cluster_shape("128x64x64_s8_k1_2x2"), dataclasses.replace(cluster_shape("128x64x64_s8_k1_2x2"), stages=4)
+    assert [(one.blocks_per_sm, one.in_flight) for one in (four, few)] == [(1, 16), (2, 8)]
 
 
-@pytest.mark.skipif(not has_nvcc() or find_cuobjdump() is None, reason="needs nvcc and cuobjdump")
-@pytest.mark.parametrize(
-    ("text", "layout"),
-    [
-        ("64x64x64_s12_k2", "tn"),
-        ("64x64x64_s6_k8", "nt"),
-        ("128x16x64_s6_k2", "nt"),
-        ("128x32x64_s5_k2", "nt"),
-        ("64x64x128_s6_k2_2x2", "nt"),
-        ("64x64x128_s6_k2_2x2", "tn"),
-        ("128x64x64_s8_k1_2x2", "nt"),
-        ("128x64x64_s8_k1_2x2", "tn"),
-        ("64x64x64_s6_k2_2x2", "tn"),
-        ("128x64x64_s8_k2_1x2", "nn"),
-        ("64x96x64_s10_k4_2x1", "nt"),
-        ("64x16x128_s5_k2", "nt"),
-    ],
-)
-def test_the_compiler_needs_what_was_predicted(text: str, layout: str, tmp_path: Path) -> None:
-    with settings.patch(cache_dir=str(tmp_path)):
-        choice = ClusterChoice.of(Config(shape=shape(text)), mm(layout=layout), SM90)
-        [made] = choice.artifacts(SM90)
-    one = choice.config.shape
-    assert (made.threads, made.shared_bytes) == (one.threads, one.shared_bytes) == (made.threads, made.predicted_bytes)
-    assert made.stack_bytes == 0
-    assert made.registers is not None
-    assert made.registers * made.threads * one.resident <= SM90.registers_per_sm
-    assert f"HGMMA.64x{one.cols}x16.F32.BF16" in made.code
-    assert ("UTMALDG.3D.MULTICAST" if one.spread > 1 else "UTMALDG.3D") in made.code
-    assert read_early(made.code) == []
+def test_sums_of_other_blocks_have_room_beside_stages_or_take_their_place() -> None:
+    weights = weights_of(mixed())
+    assert WGMMA.shared_bytes(weights, 2) == WGMMA.shared_bytes(weights) + 64 * 128 * 4
+    assert LARGE.shared_bytes(weights, 2) == LARGE.shared_bytes(weights)
+    assert SKINNY.shared_bytes(weights, 2) == SKINNY.shared_bytes(weights) + 16 * 128 * 4 + 128
 
 
-@pytest.mark.skipif(not has_nvcc(), reason="needs nvcc")
-def test_the_memory_for_sums_is_that_of_the_tiles_of_whole_clusters(tmp_path: Path) -> None:
-    problem, config = mm(129, 257), Config(shape=shape("64x64x64_s6_k2_2x2"), groups=5)
-    with settings.patch(cache_dir=str(tmp_path)):
-        choice = ClusterChoice.of(config, problem, SM90)
-        _, library = choice.open()
-    tiles, warps = tiles_of(problem, config), 4
-    assert tiles == 24
-    counters = -(-tiles * config.shape.blocks * (8 + 4 * config.groups * warps) // 128) * 128
-    for told, expected in ((config, counters + tiles * config.groups * 64 * 64 * 4), (Config(shape=config.shape), 0)):
-        launch = launch_of(told, problem, 0)
-        assert library.workspace_bytes(ctypes.addressof(launch)) == expected
+def test_parts_of_a_long_sum_have_lines_of_their_own_or_are_interleaved() -> None:
+    assert not config(cluster_shape("64x64x64_s12_k2"), clusters_per_tile=4).interleaved_k
+    assert config(cluster_shape("64x64x64_s12_k2"), clusters_per_tile=5).interleaved_k
+
+
+@pytest.mark.parametrize(("threads", "blocks", "registers"), [(128, 1, 255), (288, 1, 168), (160, 2, 168), (1024, 1, 64)])
+def test_registers_of_a_thread(threads: int, blocks: int, registers: int) -> None:
+    assert registers_per_thread(threads, blocks) == registers

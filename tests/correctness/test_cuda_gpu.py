@@ -1,217 +1,263 @@
-"""The cluster kernel on a GPU: every shape, major and epilogue is verified; sizes with tails; captures, streams, repeats."""
+"""The cuda families on a GPU: shapes, majors, weights and epilogues are verified; captures, streams, overlapping launches."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+from cuda_cases import (
+    BF16,
+    F16,
+    F32,
+    INT4,
+    UINT4,
+    UINT8,
+    addmm,
+    biased,
+    bmm,
+    by_columns,
+    choice,
+    cluster_shape,
+    gated,
+    legal_choices,
+    mixed,
+    mm,
+    skinny_shape,
+    wgmma_shape,
+)
 from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call
 
-from gemmtune.backends.cuda import BACKEND
-from gemmtune.backends.cuda.cluster.build import ClusterChoice
-from gemmtune.backends.cuda.cluster.configs import Config
-from gemmtune.backends.cuda.compiler import compile_source
-from gemmtune.backends.cuda.library import Library
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
 from gemmtune.device import detect
+from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.trace import trace
-from gemmtune.settings import Settings
-from gemmtune.toolchain.shared_object import load
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="the kernel runs on SM90 alone"
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="the kernels run on SM90 alone"
     ),
 ]
 
-BF16, F16 = torch.bfloat16, torch.float16
+Make = Callable[[int], Problem]
+"""A problem with so many terms in its sums."""
 
 
-def mm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = BF16) -> Problem:
-    return Problem.mm(m, n, k, dtype=dtype, layout=layout, device_type="cuda")
+def cluster(text: str) -> ClusterShape:
+    return cluster_shape(text)
 
 
-def addmm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = F16, bias: str = "n") -> Problem:
-    return Problem.addmm(m, n, k, dtype=dtype, layout=layout, bias=bias, alpha=2, beta=0.5, device_type="cuda")
+CASES: dict[str, tuple[Make, int, Any]] = {
+    "two-tiles": (lambda k: mm(64, 100, k), 65536, cluster("64x64x64_s12_k2")),
+    "three-tiles": (lambda k: mm(64, 136, k), 16392, cluster("64x64x64_s12_k2")),
+    "small": (lambda k: mm(64, 64, k), 65536, cluster("64x64x64_s6_k8")),
+    "small-of-4": (lambda k: mm(13, 100, k, dtype=F16), 16392, cluster("64x64x64_s6_k4")),
+    "shared": (lambda k: mm(100, 72, k, dtype=F16), 16392, cluster("64x64x128_s6_k2_2x2")),
+    "shared-not-by-k": (lambda k: mm(104, 136, k, "tn"), 8200, cluster("64x64x128_s6_k2_2x2")),
+    "shared-two-steps": (lambda k: mm(100, 100, k), 256, cluster("64x64x128_s6_k2_2x2")),
+    "divided": (lambda k: mm(128, 128, k), 65536, cluster("64x64x64_s6_k2_2x2")),
+    "divided-tails": (lambda k: addmm(136, 200, k), 8200, cluster("64x64x64_s6_k2_2x2")),
+    "divided-beyond-the-edge": (lambda k: mm(136, 264, k), 8200, cluster("64x64x64_s6_k2_2x2")),
+    "divided-batched": (lambda k: bmm(3, 100, 72, k), 4104, cluster("64x64x64_s6_k2_2x2")),
+    "divided-a-not-by-k": (lambda k: bmm(2, 104, 136, k, "tt"), 2056, cluster("64x64x64_s6_k2_2x2")),
+    "beside-b-not-by-k": (lambda k: mm(200, 136, k, "nn", F16), 8200, cluster("128x64x64_s8_k2_1x2")),
+    "beside-tails": (lambda k: addmm(200, 136, k, "nt", BF16, "mn"), 8200, cluster("128x64x64_s8_k2_1x2")),
+    "four-tiles": (lambda k: mm(256, 256, k), 16384, cluster("128x64x64_s8_k1_2x2")),
+    "four-tiles-not-by-k": (lambda k: mm(200, 136, k, "tn", F16), 8200, cluster("128x64x64_s8_k1_2x2")),
+    "four-tiles-short": (lambda k: mm(136, 100, k), 520, cluster("128x64x64_s8_k1_2x2")),
+    "96-columns": (lambda k: addmm(100, 100, k), 16392, cluster("64x96x64_s10_k4_2x1")),
+    "16-columns": (lambda k: mm(13, 4096, k), 8200, cluster("64x16x128_s5_k2")),
+    "32-columns": (lambda k: gated(mm(24, 264, k)), 8200, cluster("64x32x128_s4_k2")),
+    "weights-of-16": (lambda k: addmm(13, 1000, k, "nt", BF16, "mn"), 2056, cluster("128x16x64_s6_k2")),
+    "weights-of-32": (lambda k: bmm(2, 24, 264, k, "nn"), 2056, cluster("128x32x64_s5_k2")),
+    "fused": (lambda k: gated(mm(100, 136, k)), 16392, cluster("64x64x64_s12_k2")),
+    "skinny-int4": (lambda k: mixed(16, 1000, k, **INT4, scales="group_128"), 4096, skinny_shape(16, 128, 4, 2, 4)),
+    "skinny-int4-one-row": (lambda k: mixed(1, 1000, k, **INT4, scales="group_128"), 4096, skinny_shape(8, 64, 8, 2, 4)),
+    "skinny-int4-32-rows": (lambda k: mixed(30, 520, k, **INT4, scales="group_128"), 4096, skinny_shape(32, 128, 6, 4, 2)),
+    "skinny-int4-zeros": (
+        lambda k: mixed(16, 256, k, **INT4, scales="group_32", zeros=True), 2048, skinny_shape(16, 96, 4, 2, 4)
+    ),
+    "skinny-uint4-bfloat16": (
+        lambda k: mixed(8, 264, k, dtype=BF16, **UINT4, scales="group_64", zeros=True), 3008, skinny_shape(8, 64, 4, 2, 4)
+    ),
+    "skinny-uint4-column": (
+        lambda k: mixed(16, 100, k, **UINT4, scales="column", zeros=True), 4096, skinny_shape(16, 128, 4, 2, 2)
+    ),
+    "skinny-float32-scales": (
+        lambda k: mixed(8, 264, k, **INT4, scales="group_128", scale_dtype=F32), 4096, skinny_shape(8, 256, 3, 4, 2)
+    ),
+    "skinny-int8": (lambda k: mixed(3, 77, k, scales="column"), 2064, skinny_shape(8, 64, 8, 2, 4)),
+    "skinny-int8-groups": (lambda k: mixed(16, 520, k, scales="group_32", zeros=True), 2080, skinny_shape(16, 64, 4, 1, 4)),
+    "skinny-uint8": (
+        lambda k: mixed(16, 520, k, dtype_b=UINT8, scales="tensor", zeros=True), 4096, skinny_shape(16, 64, 4, 2, 4)
+    ),
+    "skinny-int8-bfloat16": (lambda k: mixed(32, 1000, k, dtype=BF16), 4112, skinny_shape(32, 256, 4, 8, 1)),
+    "skinny-fused": (lambda k: gated(mixed(16, 264, k, **INT4, scales="group_128")), 4096, skinny_shape(16, 128, 4, 4, 2)),
+    "skinny-biased": (lambda k: biased(mixed(11, 131, k, dtype=BF16, scales="column")), 4096, skinny_shape(16, 64, 4, 2, 4)),
+    "wgmma-int8": (lambda k: mixed(256, 1032, k, scales="column"), 2064, wgmma_shape(256, 2, 1, 64, 4)),
+    "wgmma-int8-one-group": (
+        lambda k: mixed(33, 520, k, scales="column"), 4096, wgmma_shape(64, 1, 1, 128, 4, blocks_per_sm=2)
+    ),
+    "wgmma-int8-two-tiles": (lambda k: mixed(300, 520, k, scales="tensor"), 4096, wgmma_shape(128, 2, 2, 64, 6)),
+    "wgmma-int8-one-row": (lambda k: mixed(1, 131, k), 1040, wgmma_shape(64, 2, 1, 128, 4, k16_batch=2)),
+    "wgmma-int8-groups": (lambda k: mixed(70, 520, k, scales="group_32", zeros=True), 2080, wgmma_shape(128, 2, 1, 128, 4)),
+    "wgmma-int8-bfloat16": (lambda k: mixed(96, 1000, k, dtype=BF16, scales="group_128"), 4112 - 16, wgmma_shape(96, 2, 1, 128, 5)),
+    "wgmma-uint8": (
+        lambda k: mixed(130, 520, k, dtype_b=UINT8, scales="tensor", zeros=True), 4096, wgmma_shape(128, 2, 1, 128, 3)
+    ),
+    "wgmma-int4": (
+        lambda k: mixed(64, 1000, k, **INT4, scales="group_128"), 4096, wgmma_shape(64, 2, 1, 128, 4, k16_batch=2)
+    ),
+    "wgmma-int4-two-tiles": (lambda k: mixed(133, 520, k, **INT4, scales="group_64"), 3008, wgmma_shape(128, 2, 2, 64, 4)),
+    "wgmma-uint4-zeros": (
+        lambda k: mixed(400, 264, k, **UINT4, scales="group_128", zeros=True), 4064, wgmma_shape(192, 2, 1, 64, 3)
+    ),
+    "wgmma-uint4": (lambda k: mixed(47, 33, k, **UINT4), 1312, wgmma_shape(64, 2, 1, 64, 4, blocks_per_sm=2)),
+    "wgmma-int4-bfloat16": (
+        lambda k: mixed(80, 264, k, dtype=BF16, **UINT4, scales="group_64", zeros=True), 4096, wgmma_shape(128, 2, 1, 64, 4)
+    ),
+    "wgmma-float32-scales": (
+        lambda k: mixed(64, 264, k, **INT4, scales="group_128", scale_dtype=F32), 4096, wgmma_shape(64, 2, 1, 128, 4)
+    ),
+    "wgmma-by-columns": (lambda k: by_columns(mixed(72, 264, k, scales="column")), 2048, wgmma_shape(64, 2, 1, 128, 4)),
+    "wgmma-fused": (lambda k: gated(mixed(64, 264, k, **INT4, scales="group_128")), 4096, wgmma_shape(64, 2, 1, 128, 4)),
+    "wgmma-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 4096, wgmma_shape(128, 2, 1, 128, 4)),
+}  # fmt: skip
+DIVIDED: list[dict[str, Any]] = [
+    {"cluster_k": 1, "pdl": True, "prefetch_stages": 4},
+    {"cluster_k": 2, "pdl": True},
+    {"cluster_k": 3, "interleaved_k": True},
+    {"cluster_k": 4},
+]
+"""How blocks of a cluster divide K."""
 
 
-def gated(m: int, n: int, k: int) -> Problem:
-    """silu(a @ b) · x, x a matrix in the operands' type."""
-    epilogue = trace(lambda acc, x: torch.nn.functional.silu(acc) * x, torch.float32, [torch.empty(m, n, dtype=BF16)])
-    return dataclasses.replace(mm(m, n, k), epilogue=epilogue)
+def ways_of(name: str) -> list[dict[str, Any]]:
+    if not isinstance(CASES[name][2], ClusterShape):
+        return DIVIDED
+    ways = [{}, {"pdl": True, "prefetch_stages": 4}]
+    return [{"clusters_per_tile": n, "swap_ab": swap} | way for n, swap, way in itertools.product((1, 3, 15), (False, True), ways)]
 
 
-def batched(batch: int, m: int, n: int, k: int, layout: str = "nt") -> Problem:
-    return Problem.bmm(batch, m, n, k, dtype=BF16, layout=layout, device_type="cuda")
+def choices_of(name: str, k: int = 0) -> list[CudaChoice]:
+    """Every way to tell a launch that is legal; for ``k`` terms rather than those of the case."""
+    make, terms, shape = CASES[name]
+    return legal_choices(make(k or terms), shape, ways_of(name), detect("cuda"))
 
 
-CASES: dict[str, tuple[Problem, str]] = {
-    "one-tile": (mm(64, 56, 16384), "64x64x64_s12_k2"),
-    "two-tiles": (mm(64, 100, 65536), "64x64x64_s12_k2"),
-    "three-tiles": (mm(64, 136, 16392), "64x64x64_s12_k2"),
-    "shared": (mm(128, 128, 65536), "64x64x128_s6_k2_2x2"),
-    "shared-tails": (mm(100, 72, 16392, dtype=F16), "64x64x128_s6_k2_2x2"),
-    "shared-two-blocks": (mm(128, 128, 16384), "64x64x64_s6_k2_2x2"),
-    "shared-beyond-the-edge": (mm(136, 264, 8200), "64x64x64_s6_k2_2x2"),
-    "shared-short": (mm(136, 100, 520), "128x64x64_s8_k1_2x2"),
-    "shared-two-steps": (mm(100, 100, 256), "64x64x128_s6_k2_2x2"),
-    "shared-and-divided": (mm(128, 128, 65536), "64x64x64_s6_k2_2x2"),
-    "shared-and-divided-tails": (addmm(136, 200, 8200), "64x64x64_s6_k2_2x2"),
-    "beside": (mm(256, 256, 16384), "128x64x64_s8_k2_1x2"),
-    "beside-tails": (addmm(200, 136, 8200, "nt", BF16, "mn"), "128x64x64_s8_k2_1x2"),
-    "shared-both-not-by-k": (mm(104, 136, 8200, "tn"), "64x64x128_s6_k2_2x2"),
-    "shared-a-not-by-k": (mm(104, 100, 8200, "tt", F16), "64x64x128_s6_k2_2x2"),
-    "shared-b-not-by-k": (mm(100, 136, 8200, "nn"), "64x64x64_s6_k2_2x2"),
-    "beside-both-not-by-k": (mm(200, 136, 8200, "tn"), "128x64x64_s8_k2_1x2"),
-    "beside-b-not-by-k": (mm(200, 136, 8200, "nn", F16), "128x64x64_s8_k2_1x2"),
-    "four-tiles": (mm(256, 256, 16384), "128x64x64_s8_k1_2x2"),
-    "four-tiles-tails": (addmm(200, 264, 8200, "nt", BF16, "mn"), "128x64x64_s8_k1_2x2"),
-    "four-tiles-both-not-by-k": (mm(200, 136, 8200, "tn", F16), "128x64x64_s8_k1_2x2"),
-    "four-tiles-a-not-by-k": (mm(136, 72, 8200, "tt"), "128x64x64_s8_k1_2x2"),
-    "four-tiles-batched": (batched(2, 136, 200, 4104, "nn"), "128x64x64_s8_k1_2x2"),
-    "shared-batched": (batched(3, 100, 72, 4104), "64x64x64_s6_k2_2x2"),
-    "shared-batched-not-by-k": (batched(2, 104, 136, 2056, "tn"), "64x64x64_s6_k2_2x2"),
-    "shared-fused": (gated(100, 136, 16392), "64x64x128_s6_k2_2x2"),
-    "shared-matrix-added": (addmm(128, 128, 16392, "tn", BF16, "mn"), "64x64x64_s6_k2_2x2"),
-    "small": (mm(64, 64, 65536), "64x64x64_s6_k8"),
-    "small-of-4": (mm(13, 100, 16392, dtype=F16), "64x64x64_s6_k4"),
-    "few-rows": (mm(64, 4096, 4104), "64x64x64_s12_k2"),
-    "96-columns": (mm(96, 96, 32768), "64x96x64_s10_k4_2x1"),
-    "96-columns-tails": (addmm(100, 100, 16392), "64x96x64_s10_k4_2x1"),
-    "16-columns": (mm(1, 136, 16392), "64x16x128_s5_k2"),
-    "16-columns-long": (mm(13, 4096, 8200), "64x16x128_s5_k2"),
-    "32-columns": (mm(13, 264, 16392), "64x32x128_s4_k2"),
-    "32-columns-tails": (addmm(24, 264, 8200, "nt", BF16, "mn"), "64x32x128_s4_k2"),
-    "weights-of-16": (mm(16, 4096, 4096), "128x16x64_s6_k2"),
-    "weights-of-16-tails": (addmm(13, 1000, 2056, "nt", BF16, "mn"), "128x16x64_s6_k2"),
-    "weights-of-32": (mm(32, 2048, 4104, dtype=F16), "128x32x64_s5_k2"),
-    "weights-of-32-batched": (batched(2, 24, 264, 2056), "128x32x64_s5_k2"),
-    "weights-not-by-k": (mm(32, 1032, 4104, "nn"), "128x32x64_s5_k2"),
-    "weights-fused": (gated(16, 264, 4104), "128x16x64_s6_k2"),
-    "short": (mm(100, 100, 520), "64x64x64_s6_k8"),
-    "both-not-by-k": (mm(104, 136, 8200, "tn"), "64x64x64_s12_k2"),
-    "b-not-by-k": (mm(100, 136, 8200, "nn"), "64x64x64_s12_k2"),
-    "a-not-by-k": (mm(104, 100, 8200, "tt", F16), "64x64x64_s6_k4"),
-    "few-rows-not-by-k": (mm(8, 264, 8200, "nn"), "64x16x128_s5_k2"),
-    "fused": (gated(100, 136, 16392), "64x64x64_s12_k2"),
-    "fused-few-rows": (gated(16, 264, 8200), "64x32x128_s4_k2"),
-    "matrix-added": (addmm(128, 128, 16392, "tn", BF16, "mn"), "64x64x64_s6_k8"),
-    "batched": (batched(3, 40, 72, 4104), "64x64x64_s6_k4"),
-    "batched-not-by-k": (batched(3, 40, 72, 2056, "tn"), "64x64x64_s12_k2"),
-}
-
-
-def choices_of(name: str) -> list[ClusterChoice]:
-    """Both ways round, as far as they are legal."""
-    problem, shape = CASES[name]
-    offers = BACKEND.enumerate(problem, detect("cuda"), Settings(search="exhaustive"))
-    found = [choice for choice in offers.choices if isinstance(choice, ClusterChoice) and str(choice.config.shape) == shape]
-    assert found, offers.refusals
-    return found
-
-
-def with_variants(choice: ClusterChoice) -> list[ClusterChoice]:
-    """Those that differ from it in one respect, and in two."""
-    found = {choice.name: choice}
-    for near in choice.launch_variants():
-        found |= {near.name: near} | {far.name: far for far in near.launch_variants()}
-    return list(found.values())
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(request: pytest.FixtureRequest) -> None:
+    """All kernels of this module, compiled by as many threads as there are cores."""
+    if not torch.cuda.is_available():
+        return
+    names = {item.callspec.params["name"] for item in request.session.items if "name" in getattr(item, "callspec", CASES).params}
+    sources = {one.compile_key: one for name in names & CASES.keys() for one in choices_of(name)}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: one.compile(), sources.values()))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_variant_is_right(name: str) -> None:
-    first, *others = choices_of(name)
-    assert_right(CASES[name][0], [*with_variants(first), *others])
+def test_every_way_to_tell_a_launch_is_right(name: str) -> None:
+    make, k, _ = CASES[name]
+    assert_right(make(k), choices_of(name))
 
 
-@pytest.mark.parametrize(
-    "name", ["one-tile", "small", "fused", "batched", "shared", "shared-and-divided", "shared-batched", "four-tiles"]
-)
+OF_EACH = ["two-tiles", "divided-batched", "four-tiles", "fused", "skinny-int4", "skinny-fused", "wgmma-int4", "wgmma-fused"]
+"""A sample of every family, with sums through memory and without."""
+
+
+@pytest.mark.parametrize("name", OF_EACH)
 def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
-    assert_replayable(choices_of(name)[0])
+    assert_replayable(choices_of(name)[-1])
 
 
-@pytest.mark.parametrize("name", ["one-tile", "small", "shared", "shared-two-blocks", "beside", "four-tiles"])
-def test_calls_of_two_streams_do_not_share_a_workspace(name: str) -> None:
+@pytest.mark.parametrize("name", ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "skinny-int4", "wgmma-int4"])
+def test_calls_of_several_streams_do_not_see_each_other(name: str) -> None:
     """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
-    assert_streams_apart(choices_of(name)[0])
+    assert_streams_apart(choices_of(name)[-1])
 
 
-def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch() -> None:
-    assert_launched_by_a_new_thread(choices_of("one-tile")[0])
+@pytest.mark.parametrize("name", ["two-tiles", "skinny-int4", "wgmma-int4"])
+def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch(name: str) -> None:
+    assert_launched_by_a_new_thread(choices_of(name)[0])
 
 
-@pytest.mark.parametrize("name", ["two-tiles", "small-of-4", "batched", "shared", "shared-and-divided-tails", "four-tiles-tails"])
+@pytest.mark.parametrize("name", [*OF_EACH, "small-of-4", "divided-tails", "wgmma-uint4-zeros"])
 def test_repeats_give_the_same_bits_with_other_sizes_in_between(name: str) -> None:
-    """One shared object, two problems, launches that follow each other without a pause."""
-    choice = choices_of(name)[0]
-    problem = choice.problem
-    shorter = dataclasses.replace(
-        choice, problem=_with_k(problem, problem.k // 2), config=dataclasses.replace(choice.config, groups=3)
-    )
-    assert shorter.compile_key == choice.compile_key
-    runs = [(one.build().run, random_operands(one.problem, GPU, seed=5)) for one in (choice, shorter)]
+    """One cubin, two problems, launches that follow each other without a pause."""
+    _, k, _ = CASES[name]
+    first, shorter = choices_of(name)[-1], choices_of(name, k // 2 // 128 * 128)[-1]
+    assert shorter.compile_key == first.compile_key
+    runs = [(one.build().run, random_operands(one.problem, GPU, seed=5)) for one in (first, shorter)]
     expected = [call(run, torch.empty_like(x.out), x) for run, x in runs]
     for _ in range(20):
         again = [call(run, torch.full_like(x.out, float("nan")), x) for run, x in runs]
         assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
 
 
-def _with_k(problem: Problem, k: int) -> Problem:
-    if problem.batched:
-        return batched(problem.batch, problem.m, problem.n, k // 8 * 8)
-    if problem.inp is not None:
-        return addmm(problem.m, problem.n, k // 8 * 8, dtype=problem.dtype)
-    return mm(problem.m, problem.n, k // 8 * 8, dtype=problem.dtype)
-
-
-@pytest.mark.parametrize(
-    "name", ["one-tile", "two-tiles", "small-of-4", "shared", "shared-two-blocks", "shared-and-divided", "beside", "four-tiles"]
-)
+@pytest.mark.parametrize("name", ["two-tiles", "small-of-4", "shared", "divided", "beside-tails", "four-tiles"])
 def test_what_a_warp_leaves_is_finished_by_the_last(name: str) -> None:
     """Warps that look for other clusters' sums but once, so that most of them leave, give the same bits as those that wait."""
-    choice = choices_of(name)[0]
-    hasty = dataclasses.replace(choice.source, patience=0)
-    run = choice.bind(load(Library, compile_source(hasty, choice.name)))
-    x = random_operands(choice.problem, GPU, seed=6)
-    expected = call(choice.build().run, torch.empty_like(x.out), x)
+    patient = choices_of(name)[-1]
+    hasty = dataclasses.replace(patient)
+    hasty.__dict__["source"] = dataclasses.replace(patient.source, values={**patient.source.values, "patience": 0})
+    assert hasty.path != patient.path
+    run, x = hasty.build().run, random_operands(patient.problem, GPU, seed=6)
+    expected = call(patient.build().run, torch.empty_like(x.out), x)
     for _ in range(50):
         assert torch.equal(call(run, torch.full_like(x.out, float("nan")), x), expected)
 
 
-@pytest.mark.parametrize("ahead", [0, 6])
-@pytest.mark.parametrize("name", ["shared", "shared-two-blocks", "shared-and-divided", "beside", "four-tiles", "small"])
-def test_launches_that_begin_early_read_what_the_one_before_writes(name: str, ahead: int) -> None:
-    """Two operands in turn: a launch writes over the beginning of the other, which the next one may have asked into L2 already."""
-    first = choices_of(name)[0]
-    x = random_operands(first.problem, GPU, seed=8)
-    # So that the results neither grow nor vanish.
-    b = x.b / 1024
+CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
+    "shared": (mm(128, 128, 4096), cluster("64x64x128_s6_k2_2x2"), {"clusters_per_tile": 3}),
+    "divided": (mm(128, 128, 4096), cluster("64x64x64_s6_k2_2x2"), {"clusters_per_tile": 3}),
+    "beside": (mm(256, 256, 4096), cluster("128x64x64_s8_k2_1x2"), {"clusters_per_tile": 3}),
+    "small": (mm(64, 64, 8192), cluster("64x64x64_s6_k8"), {}),
+    "skinny": (mixed(16, 4096, 4096, **INT4, scales="group_128"), skinny_shape(16, 128, 4, 2, 4), {"cluster_k": 2}),
+    "wgmma": (mixed(64, 4096, 4096, **INT4, scales="group_128"), wgmma_shape(64, 2, 1, 128, 4, k16_batch=2), {"cluster_k": 2}),
+}
 
-    def chain(config: Config, *, waits: bool) -> list[torch.Tensor]:
-        run = ClusterChoice.of(config, first.problem, first.device).build().run
+
+@pytest.mark.parametrize("prefetch_stages", [0, 4])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, prefetch_stages: int) -> None:
+    """Two operands in turn: a launch writes over the beginning of the other, which the next one may have asked into L2 already."""
+    problem, shape, told = CHAINS[chain]
+    x = random_operands(problem, GPU, seed=8)
+    # So that results neither grow nor vanish.
+    if x.scale_b is None:
+        x = dataclasses.replace(x, b=x.b / 64)
+    else:
+        x = dataclasses.replace(x, scale_b=x.scale_b / x.scale_b.max() / 320)
+    results = []
+    for pdl in (False, True, True, True):
+        way = {"pdl": pdl, "prefetch_stages": prefetch_stages if pdl else 0}
+        run = choice(problem, shape, detect("cuda"), **told, **way).build().run
         operands = [x.a.clone(), x.a.clone()]
         for i in range(12):
             out = operands[(i + 1) % 2].view(-1)[: x.out.numel()].view(x.out.shape)
-            run(out, (operands[i % 2], b), ())
-            if waits:
+            call(run, out, dataclasses.replace(x, a=operands[i % 2]))
+            if not pdl:
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
-        return operands
-
-    alone = chain(dataclasses.replace(first.config, pdl=False, ahead=0), waits=True)
-    assert not torch.equal(alone[0], x.a)
-    for _ in range(5):
-        early = chain(dataclasses.replace(first.config, pdl=True, ahead=ahead), waits=False)
-        assert all(torch.equal(one, other) for one, other in zip(early, alone, strict=True))
+        results.append(operands)
+    assert not torch.equal(results[0][0], x.a)
+    assert all(one.isfinite().all() for one in results[0])
+    for early in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(early, results[0], strict=True))
 
 
-def test_an_address_that_is_not_aligned_is_refused() -> None:
-    choice = choices_of("small")[0]
-    x = random_operands(choice.problem, GPU, seed=7)
+@pytest.mark.parametrize("name", ["two-tiles", "skinny-int8-bfloat16", "wgmma-int8"])
+def test_an_address_that_is_not_aligned_is_refused(name: str) -> None:
+    first = choices_of(name)[0]
+    x = random_operands(first.problem, GPU, seed=7)
     moved = torch.empty(x.a.numel() + 1, dtype=x.a.dtype, device=GPU)[1:].view(x.a.shape)
-    with pytest.raises(Exception, match="an operand is not aligned as planned"):
-        choice.build().run(x.out, (moved, x.b), ())
+    with pytest.raises(ErrorFromChoice, match="an operand is not aligned as planned"):
+        call(first.build().run, x.out, dataclasses.replace(x, a=moved))

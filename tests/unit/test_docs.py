@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import gemmtune
 import gemmtune.backends.cpp.configs as cpp
 import gemmtune.backends.cuda.cluster.legality as cluster
-import gemmtune.backends.cuda.few.legality as few
+import gemmtune.backends.cuda.skinny.legality as skinny
 import gemmtune.backends.cutlass.configs as cutlass
 import gemmtune.backends.triton.legality as triton
 from gemmtune import cli, settings
@@ -101,7 +101,7 @@ def serves(backend: str, operation: str) -> bool:
     reason = {
         "triton": lambda: triton.check_problem(gpu, preset("sm90")),
         "cutlass": lambda: cutlass.check_problem(gpu, preset("sm90")),
-        "cuda": lambda: cluster.check_problem(gpu, preset("sm90")) and few.check_problem(few_rows, preset("sm90")),
+        "cuda": lambda: cluster.why_not(gpu, preset("sm90")) and skinny.why_not(few_rows, preset("sm90")),
         "cpp": lambda: cpp.unsupported(cpu),
     }[backend]()
     return reason is None

@@ -1,4 +1,4 @@
-"""What Python fills of a launch is what the C++ of every kernel reads."""
+"""What Python fills of a launch is what the C++ of a shared object reads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmtune.backends.cuda.cluster.launch import Launch as ClusterLaunch
-from gemmtune.backends.cuda.mixed.launch import Launch as FewLaunch
 from gemmtune.backends.cutlass.launch import Launch as CutlassLaunch
 from gemmtune.toolchain.launch import GIVEN, Launch, launch_text
 
-LAUNCHES = [ClusterLaunch, FewLaunch, CutlassLaunch]
 MAIN = """
 #include <cstddef>
 #include <cstdio>
@@ -31,8 +28,8 @@ int main() {{
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda launch: launch.__module__.split(".")[-2])
-def test_the_struct_is_that_of_the_source(launch: type[Launch], tmp_path: Path) -> None:
+def test_the_struct_is_that_of_the_source(tmp_path: Path) -> None:
+    launch = CutlassLaunch
     names = [name for base in (Launch, launch) for name, _ in base.__dict__["_fields_"]]
     prints = "\n".join(f'  std::printf("{name} %zu %zu\\n", offsetof(Launch, {name}), sizeof(Launch::{name}));' for name in names)
     source, program = tmp_path / "offsets.cpp", tmp_path / "offsets"

@@ -1,4 +1,4 @@
-"""The cuda backend: kernels of our own in CUDA C++, compiled with nvcc."""
+"""The cuda backend: kernels of our own in CUDA C++, compiled with NVRTC or nvcc."""
 
 from .backend import CudaBackend
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from ...choice import Availability, Offers
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
 from ...settings import Settings
-from ...toolchain.nvcc import find_compiler
-from . import cluster, few, wide
-from .compiler import CAPABILITY
+from ...toolchain.cubin import find_cubin_compiler
+from .choice import offers
+from .cluster.family import CLUSTER
+from .family import Family
+from .hopper import CAPABILITY
+from .skinny.family import SKINNY
+from .wgmma.family import WGMMA_FAMILY
 
-__all__ = ["CudaBackend"]
+__all__ = ["FAMILIES", "CudaBackend"]
 
-FAMILIES: tuple[Callable[[Problem, DeviceInfo, Settings], Offers], ...] = (
-    cluster.offers,
-    few.offers,
-    wide.offers,
-)
-"""Of kernels, a folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits."""
+FAMILIES: tuple[Family[Any], ...] = (CLUSTER, SKINNY, WGMMA_FAMILY)
+"""A folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits."""
 
 
 class CudaBackend:
@@ -29,21 +29,21 @@ class CudaBackend:
     name = "cuda"
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Yes on a CUDA device; without nvcc, what was compiled before is used."""
+        """Yes on a CUDA device; without a compiler, what was compiled before is used."""
         if device.type != "cuda":
             return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}")
         try:
-            return Availability(ok=True, detail=f"nvcc {find_compiler().cuda}")
+            return Availability(ok=True, detail=f"compiles with {find_cubin_compiler().name}")
         except UnavailableError as error:
             return Availability(ok=True, detail=f"only kernels that were compiled before: {error}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Where it has a kernel."""
+        """Yes where it has a kernel."""
         return device.type == "cuda" and device.capability == CAPABILITY
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The likeliest kernels of each family; needs neither nvcc nor a GPU."""
-        offered = [offers(problem, device, settings) for offers in FAMILIES]
+        """The likeliest kernels of each family; needs neither a compiler nor a GPU."""
+        offered = [offers(family, problem, device, settings) for family in FAMILIES]
         return Offers(
             choices=tuple(choice for one in offered for choice in one.choices),
             refusals=tuple(refusal for one in offered for refusal in one.refusals),

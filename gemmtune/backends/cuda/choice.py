@@ -1,136 +1,79 @@
-"""What the choices of every family have in common."""
+"""A kernel of a family with one config, as a choice."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Any
 
 import torch
 
-from ...choice import Run
+from ...choice import Kernel, Offers, Refusal
 from ...device import DeviceInfo
-from ...errors import UnavailableError
+from ...effort import EFFORT
+from ...errors import ErrorFromChoice, UnavailableError
 from ...problem import Problem
-from ...toolchain.compiled import Artifact
-from ...toolchain.launch import Launch, bind
-from ...toolchain.shared_object import SharedObjectChoice, kernel_artifact
-from .compiler import CAPABILITY, Source, artifact_path, compile_source
-from .library import Library, refusal
+from ...settings import Settings
+from ...toolchain.compiled import Artifact, CompiledChoice, binary_usage, find_cuobjdump
+from ...toolchain.cubin import cubin_path, find_cubin_compiler, make_cubin
+from ...toolchain.driver import LoadedKernel, find_driver
+from ...toolchain.launcher import Launcher, bind, loaded_kernel
+from ...toolchain.made_once import opened
+from ...toolchain.record import Record
+from .family import Family, likely
+from .hopper import ARCH, CAPABILITY
+from .source import KernelSource
 
-__all__ = ["NAME", "TMA_BYTES", "CudaChoice"]
+__all__ = ["NAME", "CudaChoice", "offers"]
 
 NAME = "cuda"
-TMA_BYTES = 16
-"""Which the addresses of what TMA copies are multiples of."""
-
-
-C = TypeVar("C")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CudaChoice(SharedObjectChoice[Library], Generic[C]):
-    """A kernel of ours with one ``config``, for ``device``; but for the problem, its name tells all that it is made of and told."""
+class CudaChoice(CompiledChoice):
+    """The kernel of ``family`` with one ``config``, for ``device``; its name tells all of the config."""
 
-    config: C = field(repr=False)
+    family: Family[Any] = field(repr=False, compare=False)
+    config: Any = field(repr=False)
     device: DeviceInfo = field(repr=False)
 
     @classmethod
-    @abstractmethod
-    def of(cls, config: C, problem: Problem, device: DeviceInfo) -> Self:
+    def of(cls, family: Family[Any], config: Any, problem: Problem, device: DeviceInfo) -> CudaChoice:
         """The choice of ``config``, which must be legal for both."""
-
-    @abstractmethod
-    def near(self) -> Iterator[C]:
-        """Configs that are the same kernel told otherwise, whether they are legal or not."""
-
-    @abstractmethod
-    def why_not(self, config: C) -> str | None:
-        """Why ``config`` may not be offered for the problem on the device, or None."""
-
-    @abstractmethod
-    def launch(self, device: int) -> Launch:
-        """What the kernel is told on the device with that number: all but addresses and scalars."""
-
-    @property
-    @abstractmethod
-    def kernel(self) -> str:
-        """Its name in the shared object."""
-
-    @property
-    @abstractmethod
-    def instruction(self) -> str:
-        """With which it multiplies, a pattern of SASS."""
-
-    @property
-    @abstractmethod
-    def predicted_bytes(self) -> int:
-        """Of shared memory, of a block."""
-
-    @property
-    def aligned_bytes(self) -> tuple[int, int, int]:
-        """What the addresses of out and of the kernel's a and b are multiples of: what TMA asks of the operands that it copies."""
-        return 1, TMA_BYTES, TMA_BYTES
-
-    @property
-    def aligned_operands(self) -> Sequence[tuple[int, int]]:
-        """The same of other operands, by number."""
-        return ()
-
-    @property
-    def zero_workspace(self) -> bool:
-        """Its workspace has to be zero to begin with."""
-        return True
-
-    @property
-    def exchanged(self) -> bool:
-        """The kernel's a is the problem's b."""
-        return False
-
-    def launch_variants(self) -> tuple[Self, ...]:
-        """The same kernel told otherwise."""
-        return tuple(self.of(config, self.problem, self.device) for config in self.near() if self.why_not(config) is None)
-
-    def launcher(self, library: Library) -> Run:
-        """The launch for the problem on the current device. Raises ErrorFromChoice: the device cannot run it."""
-        device = torch.cuda.current_device()
-        refuse = functools.partial(refusal, name=self.name, problem=self.problem)
-        status = library.prepare(device)
-        if status:
-            raise refuse(status)
-        return bind(
-            library,
-            self.launch(device),
-            self.problem,
-            self.name,
-            refuse=refuse,
-            exchanged=self.exchanged,
-            aligned_bytes=self.aligned_bytes,
-            aligned_operands=self.aligned_operands,
-            zero=self.zero_workspace,
+        return cls(
+            name=f"{NAME}:{family.name}_{family.label(problem, config)}",
+            backend=NAME,
+            problem=problem,
+            claims=family.claims(problem, config),
+            info=family.info(problem, config),
+            family=family,
+            config=config,
+            device=device,
         )
 
-    def describe(self, path: Path, library: Library) -> Artifact:
-        """Its kernel, and what was expected of it."""
-        return kernel_artifact(path, library, kernel=self.kernel, expected=self.instruction, predicted_bytes=self.predicted_bytes)
+    def variants(self) -> tuple[CudaChoice, ...]:
+        """The same kernel told otherwise."""
+        family, problem, device = self.family, self.problem, self.device
+        near = family.launch_variants(problem, device, self.config)
+        legal = (config for config in near if family.why_not_config(problem, device, config) is None)
+        return tuple(self.of(family, config, problem, device) for config in legal)
 
-    @property
-    @abstractmethod
-    def source(self) -> Source:
+    @functools.cached_property
+    def source(self) -> KernelSource:
         """What has to be compiled: the same for every size, and for all that a launch can be told."""
+        return self.family.source(self.problem, self.config)
 
-    @property
-    def library(self) -> type[Library]:
-        """What its shared object is opened with."""
-        return Library
+    @functools.cached_property
+    def record(self) -> Record:
+        """What its launches are told."""
+        return self.family.record(self.problem, self.config)
 
     @property
     def content_hash(self) -> str:
-        """Over the source, and what its launches are told."""
+        """A hash over the source, and what its launches are told."""
         return hashlib.blake2b(f"{self.source.digest} {self.name}".encode(), digest_size=16).hexdigest()
 
     @property
@@ -140,18 +83,96 @@ class CudaChoice(SharedObjectChoice[Library], Generic[C]):
 
     @property
     def path(self) -> Path:
-        """Where its shared object is or will be."""
-        return artifact_path(self.source)
+        """Where its cubin is or will be."""
+        return cubin_path(NAME, self.source.digest)
+
+    @property
+    def compiled(self) -> bool:
+        """The cubin is in the cache."""
+        return self.path.exists()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Without a compiler, what was not compiled before cannot be run."""
+        try:
+            find_cubin_compiler()
+        except UnavailableError as error:
+            return None if self.compiled else str(error)
+        return None
+
+    def compile(self) -> None:
+        """Make the cubin, unless it is there. Raises CompileError; UnavailableError without a compiler."""
+        self.make()
 
     def make(self) -> Path:
-        """Its shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
-        return compile_source(self.source, self.name)
+        """The cubin, made if it is missing. Raises what ``compile`` does."""
+        return make_cubin(lambda: self.path, lambda: self.source.text, ARCH, self.name)
+
+    def load(self) -> LoadedKernel:
+        """The kernel, loaded on the current device.
+
+        Raises:
+            CompileError: it was not compiled yet, and the compiler refused it.
+            UnavailableError: it was not compiled yet, and there is no compiler; or the driver cannot load it.
+        """
+        return loaded_kernel(find_driver(), self._whole(), self.source.kernel, torch.cuda.current_device())
+
+    def bind(self, loaded: LoadedKernel) -> Kernel:
+        """The launch for the problem. Raises ErrorFromChoice: the device cannot run it."""
+        launcher = Launcher(loaded, self.record, lambda reason: ErrorFromChoice(self.name, str(self.problem), reason))
+        return Kernel(run=bind(launcher, self.problem, self.name))
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
+        """The kernel that multiplies; its shared memory and threads are checked where it is compiled."""
+        tool, path, record = find_cuobjdump(), self._whole(), self.record
+        usage = binary_usage(path, tool) if tool else None
+        artifact = Artifact(
+            kernel=record.kernel,
+            threads=record.threads,
+            shared_bytes=record.shared_bytes,
+            registers=usage.registers if usage else None,
+            stack_bytes=usage.stack_bytes if usage else None,
+            code=usage.code if usage else "",
+            spilled_share=usage.spilled_share if usage else 0.0,
+            expected=self.family.instruction[self.problem.dtype] if usage else None,
+            predicted_bytes=record.shared_bytes,
+            slack_bytes=0,
+        )
+        return (artifact,)
+
+    def _whole(self) -> Path:
+        """The cubin, made anew if it is damaged."""
+        try:
+            return opened(self.make, lambda path: path)
+        except OSError as error:
+            raise UnavailableError(f"{self.name}: its cubin cannot be loaded here: {error}") from error
 
     @property
     def arch(self) -> str:
         """``sm90``, whose own instructions the kernels have."""
         return f"sm{CAPABILITY}"
 
-    def forward(self) -> Self:
+    def forward(self) -> CudaChoice:
         """Raises UnavailableError: the kernels have instructions of one architecture alone."""
         raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
+
+
+def offers(family: Family[Any], problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+    """The likeliest configs of a family that are legal, the others counted by reason; needs neither a compiler nor a GPU."""
+    name = f"{NAME}:{family.name}"
+    reason = family.why_not(problem, device) or family.why_not_likely(problem, device, settings.search)
+    if reason is not None:
+        return Offers(refusals=(Refusal(name=name, reason=reason),))
+    legal: list[Any] = []
+    refused: Counter[str] = Counter()
+    for config in family.candidates(problem, device):
+        reason = family.why_not_config(problem, device, config)
+        if reason is None:
+            legal.append(config)
+        else:
+            refused[reason] += 1
+    tried = likely(family, problem, device, legal, EFFORT[settings.search].configs[name])
+    return Offers(
+        choices=tuple(CudaChoice.of(family, config, problem, device) for config in tried),
+        refusals=tuple(Refusal(name=f"{name}:{n} configs", reason=reason, count=n) for reason, n in refused.most_common()),
+    )

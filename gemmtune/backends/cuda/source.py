@@ -1,93 +1,72 @@
-"""The text of a kernel: one translation unit with a plain C entry point, put together of parts that are templates."""
+"""The text of a kernel: device code alone, put together of parts that are templates."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from abc import abstractmethod
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any
 
-from ...toolchain.launch import MOST_OPERANDS, Launch, launch_text
+import torch
+
+from ...toolchain.cubin import FLAGS
+from ...toolchain.launch import MOST_OPERANDS
 from ...toolchain.render import template, template_digest
-from .parts import common_parts
+from .hopper import ARCH
 
-__all__ = ["KernelSource", "flag"]
+__all__ = ["COMMON", "ELEMENTS", "PRODUCTS", "WARP_GROUPS", "KernelSource", "flag"]
+
+ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
+"""Dtypes that are multiplied, as PTX writes them."""
+COMMON = tuple((__package__, name) for name in ("barriers.cuh.jinja", "pointwise.cuh.jinja", "epilogue.cuh.jinja"))
+"""The parts of every kernel: PTX of barriers, clusters and overlapping launches; elements in memory; from a sum to the result."""
+PRODUCTS = (__package__, "products.cuh.jinja")
+"""The part that says when products of warp groups begin and end."""
+WARP_GROUPS = (__package__, "warp_groups.cuh.jinja")
+"""Products of warp groups out of swizzled shared memory, for kernels that have it after their constants."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelSource:
-    """Everything that the text depends on. Sizes, strides and scalars are arguments of the kernel."""
+    """``files`` are templates by package and name: the translation unit, and then its parts, each with the text of those before it.
 
-    PACKAGE: ClassVar[str]
-    """Where its templates are."""
-    FILES: ClassVar[tuple[str, ...]]
-    """The translation unit, and then its parts, ``name.*.jinja`` each."""
-    LAUNCH: ClassVar[type[Launch]]
+    All are given ``values``, which are plain data: what the text depends on, and nothing that a launch can be told.
+    """
 
-    @property
-    @abstractmethod
-    def values(self) -> dict[str, object]:
-        """What the templates are given."""
-
-    @property
-    @abstractmethod
-    def passed(self) -> int:
-        """Operands of a call beside a and b."""
-
-    @property
-    @abstractmethod
-    def fused(self) -> bool:
-        """More than the bare product is stored."""
-
-    @property
-    @abstractmethod
-    def made_of(self) -> str:
-        """Of what the digest is taken, beside the templates: equal where the text is."""
-
-    @property
-    def shared(self) -> dict[str, str]:
-        """Parts that it has in common with some other kernels."""
-        return {}
+    kernel: str
+    files: tuple[tuple[str, str], ...]
+    values: Mapping[str, Any]
 
     @property
     def parts(self) -> dict[str, str]:
-        """The text of each part: those of every kernel, those of some, and its own."""
-        common = {**common_parts(fused=self.fused), "launch": launch_text(self.LAUNCH, self.passed)}
-        return common | self.shared | {name.split(".")[0]: self.part(self.PACKAGE, name) for name in self.FILES[1:]}
-
-    def part(self, package: str, name: str) -> str:
-        """The text of a template."""
-        return template(package, name).render(most_operands=MOST_OPERANDS, **self.values)
+        """The text of each part by its name."""
+        parts: dict[str, str] = {}
+        for package, name in self.files[1:]:
+            parts[name.split(".")[0]] = template(package, name).render(self._given | parts)
+        return parts
 
     def put_together(self, parts: Mapping[str, str]) -> str:
         """The source whose parts these are."""
-        return template(self.PACKAGE, self.FILES[0]).render(most_operands=MOST_OPERANDS, **{**self.values, **parts})
+        return template(*self.files[0]).render({**self._given, **parts})
 
     @property
     def text(self) -> str:
         """The CUDA C++ source."""
-        return _text(self)
+        return self.put_together(self.parts)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash over everything that makes the cubin: the templates and what they are given. Rendering takes longer."""
+        made_of = [template_digest(*file) for file in self.files] + [json.dumps(self._given, sort_keys=True), ARCH, *FLAGS]
+        return hashlib.blake2b("\n".join(made_of).encode(), digest_size=16).hexdigest()
 
     @property
-    def digest(self) -> str:
-        """A hash over everything that makes the text: the templates and what they are given. Rendering takes longer."""
-        return _digest(self)
-
-
-@functools.lru_cache(maxsize=1024)
-def _text(source: KernelSource) -> str:
-    return source.put_together(source.parts)
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest(source: KernelSource) -> str:
-    templates = [template_digest(source.PACKAGE, file) for file in source.FILES]
-    made_of = f"{templates} {common_parts()} {launch_text(source.LAUNCH, 0)} {source.made_of}"
-    return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
+    def _given(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, "most_operands": MOST_OPERANDS, **self.values}
 
 
 def flag(value: bool) -> str:
-    """In C++."""
+    """A bool in C++."""
     return "true" if value else "false"

@@ -13,8 +13,9 @@ from ...choice import Run
 from ...errors import ErrorFromChoice
 from ...problem import Layout, Problem
 from ...toolchain import launch, shared_object
-from ...toolchain.launch import Strides, strides_of
+from ...toolchain.launch import strides_of
 from ...toolchain.orientation import Oriented
+from ...toolchain.structs import Strides
 from .axes import DECOMPOSITIONS
 from .configs import Config
 from .operation import ENCODED, bytes_of

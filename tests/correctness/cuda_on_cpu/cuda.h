@@ -1,4 +1,4 @@
-// As much of CUDA as the kernel for few rows needs, on a CPU: threads are threads, blocks of a cluster run at the same time and clusters one after the other.
+// As much of CUDA as the skinny kernels need, on a CPU: threads are threads, blocks of a cluster run at the same time and clusters one after the other.
 // device.h has what the kernel's own device functions do here.
 #pragma once
 
@@ -45,63 +45,20 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   return result;
 }
 
-using cuuint64_t = uint64_t;
-using cuuint32_t = uint32_t;
-enum CUresult { CUDA_SUCCESS };
-enum CUtensorMapDataType {
-  CU_TENSOR_MAP_DATA_TYPE_UINT8,
-  CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-  CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-  CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-};
-enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B };
-enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
-enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
-enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
-
-struct CUtensorMap {
+// A tensor map as it is read here.
+struct alignas(64) TensorMap {
   unsigned char const* data;
   int64_t sizes[3], pitches[3], box[3];
   int element;
   bool swizzled;
 };
+static_assert(sizeof(TensorMap) == 128);
 
-inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, cuuint64_t const* sizes,
-                                       cuuint64_t const* pitches, cuuint32_t const* box, cuuint32_t const*, CUtensorMapInterleave,
-                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  constexpr int bytes[] = {1, 2, 2, 4};
-  *map = {static_cast<unsigned char const*>(data), {1, 1, 1}, {}, {1, 1, 1}, bytes[type], swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
-  map->pitches[0] = map->element;
-  bool legal = reinterpret_cast<uintptr_t>(data) % 16 == 0 && box[0] * map->element % 16 == 0;
-  for (unsigned i = 0; i < rank; ++i) {
-    map->sizes[i] = sizes[i];
-    map->box[i] = box[i];
-    legal = legal && sizes[i] > 0 && box[i] > 0 && box[i] <= 256;
-    if (i > 0) {
-      map->pitches[i] = pitches[i - 1];
-      legal = legal && pitches[i - 1] % 16 == 0;
-    }
-  }
-  return legal ? CUDA_SUCCESS : CUresult(1);
-}
-
-using cudaError_t = int;
-using cudaStream_t = void*;
-constexpr int cudaSuccess = 0;
-enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION };
-struct CUlaunchAttribute {
-  int id;
-  struct {
-    struct {
-      unsigned x, y, z;
-    } clusterDim;
-    int programmaticStreamSerializationAllowed;
-  } value;
-};
+// As in CUDA's own header.
 struct CUlaunchConfig {
   unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
-  cudaStream_t hStream;
-  CUlaunchAttribute* attrs;
+  void* hStream;
+  void* attrs;
   unsigned numAttrs;
 };
 
@@ -138,7 +95,7 @@ void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I
 }
 
 template <class... Parameters>
-cudaError_t run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), void** arguments) {
+void run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), void** arguments) {
   const unsigned threads = config.blockDimX, blocks = config.gridDimX;
   for (unsigned tile = 0; tile < config.gridDimY; ++tile) {
     Cluster cluster;
@@ -172,5 +129,4 @@ cudaError_t run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters..
       one.join();
     }
   }
-  return cudaSuccess;
 }

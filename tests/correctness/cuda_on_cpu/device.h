@@ -50,9 +50,9 @@ inline float4 load_quad(unsigned from) {
 }
 inline void let_next_start() {}
 inline void wait_for_previous() {}
-inline void fetch_map(CUtensorMap const*) {}
-inline void fetch_box(CUtensorMap const*, int, int) {}
-inline void copy_box(unsigned to, CUtensorMap const* map, unsigned barrier, int inner, int middle, int outer) {
+inline void fetch_map(TensorMap const*) {}
+inline void fetch_box(TensorMap const*, int, int) {}
+inline void copy_box(unsigned to, TensorMap const* map, unsigned barrier, int inner, int middle, int outer) {
   const int64_t first[3] = {inner, middle, outer};
   const int64_t line = map->box[0] * map->element;
   unsigned char* start = at_address(to);
@@ -69,7 +69,7 @@ inline void copy_box(unsigned to, CUtensorMap const* map, unsigned barrier, int 
   }
   barrier_change(barrier, 0, -map->box[0] * map->box[1] * map->box[2] * map->element);
 }
-inline void copy_box(unsigned to, CUtensorMap const* map, unsigned barrier, int inner, int outer) { copy_box(to, map, barrier, inner, outer, 0); }
+inline void copy_box(unsigned to, TensorMap const* map, unsigned barrier, int inner, int outer) { copy_box(to, map, barrier, inner, outer, 0); }
 
 // Lanes give what they have, and see what all gave.
 inline Warp& met(std::initializer_list<unsigned> given) {

@@ -1,5 +1,34 @@
-// What driver.h.jinja has, of a kernel that runs here; KERNEL is its name. It comes after the kernel.
-static void* driver_function(char const*) { return reinterpret_cast<void*>(&cuTensorMapEncodeTiled); }
-static cudaError_t prepare(int, void const*, int) { return cudaSuccess; }
-static cudaError_t launch_prepared(CUlaunchConfig const& config, int, void** arguments, int = 0) { return run_kernel(config, KERNEL, arguments); }
-extern "C" unsigned long long gemmtune_capture(cudaStream_t) { return 0; }
+#pragma once
+// What is called of libcuda, for the one kernel that runs here; KERNEL is its name. It comes after the kernel.
+extern "C" {
+int cuInit(unsigned) { return 0; }
+int cuDeviceGet(int* device, int number) { return *device = number, 0; }
+int cuDevicePrimaryCtxRetain(void** context, int) { return *context = nullptr, 0; }
+int cuCtxPushCurrent_v2(void*) { return 0; }
+int cuCtxPopCurrent_v2(void**) { return 0; }
+int cuCtxSetCurrent(void*) { return 0; }
+int cuModuleLoadData(void**, void const*) { return 0; }
+int cuModuleGetFunction(void** function, void*, char const*) { return *function = reinterpret_cast<void*>(KERNEL), 0; }
+int cuFuncSetAttribute(void*, int, int bytes) { return bytes > 227 * 1024; }
+int cuStreamGetCaptureInfo_v2(void*, int* status, uint64_t*, void*, void*, void*) { return *status = 0; }
+int cuGetErrorString(int, char const** text) { return *text = "", 0; }
+
+int cuTensorMapEncodeTiled(TensorMap* map, int type, uint32_t rank, void* data, uint64_t const* sizes, uint64_t const* pitches, uint32_t const* box,
+                           uint32_t const*, int, int swizzle, int, int) {
+  *map = {static_cast<unsigned char const*>(data), {1, 1, 1}, {}, {1, 1, 1}, type == 0 ? 1 : type == 7 ? 4 : 2, swizzle == 3};
+  map->pitches[0] = map->element;
+  bool legal = reinterpret_cast<uintptr_t>(data) % 16 == 0 && box[0] * map->element % 16 == 0;
+  for (uint32_t i = 0; i < rank; ++i) {
+    map->sizes[i] = sizes[i];
+    map->box[i] = box[i];
+    legal = legal && sizes[i] > 0 && box[i] > 0 && box[i] <= 256;
+    if (i > 0) {
+      map->pitches[i] = pitches[i - 1];
+      legal = legal && pitches[i - 1] % 16 == 0;
+    }
+  }
+  return legal ? 0 : 1;
+}
+
+int cuLaunchKernelEx(CUlaunchConfig const* config, void*, void** arguments, void**) { return run_kernel(*config, KERNEL, arguments), 0; }
+}

@@ -6,14 +6,14 @@ Its constants are rates of an H200; for other GPUs they are as good for an order
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from ....device import DeviceInfo
 from ....problem import Problem
+from ..hopper import clusters_at_a_time
 from .configs import SHAPES, Config, Shape
-from .legality import spreads_of, tiles_of
+from .legality import clusters_of, tiles_of
 
-__all__ = ["candidates", "estimate_us", "groups_of", "select", "why_not_likely"]
+__all__ = ["candidates", "cluster_counts", "estimate_us", "why_not_likely"]
 
 LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
@@ -28,8 +28,6 @@ FIRST_LEVEL_US, SECOND_LEVEL_US = 0.15, 0.2
 ALONE_US, DEEP = 0.15, 0.95
 """Where a multiprocessor has room for one block alone: a launch takes longer, as it cannot begin beside the last blocks of the one
 before it; but with twice the stages the copies wait for one less often, and reading takes this share of its time."""
-LIKELY = 1.2
-"""Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
 FILLED = {1: 0.9, 2: 0.7}
 """By the blocks of a multiprocessor, how many of these read all that memory can give. With two, the next launch has the others."""
 LEAST_STEPS = 4
@@ -41,8 +39,6 @@ FEW = 64
 """Rows or columns, beside which the other dimension may be long."""
 SMALL = 256
 """Rows and columns: a few tiles, which as many clusters share as there is room for."""
-UNUSED = {2: 0, 4: 3, 8: 1}
-"""Clusters, by their blocks, that an H200 has multiprocessors for but no room in its graphics processing clusters."""
 
 
 def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:
@@ -64,68 +60,57 @@ def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | N
     return None
 
 
-def clusters_at_a_time(shape: Shape, device: DeviceInfo) -> int:
-    """That run with one block on a multiprocessor."""
-    return max(device.sm_count // shape.cluster - UNUSED[shape.cluster], 1)
-
-
-def groups_of(shape: Shape, spreads: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
+def cluster_counts(shape: Shape, tile_clusters: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
     """How many clusters may share a tile: as many as run at a time, one or two blocks on a multiprocessor.
 
-    ``spreads`` clusters cover the result once. Where tiles are shared, there are never more than run at a time: those with room
-    would look for the sums of the others until they lose patience, and leave their work to the last, in twenty times the time.
+    ``tile_clusters`` clusters cover the result once. Where tiles are shared, there are never more than run at a time: those with
+    room would look for the sums of the others until they lose patience, and leave their work to the last, in twenty times the
+    time.
     """
-    at_a_time = clusters_at_a_time(shape, device)
-    steps = -(-problem.k // shape.depth)
-    most = max(1, steps // (LEAST_STEPS * shape.blocks))
-    once, nearest = at_a_time // spreads, round(at_a_time / spreads)
+    at_a_time = clusters_at_a_time(device.sm_count, shape.cluster)
+    steps = -(-problem.k // shape.block_k)
+    most = max(1, steps // (LEAST_STEPS * shape.cluster_k))
+    once, nearest = at_a_time // tile_clusters, round(at_a_time / tile_clusters)
     # Where one cluster for each tile leaves multiprocessors idle, a second block on each fills them.
-    ordered = (once, nearest) if once > 1 or shape.resident == 1 else (2 * at_a_time // spreads, nearest)
-    room = max(shape.resident * at_a_time // spreads, 1)
+    ordered = (once, nearest) if once > 1 or shape.blocks_per_sm == 1 else (2 * at_a_time // tile_clusters, nearest)
+    room = max(shape.blocks_per_sm * at_a_time // tile_clusters, 1)
     return tuple(dict.fromkeys(min(max(groups, 1), most, room) for groups in ordered))
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """The model's time of one launch, in microseconds."""
-    shape, tiles, spreads = config.shape, tiles_of(problem, config), spreads_of(problem, config)
+    shape, tiles, tile_clusters = config.shape, tiles_of(problem, config), clusters_of(problem, config)
     blocks = tiles * config.parts
-    busy = min(1.0, blocks / (FILLED[shape.resident] * device.sm_count))
-    at_a_time, clusters = clusters_at_a_time(shape, device), spreads * config.groups
+    busy = min(1.0, blocks / (FILLED[shape.blocks_per_sm] * device.sm_count))
+    at_a_time, clusters = clusters_at_a_time(device.sm_count, shape.cluster), tile_clusters * config.clusters_per_tile
     waves = -(-clusters // at_a_time)
     # What tiles of a cluster share is read once for all of them.
-    lines = shape.rows * shape.spread_rows + shape.cols * shape.spread_cols
-    copied = spreads * lines * problem.k * problem.dtype.itemsize
+    lines = shape.block_m * shape.cluster_m + shape.block_n * shape.cluster_n
+    copied = tile_clusters * lines * problem.k * problem.dtype.itemsize
     copying_us = copied / L2_GBPS / 1e3 * waves * at_a_time / clusters
-    arriving = tiles * (shape.rows + shape.cols) * problem.k * problem.dtype.itemsize
+    arriving = tiles * (shape.block_m + shape.block_n) * problem.k * problem.dtype.itemsize
     arriving_us = arriving / min(blocks, device.sm_count) / ARRIVING_GBPS / 1e3
     reading_us = max(problem.bytes / DRAM_GBPS / busy / 1e3, copying_us, arriving_us)
     launch_us = LAUNCH_US
-    if shape.resident == 1:
+    if shape.blocks_per_sm == 1:
         launch_us, reading_us = launch_us + ALONE_US, reading_us * DEEP
-    adding_us = FIRST_LEVEL_US + blocks * shape.sent_bytes / EXCHANGE_GBPS / 1e3 if shape.blocks > 1 else 0.0
-    if config.groups > 1:
-        stored = tiles * config.groups * shape.rows * shape.cols * 4
+    adding_us = FIRST_LEVEL_US + blocks * shape.sent_bytes / EXCHANGE_GBPS / 1e3 if shape.cluster_k > 1 else 0.0
+    if config.clusters_per_tile > 1:
+        stored = tiles * config.clusters_per_tile * shape.block_m * shape.block_n * 4
         adding_us += SECOND_LEVEL_US + 2 * stored / EXCHANGE_GBPS / 1e3
     return launch_us + reading_us + adding_us
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
     """Every shape, either way round, with the likeliest number of clusters for each tile; best first."""
-    found = [_filled(shape, problem, device, swapped=swapped) for shape in SHAPES for swapped in (False, True)]
+    found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
     # Columns of the transpose are stored one by one.
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swapped, str(config)))
+    return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
 
 
-def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swapped: bool) -> Config:
-    config = Config(shape=shape, swapped=swapped, pdl=True)
-    groups = groups_of(shape, spreads_of(problem, config), problem, device)
-    return min((dataclasses.replace(config, groups=n) for n in groups), key=lambda told: estimate_us(problem, device, told))
-
-
-def select(problem: Problem, device: DeviceInfo, ordered: Sequence[Config], count: int) -> list[Config]:
-    """The likely ones of ``ordered``, at most ``count`` and no shape twice."""
-    likeliest: dict[Shape, Config] = {}
-    for config in ordered:
-        likeliest.setdefault(config.shape, config)
-    times_us = {config: estimate_us(problem, device, config) for config in likeliest.values()}
-    return [config for config, time_us in times_us.items() if time_us <= LIKELY * min(times_us.values())][:count]
+def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swap_ab: bool) -> Config:
+    config = Config(shape=shape, swap_ab=swap_ab, pdl=True)
+    groups = cluster_counts(shape, clusters_of(problem, config), problem, device)
+    return min(
+        (dataclasses.replace(config, clusters_per_tile=n) for n in groups), key=lambda told: estimate_us(problem, device, told)
+    )

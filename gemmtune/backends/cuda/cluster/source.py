@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from ....problem import Problem
+from ...cpp.printer import STORAGE_TYPES
+from ..epilogue import epilogue_values
+from ..parameters import structs_of
+from ..source import COMMON, ELEMENTS, PRODUCTS, WARP_GROUPS, KernelSource, flag
+from .configs import Config
+from .legality import by_k, operands_of
+from .parameters import KERNEL, Work
 
-from ..dense import DenseSource
-from ..source import flag
-from .configs import Shape
-from .launch import Launch
+__all__ = ["source"]
 
-__all__ = ["KERNEL", "Source"]
-
-KERNEL = "gemmtune_cluster"
+FILES = ("device.cuh.jinja", "steps.cuh.jinja", "exchange.cuh.jinja", "store.cuh.jinja", "groups.cuh.jinja")
 PATIENCE = 40
+"""How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source(DenseSource):
-    """Beside sizes, strides and scalars, the division of K among clusters is an argument."""
-
-    PACKAGE: ClassVar = __package__
-    FILES: ClassVar = (
-        "cluster.cu.jinja", "device.cuh.jinja", "steps.cuh.jinja", "exchange.cuh.jinja",
-        "finish.cuh.jinja", "groups.cuh.jinja", "host.h.jinja",
-    )  # fmt: skip
-    LAUNCH: ClassVar = Launch
-
-    shape: Shape
-    patience: int = PATIENCE
-    """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
-
-    @property
-    def values(self) -> dict[str, object]:
-        """What the templates are given."""
-        shape = self.shape
-        return self.asked | {
-            "kernel": KERNEL,
+def source(problem: Problem, config: Config) -> KernelSource:
+    """The same for every size and stride, and for every division of K among clusters."""
+    shape, out_type = config.shape, STORAGE_TYPES[problem.out.dtype]
+    p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+    return KernelSource(
+        kernel=KERNEL,
+        files=((__package__, "cluster.cu.jinja"), *COMMON, PRODUCTS, WARP_GROUPS, *((__package__, file) for file in FILES)),
+        values=epilogue_values(problem)
+        | {
             "name": str(shape),
-            "rows": shape.rows,
-            "cols": shape.cols,
-            "depth": shape.depth,
+            "structs": structs_of(
+                Work, {"out": f"{out_type}*", "parts": "uint4*", "arrivals": "unsigned long long*", "left": "unsigned*"}
+            ),
+            "element": ELEMENTS[problem.dtype],
+            "out_type": out_type,
+            "block_m": shape.block_m,
+            "block_n": shape.block_n,
+            "block_k": shape.block_k,
             "stages": shape.stages,
-            "blocks": shape.blocks,
-            "spread_rows": shape.spread_rows,
-            "spread_cols": shape.spread_cols,
-            "resident": shape.resident,
-            "at_once": shape.at_once,
-            "p_by_k": flag(self.p_by_k),
-            "p_transposed": int(not self.p_by_k),
-            "patience": self.patience,
-        }
+            "cluster_k": shape.cluster_k,
+            "cluster_m": shape.cluster_m,
+            "cluster_n": shape.cluster_n,
+            "blocks_per_sm": shape.blocks_per_sm,
+            "threads": shape.threads,
+            "shared_bytes": shape.shared_bytes,
+            "in_flight": shape.in_flight,
+            "p_by_k": flag(bool(by_k(p))),
+            "q_by_k": flag(bool(by_k(q))),
+            "p_transposed": int(not by_k(p)),
+            "q_transposed": int(not by_k(q)),
+            "patience": PATIENCE,
+        },
+    )

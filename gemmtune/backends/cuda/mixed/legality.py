@@ -9,13 +9,11 @@ import torch
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_name
-from ..legal import why_not_epilogue, why_not_here
+from ..hopper import TMA_BYTES as ALIGNED_BYTES
+from ..legality import why_not_epilogue, why_not_here
 from .weights import weights_of
 
 __all__ = ["is_along_k", "why_not_mixed"]
-
-ALIGNED_BYTES = 16
-"""What TMA asks of addresses and pitches."""
 
 
 def why_not_mixed(problem: Problem, device: DeviceInfo) -> str | None:
@@ -49,7 +47,7 @@ def _operands(problem: Problem) -> str | None:
 
 
 def is_along_k(problem: Problem) -> Iterator[bool]:
-    """Of each of the problem's scales, whether it changes along K."""
+    """Whether each of the problem's scales changes along K."""
     weights = weights_of(problem)
     return (bool(x.group) for x in (weights.scale, weights.zero) if x is not None)
 

@@ -9,11 +9,9 @@ import torch
 
 from ....problem import Problem
 from ....problem.dtypes import dtype_info
+from ..hopper import LINE_BYTES
 
-__all__ = ["LINE_BYTES", "Factor", "Weights", "weights_of"]
-
-LINE_BYTES = 128
-"""Along K of b, which TMA copies at once at most."""
+__all__ = ["Factor", "Weights", "weights_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +36,9 @@ class Weights:
         """Elements of K in 16 bytes."""
         return 128 // self.bits
 
-    @property
-    def depth(self) -> int:
-        """Elements of K in a line of ``LINE_BYTES``."""
-        return LINE_BYTES * 8 // self.bits
+    def block_k(self, line_bytes: int = LINE_BYTES) -> int:
+        """Elements of K in a line of so many bytes."""
+        return line_bytes * 8 // self.bits
 
     @property
     def factors(self) -> dict[str, Factor]:
@@ -51,12 +48,12 @@ class Weights:
 
     @property
     def along_k(self) -> tuple[Factor, ...]:
-        """Of scale and zero, those that change along K."""
+        """Those of scale and zero that change along K."""
         return tuple(factor for factor in self.factors.values() if factor.group)
 
 
 def weights_of(problem: Problem) -> Weights:
-    """Of a mixed_mm with integers for b."""
+    """The weights of a mixed_mm with integers for b."""
     signed = problem.encoding == "int4" if problem.encoding else dtype_info(problem.b.dtype).name == "int8"
     return Weights(
         bits=4 if problem.encoding else 8, signed=signed, scale=_factor(problem, "scale_b"), zero=_factor(problem, "zero_b")

@@ -1,0 +1,97 @@
+"""What a launch of the kernel is told of a problem."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ....problem import Layout, Problem
+from ....toolchain.launch import strides_of
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
+from .. import parameters
+from ..hopper import TMA_BYTES
+from ..parameters import addresses_of, aligned_out, fill_common, scalars_of
+from .configs import Config
+from .legality import LINE, by_k, clusters_of, grid_of, operands_of
+
+__all__ = ["KERNEL", "Work", "record"]
+
+KERNEL = "gemmtune_cluster"
+ALIGNED_BYTES = 128
+
+
+class Work(parameters.Work):
+    """Sizes are those of the product as the kernel sees it, p [rows, K] times q [cols, K] transposed."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("parts", ctypes.c_void_p), ("arrivals", ctypes.c_void_p), ("left", ctypes.c_void_p),
+        ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("clusters_n", ctypes.c_int), ("steps", ctypes.c_int),
+        ("clusters_per_tile", ctypes.c_int), ("prefetch_stages", ctypes.c_int), ("readers_log2", ctypes.c_int),
+        ("share", ctypes.c_int), ("p_batched", ctypes.c_bool), ("q_batched", ctypes.c_bool), ("paired", ctypes.c_bool),
+        ("interleaved_k", ctypes.c_bool),
+    )  # fmt: skip
+
+
+def record(problem: Problem, config: Config) -> Record:
+    """What its launch is told.
+
+    The workspace has arrivals at the slices of tiles that blocks finish, then which warps left their work to others, then the sums;
+    every launch leaves it zero.
+    """
+    shape, (p, q, oriented) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
+    below, beside = grid_of(problem, config)
+    clusters_m, clusters_n = -(-below // shape.cluster_m), -(-beside // shape.cluster_n)
+    warps, threads = 4 * shape.warp_groups, 128 * shape.warp_groups
+    slices, slice_quads = clusters_of(problem, config) * shape.cluster, shape.block_n // 8 // shape.cluster_k * threads
+    shared = config.clusters_per_tile
+    counters = slices * (8 + 4 * shared * warps)
+    parts_at = -(-counters // ALIGNED_BYTES) * ALIGNED_BYTES
+    work = Work()
+    fill_common(work, oriented.out, oriented.added)
+    work.rows, work.cols, work.clusters_n = p.size[-2], q.size[-2], clusters_n
+    work.steps = -(-problem.k // shape.block_k)
+    work.clusters_per_tile, work.prefetch_stages, work.interleaved_k = shared, config.prefetch_stages, config.interleaved_k
+    # Of the threads that add up the parts of a quad of sums; and the quads that each cluster finishes of a slice.
+    work.readers_log2 = (-(-shared // shape.in_flight) - 1).bit_length()
+    work.share = -(-slice_quads // shared)
+    work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
+    work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
+    addresses = addresses_of(len(oriented.added))
+    if shared > 1:
+        places = ((Work.arrivals, 0), (Work.left, 8 * slices), (Work.parts, parts_at))
+        addresses += tuple(Address(offset=field.offset, operand=WORKSPACE, more_bytes=more) for field, more in places)
+    first, second = (B, A) if config.swap_ab else (A, B)
+    told = Record(
+        kernel=KERNEL,
+        grid=(shape.cluster * shared, clusters_m, clusters_n * problem.batch),
+        cluster=shape.cluster,
+        threads=shape.threads,
+        shared_bytes=shape.shared_bytes,
+        pdl=config.pdl,
+        parameters=bytes(work),
+        addresses=addresses,
+        scalars=scalars_of(problem),
+        aligned=aligned,
+        workspace_bytes=parts_at + slices * shared * slice_quads * 16 if shared > 1 else 0,
+        alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
+    )
+    maps = (
+        _map(problem, p, first, (shape.block_m, shape.block_k), shape.cluster_n),
+        _map(problem, q, second, (shape.block_n, shape.block_k), shape.cluster_m),
+    )
+    return with_maps(told, maps)
+
+
+def _map(problem: Problem, layout: Layout, operand: int, block: tuple[int, int], blocks: int) -> TensorMap:
+    """An operand in boxes of swizzled lines: those of a block in a stage, or the part that one of ``blocks`` copies for all."""
+    along_k, strides, extent, k = bool(by_k(layout)), strides_of(layout), layout.size[-2], problem.k
+    length, lines, pitch = (k, extent, strides.row) if along_k else (extent, k, strides.col)
+    return TensorMap(
+        operand=operand,
+        dtype=layout.dtype,
+        sizes=(length, lines, problem.batch if strides.batch else 1),
+        pitches=(pitch * 2, (strides.batch or pitch * lines) * 2),
+        box=(LINE, (block[0] if along_k else block[1]) // blocks, 1),
+        swizzle=Swizzle.BYTES_128,
+    )

@@ -1,5 +1,0 @@
-"""Few rows times weights of four or eight bits, which are widened in registers and multiplied by single warps."""
-
-from .offers import offers
-
-__all__ = ["offers"]

@@ -1,0 +1,1 @@
+"""More rows times weights of four or eight bits, which are widened in registers and multiplied by warp groups."""

@@ -1,5 +1,0 @@
-"""More rows times weights of four or eight bits, which are widened in registers and multiplied by groups of warps."""
-
-from .offers import offers
-
-__all__ = ["offers"]

@@ -1,0 +1,149 @@
+"""The CUDA driver, libcuda, by ctypes: loads cubins, encodes tensor maps, launches kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
+from typing import Any, ClassVar
+
+from ..errors import UnavailableError
+from .record import TensorMap
+
+__all__ = ["Attribute", "Config", "Driver", "LoadedKernel", "find_driver"]
+
+CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
+"""CUlaunchAttributeID."""
+MAX_DYNAMIC_SHARED_BYTES = 8
+"""CUfunction_attribute."""
+INVALID_CONTEXT = 201
+CAPTURE_ACTIVE = 1
+
+
+class _Value(ctypes.Union):
+    _fields_ = [("pad", ctypes.c_char * 64), ("cluster", c_uint * 3), ("flag", c_int)]
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", c_int), ("pad", ctypes.c_char * 4), ("value", _Value)]
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_: ClassVar = [
+        ("grid", c_uint * 3), ("block", c_uint * 3), ("shared_bytes", c_uint), ("stream", c_void_p),
+        ("attributes", POINTER(Attribute)), ("attribute_count", c_uint),
+    ]  # fmt: skip
+
+
+FUNCTIONS: dict[str, list[Any]] = {
+    "cuInit": [c_uint],
+    "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
+    "cuCtxPushCurrent_v2": [c_void_p],
+    "cuCtxPopCurrent_v2": [POINTER(c_void_p)],
+    "cuCtxSetCurrent": [c_void_p],
+    "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
+    "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
+    "cuFuncSetAttribute": [c_void_p, c_int, c_int],
+    "cuStreamGetCaptureInfo_v2": [c_void_p, POINTER(c_int), POINTER(c_uint64), c_void_p, c_void_p, c_void_p],
+    "cuTensorMapEncodeTiled": [
+        c_void_p, c_int, c_uint32, c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_uint32), POINTER(c_uint32),
+        c_int, c_int, c_int, c_int,
+    ],
+    "cuLaunchKernelEx": [c_void_p, c_void_p, c_void_p, c_void_p],
+    "cuGetErrorString": [c_int, POINTER(c_char_p)],
+}  # fmt: skip
+"""What is called, with the types of the arguments. All return a CUresult, 0 for success."""
+
+
+class LoadedKernel:
+    """A kernel of a cubin that is loaded in the primary context of one device."""
+
+    def __init__(self, driver: Driver, function: int, device: int, context: int) -> None:
+        self.driver, self.function, self.device, self.context = driver, function, device, context
+        self._shared_bytes = 0
+        self._lock = threading.Lock()
+
+    def require(self, shared_bytes: int) -> int:
+        """Let launches have so much dynamic shared memory, and those that asked for more before. Returns a status."""
+        with self._lock:
+            status = 0
+            if shared_bytes > self._shared_bytes:
+                status = self.driver.call.cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+                self._shared_bytes = shared_bytes if status == 0 else self._shared_bytes
+            return int(status)
+
+
+class Driver:
+    """The driver's functions out of ``library``; ``call`` has them by their names. Raises UnavailableError: one is missing."""
+
+    def __init__(self, library: Any) -> None:
+        for name, types in FUNCTIONS.items():
+            function = getattr(library, name, None)
+            if function is None:
+                raise UnavailableError(f"libcuda has no {name}: got a driver that is too old, expected one of CUDA 12.3 or newer")
+            function.argtypes, function.restype = types, c_int
+        self.call = library
+        self._contexts: dict[int, int] = {}
+
+    def message(self, status: int) -> str:
+        """What the driver says of a status."""
+        text = c_char_p()
+        known = self.call.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value
+        return f"CUDA error {status}" + (f": {text.value.decode()}" if known and text.value else "")
+
+    def context(self, device: int) -> int:
+        """The primary context of a device, retained for ever. Raises UnavailableError: the driver refuses it."""
+        if device not in self._contexts:
+            number, context = c_int(), c_void_p()
+            self._require(self.call.cuInit(0))
+            self._require(self.call.cuDeviceGet(ctypes.byref(number), device))
+            self._require(self.call.cuDevicePrimaryCtxRetain(ctypes.byref(context), number.value))
+            self._contexts[device] = context.value or 0
+        return self._contexts[device]
+
+    def load(self, cubin: bytes, kernel: str, device: int) -> LoadedKernel:
+        """The kernel with that name, loaded on the device. Raises UnavailableError: the driver refuses the cubin."""
+        context, module, function, before = self.context(device), c_void_p(), c_void_p(), c_void_p()
+        self._require(self.call.cuCtxPushCurrent_v2(context))
+        try:
+            self._require(self.call.cuModuleLoadData(ctypes.byref(module), cubin))
+            self._require(self.call.cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
+        finally:
+            self.call.cuCtxPopCurrent_v2(ctypes.byref(before))
+        return LoadedKernel(self, function.value or 0, device, context)
+
+    def capture(self, stream: int) -> int:
+        """The number of the capture that a stream is in; 0 for none."""
+        state, number = c_int(), c_uint64()
+        status = self.call.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
+        return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
+
+    def encode(self, one: TensorMap, address: int, at: int) -> int:
+        """Write the CUtensorMap of data at ``address`` to the memory at ``at``, a multiple of 64. Returns a status."""
+        rank = len(one.sizes)
+        sizes, pitches = (c_uint64 * rank)(*one.sizes), (c_uint64 * (rank - 1))(*one.pitches)
+        box, ones = (c_uint32 * rank)(*one.box), (c_uint32 * rank)(*([1] * rank))
+        return int(
+            self.call.cuTensorMapEncodeTiled(
+                at, one.data_type, rank, address, sizes, pitches, box, ones, 0, int(one.swizzle), one.promotion, 0
+            )
+        )
+
+    def _require(self, status: int) -> None:
+        if status:
+            raise UnavailableError(f"the CUDA driver: {self.message(status)}")
+
+
+@functools.cache
+def find_driver() -> Driver:
+    """The driver of this machine. Raises UnavailableError: there is none, or it is too old."""
+    try:
+        return Driver(ctypes.CDLL("libcuda.so.1"))
+    except OSError as error:
+        raise UnavailableError(f"the CUDA driver cannot be loaded: {error}") from error

@@ -1,0 +1,142 @@
+"""Launching what a record says: parameters are put together once for each set of addresses, and a call is one driver call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..choice import Run, Scalars, Tensors
+from ..errors import ErrorFromChoice
+from ..problem import Problem
+from .driver import CLUSTER_DIMENSION, INVALID_CONTEXT, PROGRAMMATIC_STREAM_SERIALIZATION, Attribute, Config, Driver, LoadedKernel
+from .record import MAP_BYTES, Record, TensorMap
+from .workspace import Workspace
+
+__all__ = ["Launcher", "bind", "loaded_kernel"]
+
+MOST_READY = 512
+"""Sets of addresses whose parameters are kept: measuring takes turns with up to 256 sets of operands."""
+MOST_MAPS = 4096
+"""Encoded tensor maps that are kept: a model has the same product with many weights."""
+BLOCK_ALIGNMENT = 64
+
+
+class Ready(NamedTuple):
+    """A launch with everything filled in; ``kept`` only keeps memory alive that the others point to."""
+
+    config: Any
+    arguments: Any
+    kept: tuple[object, ...]
+
+
+class Launcher:
+    """One record on one device: ``launch(stream, addresses, alpha, beta)`` launches it.
+
+    What is ready is never changed again, since another thread may be about to launch it.
+    """
+
+    def __init__(self, kernel: LoadedKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
+        self.kernel, self.record, self._refuse, self._driver = kernel, record, refuse, kernel.driver
+        self._function, self._launch = kernel.function, kernel.driver.call.cuLaunchKernelEx
+        self._ready: dict[tuple[object, ...], Ready] = {}
+        self._maps: dict[tuple[int, int], bytes] = {}
+        if status := kernel.require(record.shared_bytes):
+            raise refuse(self._driver.message(status))
+
+    def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None:
+        """Launch on ``stream``; ``addresses`` in the order of ``record``. Raises ErrorFromChoice: the driver refuses it."""
+        key = (stream, addresses, alpha, beta)
+        config, arguments, _ = self._ready.get(key) or self._prepare(key, stream, addresses, (alpha, beta))
+        status = self._launch(config, self._function, arguments, None)
+        if status == INVALID_CONTEXT:  # the thread's first use of CUDA: no context is current to it
+            status = self._driver.call.cuCtxSetCurrent(self.kernel.context) or self._launch(config, self._function, arguments, None)
+        if status:
+            raise self._refuse(self._driver.message(status))
+
+    def _prepare(self, key: tuple[object, ...], stream: int, addresses: tuple[int, ...], scalars: tuple[float, float]) -> Ready:
+        record, block = self.record, bytearray(self.record.parameters)
+        for i, one in enumerate(record.maps):
+            block[i * MAP_BYTES : (i + 1) * MAP_BYTES] = self._map(i, one, addresses[one.operand])
+        for place in record.addresses:
+            struct.pack_into("Q", block, place.offset, addresses[place.operand] + place.more_bytes)
+        for scalar in record.scalars:
+            ctypes.c_float.from_buffer(block, scalar.offset).value = scalars[scalar.number]
+        for flag in record.aligned:
+            if addresses[flag.operand] % flag.multiple_bytes:
+                block[flag.offset] = 0
+        memory, start = _aligned_memory(len(block))
+        ctypes.memmove(start, bytes(block), len(block))
+        arguments = (ctypes.c_void_p * len(record.arguments))(*(start + offset for offset in record.arguments))
+        config = _config(record, stream)
+        if len(self._ready) >= MOST_READY:
+            self._ready.clear()
+        self._ready[key] = ready = Ready(ctypes.byref(config), arguments, (memory, config))
+        return ready
+
+    def _map(self, number: int, one: TensorMap, address: int) -> bytes:
+        """The CUtensorMap of an operand at ``address``."""
+        found = self._maps.get((number, address))
+        if found is None:
+            memory, start = _aligned_memory(MAP_BYTES)
+            status = self._driver.encode(one, address, start)
+            if status:
+                raise self._refuse(f"an operand cannot be described to TMA: {self._driver.message(status)}")
+            found = ctypes.string_at(start, MAP_BYTES)
+            del memory
+            if len(self._maps) >= MOST_MAPS:
+                self._maps.clear()
+            self._maps[number, address] = found
+        return found
+
+
+def _aligned_memory(size: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
+    """Memory, and the address in it at which ``size`` bytes begin, a multiple of 64."""
+    memory = ctypes.create_string_buffer(size + BLOCK_ALIGNMENT)
+    return memory, -(-ctypes.addressof(memory) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+
+
+def _config(record: Record, stream: int) -> Config:
+    attributes = (Attribute * 2)()
+    attributes[0].id, attributes[0].value.cluster[:] = CLUSTER_DIMENSION, (record.cluster, 1, 1)
+    attributes[1].id, attributes[1].value.flag = PROGRAMMATIC_STREAM_SERIALIZATION, 1
+    config = Config()
+    config.grid[:], config.block[:], config.shared_bytes = record.grid, (record.threads, 1, 1), record.shared_bytes
+    config.stream, config.attributes, config.attribute_count = stream, attributes, 2 if record.pdl else 1
+    return config
+
+
+def bind(launcher: Launcher, problem: Problem, name: str) -> Run:
+    """A function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device."""
+    record, device = launcher.record, launcher.kernel.device
+    workspace = Workspace(launcher.kernel.driver.capture, record.workspace_bytes, device)
+    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, record.workspace_bytes > 0
+    alignment, launch, without = record.alignment, launcher.launch, (1.0, 0.0)
+    skipped = 2 if problem.inp is not None and problem.inp_read is None else None
+
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        stream = current_stream(device)
+        memory = workspace.address(stream) if needs_workspace else 0
+        read = [x.data_ptr() for x in tensors]
+        if skipped is not None:
+            del read[skipped]
+        addresses = (out.data_ptr(), memory, *read)
+        for operand, multiple in alignment:
+            if addresses[operand] % multiple:
+                told = " ".join(f"{address:#x}" for address in addresses)
+                raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {told}")
+        launch(stream, addresses, *(scalars or without))
+
+    return run
+
+
+@functools.lru_cache(maxsize=512)
+def loaded_kernel(driver: Driver, path: Path, kernel: str, device: int) -> LoadedKernel:
+    """The kernel of the cubin at ``path``, loaded once on a device. Raises UnavailableError: the driver refuses it."""
+    return driver.load(path.read_bytes(), kernel, device)

@@ -1,0 +1,43 @@
+"""C++ structs out of ctypes: what is filled in Python is what a kernel reads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Strides", "declared", "fields_of", "struct_text"]
+
+
+class Strides(ctypes.Structure):
+    """How far apart neighbours are, in elements; ``batch`` is the distance from one product to the next."""
+
+    _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
+
+
+C_TYPES: dict[Any, str] = {
+    ctypes.c_void_p: "void const*", ctypes.c_double: "double", ctypes.c_float: "float", ctypes.c_int: "int",
+    ctypes.c_longlong: "long long", ctypes.c_bool: "bool",
+}  # fmt: skip
+
+
+def declared(name: str, kind: Any, types: Mapping[str, str]) -> str:
+    """A field's declaration; ``types`` has the C++ type of some by their names."""
+    many = issubclass(kind, ctypes.Array)
+    one = kind._type_ if many else kind
+    written = types.get(name) or C_TYPES.get(one) or one.__name__
+    return f"{written} {name}{f'[{kind._length_}]' if many else ''};"
+
+
+def struct_text(struct: type[ctypes.Structure], types: Mapping[str, str], name: str = "") -> str:
+    """``struct`` in C++, under its own name or another. ``types`` has the types of pointers by the names of their fields."""
+    name = name or struct.__name__
+    lines = [f"  {declared(field, kind, types)}" for field, kind in fields_of(struct)]
+    size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "the caller fills it");'
+    return "\n".join([f"struct {name} {{", *lines, "};", size])
+
+
+def fields_of(struct: type[ctypes.Structure]) -> list[tuple[str, Any]]:
+    """The names and types of the fields, those of its bases first."""
+    bases = [base for base in reversed(struct.__mro__) if "_fields_" in base.__dict__]
+    return [(field[0], field[1]) for base in bases for field in base.__dict__["_fields_"]]

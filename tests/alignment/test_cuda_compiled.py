@@ -1,0 +1,107 @@
+"""What compilers make of the cuda families: the predicted resources, the expected instructions, no sums that are read early.
+
+Shared memory and threads are compared with the launch's where the source is compiled (``static_assert``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cuda_cases import BF16, INT4, SM90, UINT4, UINT8, biased, choice, cluster_shape, gated, mixed, mm, skinny_shape
+from rotation import rotated
+from sass import read_early
+
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cuda.cluster import configs as cluster
+from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
+from gemmtune.backends.cuda.mixed.weights import weights_of
+from gemmtune.backends.cuda.skinny import configs as skinny
+from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.errors import UnavailableError
+from gemmtune.toolchain.compiled import find_cuobjdump
+from gemmtune.toolchain.cubin import find_cubin_compiler
+
+MOST_LINES = 10_000
+"""The lines of a listing in SASS, with two for each instruction: what is executed once has to be read from memory."""
+
+
+def has_compiler() -> bool:
+    try:
+        find_cubin_compiler()
+    except UnavailableError:
+        return False
+    return find_cuobjdump() is not None
+
+
+CLUSTER = [choice(mm(512, 512, layout=layout), shape) for shape in cluster.SHAPES for layout in ("nt", "tn", "nn")
+           if layout == "nt" or (shape.block_n % 64 == 0 and (shape.cluster_tiles > 1 or layout == "tn"))]  # fmt: skip
+FIELDS: list[dict[str, Any]] = [
+    INT4 | {"scales": "group_128"}, INT4 | {"scales": "group_32", "zeros": True}, {"scales": "column"},
+    {"dtype": BF16, "scales": "group_64"}, {"dtype": BF16} | UINT4, {"scales": "column", "zeros": True}, {"dtype_b": UINT8},
+    INT4 | {"dtype": BF16, "scales": "group_32"}, UINT4 | {"scales": "group_32", "zeros": True}, INT4 | {"scales": "column"},
+]  # fmt: skip
+
+
+def legal(shape: Any, m: int, bits: tuple[int, ...] = (4, 8)) -> list[CudaChoice]:
+    found = []
+    for fields in FIELDS:
+        problem = mixed(m, **fields)
+        if weights_of(problem).bits in bits:
+            try:
+                found.append(choice(problem, shape))
+            except AssertionError:  # registers for every kind of weight are not asked of every shape
+                continue
+    return found
+
+
+SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
+WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
+ALWAYS = [
+    choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
+    choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
+    choice(mixed(64, scales="column"), wgmma.SHAPES[8][0]),
+    choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
+    choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
+]
+"""The largest tiles, whose registers are the scarcest, and epilogues."""
+COMPILED = {one.compile_key: one for one in (*ALWAYS, *(one for all in (CLUSTER, SKINNY, WGMMA) for one in rotated(all, 5)))}
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs NVRTC or nvcc, and cuobjdump")
+@pytest.mark.parametrize("one", COMPILED.values(), ids=lambda one: f"{one.name.removeprefix('cuda:')}-{one.problem}")
+def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
+    [made] = one.artifacts(SM90)
+    shape, code = one.config.shape, made.code
+    assert (made.threads, made.shared_bytes) == (shape.threads, made.predicted_bytes)
+    assert (made.stack_bytes, made.spilled_share) == (0, 0)
+    assert made.registers is not None
+    if isinstance(shape, cluster.Shape):
+        assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
+        assert f"HGMMA.64x{shape.block_n}x16.F32.BF16" in code
+        assert ("UTMALDG.3D.MULTICAST" if shape.cluster_tiles > 1 else "UTMALDG.3D") in code
+        assert read_early(code) == []
+        return
+    assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"
+    weights = weights_of(one.problem)
+    if isinstance(shape, skinny.Shape):
+        assert one.family.instruction == MMA
+        assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm(weights))
+        products = shape.col_tiles * shape.block_m // 8 * weights.block_k() // 16 // shape.warps_k
+        assert code.count("HMMA.16816.F32") == products
+        return
+    assert made.registers <= shape.most_registers
+    products = shape.col_tiles * shape.block_k(weights) // 16
+    assert code.count(f"HGMMA.64x{shape.block_m}x16.F32") == products, "products are not put in sequence by the compiler"
+    assert read_early(code) == []
+    assert one.problem.epilogue is not None or len(code.splitlines()) < MOST_LINES
+
+
+def test_a_listing_in_which_sums_are_read_before_the_wait_is_found() -> None:
+    first = "HGMMA.64x64x16.F32 R88, R24, gdesc[UR8], R88 ;"
+    last = "/*0100*/ HGMMA.64x64x16.F32 R120, R28, gdesc[UR8], R120, gsb0 ; /* 0x01 */"
+    bare = ["WARPGROUP.DEPBAR.LE gsb0, 0x1 ;", "LDS.U16 R23, [R87] ;"]
+    read = "F2FP.F16.F32.PACK_AB R3, R89, R151 ;"
+    end = ["WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", read]
+    assert read_early("\n".join([first, last, *bare, *end])) == []
+    assert read_early("\n".join([first, last, *bare, read, *end])) == [read]

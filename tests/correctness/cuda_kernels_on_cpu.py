@@ -1,0 +1,59 @@
+"""Skinny kernels compiled for the CPU, with threads for their threads: their text but for what is written in PTX."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from pathlib import Path
+
+import torch
+
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.cache import cache_dir
+from gemmtune.choice import Kernel
+from gemmtune.errors import ErrorFromChoice
+from gemmtune.toolchain.driver import Driver
+from gemmtune.toolchain.launcher import Launcher
+
+FOLDER = Path(__file__).parent / "cuda_on_cpu"
+BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
+"""The bits of the exponent and of the significand."""
+SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
+
+
+def text_of(choice: CudaChoice) -> str:
+    source, (exponent, significand) = choice.source, BITS[choice.problem.dtype]
+    bits = f"#define ELEMENT_BITS_E {exponent}\n#define ELEMENT_BITS_M {significand}\n"
+    own = {"barriers": bits + '#include "device.h"', "device": "", "pointwise": source.values["functions"]}
+    text = source.put_together({**source.parts, **own})
+    assert SHARED in text
+    text = text.replace(SHARED, "unsigned char* const shared = here().shared;")
+    return f'{text}\n#define KERNEL {source.kernel}\n#include "driver.h"\n'
+
+
+def compiled(choice: CudaChoice) -> Driver:
+    """A driver that has the kernel, compiled once a run."""
+    text = text_of(choice)
+    headers = "".join(file.read_text() for file in sorted(FOLDER.iterdir()))
+    path = cache_dir("cuda_on_cpu") / f"{hashlib.sha256((text + headers).encode()).hexdigest()}.so"
+    if not path.exists():
+        code = path.with_suffix(".cpp")
+        code.write_text(text)
+        command = ["g++", "-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", f"-I{FOLDER}", str(code), "-o", str(path)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+    return Driver(ctypes.CDLL(str(path)))
+
+
+def kernel(choice: CudaChoice) -> Kernel:
+    """The choice's kernel, for a problem on the CPU."""
+    driver = compiled(choice)
+    loaded = driver.load(b"", choice.record.kernel, 0)
+    launcher = Launcher(loaded, choice.record, lambda reason: ErrorFromChoice(choice.name, str(choice.problem), reason))
+
+    def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+        a, b, *rest = (x.data_ptr() for x in tensors)
+        launcher.launch(0, (out.data_ptr(), 0, a, b, *rest), 1.0, 0.0)
+
+    return Kernel(run=run)

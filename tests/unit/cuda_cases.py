@@ -1,0 +1,106 @@
+"""Problems and choices of the cuda families, for tests of all kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gemmtune.backends.cuda.backend import FAMILIES
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cuda.cluster import configs as cluster
+from gemmtune.backends.cuda.family import Family
+from gemmtune.backends.cuda.skinny import configs as skinny
+from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.device import DeviceInfo, preset
+from gemmtune.problem import Problem
+from gemmtune.problem.trace import trace
+
+SM90 = preset("sm90")
+F16, BF16, F32, F64, UINT8 = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8
+INT4: dict[str, Any] = {"encoding": "int4"}
+UINT4: dict[str, Any] = {"encoding": "uint4"}
+FAMILY: dict[str, Family[Any]] = {family.name: family for family in FAMILIES}
+WEIGHTS: list[dict[str, Any]] = [
+    {},
+    {"scales": "column"},
+    INT4 | {"scales": "group_128"},
+    UINT4 | {"scales": "group_32", "zeros": True},
+    {"dtype": BF16, "scales": "group_64"},
+]
+
+
+def mm(m: int = 128, n: int = 128, k: int = 8192, layout: str = "nt", dtype: torch.dtype = BF16) -> Problem:
+    return Problem.mm(m, n, k, dtype=dtype, layout=layout, device_type="cuda")
+
+
+def addmm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = F16, bias: str = "n") -> Problem:
+    return Problem.addmm(m, n, k, dtype=dtype, layout=layout, bias=bias, alpha=2, beta=0.5, device_type="cuda")
+
+
+def bmm(batch: int, m: int, n: int, k: int, layout: str = "nt") -> Problem:
+    return Problem.bmm(batch, m, n, k, dtype=BF16, layout=layout, device_type="cuda")
+
+
+def mixed(m: int = 16, n: int = 1024, k: int = 2048, **fields: Any) -> Problem:
+    return Problem.mixed_mm(m, n, k, device_type="cuda", **fields)
+
+
+def gated(problem: Problem) -> Problem:
+    """silu(product) · x, x a matrix in the operands' type."""
+    x = torch.empty(problem.m, problem.n, dtype=problem.dtype)
+    return dataclasses.replace(problem, epilogue=trace(lambda acc, x: torch.nn.functional.silu(acc) * x, F32, [x]))
+
+
+def biased(problem: Problem) -> Problem:
+    """2 · product + x, x a vector in float32; the result in float32."""
+    epilogue = trace(lambda acc, x: acc * 2 + x, F32, [torch.empty(problem.n)])
+    return dataclasses.replace(problem, epilogue=epilogue, out=dataclasses.replace(problem.out, dtype=F32))
+
+
+def by_columns(problem: Problem) -> Problem:
+    """The same with the columns of its result contiguous."""
+    return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
+
+
+def cluster_shape(text: str) -> cluster.Shape:
+    return next(shape for shape in cluster.SHAPES if str(shape) == text)
+
+
+def skinny_shape(block_m: int, block_n: int, stages: int, warps_n: int, warps_k: int) -> skinny.Shape:
+    return skinny.Shape(block_m=block_m, block_n=block_n, stages=stages, warps_n=warps_n, warps_k=warps_k)
+
+
+def wgmma_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int, stages: int, **more: int) -> wgmma.Shape:
+    sizes = {"block_m": block_m, "warp_groups": warp_groups, "col_tiles": col_tiles, "line_bytes": line_bytes, "stages": stages}
+    return wgmma.Shape(**sizes, **more)
+
+
+def config(shape: Any, **told: Any) -> Any:
+    """A config of the family whose shape it is."""
+    types = {cluster.Shape: cluster.Config, skinny.Shape: skinny.Config, wgmma.Shape: wgmma.Config}
+    return types[type(shape)](shape=shape, **told)
+
+
+def family_of(shape: Any) -> Family[Any]:
+    return FAMILY[type(shape).__module__.split(".")[-2]]
+
+
+def choice(problem: Problem, shape: Any, device: DeviceInfo = SM90, **told: Any) -> CudaChoice:
+    """The choice of a config, which has to be legal."""
+    family, chosen = family_of(shape), config(shape, **told)
+    assert family.why_not(problem, device) is None
+    assert family.why_not_config(problem, device, chosen) is None
+    return CudaChoice.of(family, chosen, problem, device)
+
+
+def legal_choices(problem: Problem, shape: Any, ways: Iterable[dict[str, Any]], device: DeviceInfo = SM90) -> list[CudaChoice]:
+    """Those of the ways to tell a launch that are legal, at least one."""
+    family = family_of(shape)
+    assert family.why_not(problem, device) is None
+    configs = [config(shape, **told) for told in ways]
+    found = [CudaChoice.of(family, one, problem, device) for one in configs if not family.why_not_config(problem, device, one)]
+    assert found, [family.why_not_config(problem, device, one) for one in configs]
+    return found

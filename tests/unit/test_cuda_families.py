@@ -1,0 +1,243 @@
+"""What the cuda families offer for which problem, in which order, and what their choices say of themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from cuda_cases import (
+    BF16,
+    F16,
+    F32,
+    FAMILY,
+    INT4,
+    SM90,
+    WEIGHTS,
+    cluster_shape,
+    config,
+    family_of,
+    mixed,
+    mm,
+    skinny_shape,
+    wgmma_shape,
+)
+
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda import choice as choices_module
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cuda.cluster import configs as cluster
+from gemmtune.backends.cuda.cluster.rank import cluster_counts
+from gemmtune.backends.cuda.hopper import clusters_at_a_time
+from gemmtune.backends.cuda.skinny import configs as skinny
+from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.choice import Offers
+from gemmtune.device import DeviceInfo, preset
+from gemmtune.effort import EFFORT
+from gemmtune.errors import UnavailableError
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
+
+
+def offered(family: str, problem: Problem, search: str = "default", device: DeviceInfo = SM90) -> Offers:
+    return choices_module.offers(FAMILY[family], problem, device, Settings(search=search))  # type: ignore[arg-type]
+
+
+def choices(family: str, problem: Problem, search: str = "default") -> list[CudaChoice]:
+    return [one for one in offered(family, problem, search).choices if isinstance(one, CudaChoice)]
+
+
+def estimate_us(one: CudaChoice) -> float:
+    return one.family.estimate_us(one.problem, SM90, one.config)
+
+
+int4 = INT4 | {"scales": "group_128"}
+FASTEST: list[tuple[Problem, set[str]]] = [
+    (mm(128, 128, 65536), {"cluster_64x64x128_s6_k2_2x2_g15_pdl"}),
+    (mm(64, 64, 65536), {"cluster_64x64x64_s6_k8_g15_pdl", "cluster_64x64x64_s6_k4_g30_pdl"}),
+    (mm(96, 96, 32768), {"cluster_64x96x64_s10_k4_2x1_g15_pdl"}),
+    (mm(128, 128, 16384), {"cluster_64x64x64_s6_k2_2x2_g15_pdl6"}),
+    (mm(128, 128, 8192), {"cluster_64x64x64_s6_k2_2x2_g15_pdl6"}),
+    (mm(200, 136, 8192), {"cluster_64x64x64_s6_k8_g1_pdl"}),
+    (mm(100, 100, 100000), {"cluster_128x64x64_s8_k2_1x2_g30_pdl"}),
+    (mm(256, 256, 16384), {"cluster_128x64x64_s8_k1_2x2_g15_pdl", "cluster_128x64x64_s8_k2_1x2_g7_pdl"}),
+    (mm(64, 4096, 14336), {"cluster_64x64x64_s12_k2_g1_pdl"}),
+    (mm(16, 4096, 14336), {"cluster_64x16x128_s5_k2_g2_swap_pdl"}),
+    (mm(8, 1024, 4096), {"cluster_64x16x128_s5_k2_g4_swap_pdl"}),
+    (mm(24, 2048, 8192), {"cluster_64x32x128_s4_k2_g2_swap_pdl"}),
+    (mm(16, 6144, 4096), {"cluster_128x16x64_s6_k2_g1_swap_pdl"}),
+    (mm(32, 6144, 4096), {"cluster_128x32x64_s5_k2_g1_swap_pdl"}),
+    (mixed(16, 8192, 8192, **int4), {"skinny_i4_16x128x256_s4_w2x2_k2_interleaved_pdl4"}),
+    (mixed(16, 4096, 14336, **int4), {"skinny_i4_16x64x256_s8_w2x4_k2_pdl"}),
+    (mixed(16, 6144, 4096, **int4), {"skinny_i4_16x128x256_s4_w2x2_k2_interleaved_pdl4"}),
+    (mixed(1, 8192, 8192, **int4), {"skinny_i4_8x256x256_s3_w4x2_k3_pdl"}),
+    (mixed(16, 8192, 8192, scales="column"), {"skinny_i8_16x128x128_s8_w2x4_k2_pdl"}),
+    (mixed(16, 4096, 14336, scales="column"), {"skinny_i8_16x128x128_s8_w2x4_k3_pdl"}),
+    (mixed(64, 8192, 8192, scales="column"), {"wgmma_i8_64x128x128_s4_w2t1b2_k2_pdl4", "wgmma_i8_64x64x128_s4_w1t1b4_r2_k2_pdl4"}),
+]
+
+
+@pytest.mark.parametrize(("problem", "wanted"), FASTEST, ids=str)
+def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted: set[str]) -> None:
+    family = next(iter(wanted)).split("_")[0]
+    found = choices(family, problem)
+    told = {variant.name.removeprefix("cuda:") for one in found for variant in (one, *one.variants())}
+    assert told >= wanted
+    assert len({one.config.shape for one in found}) == len(found) <= EFFORT["default"].configs[f"cuda:{family}"]
+    assert choices(family, problem, "quick") == found[:2] or family == "cluster"
+    assert max(map(estimate_us, found)) <= FAMILY[family].likely * min(map(estimate_us, found))
+
+
+@pytest.mark.parametrize(
+    ("family", "problem", "search", "reason"),
+    [
+        ("cluster", mm(128, 128, 2048), "default", "K is 2048, tried from 4096 on"),
+        ("cluster", mm(384, 128, 65536), "default", "a result of 384x128: tried with up to 256x256, or 64 rows or columns"),
+        ("cluster", mm(64, 8192, 8192), "default", "the result has 128 tiles of 64x64, tried with up to 66"),
+        ("cluster", mm(64, 6144, 4096), "default", "the result has 96 tiles of 64x64, tried with up to 66"),
+        ("cluster", mm(16, 6144, 1024), "default", "K is 1024, tried from 4096 on"),
+        ("cluster", mm(16, 28672, 8192), "default", "the result has 448 tiles of 64x64, tried with up to 66"),
+        ("cluster", mm(128, 128, 4096), "quick", "K is 4096, tried from 8192 on"),
+        ("skinny", mixed(33), "exhaustive", "a has 33 rows, at most 32 are served"),
+        ("wgmma", mixed(32), "default", "a has 32 rows, tried from 33 on"),
+    ],
+)
+def test_what_is_not_likely_to_win_is_one_refusal(family: str, problem: Problem, search: str, reason: str) -> None:
+    found = offered(family, problem, search)
+    assert not found.choices
+    assert [(refusal.name, refusal.reason) for refusal in found.refusals] == [(f"cuda:{family}", reason)]
+
+
+def test_the_backend_has_all_families() -> None:
+    problem = mixed(16, 8192, 8192, scales="column")
+    found = BACKEND.enumerate(problem, SM90, Settings())
+    assert found.choices == tuple(choices("skinny", problem))
+    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:wgmma"]
+
+
+@pytest.mark.parametrize(
+    ("family", "problem", "shapes"),
+    [
+        ("cluster", mm(256, 256, 2048), cluster.SHAPES),
+        ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
+        ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
+    ],
+)
+def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Problem, shapes: list[Any]) -> None:
+    found = choices(family, problem, "exhaustive")
+    legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
+    assert {one.config.shape for one in found} == set(legal)
+    assert len(found) > len(legal), "each in several ways"
+    assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
+    times = [estimate_us(one) for one in found]
+    assert times == sorted(times)
+    assert max(times) > FAMILY[family].likely * min(times)
+
+
+def test_configs_that_are_not_legal_are_counted_by_their_reasons() -> None:
+    found = offered("cluster", mm(136, 136, 8192, "tn"))
+    assert found.choices
+    reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
+    assert {(r.name, r.count, r.reason) for r in found.refusals} == {
+        (f"cuda:cluster:{count} configs", count, reason.format(columns)) for columns, count in ((96, 2), (32, 4), (16, 4))
+    }
+    small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
+    refused = offered("skinny", mixed(32, **INT4), device=small)
+    assert not refused.choices
+    reasons = Counter({refusal.reason: refusal.count for refusal in refused.refusals})
+    assert reasons.total() == len(FAMILY["skinny"].candidates(mixed(32, **INT4), small))
+    assert all("of shared memory, a block has 65536" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm100", "gfx942", "avx2"])
+def test_it_serves_sm90_alone(arch: str) -> None:
+    device = preset(arch)
+    assert not BACKEND.serves_by_default(device)
+    assert BACKEND.serves_by_default(SM90)
+    assert BACKEND.available(device).ok is (device.type == "cuda")
+    assert not BACKEND.enumerate(Problem.mm(64, 64, 8192, device_type=device.type), device, Settings()).choices
+
+
+OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
+OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
+
+
+@pytest.mark.parametrize(("family", "problem"), OFFERED, ids=str)
+def test_variants_are_told_at_launch_and_need_no_compilation(family: str, problem: Problem) -> None:
+    for one in choices(family, problem):
+        near = one.variants()
+        assert {variant.compile_key for variant in near} == {one.compile_key}
+        assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
+        for told in ("pdl", "prefetch_stages"):
+            assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
+        assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
+
+
+@pytest.mark.parametrize(("family", "problem"), OFFERED[:1] + OFFERED[4:5] + OFFERED[9:10], ids=str)
+def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, problem: Problem) -> None:
+    one = choices(family, problem)[0]
+    travelled = pickle.loads(pickle.dumps(one))
+    assert travelled == one
+    assert (travelled.content_hash, travelled.compile_key, travelled.arch) == (one.content_hash, one.compile_key, "sm90")
+    assert travelled.record == one.record
+    with pytest.raises(UnavailableError, match="got a newer GPU, expected sm90"):
+        one.forward()
+
+
+@pytest.mark.parametrize(
+    ("family", "problem", "splits", "weights"),
+    [
+        ("cluster", mm(256, 256, 16384), lambda c: c.clusters_per_tile * c.shape.cluster_k, None),
+        ("skinny", mixed(**INT4, scales="group_128"), lambda c: c.cluster_k * c.shape.warps_k, None),
+        ("skinny", mixed(**INT4, scales="column", zeros=True), lambda c: c.cluster_k * c.shape.warps_k, F16),
+        ("wgmma", mixed(64, scales="column"), lambda c: c.cluster_k, None),
+        ("wgmma", mixed(64, dtype=BF16, scales="group_64"), lambda c: c.cluster_k, BF16),
+    ],
+)
+def test_claims(family: str, problem: Problem, splits: Any, weights: torch.dtype | None) -> None:
+    """Weights are rounded where zero points are subtracted, and with products of warp groups where scales change along K."""
+    for one in choices(family, problem):
+        for variant in (one, *one.variants()):
+            claims = variant.claims
+            assert (claims.accumulate, claims.partials, claims.epilogue_input) == (F32, F32, F32)
+            assert (claims.splits, claims.weights) == (splits(variant.config), weights)
+            assert variant.info["splits"] == claims.splits
+
+
+def test_clusters_for_a_tile_fill_the_multiprocessors_and_leave_no_block_without_work() -> None:
+    assert [clusters_at_a_time(132, blocks) for blocks in (1, 2, 4, 8)] == [132, 66, 30, 15]
+    eight = cluster_shape("64x64x64_s6_k8")
+    assert cluster_counts(eight, 1, mm(128, 128, 65536), SM90) == (15,)
+    assert cluster_counts(eight, 2, mm(128, 256, 65536), SM90) == (7, 8)
+    assert cluster_counts(eight, 1, mm(128, 128, 8192), SM90) == (4,)
+    assert cluster_counts(eight, 1, mm(128, 128, 512), SM90) == (1,)
+    for tile_clusters in range(1, 200):
+        for one in cluster.SHAPES:
+            for count in cluster_counts(one, tile_clusters, mm(256, 256, 65536), SM90):
+                assert count == 1 or count * tile_clusters <= one.blocks_per_sm * clusters_at_a_time(132, one.cluster)
+
+
+def test_what_takes_the_models_longer() -> None:
+    """More sums to exchange, more to read, a tile that is too large; less where tiles share what they copy."""
+
+    def times(*cases: tuple[Problem, Any, dict[str, Any]]) -> list[float]:
+        return [family_of(shape).estimate_us(problem, SM90, config(shape, **told)) for problem, shape, told in cases]
+
+    four, shared = cluster_shape("64x64x64_s6_k4"), cluster_shape("64x64x64_s6_k2_2x2")
+    alone = dataclasses.replace(shared, cluster_m=1, cluster_n=1)
+    deep = cluster_shape("64x64x128_s6_k2_2x2")
+    sixteen, small, large = skinny_shape(16, 128, 4, 2, 4), wgmma_shape(64, 2, 1, 128, 4), wgmma_shape(128, 2, 1, 128, 4)
+    for ordered in (
+        times(*((mm(64, 64, 65536), four, {"clusters_per_tile": n}) for n in (31, 16, 4, 1))),
+        times(*((mm(256, 256, 16384), one, {"clusters_per_tile": 3}) for one in (shared, alone))),
+        times(*((mm(128, 128, 65536), one, {"clusters_per_tile": 15}) for one in (deep, shared))),
+        times(*((mm(128, 128, 16384), one, {"clusters_per_tile": 15}) for one in (shared, deep))),
+        times(*((mixed(16, n, k), sixteen, {"cluster_k": 2}) for n, k in ((8192, 4096), (8192, 8192), (16384, 16384)))),
+        times((mixed(16, 8192, 8192, **INT4), sixteen, {"cluster_k": 2}), (mixed(16, 8192, 8192), sixteen, {"cluster_k": 2})),
+        times(*((mixed(m, n, 8192), large, {"cluster_k": 2}) for m, n in ((64, 8192), (64, 16384), (512, 16384)))),
+        times(*((mixed(64, 8192, 8192), one, {"cluster_k": 2}) for one in (small, large))),
+    ):
+        assert ordered == sorted(set(ordered))

@@ -1,0 +1,246 @@
+"""The texts of the cuda families: what they depend on, what a launch is told of a problem, life with and without a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_cases import (
+    BF16,
+    F16,
+    F32,
+    INT4,
+    SM90,
+    UINT4,
+    addmm,
+    biased,
+    choice,
+    cluster_shape,
+    config,
+    family_of,
+    gated,
+    mixed,
+    mm,
+    skinny_shape,
+    wgmma_shape,
+)
+
+from gemmtune import settings
+from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cuda.cluster.parameters import Work as ClusterWork
+from gemmtune.backends.cuda.skinny.parameters import Work as SkinnyWork
+from gemmtune.errors import CompileError, UnavailableError
+from gemmtune.problem import Problem
+from gemmtune.selector.offers import offers_for
+from gemmtune.toolchain import cubin
+from gemmtune.toolchain.cubin import CubinCompiler
+from gemmtune.toolchain.record import MAP_BYTES, OUT, WORKSPACE, A, B, Record, operand_at
+
+LONG, SKINNY, WGMMA = cluster_shape("64x64x64_s6_k2_2x2"), skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4)
+GROUPS = INT4 | {"scales": "group_128"}
+
+
+def source_of(problem: Problem, shape: Any) -> Any:
+    return family_of(shape).source(problem, config(shape))
+
+
+TEXTS: dict[str, list[tuple[Problem, Any]]] = {
+    "cluster": [
+        (mm(), LONG), (mm(), cluster_shape("64x64x64_s6_k4")), (mm(dtype=F16), LONG), (mm(layout="tn"), LONG),
+        (mm(layout="nn"), LONG), (addmm(128, 128, 8192), LONG), (addmm(128, 128, 8192, bias="mn", dtype=BF16), LONG),
+        (gated(mm()), LONG), (biased(mm()), LONG),
+    ],
+    "skinny": [
+        (mixed(**GROUPS), SKINNY), (mixed(**GROUPS), skinny_shape(16, 64, 4, 2, 4)), (mixed(dtype=BF16, **GROUPS), SKINNY),
+        (mixed(**UINT4, scales="group_128"), SKINNY), (mixed(scales="group_128"), SKINNY), (mixed(**INT4), SKINNY),
+        (mixed(**GROUPS, zeros=True), SKINNY), (mixed(**GROUPS, scale_dtype=F32), SKINNY), (mixed(**INT4, scales="column"), SKINNY),
+        (mixed(**INT4, scales="group_64"), SKINNY), (gated(mixed(**GROUPS)), SKINNY), (biased(mixed(**GROUPS)), SKINNY),
+    ],
+}  # fmt: skip
+TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family: str) -> None:
+    sources = [source_of(*case) for case in TEXTS[family]]
+    assert len({one.text for one in sources}) == len({one.digest for one in sources}) == len(sources)
+    for source in sources:
+        assert not any(mark in source.text for mark in ("{{", "{%", "{#"))
+        assert "#include" not in source.text
+    again = mm(256, 300, 16384) if family == "cluster" else mixed(13, 2048, 4096, **GROUPS)
+    assert source_of(again, TEXTS[family][0][1]).digest == sources[0].digest
+
+
+def test_the_text_has_the_constants_of_the_shape_and_the_epilogue_once() -> None:
+    text = source_of(addmm(128, 128, 8192, bias="mn"), LONG).text
+    assert "constexpr int BLOCK_M = 64, BLOCK_N = 64, BLOCK_K = 64;" in text
+    assert "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" in text
+    steps = ["acc = acc * epilogue.scalars.alpha;", "acc = acc + epilogue.scalars.beta * x0;"]
+    assert [text.count(step) for step in steps] == [1, 1]
+    assert text.index(steps[0]) < text.index(steps[1])
+    skinny = source_of(gated(mixed(scales="column")), SKINNY).text
+    assert skinny.count("f_silu(") == 2, "once called, once defined"
+    assert "value_of<f16>(epilogue.x[1], batch, row, col)" in skinny, "after the scale"
+
+
+@pytest.mark.parametrize(("fused", "stored"), [(False, "using Staged = f16;"), (True, "using Staged = float;")])
+def test_results_are_put_in_rows_as_they_are_stored_unless_an_epilogue_has_their_sums(fused: bool, stored: str) -> None:
+    problem = mixed(128, scales="column")
+    text = source_of(gated(problem) if fused else problem, WGMMA).text
+    assert stored in text
+    assert text.count("read_column_scales(") == 2, "once, for a thread's own columns"
+
+
+def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
+    assert len(record.parameters) == MAP_BYTES * len(record.maps) + ctypes.sizeof(work)
+    assert record.arguments == (0, MAP_BYTES * len(record.maps))
+    return work.from_buffer_copy(record.parameters, record.arguments[1])
+
+
+def test_what_a_long_sum_is_told() -> None:
+    problem = mm(129, 257, 8192)
+    shared, alone = (choice(problem, LONG, clusters_per_tile=n, swap_ab=n == 5, pdl=n == 5).record for n in (5, 1))
+    tiles, warps = 24, 4
+    counters = tiles * 2 * (8 + 4 * 5 * warps)
+    parts_at = -(-counters // 128) * 128
+    assert shared.workspace_bytes == parts_at + tiles * 5 * 64 * 64 * 4
+    assert (shared.grid, shared.cluster, shared.threads, shared.pdl) == ((40, 3, 2), 8, 160, True)
+    work = work_of(shared, ClusterWork)
+    assert (work.rows, work.cols, work.steps, work.clusters_n, work.readers_log2) == (257, 129, 128, 2, 0)
+    assert (work.out_strides.row, work.out_strides.col, work.paired) == (1, 257, False)
+    assert [one.operand for one in shared.maps] == [B, A]
+    assert [one.sizes for one in shared.maps] == [(8192, 257, 1), (8192, 129, 1)]
+    places = {address.more_bytes for address in shared.addresses if address.operand == WORKSPACE}
+    assert places == {0, 8 * tiles * 2, parts_at}
+    assert (alone.workspace_bytes, alone.grid, alone.pdl) == (0, (8, 2, 3), False)
+    assert not any(address.operand == WORKSPACE for address in alone.addresses)
+    many = choice(mm(64, 64, 65536), cluster_shape("64x64x64_s6_k4"), clusters_per_tile=30).record
+    assert work_of(many, ClusterWork).readers_log2 == 2
+    assert choice(addmm(128, 128, 8192), LONG).record.scalars
+    assert not shared.scalars
+
+
+def test_what_few_rows_are_told() -> None:
+    problem = mixed(13, 1000, 4096, **INT4, scales="group_128", zeros=True)
+    told = {"cluster_k": 4, "interleaved_k": True, "pdl": True, "prefetch_stages": 6}
+    record = choice(problem, skinny_shape(16, 128, 4, 2, 4), **told).record
+    work = work_of(record, SkinnyWork)
+    assert (work.rows, work.cols, work.steps, work.cluster_k, work.interleaved_k, work.prefetch_stages) == (13, 1000, 16, 4, 1, 6)
+    assert (work.out_strides.row, work.out_strides.col) == (1000, 1)
+    assert [(x.strides.row, x.strides.col) for x in work.epilogue.x[:2]] == [(1000, 1), (1000, 1)]
+    assert [(one.sizes, one.pitches, one.box) for one in record.maps] == [
+        ((32, 13, 128), (8192, 64), (32, 16, 8)),
+        ((2048, 1000), (2048,), (128, 128)),
+        ((1000, 32), (2000,), (128, 2)),
+        ((1000, 32), (2000,), (128, 2)),
+    ]
+    assert dict(record.alignment) == dict.fromkeys((A, B, operand_at(0), operand_at(1)), 16)
+    assert [(flag.operand, flag.multiple_bytes) for flag in record.aligned] == [(OUT, 4)]
+    one_scale = work_of(choice(mixed(1, 1000, 4096, scales="tensor"), skinny_shape(8, 64, 8, 2, 4)).record, SkinnyWork)
+    assert (one_scale.epilogue.x[0].strides.row, one_scale.epilogue.x[0].strides.col) == (0, 0)
+
+
+# Compilation
+
+
+class FakeCompiler:
+    """Compiles nothing, and counts."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.error: Exception | None = None
+
+    def compile(self, text: str, arch: str, made: Path, name: str) -> None:
+        assert arch == "sm_90a"
+        self.texts.append(text)
+        if self.error is not None:
+            raise self.error
+        made.write_bytes(b"\x7fELF" + bytes(100))
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    fake = FakeCompiler()
+    monkeypatch.setattr(cubin, "_nvrtc", lambda: CubinCompiler(name="NVRTC 13.0", compile=fake.compile))
+    with settings.patch(cache_dir=str(tmp_path), backends=("cuda",)):
+        yield fake
+
+
+def missing(reason: str) -> Callable[[], CubinCompiler]:
+    def find() -> CubinCompiler:
+        raise UnavailableError(reason)
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("problems", "shape"),
+    [
+        ((mm(), mm(100, 120, 32768)), LONG),
+        ((mixed(scales="column"), mixed(11, 1000, 2064, scales="column")), SKINNY),
+        ((mixed(64, scales="column"), mixed(51, 1000, 2064, scales="column")), WGMMA),
+        ((gated(mm()), gated(mm(100, 120, 8192))), LONG),
+    ],
+)
+def test_a_shape_is_compiled_once_for_every_size_and_launch(compiler: FakeCompiler, problems: Any, shape: Any) -> None:
+    same = [variant for problem in problems for one in [choice(problem, shape)] for variant in (one, *one.variants())]
+    assert {one.compile_key for one in same} == {same[0].compile_key}
+    assert not same[0].compiled
+    for one in same:
+        one.compile()
+        assert one.compiled
+    assert len(compiler.texts) == 1
+
+
+def test_a_refusal_is_a_compile_error_and_leaves_nothing(compiler: FakeCompiler) -> None:
+    one = choice(mm(), LONG)
+    compiler.error = CompileError(one.name, "kernel.cu(1): error")
+    with pytest.raises(CompileError, match=r"kernel\.cu\(1\): error"):
+        one.compile()
+    assert not one.compiled
+
+
+def test_a_damaged_cubin_is_made_anew(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.backends.cuda.choice.find_cuobjdump", lambda: None)
+    one = choice(mm(), LONG)
+    one.compile()
+    one.path.write_bytes(b"\x7fEL")
+    one.artifacts(SM90)
+    assert len(compiler.texts) == 2
+    assert one.path.read_bytes().startswith(b"\x7fELF")
+
+
+def test_without_a_compiler_what_was_compiled_before_is_used_and_the_rest_refused(
+    compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, chosen = mm(128, 128, 16384), settings.current()
+    assert BACKEND.available(SM90).detail == "compiles with NVRTC 13.0"
+    first, *others = offers_for(problem, SM90, chosen).choices
+    first.compile()
+    for name, reason in (("_nvrtc", "there is no libnvrtc"), ("_nvcc", "nvcc is not on PATH")):
+        monkeypatch.setattr(cubin, name, missing(reason))
+    none = f"no compiler for CUDA C++ (there is no libnvrtc; nvcc is not on PATH): {cubin.REMEDY}"
+    assert BACKEND.available(SM90).detail == f"only kernels that were compiled before: {none}"
+    found = offers_for(problem, SM90, chosen)
+    assert list(found.choices) == [first]
+    assert {r.name: r.reason for r in found.refusals}.items() >= {one.name: none for one in others}.items()
+    assert isinstance(others[0], CudaChoice)
+    with pytest.raises(UnavailableError, match="pip install nvidia-cuda-nvrtc"):
+        others[0].compile()
+
+
+def test_nvcc_is_the_second_way(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cubin, "_nvrtc", missing("there is no libnvrtc"))
+    monkeypatch.setattr(cubin, "_nvcc", lambda: CubinCompiler(name="nvcc 13.0", compile=compiler.compile))
+    assert BACKEND.available(SM90).detail == "compiles with nvcc 13.0"
+    choice(mm(), LONG).compile()
+    assert len(compiler.texts) == 1
+
+
+def test_dtypes_that_tma_copies_are_told_by_the_drivers_numbers() -> None:
+    assert [one.data_type for one in choice(mixed(scales="group_128", scale_dtype=F32), SKINNY).record.maps] == [6, 0, 7]
+    assert [one.data_type for one in choice(mm(), LONG).record.maps] == [9, 9]

@@ -1,0 +1,80 @@
+"""NVRTC: where it is looked for, which of several is taken, and what it makes and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemmtune.errors import CompileError, UnavailableError
+from gemmtune.toolchain import cubin, nvrtc
+from gemmtune.toolchain.nvrtc import Nvrtc, find_nvrtc, libraries
+
+
+def found() -> Nvrtc | None:
+    try:
+        return find_nvrtc()
+    except UnavailableError:
+        return None
+
+
+@pytest.fixture
+def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Three of them, and no packages."""
+    folders = [tmp_path / name for name in ("old", "new", "other")]
+    for folder, version in zip(folders, ("11", "13", "12"), strict=True):
+        (folder / "lib64").mkdir(parents=True)
+        for name in (f"libnvrtc.so.{version}", f"libnvrtc-builtins.so.{version}.0", f"libnvrtc.so.{version}.alt"):
+            (folder / "lib64" / name).touch()
+    monkeypatch.setattr(nvrtc, "toolkit_folders", lambda: folders)
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
+    nvrtc._first.cache_clear()
+    return folders
+
+
+@pytest.mark.parametrize(("built_for", "majors"), [(None, [13, 12, 11]), ("12.8", [12, 13, 11]), ("13.0", [13, 12, 11])])
+def test_torchs_version_comes_first_and_then_the_newest(
+    toolkits: list[Path], monkeypatch: pytest.MonkeyPatch, built_for: str | None, majors: list[int]
+) -> None:
+    monkeypatch.setattr(nvrtc.torch.version, "cuda", built_for)
+    assert [path.name for path in libraries()] == [f"libnvrtc.so.{major}" for major in majors]
+
+
+def test_one_that_is_too_old_or_does_not_load_is_passed_over(toolkits: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(self: Nvrtc) -> tuple[int, int]:
+        if self.path.name.endswith("13"):
+            raise OSError("no such symbol")
+        return (12, 3) if self.path.name.endswith("12") else (11, 8)
+
+    monkeypatch.setattr(Nvrtc, "version", property(version))
+    assert str(find_nvrtc()) == "NVRTC 12.3"
+    nvrtc._first.cache_clear()
+    (toolkits[2] / "lib64" / "libnvrtc.so.12").unlink()
+    reason = r"libnvrtc\.so\.13 cannot be loaded: no such symbol; .*libnvrtc\.so\.11: got CUDA 11\.8, expected 12\.3 or newer"
+    with pytest.raises(UnavailableError, match=reason):
+        find_nvrtc()
+    nvrtc._first.cache_clear()
+
+
+def test_without_any_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "libraries", list)
+    nvrtc._first.cache_clear()
+
+    def no_nvcc() -> None:
+        raise UnavailableError("nvcc is not on PATH")
+
+    monkeypatch.setattr(cubin, "find_compiler", no_nvcc)
+    with pytest.raises(UnavailableError, match=r"there is no libnvrtc; nvcc is not on PATH\): install NVRTC \(pip install nvidia"):
+        cubin.find_cubin_compiler()
+
+
+@pytest.mark.skipif(found() is None, reason="needs NVRTC (pip install nvidia-cuda-nvrtc)")
+def test_what_it_makes_and_what_it_refuses() -> None:
+    compiler = find_nvrtc()
+    options = ["-std=c++17", "--gpu-architecture=sm_90a"]
+    assert compiler.cubin('extern "C" __global__ void f(float4* x) { x->y = 1; }', options, "a name")[:4] == b"\x7fELF"
+    with pytest.raises(CompileError, match='identifier "undefined" is undefined') as caught:
+        compiler.cubin('extern "C" __global__ void f(float* x) { *x = undefined; }', options, "a name")
+    assert str(caught.value).startswith("a name did not compile")
+    with pytest.raises(CompileError, match="unrecognized option --no-such-option"):
+        compiler.cubin("", ["--no-such-option"], "a name")
