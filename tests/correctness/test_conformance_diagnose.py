@@ -309,10 +309,10 @@ def test_diagnose_sees_where_32_bit_addresses_wrap() -> None:
     far = dataclasses.replace(problem, a=Layout(size=(33, 65), stride=(2**27, 1), dtype=torch.float32))
     noise = torch.randn(1, 33, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     spoil = torch.where(torch.arange(33)[:, None] >= 16, noise, 0.0)
-    assert diagnose(evidence_of(far, spoil)) == "errors from row 16 on, where offsets in a pass 2^31 elements: 32-bit addresses"
+    assert diagnose(evidence_of(far, spoil)).text == "errors from row 16 on, where offsets in a pass 2^31 elements: 32-bit addresses"
     in_bytes = torch.where(torch.arange(33)[:, None] >= 4, noise, 0.0)
-    assert diagnose(evidence_of(far, in_bytes)) == "errors from row 4 on, where offsets in a pass 2^31 bytes: 32-bit addresses"
-    assert diagnose(evidence_of(problem, spoil)) == "errors only in the last 17 of 33 rows"
+    assert diagnose(evidence_of(far, in_bytes)).text == "errors from row 4 on, where offsets in a pass 2^31 bytes: 32-bit addresses"
+    assert diagnose(evidence_of(problem, spoil)).text == "errors only in the last 17 of 33 rows"
 
 
 @pytest.mark.parametrize("shape", [(33, 40, 65), (1, 1, 1), (1, 40, 300), (5, 1, 7), (64, 64, 64)])
@@ -322,7 +322,7 @@ def test_diagnose_claims_nothing_of_random_errors(shape: tuple[int, int, int]) -
     generator = torch.Generator().manual_seed(3)
     for scale in (1e-3, 1.0, 1e3):
         noise = scale * torch.randn(1, m, n, dtype=torch.float64, generator=generator)
-        assert diagnose(evidence_of(problem, noise)) == ""
+        assert diagnose(evidence_of(problem, noise)).text == ""
 
 
 def test_diagnose_claims_nothing_where_there_is_too_little_to_tell() -> None:

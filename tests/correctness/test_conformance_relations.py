@@ -89,7 +89,7 @@ def in_bfloat16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ("transpose", last_row_zero, "transpose: bᵀ @ aᵀ beside the transposed a @ b: out["),
         ("scaling", clamped, "scaling: a times 8: out["),
         ("scaling", clamped, "scaling: b times 4: out["),
-        ("k-padding", whole_blocks_only, "k-padding: K padded from 31 to 32 with zeros: out["),
+        ("k-padding", whole_blocks_only, "k-padding: K padded from 31 to 32 with zeros, before: out["),
         ("identity", in_bfloat16, "identity: times the identity: out["),
     ],
 )

@@ -137,8 +137,8 @@ class TestSummary:
         groups = summary_of(records).groups
         assert [(g.looks_like, g.cases, g.by_property) for g in groups] == [
             ("last K block of 32 dropped", 2, {"nan": 1, "bound": 1}),
-            ("wrong values like no known bug", 1, {"bound": 1}),
             ("the process died", 1, {"bound": 1}),
+            ("wrong values like no known bug", 1, {"bound": 1}),
         ]
 
     def test_lines_that_fit_no_case_warn_or_fail(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

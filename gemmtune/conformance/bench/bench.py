@@ -20,16 +20,18 @@ from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
-from ..diagnose import Evidence, diagnose
-from ..gemms.refusals import REFUSALS, Refused, is_fatal
+from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, diagnose
+from ..gemms.refusals import Impossible, Refused, is_fatal
 from ..gemms.subject import Call, Subject
 from .heat import heat_map
 from .outcome import Failure
 
-__all__ = ["Bench", "Expected"]
+__all__ = ["Bench", "Expected", "NoResult"]
 
 MOST_REMEMBERED = 2**20
 """Elements of a result that is kept, to be recognised if a later call returns it again."""
+CALLED_AGAIN = 3
+"""How often a call that was wrong is made again, to see whether it always is."""
 MOST_EXPLAINED = 2**28
 """Elements of a wrong result: of a larger one float64 copies take too much memory, and only one bad element is told."""
 
@@ -45,11 +47,19 @@ class Expected:
     """Not known, ``right`` may be wrong itself: then no bug can be named that would explain the result."""
 
 
-class Bench:
-    """Everything that a check needs for one case. A check calls the GEMM and states what it expects; failures pile up here."""
+class NoResult(Exception):
+    """The call returned nothing that could be judged further. The failure is noted already."""
 
-    def __init__(self, subject: Subject, case: Case, device: torch.device) -> None:
+
+class Bench:
+    """Everything that a check needs for one case. A check calls the GEMM and states what it expects; failures pile up here.
+
+    With ``examine`` a wrong result is diagnosed and mapped, which takes several times as long as to find that it is wrong.
+    """
+
+    def __init__(self, subject: Subject, case: Case, device: torch.device, *, examine: bool = True) -> None:
         self.subject = subject
+        self.examine = examine
         self.case = case
         self.device = device
         self.problem, self.claims = _asked(subject, problem_of(case, device.type))
@@ -64,10 +74,12 @@ class Bench:
         self._judge = Judge(self.problem, self.claims, self.extra)
         self._calls = 0
         self._results: list[torch.Tensor] = []
+        self._latest: tuple[torch.Tensor | None, bool] = (None, False)
+        """The result of the latest call, and whether that was the first call of the problem in this process."""
 
     def sibling(self, **changes: object) -> Bench:
         """The bench of this case with some fields changed. Its failures are this one's."""
-        other = Bench(self.subject, self.case.changed(**changes), self.device)
+        other = Bench(self.subject, self.case.changed(**changes), self.device, examine=self.examine)
         other.failures = self.failures
         return other
 
@@ -81,6 +93,7 @@ class Bench:
 
         Raises:
             Refused: the GEMM raised an error.
+            NoResult: what it returned cannot be judged.
         """
         payload = self.next_payload()
         guards: Guards | None = None
@@ -90,9 +103,11 @@ class Bench:
             out, guards = guarded_out(self.problem.out, self.device, payload)
         elif out is None:
             kept = poison_free_memory(self.problem.out, self.device, payload)
+        first = self.problem not in self.subject.called
         result = self.launch(Call(problem=self.problem, operands=operands, out=out), wait=wait)
         del kept
         tensor = self.received(result, out)
+        self._latest = tensor, first
         for name, changed in zip(inputs.names, inputs.changed(), strict=True):
             if bool(changed):
                 self.fail(f"the call changed its input {name}", property_name="inputs-unchanged")
@@ -110,10 +125,13 @@ class Bench:
             result = self.subject(call)
             if wait and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-        except REFUSALS as error:
+        except Impossible:
+            raise
+        except Exception as error:
             if is_fatal(error):
                 raise
             raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}") from error
+        self.subject.called.add(self.problem)
         if not self.choice:
             self.choice = self.subject.choice_of(call)
         return result
@@ -132,7 +150,7 @@ class Bench:
         return Watch(operands.named | {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(extra)})
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The result as a tensor; a placeholder of NaN or zero where it cannot be one, so that the check goes on."""
+        """The result as a tensor. Raises NoResult where it is none of the right size, dtype and device."""
         layout = self.problem.out
         if out is not None:
             if isinstance(result, torch.Tensor) and result.data_ptr() != out.data_ptr():
@@ -140,13 +158,14 @@ class Bench:
             return out
         if not isinstance(result, torch.Tensor):
             self.fail(f"returned {type(result).__name__}, expected a tensor", property_name="result")
-            return torch.zeros(layout.size, dtype=layout.dtype, device=self.device)
+            raise NoResult
         got = (tuple(result.shape), result.dtype, result.device.type)
         expected = (layout.size, layout.dtype, self.device.type)
         if got != expected:
             shown = [f"{dtype_name(dtype)}{list(size)} on {where}" for size, dtype, where in (got, expected)]
-            self.fail(f"returned {shown[0]}, expected {shown[1]}", property_name="result")
-            return torch.zeros(layout.size, dtype=layout.dtype, device=self.device)
+            diagnosis = WRONG_DTYPE if result.dtype != layout.dtype else "a result of the wrong shape or device"
+            self.fail(f"returned {shown[0]}, expected {shown[1]}", property_name="result", diagnosis=diagnosis)
+            raise NoResult
         return result
 
     # Judging
@@ -217,17 +236,42 @@ class Bench:
             tolerance=float(tolerance[place]),
             unwritten=bool(unwritten[place]),
         )
-        changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # the expectation with them
-        known = (expected.known and not changed) or bool((bad & unwritten).any())
+        message = f"{expected.name}: {element.text()}; {count} of {bad.numel()} elements are wrong"
+        if not self.examine:
+            self.fail(message, index=element.index, got=element.got, expected=element.expected, examined=False)
+            return
+        again = self._again(result, expected, bad) if not bool((bad & unwritten).any()) else None
+        named = again or self._diagnosis(got, expected, bad, unwritten)
         self.fail(
-            f"{expected.name}: {element.text()}; {count} of {bad.numel()} elements are wrong",
-            diagnosis=self._diagnosis(got, expected, bad, unwritten) if known else "",
-            index=element.index, got=element.got, expected=element.expected, tolerance=element.tolerance,
+            message + ("; called again, some of them are right" if again else ""),
+            diagnosis=named.text, also=named.also, tolerance=element.tolerance,
+            index=element.index, got=element.got, expected=element.expected,
             bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
         self._forget(got)
 
-    def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> str:
+    def _again(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> Diagnosis | None:
+        """What it is called if the latest call, of which ``result`` is, is right where it was wrong when it is made again."""
+        latest, first = self._latest
+        if result is not latest:
+            return None
+        noted, results, operands = len(self.failures), self._results, self.given(expected.operands)
+        try:
+            for _ in range(CALLED_AGAIN):
+                other = self.call(operands, watch=False)
+                if bool((bad & is_right(self._wide(other), expected.right, self.problem.out.dtype)).any()):
+                    return Diagnosis(FIRST_CALL, (DIFFERS,)) if first else Diagnosis(DIFFERS)
+        except (Refused, NoResult):
+            return Diagnosis(DIFFERS)
+        finally:
+            del self.failures[noted:]
+            self._results = results
+        return None
+
+    def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> Diagnosis:
+        changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # the expectation with them
+        if not bool((bad & unwritten).any()) and (changed or not expected.known):
+            return Diagnosis()
         return diagnose(
             Evidence(
                 problem=joined(self.problem),
@@ -255,6 +299,10 @@ class Bench:
     def _remember(self, result: torch.Tensor) -> None:
         if result.numel() <= MOST_REMEMBERED:
             self._results = [*self._results[-2:], self._wide(result)]
+
+    def forget_results(self) -> None:
+        """Earlier results do not explain what is judged next, which may be older than they are."""
+        self._results = []
 
     def _forget(self, wrong: torch.Tensor) -> None:
         """A result that was wrong when it came is no sign of a stale one when it comes again."""

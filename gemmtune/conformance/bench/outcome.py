@@ -53,6 +53,10 @@ class Failure:
     """What was got and expected, and where, in one line."""
     diagnosis: str = ""
     """What a bug of this kind looks like, such as ``last K block dropped``; empty where nothing known fits."""
+    also: tuple[str, ...] = ()
+    """Other bugs that would give this result too, as far as this case can tell."""
+    examined: bool = True
+    """Whether a diagnosis was looked for; enough cases like this one were examined before if not."""
     index: tuple[int, ...] | None = None
     got: float | None = None
     expected: float | None = None

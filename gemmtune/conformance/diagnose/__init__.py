@@ -1,7 +1,8 @@
 """Naming a bug by reproducing it: a wrong result is compared with what each known bug would give from the same operands.
 
-``BUGS`` is the table of those. What fits first is named; a bug that explains the wrong elements but would spoil others too is named
-with the place to which it is confined. Where nothing fits, the map of errors is described, or nothing is said.
+``BUGS`` is the table of those. What fits first is named, and what fits as well is noted, since a case may be too small to tell two
+bugs apart that another one tells apart. A bug that explains the wrong elements but would spoil others too is named with the place
+to which it is confined. Where nothing fits, the map of errors is described, or nothing is said.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Iterator
 import torch
 
 from . import addressing, epilogue, inputs, k_ranges, quantized, rounding
+from .diagnosis import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, kind_of
 from .evidence import Evidence, View
-from .match import Bug, fit
+from .match import Bug, Fit, fit
 from .places import place
 from .signs import errors_in, first_sign, last_sign
 
-__all__ = ["BUGS", "Evidence", "diagnose"]
+__all__ = ["BUGS", "DIFFERS", "FIRST_CALL", "WRONG_DTYPE", "Diagnosis", "Evidence", "diagnose", "kind_of"]
 
 BUGS: tuple[Bug, ...] = (
     epilogue.missing,
@@ -44,18 +46,22 @@ BUGS: tuple[Bug, ...] = (
     rounding.accumulators,
 )
 """From what is certain and cheap to try to what is expensive."""
+COSTLY = (rounding.steps, rounding.partials, rounding.accumulators)
+"""Bugs that are tried only where no other gives the result."""
 
 
-def diagnose(evidence: Evidence) -> str:
-    """What the wrong result looks like, such as ``last K block of 16 dropped``; empty if like nothing known."""
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """What the wrong result looks like, such as ``last K block of 16 dropped``; without a text if like nothing known."""
     if evidence.problem.empty:
-        return ""
-    certain = first_sign(evidence)
-    if certain:
-        return certain
+        return Diagnosis()
+    certain = first_sign(evidence) or _stale(evidence)
+    if certain and bool((evidence.unwritten & evidence.bad).any()):
+        return Diagnosis(certain)
     with _one_thread():
         view = View(evidence)
-        return _stale(evidence) or _reproduced(view, evidence) or _described(view, evidence)
+        everywhere, confined, possible = _reproduced(view, evidence)
+        text = certain or next(iter(everywhere), "") or confined or _described(view, evidence)
+    return Diagnosis(text, tuple(dict.fromkeys(other for other in (*everywhere, *possible) if other != text)))
 
 
 @contextlib.contextmanager
@@ -84,24 +90,37 @@ def _stale(evidence: Evidence) -> str:
     return ""
 
 
-def _reproduced(view: View, evidence: Evidence) -> str:
-    """The first bug that gives this result everywhere, else the first one that gives it where it is wrong."""
+def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[str]]:
+    """The bugs that give this result everywhere; the first one that gives it where it is wrong, with the place; and those that
+    would give it too, but of which it says too little."""
+    everywhere: list[str] = []
+    possible: list[str] = []
     confined = ""
     where = place(evidence.bad)
     for bug in BUGS:
-        for suspect in bug(view):
-            found = fit(view, suspect)
-            if found is not None and found.everywhere:
-                return suspect.text + (_as_well(view) if bug is epilogue.missing else "")
-            if found is not None and where and not confined:
-                confined = f"{suspect.text} in {where}"
-    return confined
+        if bug in COSTLY and everywhere:
+            break
+        for found in _fitting(view, bug):
+            text = found.suspect.text
+            if found.everywhere and found.certain and not (bug is k_ranges.k_ranges and _one_line(view)):
+                everywhere.append(text)
+                if bug in COSTLY:
+                    break
+            elif found.everywhere:
+                possible.append(text)
+            elif where and not confined:
+                confined = f"{text} in {where}"
+    if everywhere and everywhere[0] in epilogue.NOTHING:
+        # Beside large numbers a narrow accumulator loses every small one: nothing is left either.
+        everywhere += [found.suspect.text for found in _fitting(view, rounding.accumulators) if found.everywhere][:1]
+    return everywhere, confined, possible
 
 
-def _as_well(view: View) -> str:
-    """Beside large numbers a narrow accumulator loses every small one: nothing is left either."""
-    for suspect in rounding.accumulators(view):
-        found = fit(view, suspect)
-        if found is not None and found.everywhere:
-            return f", which {suspect.text} gives as well"
-    return ""
+def _fitting(view: View, bug: Bug) -> Iterator[Fit]:
+    return (found for suspect in bug(view) if (found := fit(view, suspect)) is not None)
+
+
+def _one_line(view: View) -> bool:
+    """All that is wrong is one row or one column of several: any fault of that line would do as well as one along K."""
+    rows, cols = (int(view.bad.any(dim).any(0).sum()) for dim in (2, 1))
+    return (rows == 1 < len(view.rows)) or (cols == 1 < len(view.cols))

@@ -10,9 +10,11 @@ import torch
 from .evidence import View
 from .match import Suspect
 
-__all__ = ["added_name", "missing", "per_split", "scalars", "scales", "wrong_axis"]
+__all__ = ["NOTHING", "added_name", "missing", "per_split", "scalars", "scales", "wrong_axis"]
 
 MOST_SPLITS = 16
+NOTHING = ("zeros", "product missing, only the bias is there", "product missing, only C is there")
+"""The names of a product that is missing."""
 
 
 def added_name(view: View) -> str:

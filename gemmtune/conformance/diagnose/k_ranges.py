@@ -98,8 +98,9 @@ def k_ranges(view: View) -> Iterator[Suspect]:
             somewhere = "last" in sorts and "first" in sorts
             for pick in dict.fromkeys((fits[sizes.argmin()], fits[sizes.argmax()])):
                 low, high = int(ranges.low[pick]), int(ranges.high[pick])
-                name = f"a K block of {high - low}" if somewhere else _words(ranges.sort, low, high, sizes, view.problem.k)
-                yield Suspect(f"{name} {fault.verb}", fault.result(view, low, high), tried)
+                names = [f"a K block of {high - low}"] if somewhere else []
+                for name in (*names, _words(ranges.sort, low, high, sizes, view.problem.k)):
+                    yield Suspect(f"{name} {fault.verb}", fault.result(view, low, high), tried)
 
 
 def _sample(view: View) -> _Sample:
@@ -131,8 +132,8 @@ def _fitting(sample: _Sample, ranges: _Ranges, share: torch.Tensor) -> torch.Ten
 
 
 def _searched(k: int) -> list[_Ranges]:
-    every = torch.arange(1, k)
-    found = [_Ranges("last", every, torch.full_like(every, k)), _Ranges("first", torch.zeros_like(every), every)]
+    first, last = torch.arange(1, k), torch.arange(0, k)  # all of K is the last block of a kernel that has but one
+    found = [_Ranges("last", last, torch.full_like(last, k)), _Ranges("first", torch.zeros_like(first), first)]
     size = LARGEST_BLOCK
     while size >= 1:
         found.append(_inner("block", size, k))

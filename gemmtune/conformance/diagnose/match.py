@@ -41,22 +41,23 @@ Bug: TypeAlias = Callable[[View], Iterator[Suspect]]
 
 
 class Fit(NamedTuple):
-    """A suspect explains every wrong element; ``everywhere``: and the right ones too."""
+    """A suspect explains every wrong element; ``everywhere``: and the right ones too; ``certain``: which is no coincidence."""
 
     suspect: Suspect
     everywhere: bool
+    certain: bool
 
 
 def fit(view: View, suspect: Suspect) -> Fit | None:
-    """None if the suspect does not explain what was got, or if that says too little to tell."""
+    """None if the suspect does not explain what was got, or would spoil other elements and may explain these by coincidence."""
     margin = _margin(view, suspect.result)
     same = _same(view, suspect.result, margin)
     if not _nearer(view, suspect.result) or float(same[view.bad].double().mean()) < suspect.share:
         return None
     bits = _evidence(view, suspect.result, margin, same) - math.log2(suspect.tried)
     if bool(same[~view.bad].all()):
-        return Fit(suspect, everywhere=True) if bits >= LEAST_BITS else None
-    return Fit(suspect, everywhere=False) if bits >= CONFINED_BITS else None
+        return Fit(suspect, everywhere=True, certain=bits >= LEAST_BITS)
+    return Fit(suspect, everywhere=False, certain=True) if bits >= CONFINED_BITS else None
 
 
 def _margin(view: View, result: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,8 @@ import torch
 
 from ...errors import ErrorFromChoice
 
-__all__ = ["REFUSALS", "Impossible", "Refused", "is_fatal"]
+__all__ = ["Impossible", "Refused", "is_fatal"]
 
-REFUSALS = (NotImplementedError, TypeError, ValueError, RuntimeError, AssertionError)
-"""What a GEMM raises for what it does not do. Anything else is a fault of its own."""
 _STICKY = (
     "illegal memory access",
     "unspecified launch failure",
@@ -20,7 +18,7 @@ _STICKY = (
 
 
 class Refused(Exception):
-    """The GEMM raised an error instead of computing."""
+    """The GEMM raised an error, of whatever type its library has for that, instead of computing."""
 
 
 class Impossible(Exception):

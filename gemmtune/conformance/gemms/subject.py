@@ -57,6 +57,11 @@ class Subject(ABC):
     name: str
     traits: Traits
 
+    @functools.cached_property
+    def called(self) -> set[Problem]:
+        """The problems for which it has been called in this process."""
+        return set()
+
     @abstractmethod
     def __call__(self, call: Call) -> object:
         """Run once on the current stream; what the GEMM returns."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import platform
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from ...version import __version__
 from ..bench.outcome import Failure, Verdict
 from ..cases.case import Case
+from ..diagnose import kind_of
 from ..properties.table import PROPERTIES
 from ..runs.record import Record
 from ..runs.run import PAST_TIME, Run
@@ -26,6 +26,7 @@ TILES = (16, 32, 64, 128)
 """Sizes of tiles in which the place of a wrong element is given."""
 _SORTS = {Verdict.CRASHED: "the process died", Verdict.TIMED_OUT: "no answer in time", Verdict.RAISED: "an error is raised"}
 UNKNOWN = "wrong values like no known bug"
+UNEXAMINED = "wrong as well, not examined further"
 NOT_ASKED = "not asked for"
 
 
@@ -265,26 +266,46 @@ def _why_not(run: Run, name: str, own: Sequence[Record], *, narrowed: bool) -> s
     return wanted.needs(run.scope) or "no case of this level fits what is declared and asked for"
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A failure with the kinds of bugs that it may be a sign of: what it looks like, then what would give it too."""
+
+    record: Record
+    failure: Failure
+    kinds: tuple[str, ...]
+
+
 def _groups(records: Sequence[Record]) -> list[FailureGroup]:
-    """Numbers in diagnoses, such as those of the last block, differ from case to case: they do not make another group."""
-    found: dict[str, list[tuple[Record, Failure]]] = {}
-    for record in records:
-        if record.failed and record.outcome is not None:
-            for failure in _violations(record).values():
-                text = re.sub(r"\d+", "#", re.sub(r" \(.*?\)", "", _looks_like(record.outcome.verdict, failure)))
-                key = f"{failure.property_name}: {text}" if text == UNKNOWN else text
-                found.setdefault(key, []).append((record, failure))
-    groups = []
-    for pairs in found.values():
-        pairs.sort(key=lambda pair: _size(pair[0].case))
-        record, failure = pairs[0]
-        verdict = record.outcome.verdict if record.outcome is not None else Verdict.FAILED
-        groups.append(FailureGroup(looks_like=_looks_like(verdict, failure), found=tuple(pairs)))
-    return sorted(groups, key=lambda group: -group.cases)
+    """The fewest kinds that account for all failures: again and again the one that accounts for most of what is left.
+
+    A case that is too small to tell two bugs apart thus goes to the one that other cases tell. A kind counts if some failure looks
+    like it more than like any other.
+    """
+    left = [
+        _Found(record, failure, tuple(kind_of(text) for text in (_looks_like(record.outcome.verdict, failure), *failure.also)))
+        for record in records
+        if record.failed and record.outcome is not None
+        for failure in _violations(record).values()
+    ]
+    groups: list[FailureGroup] = []
+    while left:
+        certain, support = Counter(x.kinds[0] for x in left), Counter(kind for x in left for kind in set(x.kinds))
+        kind = max(certain, key=lambda name: (name not in (UNKNOWN, UNEXAMINED), support[name], certain[name]))
+        same = [x for x in left if kind in x.kinds]
+        same.sort(key=lambda x: (x.kinds[0] != kind, _size(x.record.case)))
+        left = [x for x in left if kind not in x.kinds]
+        first = same[0]
+        verdict = first.record.outcome.verdict if first.record.outcome is not None else Verdict.FAILED
+        groups.append(
+            FailureGroup(looks_like=_looks_like(verdict, first.failure), found=tuple((x.record, x.failure) for x in same))
+        )
+    return sorted(groups, key=lambda group: (group.looks_like in (UNKNOWN, UNEXAMINED), -group.cases))
 
 
 def _looks_like(verdict: Verdict, failure: Failure) -> str:
     """In a few words: the diagnosis, what became of the process, or what else is known."""
     if failure.diagnosis or verdict in _SORTS:
         return failure.diagnosis or _SORTS[verdict]
+    if not failure.examined:
+        return UNEXAMINED
     return UNKNOWN if failure.index is not None else failure.message.splitlines()[0]

@@ -41,9 +41,9 @@ class InProcessRunner:
         """The GEMM's name and declarations."""
         return _describe(self._spec, self._device)
 
-    def run(self, case: Case) -> Outcome:
-        """One case."""
-        return _job(self._spec, case, self._device)
+    def run(self, case: Case, *, examine: bool = True) -> Outcome:
+        """One case; without ``examine`` a wrong result is not diagnosed."""
+        return _job(self._spec, case, self._device, examine)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -74,10 +74,10 @@ class IsolatedRunner:
         except (WorkerCrashed, WorkerTimedOut) as error:
             raise SubjectError(f"{self._spec.target}: the process that imported it: {error}") from error
 
-    def run(self, case: Case) -> Outcome:
-        """One case. What the GEMM does to the process becomes the verdict."""
+    def run(self, case: Case, *, examine: bool = True) -> Outcome:
+        """One case, as above. What the GEMM does to the process becomes the verdict."""
         try:
-            outcome = self._ready().call(_job, self._spec, case, self._device, timeout_s=self._timeout_s)
+            outcome = self._ready().call(_job, self._spec, case, self._device, examine, timeout_s=self._timeout_s)
         except WorkerTimedOut as error:
             return _bad(case, Verdict.TIMED_OUT, str(error))
         except WorkerCrashed as error:
@@ -117,9 +117,9 @@ def _describe(spec: SubjectSpec, device: str) -> Description:
     return Description(name=subject.name, traits=subject.traits, device_name=name, sm=sm)
 
 
-def _job(spec: SubjectSpec, case: Case, device: str) -> Outcome:
+def _job(spec: SubjectSpec, case: Case, device: str, examine: bool) -> Outcome:
     try:
-        return judge(_loaded(spec), case, torch.device(device))
+        return judge(_loaded(spec), case, torch.device(device), examine=examine)
     except (SubjectError, TraitsError):
         raise
     except Exception as error:

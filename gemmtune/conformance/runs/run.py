@@ -36,6 +36,8 @@ MOST_COSTS = 20
 """What one property may cost; then its other cases are not run."""
 MOST_COSTS_OF_ALL = 100
 """What a run may cost; then no other case is run."""
+EXAMINED = 3
+"""Failing cases of one property, and of one operation and dtype, whose wrong results are diagnosed; others are counted."""
 DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
 PAST_TIME = "not run: the time was over"
 LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
@@ -148,6 +150,7 @@ class Run:
         self._begun_s: float | None = None
         self._runner = runner
         self._costs: Counter[str] = Counter()
+        self._examined: Counter[str | tuple[str, str]] = Counter()
 
     @classmethod
     def open(cls, options: RunOptions) -> Run:
@@ -235,9 +238,15 @@ class Run:
             return Record(case=case, outcome=None, reason=reason, drawn=drawn)
         if self._runner is None:
             self._runner = runner_for(self.options, self.ground.device)
-        outcome = self._runner.run(case)
+        sorts = (case.property_name, (case.op, case.dtype))
+        outcome = self._runner.run(case, examine=bool(self._repeated) or any(self._examined[sort] < EXAMINED for sort in sorts))
         self._costs[case.property_name] += COSTS.get(outcome.verdict, 0)
+        self._examined.update(sorts if outcome.verdict is Verdict.FAILED else ())
         return Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
+
+    def established(self, property_name: str) -> bool:
+        """Whether cases of a property have failed here already: further ones need not be drawn."""
+        return self._examined[property_name] > 0
 
     def ended(self, property_name: str) -> str | None:
         """Why no more cases of a property are run: the time is over, or too many have crashed. None: they are."""

@@ -16,6 +16,10 @@ from .strategies import cases
 __all__ = ["explore"]
 
 
+MOST_SHRUNK = 100
+"""Cases that are judged to find the smallest one."""
+
+
 class _Found(Exception):
     """A drawn case failed."""
 
@@ -28,11 +32,14 @@ class _Explorer:
         self.wanted = wanted
         self.records: dict[Case, Record] = {}
         self.smallest: Record | None = None
+        self.most = run.max_examples + MOST_SHRUNK
 
     def attempt(self, case: Case) -> None:
         """Fails where the case does. Once no more are run, cases that are new count as right, which ends the shrinking."""
         if case not in self.records:
             if self.run.ended(self.wanted.name) is not None:
+                return
+            if len(self.records) >= self.most:
                 return
             self.records[case] = self.run.judge(case, drawn=True)
         record = self.records[case]
@@ -42,7 +49,12 @@ class _Explorer:
 
 
 def explore(run: Run, wanted: Property) -> list[Record]:
-    """What drawn cases of a property gave: all that did not fail and, where one did, the smallest that was found."""
+    """What drawn cases of a property gave: all that did not fail and, where one did, the smallest that was found.
+
+    Nothing is drawn where enumerated cases of the property have failed, unless a number of examples was asked for.
+    """
+    if run.established(wanted.name) and run.options.max_examples is None:
+        return []
     explorer = _Explorer(run, wanted)
 
     @hypothesis.settings(

@@ -24,7 +24,7 @@ def settle(options: RunOptions, records: list[Record]) -> None:
         if record.known_failure:
             pytest.xfail(f"{record.case.id}: {record.known}")
     if not records:
-        pytest.skip("no case can be drawn within what is declared")
+        pytest.skip("no case is drawn: none is within what is declared, or enumerated ones have failed")
     if not any(record.executed for record in records):
         first = records[0]
         pytest.skip(f"refused: {first.outcome.reason}" if first.outcome is not None else first.reason)
