@@ -19,6 +19,10 @@ from .judge import judge
 __all__ = ["Description", "InProcessRunner", "IsolatedRunner", "Runner"]
 
 
+IMPORT_TIMEOUT_S = 60.0
+"""Seconds to import the GEMM at the least, however short a case may take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """What the parent needs to know of a GEMM that it never imports."""
@@ -70,7 +74,7 @@ class IsolatedRunner:
             TraitsError: its declarations mean nothing.
         """
         try:
-            return self._ready().call(_describe, self._spec, self._device, timeout_s=self._timeout_s)
+            return self._ready().call(_describe, self._spec, self._device, timeout_s=max(self._timeout_s, IMPORT_TIMEOUT_S))
         except (WorkerCrashed, WorkerTimedOut) as error:
             raise SubjectError(f"{self._spec.target}: the process that imported it: {error}") from error
 
