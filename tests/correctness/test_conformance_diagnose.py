@@ -309,9 +309,11 @@ def test_diagnose_sees_where_32_bit_addresses_wrap() -> None:
     far = dataclasses.replace(problem, a=Layout(size=(33, 65), stride=(2**27, 1), dtype=torch.float32))
     noise = torch.randn(1, 33, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     spoil = torch.where(torch.arange(33)[:, None] >= 16, noise, 0.0)
-    assert diagnose(evidence_of(far, spoil)).text == "errors from row 16 on, where offsets in a pass 2^31 elements: 32-bit addresses"
+    named = diagnose(evidence_of(far, spoil)).text
+    assert named == "errors from row 16 on, where offsets in a pass 2^31 elements: 32-bit addresses"
     in_bytes = torch.where(torch.arange(33)[:, None] >= 4, noise, 0.0)
-    assert diagnose(evidence_of(far, in_bytes)).text == "errors from row 4 on, where offsets in a pass 2^31 bytes: 32-bit addresses"
+    named = diagnose(evidence_of(far, in_bytes)).text
+    assert named == "errors from row 4 on, where offsets in a pass 2^31 bytes: 32-bit addresses"
     assert diagnose(evidence_of(problem, spoil)).text == "errors only in the last 17 of 33 rows"
 
 
