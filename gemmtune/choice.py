@@ -158,7 +158,7 @@ class Choice(ABC):
         """Load the class's artifact and bind it to the problem. Raises what these raise."""
         return self.bind(self.load())
 
-    def variants(self) -> Sequence[Choice]:
+    def launch_variants(self) -> Sequence[Choice]:
         """Other choices with the same ``compile_key``: what a compiled kernel can be told at launch.
 
         They are not enumerated. The selector asks the fastest few choices for theirs; repeatedly, so that those which differ in one

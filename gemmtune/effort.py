@@ -19,16 +19,14 @@ class Effort:
     """By the name of a template, or of a backend that has one: how many of its configs are tried, the likely best first; None for
     every legal one. One takes a second to compile with Triton, three with a C++ compiler, half a minute with CUTLASS."""
     variant_kernels: int
-    """Of how many kernels, the fastest by what is known, the variants of the launch are tried, …"""
+    """Of how many kernels, the fastest by what is known, the launch variants are tried, …"""
     variant_near: float
     """… unless they are slower than the fastest choice by more than this factor; …"""
     variant_rounds: int
     """… and how often at most: those of a variant that won are others."""
     entrants: int
-    """How many choices enter the final rounds on a GPU. Short measurements come one after the other, each at the clocks that the
-    GPU has just then, and those shift kernels against each other by 10%."""
-    finalists: int
-    """How many play on after the first rounds; on a CPU, at whose steady clocks short measurements compare, as many enter."""
+    """How many choices enter the final rounds at most. Short measurements come one after the other, each beside what the machine
+    does just then, and tell little of those that are near."""
     rounds_s: float
     """How long the final rounds go on with what cannot be told apart."""
 
@@ -65,8 +63,7 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_near=1.1,
             variant_rounds=1,
             entrants=8,
-            finalists=4,
-            rounds_s=0.3,
+            rounds_s=0.4,
         ),
         default=Effort(
             configs=_configs(1),
@@ -74,8 +71,7 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_near=1.25,
             variant_rounds=3,
             entrants=16,
-            finalists=8,
-            rounds_s=0.5,
+            rounds_s=0.8,
         ),
         exhaustive=Effort(
             configs=_configs(2),
@@ -83,8 +79,7 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_near=1.6,
             variant_rounds=6,
             entrants=32,
-            finalists=16,
-            rounds_s=1.5,
+            rounds_s=2.5,
         ),
     )
 )

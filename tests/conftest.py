@@ -16,6 +16,7 @@ from pathlib import Path
 import parallel
 import pytest
 import quick_compiler
+import rotation
 import torch
 from interpreter import Run, interpreting_process
 from parallel import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_auto_num_workers
@@ -37,10 +38,16 @@ if parallel.WORKER is None:
     parallel.share_kernels(_folder / "cache", Path(_kept) if _kept else _folder / "kernels")
     os.environ["GEMMTUNE_CACHE_DIR"] = str(_folder / "cache")
     quick_compiler.put_on_path(_folder / "compiler")
+    rotation.choose()
     settings.from_environment.cache_clear()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """Which part of the cases that rotate this run takes."""
+    return rotation.header()
 
 
 def pytest_unconfigure() -> None:
@@ -55,6 +62,12 @@ def _gpu_memory() -> Iterator[None]:
     yield
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured counts as measured on a quiet machine: tests run beside each other."""
+    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "")
 
 
 @pytest.fixture

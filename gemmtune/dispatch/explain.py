@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from .. import settings as settings_module
 from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..problem.operations import FLOAT_OPS
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.pick import right
 from ..selector.result import Outcome
@@ -23,11 +18,7 @@ from ..selector.table import refusal_lines
 from ..settings import Settings
 from ..store.key import difference, fingerprint
 from ..store.store import Store, open_store
-from .arguments import Call
-from .calls import CALLS
-from .checks import check_operands, why_not_ours
-from .prepack import PackedOperand
-from .statement import epilogue_of, problem_of
+from .named import Operand, Operation, stated
 
 __all__ = ["Explanation", "explain"]
 
@@ -68,42 +59,32 @@ class Explanation:
         return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}"
 
 
-def explain(op: str | Callable[..., object], *operands: torch.Tensor | PackedOperand, **arguments: Any) -> Explanation:
+def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> Explanation:
     """Tell which choice a call would run, where that comes from, and what else was measured. Measures and runs nothing.
 
+        explain("mm", a, b)    explain(gemmtune.scaled_mm, a, b, scale_a, scale_b)    explain(Problem.mm(16, 4096, 4096))
+
     Args:
-        op: the name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``.
-        operands: its tensors, in the order in which the operation takes them.
+        what: a Problem; or the name of an operation, such as ``"mm"``, or the operation itself.
+        operands: the operation's tensors, in the order in which it takes them.
         arguments: its keyword arguments.
 
     Raises:
         InvalidProblemError: an unknown operation, or operands that do not fit together.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
+        UnavailableError: a Problem for a device that is not here.
     """
-    name = getattr(op, "__name__", op)
-    if name not in CALLS:
-        raise InvalidProblemError(f"explain: got op {name!r}, expected one of {', '.join(CALLS)}")
-    call = _call(name, operands, arguments)
-    check_operands(call.name, call.inputs)
-    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in FLOAT_OPS)
-    if reason is not None:
-        return Explanation(problem=None, pick=None, origin=f"torch, because {reason}")
-    problem = problem_of(call, epilogue_of(call))
+    problem, device = (what, None) if isinstance(what, Problem) else stated("explain", what, operands, arguments)
+    if isinstance(problem, str):
+        return Explanation(problem=None, pick=None, origin=f"torch, because {problem}")
+    if isinstance(what, Problem) and (operands or arguments):
+        raise InvalidProblemError("explain: got operands beside a Problem, which has their layouts; expected the Problem alone")
     if problem.empty or problem.terms == 0:
         return Explanation(problem=problem, pick=None, origin="nothing to multiply")
     if 0 in problem.summed:
         return Explanation(problem=problem, pick=None, origin="torch, because one of the products has no terms")
     settings = settings_module.current()
-    return _explain(problem, detect(call.a.device), settings, open_store(settings))
-
-
-def _call(name: str, operands: Sequence[torch.Tensor | PackedOperand], arguments: Mapping[str, Any]) -> Call:
-    make, first = CALLS[name]
-    try:
-        inspect.signature(make).bind(*first, *operands, **arguments)
-    except TypeError as error:
-        raise InvalidProblemError(f"explain: {name}: {error}") from error
-    return make(*first, *operands, **arguments)
+    return _explain(problem, detect(device or problem.device_type), settings, open_store(settings))
 
 
 def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Explanation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -18,16 +17,14 @@ from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..problem import Layout, Problem
 from ..selector.candidates import candidates_for
-from ..selector.progress import Silent
-from ..selector.result import ProblemResult
+from ..selector.progress import FirstCall
 from ..selector.select import select
 from ..settings import Settings
 from ..store.store import open_store
 from .allocate import new_output
+from .host import host_us
 
 __all__ = ["Plan", "forget_plans", "keep_ready", "plan_for", "ready"]
-
-log = logging.getLogger("gemmtune")
 
 Origin = Literal["store", "tuned", "only choice", "fallback"]
 
@@ -108,7 +105,7 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
         settings = dataclasses.replace(settings, tune="never")
-    candidates = candidates_for(problem, device, settings)
+    candidates = candidates_for(problem, device, settings, host_us=host_us(device, settings))
     if candidates.only is not None and settings.tune != "force":
         return bound(problem, candidates.only, "only choice", device, settings)
     store = open_store(settings)
@@ -121,8 +118,10 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
                 f"no stored choice for {problem} while a CUDA graph is captured: torch runs. Tune it before.", stacklevel=4
             )
         return dataclasses.replace(fallback(problem, device, settings), lasting=not capturing)
-    choice, result = select(candidates, store, Silent())
-    describe(result)
+    listener = FirstCall(problem)
+    choice, result = select(candidates, store, listener)
+    if result.source == "measured":
+        listener.end(result)
     if choice is not None:
         return bound(problem, choice, "store" if result.source == "store" else "tuned", device, settings)
     left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes] + [
@@ -151,10 +150,3 @@ def bound(problem: Problem, choice: Choice, origin: Origin, device: DeviceInfo, 
             raise ErrorFromChoice(choice.name, str(problem), f"{type(error).__name__}: {error}") from error
         warnings.warn(f"{choice.name} cannot be loaded ({type(error).__name__}: {error}); torch runs {problem}", stacklevel=5)
         return fallback(problem, device, settings)
-
-
-def describe(result: ProblemResult) -> None:
-    """One line for a person who wonders why the first call took so long."""
-    if result.source == "measured":
-        speedup = f", {result.speedup_over_torch:.2f}x torch" if result.speedup_over_torch else ""
-        log.info("tuned %s in %.1f s: %s%s", result.problem, result.seconds, result.pick, speedup)

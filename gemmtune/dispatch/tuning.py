@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .. import settings as settings_module
 from ..device import DeviceInfo, detect
@@ -19,41 +20,52 @@ from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.store import Store, open_store
 from ..workers.pool import WORKERS
+from .host import host_us
+from .named import Operand, Operation, stated
 from .plan import forget_plans
 
 __all__ = ["tune"]
 
 
 def tune(
-    problem: Problem | Iterable[Problem],
-    *,
+    what: Problem | Iterable[Problem] | Operation,
+    *operands: Operand,
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    **arguments: Any,
 ) -> TuningResult:
     """Find and remember the fastest right choice for one or several problems.
+
+        tune("mm", a, b)    tune(gemmtune.mixed_mm, a, weight)    tune(Problem.mm(16, 4096, 4096))    tune([problem, …])
 
     What the store knows is not measured again, unless the settings say ``tune="force"``. Interrupting keeps what was measured.
 
     Args:
-        problem: one Problem or several; all for the same device type.
+        what: one Problem or several, all for the same device type; or the name of an operation, or the operation itself, for the
+            problem of a call with these ``operands`` and ``arguments``, which is not done.
         settings: instead of the settings in force.
         progress: True shows progress on standard error, False nothing; or an object of your own.
-        device: such as ``cuda:1``; by default the current device of the problems' type.
+        device: such as ``cuda:1``; by default that of the operands, or the current device of the problems' type.
 
     Returns:
         A result for each problem, in order. It prints as a table.
 
     Raises:
         UnavailableError: the device is not here.
-        InvalidProblemError: problems for another device type than ``device``, or something that is no Problem.
+        InvalidProblemError: problems for another device type than ``device``, something that is no Problem, or a call that is
+            wrong or that torch alone can do.
+        EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
-    problems = [problem] if isinstance(problem, Problem) or not isinstance(problem, Iterable) else list(problem)
-    for p in problems:
-        if not isinstance(p, Problem):
-            raise InvalidProblemError(
-                f"tune: expected a Problem or several, got {type(p).__name__}; make one with gemmtune.Problem.mm(m, n, k)"
-            )
+    if isinstance(what, str) or callable(what):
+        problem, place = stated("tune", what, operands, arguments)
+        if isinstance(problem, str):
+            raise InvalidProblemError(f"tune: torch alone can do this call, because {problem}; there is nothing to choose from")
+        problems, device = [problem], device or str(place)
+    else:
+        problems = _problems(what)
+        if operands or arguments:
+            raise InvalidProblemError("tune: got operands beside a Problem, which has their layouts; expected Problems alone")
     if not problems:
         return TuningResult(())
     info = detect(device or problems[0].device_type)
@@ -69,12 +81,25 @@ def tune(
         forget_plans()
 
 
+def _problems(what: Problem | Iterable[Problem]) -> list[Problem]:
+    """One Problem or several as a list."""
+    problems = [what] if isinstance(what, Problem) or not isinstance(what, Iterable) else list(what)
+    for p in problems:
+        if not isinstance(p, Problem):
+            raise InvalidProblemError(
+                f"tune: expected a Problem or several, got {type(p).__name__}; make one with gemmtune.Problem.mm(m, n, k), or give "
+                "an operation's name and its tensors"
+            )
+    return problems
+
+
 def _tuned(
     problems: Sequence[Problem], device: DeviceInfo, settings: Settings, store: Store, progress: Progress
 ) -> Iterable[ProblemResult]:
     """The results, in order. For a GPU, all problems compile in the background while the first ones are measured."""
-    candidates = [candidates_for(p, device, settings) for p in problems]
-    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store).missing]
+    cost_us = host_us(device, settings)
+    candidates = [candidates_for(p, device, settings, host_us=cost_us) for p in problems]
+    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, reliable=True).missing]
     if missing and settings.tune_in_subprocess:
         WORKERS.prepare(measuring_kind(device), 1)
     # On a CPU, compilers would disturb the measurements: there each problem compiles before it is measured.
@@ -83,6 +108,6 @@ def _tuned(
             progress.begin(problem, len(problems))
             if not problem.empty:
                 ensure_limits(problem, device, settings, store, progress)
-            _, result = select(each, store, progress, compilation)
+            _, result = select(each, store, progress, compilation, reliable=True)
             progress.end(result)
             yield result

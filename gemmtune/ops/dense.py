@@ -13,12 +13,12 @@ import torch
 from ..dispatch.call import run
 from ..dispatch.calls import product_call, sum_call, tensor_of
 from ..dispatch.fallback import torch_call
+from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..problem.operations import Op
 from ..problem.problem import scalar_class
 from .autograd import differentiable
-from .keys import NOTHING, key_of
 
 __all__ = ["addmm", "baddbmm", "bmm", "mm"]
 

@@ -13,12 +13,12 @@ import torch
 from ..dispatch.arguments import Call
 from ..dispatch.call import composed, run
 from ..dispatch.calls import int_mm_call, int_mm_mul_call, mixed_mm_call, scaled_mm_call
+from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.weights import QuantizedWeight, parts_of
 from ..errors import InvalidProblemError
 from ..problem.operations import Encoding
-from .keys import NOTHING, key_of
 
 __all__ = ["int_mm", "int_mm_mul", "mixed_mm", "scaled_mm"]
 

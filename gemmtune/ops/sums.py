@@ -8,9 +8,9 @@ import torch
 
 from ..dispatch.call import run
 from ..dispatch.calls import mm_plus_mm_call
+from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import keep_ready, ready
 from .autograd import differentiable
-from .keys import NOTHING, key_of
 
 __all__ = ["mm_plus_mm"]
 

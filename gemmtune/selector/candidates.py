@@ -14,7 +14,7 @@ from ..store.key import fingerprint_text, now
 from ..store.store import Row, Store
 from .offers import offers_for, widest_offers_for
 from .pick import pick
-from .result import Outcome
+from .result import DISTURBED, Outcome
 from .variants import known_variants
 
 __all__ = ["Candidates", "candidates_for", "row_of"]
@@ -33,6 +33,8 @@ class Candidates:
     """By content hash: the offers, and everything else legal that the store has a row for, variants included."""
     known: Mapping[str, Outcome]
     """By content hash."""
+    host_us: float = 0.0
+    """What a call of gemmtune costs the host beside its kernel, where times are those of whole calls."""
 
     @property
     def only(self) -> Choice | None:
@@ -42,7 +44,7 @@ class Candidates:
     @property
     def picked(self) -> Choice | None:
         """The pick among what is known."""
-        outcome = pick(list(self.known.values()))
+        outcome = pick(list(self.known.values()), {c.content_hash: place for place, c in enumerate(self.offers.choices)})
         return self.choices[outcome.content_hash] if outcome else None
 
     @property
@@ -64,14 +66,16 @@ class Candidates:
         """With choices that are no offers, such as variants."""
         return dataclasses.replace(self, choices={**self.choices, **{c.content_hash: c for c in more}})
 
-    def stored(self, store: Store) -> Candidates:
+    def stored(self, store: Store, *, reliable: bool = False) -> Candidates:
         """With what the store knows by now; nothing is enumerated again but what only a wider search offers.
 
         ``search`` and ``max_profiling_configs`` say how much is tried, not what may be picked: a choice that an earlier, wider
         search measured stays a candidate. Every choice has the name that it has now, whatever it was called when it was measured:
-        that is the one that the regexes of the settings see. With ``tune="force"`` what the store knows does not count.
+        that is the one that the regexes of the settings see. With ``tune="force"`` what the store knows does not count, and with
+        ``reliable`` what was measured on a busy machine does not.
         """
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
+        rows = {digest: row for digest, row in rows.items() if not (reliable and row.info.get(DISTURBED))}
         choices = dict(self.choices)
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
         if rows.keys() - choices:
@@ -86,11 +90,11 @@ class Candidates:
         return dataclasses.replace(self, choices=choices, known=known)
 
 
-def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Candidates:
+def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, host_us: float = 0.0) -> Candidates:
     """The choices for a problem, of which nothing is known yet."""
     offers = offers_for(problem, device, settings)
     choices = {c.content_hash: c for c in offers.choices}
-    return Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={})
+    return Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={}, host_us=host_us)
 
 
 def outcome_of(row: Row) -> Outcome:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
 from ..effort import EFFORT
+from ..timing.neighbours import disturbance
 from .candidates import Candidates
 from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import SETTLED, Outcome
+from .result import DISTURBED, HOST_US, SETTLED, Outcome
 from .variants import untried_variants
 
 __all__ = ["measure"]
+
+log = logging.getLogger("gemmtune")
 
 
 def measure(
@@ -41,22 +46,26 @@ def measure(
             failure = failures[choice.name]
             outcomes[choice.content_hash] = outcome(choice, status=failure.status, reason=failure.reason)
     ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
-    with open_session(candidates.problem, device, settings) as session:
+    with open_session(candidates.problem, device, settings, candidates.host_us) as session:
         batch: Sequence[Choice] = ready or untried_variants(candidates.choices, outcomes, settings)
         drift = drift_since(session, candidates, outcomes) if batch else 1.0
         for _ in range(1 + effort.variant_rounds):
             candidates = candidates.including(batch)
-            examine_all(session, batch, drift, outcomes, progress)
+            examine_all(session, batch, drift, outcomes, progress, candidates.host_us)
             batch = untried_variants(candidates.choices, outcomes, settings)
             if not batch:
                 break
-        entrants = effort.finalists if device.type == "cpu" else effort.entrants
-        rank(session, entrants, candidates, outcomes, progress)
+        rank(session, effort.entrants, candidates, outcomes, progress)
     return candidates
 
 
 def examine_all(
-    session: AnySession, choices: Sequence[Choice], drift: float, outcomes: dict[str, Outcome], progress: Progress
+    session: AnySession,
+    choices: Sequence[Choice],
+    drift: float,
+    outcomes: dict[str, Outcome],
+    progress: Progress,
+    host_us: float,
 ) -> None:
     """Verify and shortly measure choices; each gets an outcome, with its time divided by ``drift``."""
     for done, choice in enumerate(choices):
@@ -70,6 +79,7 @@ def examine_all(
             time_us=sample.time_us / drift if sample.time_us else None,
             error_over_bound=sample.error_over_bound,
             reason=sample.reason,
+            host_us=host_us,
         )
     progress.stage("verify and measure", len(choices), len(choices))
 
@@ -95,7 +105,10 @@ def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: d
     """
     # Short measurements compare only with each other and, roughly, with ranked times: what lost once is out.
     running = [o for o in outcomes.values() if o.finalist or not o.settled]
-    finalists = shortlist(running, entrants, lambda o: candidates.choices[o.content_hash].compile_key)
+    if candidates.device.type == "cpu":  # a short measurement beside other processes may misjudge by any factor
+        finalists = shortlist(running, entrants, near=math.inf)
+    else:
+        finalists = shortlist(running, entrants, lambda o: candidates.choices[o.content_hash].compile_key)
     fresh = [o for o in finalists if not o.finalist]
     # Choices that leave all earlier finalists far behind still run against the best of them: only ranked times decide the pick.
     incumbents = [o for o in finalists if o.finalist][:2] or right(o for o in running if o.finalist)[:1]
@@ -114,9 +127,11 @@ def play_final_rounds(
     outcomes: dict[str, Outcome],
     progress: Progress,
 ) -> None:
-    """Rank the fresh finalists and, to scale by, the incumbents."""
-    progress.stage("final rounds", 0, len(fresh) + len(incumbents))
-    ranked = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
+    """Rank the fresh finalists and, to scale by, the incumbents. On a busy machine all that was measured now is marked."""
+    count = len(fresh) + len(incumbents)
+    progress.stage("final rounds", 0, count)
+    ranking = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
+    ranked = ranking.times
     drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]
     scale = statistics.median(drift) if drift else 1.0
     for o in fresh:
@@ -124,7 +139,14 @@ def play_final_rounds(
             time_us, margin_us = ranked[o.name].time_us * scale, ranked[o.name].margin_us * scale
             info = o.info | {"margin_us": margin_us}
             outcomes[o.content_hash] = dataclasses.replace(o, time_us=time_us, finalist=True, info=info)
-    progress.stage("final rounds", len(fresh) + len(incumbents), len(fresh) + len(incumbents))
+    progress.stage("final rounds", count, count)
+    torch = next((ranked[o.name] for o in (*fresh, *incumbents) if o.baseline and o.name in ranked), None)
+    why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0)
+    if why:
+        log.warning("%s was measured on a busy machine (%s): tune it again when it is quiet", candidates.problem, why)
+        for digest, o in outcomes.items():
+            if o.status is Status.OK and not o.from_store:
+                outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: why})
 
 
 def outcome(
@@ -134,8 +156,9 @@ def outcome(
     time_us: float | None = None,
     error_over_bound: float | None = None,
     reason: str = "",
+    host_us: float = 0.0,
 ) -> Outcome:
-    """An outcome of ``choice``."""
+    """An outcome of ``choice``; ``host_us`` of its time are gemmtune's own."""
     return Outcome(
         name=choice.name,
         backend=choice.backend,
@@ -145,5 +168,5 @@ def outcome(
         error_over_bound=error_over_bound,
         reason=reason,
         baseline=choice.baseline,
-        info=dict(choice.info),
+        info=dict(choice.info) | ({HOST_US: host_us} if host_us else {}),
     )

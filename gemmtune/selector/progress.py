@@ -1,10 +1,11 @@
-"""What tuning tells while it works, and the three listeners: silent, plain lines, and a bar on a terminal.
+"""What tuning tells while it works, and the listeners: silent, lines of the log, a bar on a terminal, two lines for a first call.
 
 Progress goes to standard error, so that the standard output of a program that tunes stays its own.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["Bar", "Lines", "Progress", "Silent", "progress_for"]
+__all__ = ["Bar", "FirstCall", "Lines", "Progress", "Silent", "progress_for"]
+
+log = logging.getLogger("gemmtune")
 
 
 class Progress(Protocol):
@@ -67,12 +70,30 @@ class Silent:
         """Nothing is open."""
 
 
-class Lines:
-    """Plain lines for pipes and log files: one when a problem starts and ends, one when a stage starts and ends, and in between
-    at most one every ``interval_s`` seconds."""
+class FirstCall(Silent):
+    """One line when a call begins to measure, and one when it knows what to run: it takes seconds, and nobody asked for it."""
 
-    def __init__(self, stream: TextIO | None = None, *, interval_s: float = 5.0) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._begun = False
+
+    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - that it begins is all that is said
+        """``tuning mm 16x4096x4096 float32 nt on cpu …``"""
+        if not self._begun:
+            self._begun = True
+            tell(f"tuning {self._problem}: once, the pick is kept for later calls and processes (tune='never' leaves it to torch)")
+
+    def end(self, result: ProblemResult) -> None:
+        """``tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:…, 1.83x torch``"""
+        speedup = f", {result.speedup_over_torch:.2f}x torch" if result.speedup_over_torch else ""
+        tell(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
+
+
+class Lines:
+    """Log lines for pipes: one when a problem starts and ends, one when a stage starts and ends, and in between at most one every
+    ``interval_s`` seconds."""
+
+    def __init__(self, *, interval_s: float = 5.0) -> None:
         self._interval_s = interval_s
         self._count = 0
         self._stage = ""
@@ -82,7 +103,7 @@ class Lines:
         """``[1/4] mm 16x4096x4096 float32 nt on cpu``"""
         self._count += 1
         self._stage = ""
-        self._write(f"[{self._count}/{total_problems}] {problem}")
+        log.info("[%d/%d] %s", self._count, total_problems, problem)
 
     def stage(self, name: str, done: int, total: int) -> None:
         """``  compile: 3/24``"""
@@ -91,21 +112,18 @@ class Lines:
             return
         self._stage = name
         self._last_s = now_s
-        self._write(f"  {name}: {done}/{total}")
+        log.info("  %s: %d/%d", name, done, total)
 
     def end(self, result: ProblemResult) -> None:
         """``  pick: cpp:… , 1.83× torch (12.3 s)``"""
-        self._write(f"  {pick_line(result)} ({result.seconds:.1f} s)")
+        log.info("  %s (%.1f s)", pick_line(result), result.seconds)
 
     def message(self, text: str) -> None:
         """The text on a line of its own."""
-        self._write(f"  {text}")
+        log.info("  %s", text)
 
     def close(self) -> None:
         """Nothing is open."""
-
-    def _write(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
 
 
 class Bar:
@@ -160,9 +178,16 @@ class Bar:
 
 
 def progress_for(stream: TextIO | None = None) -> Progress:
-    """The listener that suits ``stream`` (None: standard error): a bar on a terminal, else lines."""
+    """The listener that suits ``stream`` (None: standard error): a bar on a terminal, else lines of the log."""
     stream = stream or sys.stderr
-    return Bar(stream) if stream.isatty() else Lines(stream)
+    return Bar(stream) if stream.isatty() else Lines()
+
+
+def tell(text: str) -> None:
+    """An INFO line of the log; on a terminal where nobody has configured logging, a line on standard error."""
+    log.info("%s", text)
+    if not log.hasHandlers() and sys.stderr.isatty():
+        print(f"gemmtune: {text}", file=sys.stderr, flush=True)
 
 
 def _rich_bar(stream: TextIO) -> RichProgress:

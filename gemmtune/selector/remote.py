@@ -11,10 +11,9 @@ from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
-from ..timing.rounds import Ranked
 from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
-from .session import Sample, Session
+from .session import Ranking, Sample, Session
 
 __all__ = ["AnySession", "RemoteSession", "measuring_kind", "open_session"]
 
@@ -28,8 +27,8 @@ class RemoteSession:
     follow.
     """
 
-    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings) -> None:
-        self._arguments = (problem, device, settings)
+    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
+        self._arguments = (problem, device, settings, host_us)
         self._kind = measuring_kind(device)
         self._timeout_s = settings.choice_timeout_s
         self._worker: Worker | None = None
@@ -66,13 +65,12 @@ class RemoteSession:
             self._discard()
         return sample
 
-    def rank(self, choices: Sequence[Choice]) -> dict[str, Ranked]:
+    def rank(self, choices: Sequence[Choice]) -> Ranking:
         """As ``Session.rank``. If the worker dies, each choice is tried alone, and those that survive are ranked."""
-        ranked = self._rank(choices)
-        if ranked is not None or len(choices) < 2:
-            return ranked or {}
-        survivors = [c for c in choices if self._rank([c]) is not None]
-        return self._rank(survivors) or {}
+        ranking = self._rank(choices)
+        if ranking is None and len(choices) > 1:
+            ranking = self._rank([c for c in choices if self._rank([c]) is not None])
+        return ranking or Ranking(times={})
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """As ``Session.limits``; nothing if the worker dies of it."""
@@ -82,11 +80,11 @@ class RemoteSession:
             log.warning("the limits of %s could not be measured: %s", self._arguments[1].name, error.reason)
             return {}
 
-    def _rank(self, choices: Sequence[Choice]) -> dict[str, Ranked] | None:
+    def _rank(self, choices: Sequence[Choice]) -> Ranking | None:
         """None if the worker died."""
         names = ", ".join(c.name for c in choices)
         try:
-            ranked, dead = self._opened().call(_rank, choices, timeout_s=self._timeout_s * max(1, len(choices)))
+            ranking, dead = self._opened().call(_rank, choices, timeout_s=self._timeout_s * max(1, len(choices)))
         except (WorkerCrashed, WorkerTimedOut) as error:
             log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
             return None
@@ -94,7 +92,7 @@ class RemoteSession:
             log.warning("the final rounds of %s ruined the CUDA context", names)
             self._discard()
             return None
-        return ranked
+        return ranking
 
     def _opened(self) -> Worker:
         """The worker with the session open in it."""
@@ -116,9 +114,9 @@ class RemoteSession:
 AnySession = Session | RemoteSession
 
 
-def open_session(problem: Problem, device: DeviceInfo, settings: Settings) -> AnySession:
+def open_session(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> AnySession:
     """A session in a worker process, or in this one if the settings say so. Use it as a context manager."""
-    return (RemoteSession if settings.tune_in_subprocess else Session)(problem, device, settings)
+    return (RemoteSession if settings.tune_in_subprocess else Session)(problem, device, settings, host_us)
 
 
 def measuring_kind(device: DeviceInfo) -> str:
@@ -130,9 +128,9 @@ def measuring_kind(device: DeviceInfo) -> str:
 _sessions: list[Session] = []
 
 
-def _open(problem: Problem, device: DeviceInfo, settings: Settings) -> None:
+def _open(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float) -> None:
     _close()
-    _sessions.append(Session(problem, device, settings))
+    _sessions.append(Session(problem, device, settings, host_us))
 
 
 def _close() -> None:
@@ -148,11 +146,11 @@ def _limits(known: dict[str, float]) -> dict[str, float]:
     return _sessions[-1].limits(known)
 
 
-def _rank(choices: Sequence[Choice]) -> tuple[dict[str, Ranked], bool]:
+def _rank(choices: Sequence[Choice]) -> tuple[Ranking, bool]:
     session = _sessions[-1]
     try:
         return session.rank(choices), False
     except Exception:
         if session.dead:
-            return {}, True
+            return Ranking(times={}), True
         raise

@@ -8,8 +8,12 @@ from typing import Any, Literal
 from ..choice import Refusal, Status
 from ..problem import Problem
 
-__all__ = ["SETTLED", "Outcome", "ProblemResult"]
+__all__ = ["DISTURBED", "HOST_US", "SETTLED", "Outcome", "ProblemResult"]
 
+DISTURBED = "disturbed"
+"""The key of an outcome's ``info`` that tells what disturbed its measurement, so that a later tuning measures it again."""
+HOST_US = "host_us"
+"""The key for what ``time_us`` has in it of gemmtune's own work, where it is the time of a whole call."""
 SETTLED = "settled"
 """The key of an outcome's ``info`` that survives in the store: an interrupted tuning leaves outcomes without it."""
 
@@ -34,6 +38,21 @@ class Outcome:
     baseline: bool = False
     from_store: bool = False
     info: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def host_us(self) -> float:
+        """The part of ``time_us`` that is gemmtune's own work on the host; 0 where the time is that of the kernel alone."""
+        return float(self.info.get(HOST_US, 0.0))
+
+    @property
+    def direct_us(self) -> float | None:
+        """The time without gemmtune's own work: what a caller of torch has."""
+        return None if self.time_us is None else self.time_us - self.host_us
+
+    @property
+    def disturbed(self) -> str:
+        """What else the machine did while this was measured; empty if nothing that could be seen."""
+        return str(self.info.get(DISTURBED, ""))
 
     @property
     def settled(self) -> bool:
@@ -69,10 +88,15 @@ class ProblemResult:
 
     @property
     def speedup_over_torch(self) -> float | None:
-        """Time of torch's own operation over that of the pick; None unless both were measured."""
-        if not (self.picked and self.picked.time_us and self.baseline and self.baseline.time_us):
+        """Time of torch's own operation, called directly, over that of the pick; None unless both were measured."""
+        if not (self.picked and self.picked.time_us and self.baseline and self.baseline.direct_us):
             return None
-        return self.baseline.time_us / self.picked.time_us
+        return self.baseline.direct_us / self.picked.time_us
+
+    @property
+    def disturbed(self) -> str:
+        """What else the machine did while the pick was measured; empty if nothing that could be seen."""
+        return self.picked.disturbed if self.picked else ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: problem, pick, speedup_over_torch, choices (the refused ones too)."""

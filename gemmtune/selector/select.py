@@ -23,15 +23,20 @@ __all__ = ["select"]
 
 
 def select(
-    candidates: Candidates, store: Store, progress: Progress, compilation: Compilation | None = None
+    candidates: Candidates,
+    store: Store,
+    progress: Progress,
+    compilation: Compilation | None = None,
+    *,
+    reliable: bool = False,
 ) -> tuple[Choice | None, ProblemResult]:
     """The pick for one problem, None if no choice is right, and everything found; measures only what the store does not know.
 
-    A process that finds another one at work on the same problem waits and takes its answer. An interrupted tuning keeps what it
-    measured.
+    With ``reliable``, what was measured on a busy machine is measured again. A process that finds another one at work on the same
+    problem waits and takes its answer. An interrupted tuning keeps what it measured.
     """
     begun = time.perf_counter()
-    candidates = candidates.stored(store)
+    candidates = candidates.stored(store, reliable=reliable)
     problem, settings = candidates.problem, candidates.settings
     if problem.empty or candidates.complete:
         return candidates.picked, _result(candidates, store, begun, "store")
@@ -40,7 +45,7 @@ def select(
         progress.message("another process tunes this problem: waiting for it")
 
     with tuning_lock(settings, problem.key, candidates.fingerprint, waiting):
-        candidates = candidates.stored(store)
+        candidates = candidates.stored(store, reliable=reliable)
         if candidates.complete:
             return candidates.picked, _result(candidates, store, begun, "store")
         candidates = _measured(candidates, store, progress, compilation)

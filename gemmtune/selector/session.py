@@ -21,12 +21,13 @@ from ..problem import Problem
 from ..settings import Settings
 from ..timing.conditions import conditions, device_to_itself
 from ..timing.limits import measure_limits
+from ..timing.neighbours import Watch
 from ..timing.rounds import Ranked, play
 from ..timing.timer import Contender, Timer, collection_paused
 from ..workers.apply import applied
 from .verify import Verifier
 
-__all__ = ["Sample", "Session", "failure_of"]
+__all__ = ["Ranking", "Sample", "Session", "failure_of"]
 
 log = logging.getLogger("gemmtune")
 
@@ -37,6 +38,8 @@ SLOWER = 1.15
 LAUNCH_US = 100.0
 """What the launches of a choice (with an eager epilogue there are several) add at most to a single call on a GPU."""
 FEW_SAMPLES = 3
+CPU_ROUNDS = 2.0
+"""Times the rounds of a GPU: samples of a CPU vary more, and everything that is right takes part in its rounds."""
 MORE_SAMPLES = 12
 STAGE_S = 0.04
 """A stage of samples ends after this time, however few they are."""
@@ -52,6 +55,14 @@ class Sample:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """The times of the final rounds by the name of the choice, and what a ``Watch`` saw of other processes during the session."""
+
+    times: Mapping[str, Ranked]
+    seen: str = ""
+
+
 class Session:
     """Examine and rank the choices for one problem. A context manager; at its end the operands are freed.
 
@@ -59,8 +70,10 @@ class Session:
     ruined: nothing can run in this process any more.
     """
 
-    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings) -> None:
+    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
         self.dead = False
+        self._host_us = host_us
+        self._watch = Watch(device)
         self._problem = problem
         self._device = device
         self._settings = settings
@@ -103,8 +116,8 @@ class Session:
             return Sample(status=status, error_over_bound=error_over_bound, reason=reason)
         return Sample(status=Status.OK, time_us=time_us, error_over_bound=error_over_bound)
 
-    def rank(self, choices: Sequence[Choice]) -> dict[str, Ranked]:
-        """Times that compare, by the name of the choice: interleaved rounds, their order reversed each time, at sustained clocks.
+    def rank(self, choices: Sequence[Choice]) -> Ranking:
+        """Times that compare: interleaved rounds, their order reversed each time, at sustained clocks.
 
         A choice that fails here is left out of the answer, with a warning in the log.
         """
@@ -124,9 +137,12 @@ class Session:
                         raise
             keep = {c.name for c in choices if c.baseline}
             effort = EFFORT[self._settings.search]
+            on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
-            warm_up_s = 0.0 if self._device.type == "cpu" else min(0.2, effort.rounds_s / 2)
-            return play(contenders, budget_s=effort.rounds_s, finalists=effort.finalists, warm_up_s=warm_up_s, keep=keep)
+            warm_up_s = 0.0 if on_cpu else min(0.2, effort.rounds_s / 2)
+            budget_s = CPU_ROUNDS * effort.rounds_s if on_cpu else effort.rounds_s
+            times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep)
+            return Ranking(times=times, seen=self._watch.seen())
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """The limits of the machine that concern the problem and are not among ``known`` (see limits.py)."""
@@ -146,7 +162,7 @@ class Session:
 
     def _time(self) -> Timer:
         if self._timer is None:
-            self._timer = Timer(self._problem, self._device, self._settings.timing)
+            self._timer = Timer(self._problem, self._device, self._settings.timing, host_us=self._host_us)
         return self._timer
 
     def _failure(self, error: Exception) -> tuple[Status, str]:
@@ -178,7 +194,7 @@ def _usable(device: torch.device) -> bool:
 
 
 def _short_measurement(contender: Contender, best_us: float | None) -> float:
-    """The median time of a call in µs, from as few samples as it takes to see that the choice is slower than ``best_us``."""
+    """The time of a call in µs, from as few samples as it takes to see that the choice is slower than ``best_us``."""
     # Rejection goes by the least of a few: what disturbs a measurement only ever makes it longer.
     hopeless = best_us is not None and contender.rough_us > HOPELESS * best_us + LAUNCH_US
     if hopeless and contender.takes_capture:
@@ -186,7 +202,8 @@ def _short_measurement(contender: Contender, best_us: float | None) -> float:
     samples = _samples(contender, FEW_SAMPLES)
     if best_us is None or min(samples) <= SLOWER * best_us:
         samples += _samples(contender, MORE_SAMPLES)
-    return statistics.median(samples)
+    # Beside other processes most samples of a CPU are too long; those of a GPU differ by its clocks.
+    return statistics.median(samples) if contender.takes_capture else min(samples)
 
 
 def _samples(contender: Contender, most: int) -> list[float]:

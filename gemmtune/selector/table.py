@@ -51,6 +51,8 @@ def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAU
             yield _choices_table(problem, max_rows)
         for line in (*_hidden_line(problem, max_rows), *left_out_lines(problem)):
             yield Text(line, style="dim")
+        if problem.disturbed:
+            yield Text(f"measured on a busy machine ({problem.disturbed}): tune it again when it is quiet", style="yellow")
         yield Text(pick_line(problem), style="bold green" if problem.pick else "bold red")
     if len(result) > 1:
         yield Text("")
@@ -105,9 +107,9 @@ def pick_line(result: ProblemResult) -> str:
     text = f"pick: {picked.name}"
     if picked.time_us is not None:
         text += f", {_number(picked.time_us)} µs"
-    if result.speedup_over_torch is None or baseline is None or baseline.time_us is None:
+    if result.speedup_over_torch is None or baseline is None or baseline.direct_us is None:
         return f"{text}; torch was not measured"
-    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.time_us)} µs)"
+    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.direct_us)} µs)"
 
 
 def summary_line(result: Sequence[ProblemResult]) -> str:

@@ -24,7 +24,7 @@ def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings:
     found: dict[str, Choice] = {}
     asked = list(choices)
     while asked and len(found) < len(wanted):
-        fresh = {v.content_hash: v for choice in asked for v in choice.variants() if v.content_hash in wanted}
+        fresh = {v.content_hash: v for choice in asked for v in choice.launch_variants() if v.content_hash in wanted}
         asked = [v for digest, v in fresh.items() if digest not in found]
         found |= fresh
     passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
@@ -43,7 +43,9 @@ def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outco
         near = (outcome.time_us or 0.0) <= effort.variant_near * (ranked[0].time_us or 0.0)
         if choice.compile_key is not None and near and len(fastest) < effort.variant_kernels:
             fastest.setdefault(choice.compile_key, choice)
-    variants = {v.content_hash: v for choice in fastest.values() for v in choice.variants() if v.content_hash not in outcomes}
+    variants = {
+        v.content_hash: v for choice in fastest.values() for v in choice.launch_variants() if v.content_hash not in outcomes
+    }
     passed = filtered(Offers(choices=tuple(variants.values())), settings, templates=TEMPLATES).choices
     return _within_caps(passed, outcomes, settings)
 

@@ -15,7 +15,7 @@ from ..problem import Layout, Problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Rotation", "set_count"]
+__all__ = ["MOST_SETS", "Rotation", "set_count"]
 
 CPU_CACHES = 4.0
 """The sets together are this many times the last-level cache: with less, part of an operand survives a round of contenders, each

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .timer import Contender, median_margin
 
-__all__ = ["Ranked", "play"]
+__all__ = ["TIE", "Ranked", "play", "spread_of"]
 
-LOST = 1.05
-"""A contender that is surely slower than the fastest by this factor takes no part in further rounds."""
-PRECISE = 0.0025
-"""Rounds end when every contender near the fastest is known to this share of its time: a quarter of what counts as a tie."""
-NEAR = 1.03
-"""Contenders within this factor of the fastest must be known precisely, and play to the end."""
+TIE = 0.02
+"""Choices within 2% of the fastest are tied: the process, the place in memory and what ran just before shift kernels against each
+other by as much, and nobody should leave torch's own operation for less."""
+SURE = 1.3
+"""Times the 95% interval: with many contenders and a look after every other round, one in twenty would often be mistaken."""
+DISTURBED = 1.25
+"""A sample longer than a contender's shortest by this factor is not the contender's own: its clocks change by less."""
 LEAST_ROUNDS = 4
 """Even, so that each contender has run early and late in a round equally often; with fewer the spread is unknown."""
-LEAST_ROUNDS_IF_SLOW = 2
+MORE_IF_SLOW = 3.0
+"""The budget may be exceeded by so many times itself until there are LEAST_ROUNDS."""
 LEAST_ROUNDS_TO_SETTLE = 10
 """The spread of a handful of samples is small by chance too often."""
 
@@ -30,25 +34,21 @@ class Ranked:
 
     time_us: float
     margin_us: float
+    spread: float = 0.0
+    """How far its samples lay apart, as a share of their median."""
 
 
 def play(
-    contenders: Mapping[str, Contender],
-    *,
-    budget_s: float,
-    finalists: int = 8,
-    warm_up_s: float = 0.0,
-    keep: Collection[str] = (),
+    contenders: Mapping[str, Contender], *, budget_s: float, warm_up_s: float = 0.0, keep: Collection[str] = ()
 ) -> dict[str, Ranked]:
     """Rounds in which each contender is sampled once, in an order that is reversed each time.
 
-    The fastest by plain median is the reference. The time of each other is either its own median, or the reference's times the
-    median over rounds of its ratio to the reference in the same round, in which drifting clocks cancel: whichever is known more
-    closely (and no time outside of those seen: where the reference alone was disturbed, ratios mean nothing).
+    The fastest by plain median is the reference. What the rounds tell of another one is the median of the logarithms of its ratios
+    to the reference in the same round, in which drifting clocks cancel, and the interval of that median: *lost* if all of it lies
+    beyond TIE, *tied* if all of it lies within. Samples that another process has made longer do not count.
 
-    After the first rounds those drop out that are surely lost, or neither among the first ``finalists`` nor near the
-    fastest, except the ones named in ``keep``; they compare by their ratios, but are never faster than they were seen. Ends when
-    the order near the top is settled, or the budget is spent.
+    Those that have lost take no part in further rounds, except the ones named in ``keep``. Ends when every other one is tied, or
+    when the budget is spent.
     """
     if not contenders:
         return {}
@@ -63,16 +63,38 @@ def play(
         count += 1
         if count % 2:
             continue
-        spent = time.perf_counter() >= deadline
-        if spent and count >= LEAST_ROUNDS_IF_SLOW:
+        late_s = time.perf_counter() - deadline
+        if late_s >= 0 and (count >= LEAST_ROUNDS or late_s >= MORE_IF_SLOW * budget_s):
             break
         if count >= LEAST_ROUNDS:
-            ranked = _evaluate(rounds)
-            if count >= LEAST_ROUNDS_TO_SETTLE and _settled(ranked):
+            ratios = _ratios(rounds)
+            playing = [name for name in playing if name in keep or not ratios[name].lost]
+            if count >= LEAST_ROUNDS_TO_SETTLE and all(ratio.lost or ratio.tied for ratio in ratios.values()):
                 break
-            stay = _staying(ranked, playing, finalists)
-            playing = [name for name in playing if name in keep or name in stay]
-    return _evaluate(rounds)
+    return _ranked(rounds)
+
+
+def spread_of(samples: Sequence[float]) -> float:
+    """How far samples of one thing lie apart: 1.4826 times their median absolute deviation, which is the standard deviation of a
+    normal law, as a share of their median."""
+    middle = statistics.median(samples)
+    return 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle if middle else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """The logarithm of a contender's time over the reference's, and half its 95% interval."""
+
+    middle: float
+    half: float
+
+    @property
+    def lost(self) -> bool:
+        return self.middle - SURE * self.half > math.log1p(TIE)
+
+    @property
+    def tied(self) -> bool:
+        return self.middle + SURE * self.half <= math.log1p(TIE)
 
 
 def _warm_up(contenders: Mapping[str, Contender], seconds: float) -> None:
@@ -88,42 +110,40 @@ def _round(contenders: Mapping[str, Contender], order: list[str]) -> dict[str, f
     return {name: contenders[name].result_us() for name in order}
 
 
-def _evaluate(rounds: Mapping[str, list[float]]) -> dict[str, Ranked]:
+def _undisturbed(times: Sequence[float]) -> list[bool]:
+    """Which samples are the contender's own: what is much longer than the shortest had to wait for another process."""
+    return [t <= DISTURBED * min(times) for t in times]
+
+
+def _reference(rounds: Mapping[str, list[float]]) -> str:
+    """The fastest of those that took part in every round."""
     count = max(map(len, rounds.values()))
-    medians = {name: statistics.median(times) for name, times in rounds.items() if len(times) == count}
-    reference = min(medians, key=lambda name: medians[name])
+    full = {name: times for name, times in rounds.items() if len(times) == count}
+    return min(full, key=lambda name: statistics.median(itertools.compress(full[name], _undisturbed(full[name]))))
+
+
+def _ratios(rounds: Mapping[str, list[float]]) -> dict[str, _Ratio]:
+    """Who dropped out has the first rounds only, at the clocks of those: the ratios of these compare."""
+    reference = rounds[_reference(rounds)]
+    return {name: _ratio(times, reference[: len(times)]) for name, times in rounds.items()}
+
+
+def _ratio(times: Sequence[float], reference: Sequence[float]) -> _Ratio:
+    """From the rounds in which neither was disturbed; with too few of these the shortest times compare, and nothing is certain."""
+    both = [mine and theirs for mine, theirs in zip(_undisturbed(times), _undisturbed(reference), strict=True)]
+    logs = [math.log(t / r) for t, r in itertools.compress(zip(times, reference, strict=True), both)]
+    if len(logs) < min(LEAST_ROUNDS, len(times)):
+        return _Ratio(math.log(min(times) / min(reference)), math.inf)
+    return _Ratio(*median_margin(logs))
+
+
+def _ranked(rounds: Mapping[str, list[float]]) -> dict[str, Ranked]:
+    reference = _reference(rounds)
+    fastest_us, margin_us = median_margin([*itertools.compress(rounds[reference], _undisturbed(rounds[reference]))])
+    ratios = _ratios(rounds)
     ranked: dict[str, Ranked] = {}
     for name, times in rounds.items():
-        time_us, margin_us = median_margin(times)
-        dropped = len(times) < count
-        # Who dropped out has the first rounds only, at the clocks of those: its ratios compare.
-        ratio, spread = median_margin([t / r for t, r in zip(times, rounds[reference], strict=False)])
-        paired_us, paired_margin_us = ratio * medians[reference], spread * medians[reference]
-        closer = paired_margin_us < margin_us and min(times) <= paired_us <= max(times)
-        if dropped:
-            time_us, margin_us = max(paired_us, min(times)), paired_margin_us
-        elif name != reference and closer:
-            time_us, margin_us = paired_us, paired_margin_us
-        ranked[name] = Ranked(time_us=time_us, margin_us=margin_us)
+        time_us = fastest_us * math.exp(ratios[name].middle)
+        half_us = margin_us if name == reference else time_us * min(ratios[name].half, 1.0)
+        ranked[name] = Ranked(time_us=time_us, margin_us=half_us, spread=spread_of(times))
     return ranked
-
-
-def _staying(ranked: Mapping[str, Ranked], playing: Collection[str], finalists: int) -> set[str]:
-    """Who is not surely lost, and among the first ``finalists`` or near the fastest."""
-    best = min(r.time_us for r in ranked.values())
-    order = sorted(playing, key=lambda name: ranked[name].time_us)
-    return {
-        name for place, name in enumerate(order)
-        if not _lost(ranked, name) and (place < finalists or ranked[name].time_us <= NEAR * best)
-    }  # fmt: skip
-
-
-def _lost(ranked: Mapping[str, Ranked], name: str) -> bool:
-    best = min(r.time_us for r in ranked.values())
-    return ranked[name].time_us - ranked[name].margin_us > LOST * best
-
-
-def _settled(ranked: Mapping[str, Ranked]) -> bool:
-    best = min(r.time_us for r in ranked.values())
-    near = [r for r in ranked.values() if r.time_us <= NEAR * best]
-    return all(r.margin_us <= PRECISE * r.time_us for r in near)

@@ -2,6 +2,11 @@
 
 A **contender** is a kernel made ready to be timed. ``begin`` starts one sample and ``result_us`` waits for it; on a GPU several
 contenders can be begun one after the other before the first result is asked for, so that the device never idles between them.
+
+No contender finds in a cache what another does not. On a GPU every sample begins with the same operand set and an L2 full of other
+numbers, and within a sample a set comes again only after several times the L2; what a kernel keeps for its partial sums lies at
+several places in memory, as there is luck in each. On a CPU the calls of all contenders go through one rotation over several times
+the last cache.
 """
 
 from __future__ import annotations
@@ -23,14 +28,19 @@ from ..device import DeviceInfo
 from ..numerics.operands import Operands
 from ..problem import Problem
 from ..settings import Timing
-from .rotation import Rotation
+from .rotation import MOST_SETS, Rotation
 
 __all__ = ["Contender", "Timer", "collection_paused", "median_margin", "timing_event"]
 
-GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 GRAPH_US = 1000.0
-"""How long one replay should last: the events around it cost 2–4 µs."""
-MOST_GRAPH_CALLS = 256
+"""How long one sample should last: the events around it cost 2–4 µs."""
+MOST_GRAPH_CALLS = MOST_SETS
+"""So that sets which are too small to overflow the L2 are used once in a sample."""
+PLACES = 4
+"""Streams on which the calls of one sample were captured: libraries and kernels keep memory for partial sums for each. Where it
+lies changes the time of a kernel by up to 7%: with one place, the luck of a process decides between two that are near."""
+FLUSH_CACHES = 4
+"""Times the L2 that is read before a sample: its replacement of lines is not strictly that of the oldest."""
 EAGER_US = 1000.0
 CPU_US = 200.0
 """How long a batch of calls should last: a clock reading and the loop around it cost about 0.1 µs."""
@@ -66,86 +76,100 @@ class Contender(ABC):
 
 
 @functools.cache
-def _capture_stream(index: int) -> torch.cuda.Stream:
-    """The one stream on which this process captures: for each further one cuBLAS would keep a workspace of its own."""
-    return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
+def _capture_streams(index: int) -> tuple[torch.cuda.Stream, ...]:
+    """The streams on which this process captures: for each further one cuBLAS would keep a workspace of its own."""
+    return tuple(torch.cuda.Stream(torch.device("cuda", index)) for _ in range(PLACES))  # type: ignore[no-untyped-call]
 
 
 class Timer:
-    """Makes contenders for one problem on one device. Holds the operand sets, which all contenders share."""
+    """Makes contenders for one problem on one device. Holds the operand sets, which all contenders share.
 
-    def __init__(self, problem: Problem, device: DeviceInfo, mode: Timing) -> None:
+    Where no graph replays the kernel (on a CPU, and with ``eager``) a contender is the call as a user makes it: it allocates its
+    result, and ``host_us`` is what the look-up of a call costs the host before it comes to the kernel.
+    """
+
+    def __init__(self, problem: Problem, device: DeviceInfo, mode: Timing, *, host_us: float = 0.0) -> None:
         self._problem = problem
         self._device = device.torch_device
-        self._mode = mode
+        self._as_called = mode == "eager" or device.type == "cpu"
+        self._host_us = host_us
         self._rotation = Rotation(problem, device)
-        self._contenders = 0
-        self._stream: torch.cuda.Stream | None = None
+        self._turns = itertools.count()
+        self._streams: tuple[torch.cuda.Stream, ...] = ()
         if device.type != "cpu":
-            self._stream = _capture_stream(device.index)
+            self._streams = _capture_streams(device.index)
+            self._flushed_by = torch.zeros(FLUSH_CACHES * device.l2_bytes // 4, device=self._device)
 
     def contender(self, choice: Choice, kernel: Kernel) -> Contender:
         """Warm the kernel up and make it ready. What the kernel raises is not caught."""
         sets = self._rotation.for_choice(choice)
-        if self._stream is not None:  # the operands were filled and packed on the caller's stream
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        calls = _eager_calls(self._problem, kernel, sets) if self._mode == "eager" else _calls(kernel, sets)
-        calls = self._from_elsewhere(calls)
-        if self._stream is None:
-            return CpuContender(calls)
-        if self._mode == "eager":
-            return EagerContender(calls, self._stream)
-        return GraphContender(calls, self._stream)
+        calls = _eager_calls(self._problem, kernel, sets) if self._as_called else _calls(kernel, sets)
+        if not self._streams:
+            return CpuContender(calls, turns=self._turns, host_us=self._host_us)
+        for stream in self._streams:  # the operands were filled and packed on the caller's stream
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+        if self._as_called:
+            return EagerContender(calls, self._streams[0], flush=self._flush, host_us=self._host_us)
+        return GraphContender(calls, *self._streams, flush=self._flush)
 
-    def _from_elsewhere(self, calls: list[Call]) -> list[Call]:
-        """The calls, begun at a set far from where the other contenders begin: what one has just used, another would find cached.
-
-        Multiples of the golden ratio, modulo 1, keep their distance from each other however many there are.
-        """
-        begin = int(len(calls) * (self._contenders * GOLDEN_RATIO % 1))
-        self._contenders += 1
-        return calls[begin:] + calls[:begin]
+    def _flush(self) -> None:
+        """Fill the L2 with other numbers. Reads, since what was written would have to leave the L2 while the kernel runs."""
+        self._flushed_by.sum()
 
 
 class CpuContender(Contender):
-    """Calls in a loop between two readings of the clock."""
+    """Calls in a loop between two readings of the clock, each of which costs the host ``host_us`` more.
 
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._cycle = itertools.cycle(calls)
-        next(self._cycle)()  # the first call loads code and wakes threads
+    ``turns`` tells whose turn it is of the calls, which are for one operand set each; contenders that share it go through the sets
+    together.
+    """
+
+    def __init__(self, calls: Sequence[Call], *, turns: Iterator[int] | None = None, host_us: float = 0.0) -> None:
+        self._calls = calls
+        self._turns = turns or itertools.count()
+        self._host_us = host_us
+        self._batch(1)[0]()  # the first call loads code and wakes threads
         self._count = 1
         self.rough_us = self.sample_us()
         for _ in range(2 if self.rough_us < SHORT_US else 0):  # another process may have had the core
             self.rough_us = min(self.rough_us, self.sample_us())
         self._count = _count(CPU_US, self.rough_us, MOST_CALLS)
 
+    def _batch(self, count: int) -> list[Call]:
+        return [self._calls[turn % len(self._calls)] for turn in itertools.islice(self._turns, count)]
+
     def begin(self) -> None:
-        batch = list(itertools.islice(self._cycle, self._count))
+        batch = self._batch(self._count)
         begun = time.perf_counter_ns()
         for call in batch:
             call()
         self._elapsed_ns = time.perf_counter_ns() - begun
 
     def result_us(self) -> float:
-        return self._elapsed_ns / 1e3 / self._count
+        return self._elapsed_ns / 1e3 / self._count + self._host_us
 
 
 class EagerContender(Contender):
-    """Calls from Python, the host's cost included: a call takes as long as the slower of the host and the GPU."""
+    """Calls from Python, the host's cost included: a call takes as long as the slower of the GPU and the host, which is busy for
+    ``host_us`` before it calls the kernel."""
 
-    def __init__(self, calls: Sequence[Call], stream: torch.cuda.Stream) -> None:
-        self._cycle = itertools.cycle(calls)
+    def __init__(
+        self, calls: Sequence[Call], stream: torch.cuda.Stream, *, flush: Call = lambda: None, host_us: float = 0.0
+    ) -> None:
+        self._calls = [_later(call, host_us) for call in calls] if host_us else calls
         self._stream = stream
+        self._flush = flush
         self._count = 2
         self.sample_us()
         self.rough_us = self.sample_us()
         self._count = _count(EAGER_US, self.rough_us, MOST_CALLS)
 
     def begin(self) -> None:
-        batch = list(itertools.islice(self._cycle, self._count))
-        self._stream.synchronize()
-        begun = time.perf_counter_ns()
+        batch = list(itertools.islice(itertools.cycle(self._calls), self._count))
         with torch.cuda.stream(self._stream):
+            self._flush()
+            self._stream.synchronize()
+            begun = time.perf_counter_ns()
             for call in batch:
                 call()
         self._stream.synchronize()
@@ -156,30 +180,50 @@ class EagerContender(Contender):
 
 
 class GraphContender(Contender):
-    """A CUDA graph of calls over the operand sets, replayed between two events: kernel time alone."""
+    """CUDA graphs of calls over the operand sets, replayed between two events: kernel time alone.
+
+    A graph for each of the streams, on which it was captured: kernels keep memory of their own for each stream.
+    """
 
     takes_capture = True
 
-    def __init__(self, calls: Sequence[Call], stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self, calls: Sequence[Call], stream: torch.cuda.Stream, *others: torch.cuda.Stream, flush: Call = lambda: None
+    ) -> None:
         self._calls = calls
         self._stream = stream
+        self._others = others
+        self._flush = flush
         self._start = timing_event()
         self._end = timing_event()
-        # On the capturing stream, so that workspaces that libraries keep for each stream exist before the capture.
         with torch.cuda.stream(stream):
             calls[0]()
             self.rough_us = min(self._single_us(call) for call in itertools.islice(itertools.cycle(calls), 3))
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._count = min(max(_count(GRAPH_US, self.rough_us, MOST_GRAPH_CALLS), len(calls)), MOST_GRAPH_CALLS)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        count = min(max(_count(GRAPH_US, self.rough_us, MOST_GRAPH_CALLS), len(calls)), MOST_GRAPH_CALLS)
+        self._share = math.ceil(count / (1 + len(others)))
+        self._count = self._share * (1 + len(others))
 
     def begin(self) -> None:
         with torch.cuda.stream(self._stream):
-            if self._graph is None:
-                self._graph = _captured(list(itertools.islice(itertools.cycle(self._calls), self._count)))
-                self._graph.replay()  # the first replay uploads the graph
+            if not self._graphs:
+                self._capture()
+            self._flush()
             self._start.record()
-            self._graph.replay()
+            for graph in self._graphs:
+                graph.replay()
             self._end.record()
+
+    def _capture(self) -> None:
+        calls = itertools.cycle(self._calls)
+        for stream in (self._stream, *self._others):
+            stream.wait_stream(self._stream)
+            with torch.cuda.stream(stream):
+                self._calls[0]()  # what is kept for each stream has to exist before the capture
+                self._graphs.append(_captured(list(itertools.islice(calls, self._share))))
+            self._stream.wait_stream(stream)
+        for graph in self._graphs:
+            graph.replay()  # the first replay uploads the graph
 
     def result_us(self) -> float:
         self._end.synchronize()
@@ -215,6 +259,19 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
         raise
     graph.capture_end()
     return graph
+
+
+def _later(call: Call, host_us: float) -> Call:
+    """The call after so much work of the host."""
+    host_ns = round(1e3 * host_us)
+
+    def later() -> object:
+        end = time.perf_counter_ns() + host_ns
+        while time.perf_counter_ns() < end:
+            pass
+        return call()
+
+    return later
 
 
 def _count(wanted_us: float, call_us: float, most: int) -> int:

@@ -138,7 +138,7 @@ def test_a_wider_search_offers_what_a_narrower_one_does() -> None:
 
 def test_split_sums_are_claimed() -> None:
     for choice in choices(mm(64, 64, 4096)):
-        for each in (choice, *choice.variants()):
+        for each in (choice, *choice.launch_variants()):
             axes, steps = each.config.axes, 4096 // each.config.operation.tile[2]
             divided = each.config.operation.stream_k and axes.decomposition != "dataparallel"
             most = axes.splits if axes.decomposition == "splitk" else min(steps, 132)
@@ -147,11 +147,11 @@ def test_split_sums_are_claimed() -> None:
 
 def test_variants_share_the_kernel_and_nothing_else() -> None:
     for choice in choices(mm(4096, 4096, 4096)):
-        variants = choice.variants()
+        variants = choice.launch_variants()
         assert len({v.name for v in (choice, *variants)}) == len({v.content_hash for v in (choice, *variants)}) == 1 + len(variants)
         assert {v.compile_key for v in variants} == {choice.compile_key}
         assert all(v.name == f"cutlass:{v.config.name}" for v in variants)
-        assert all(choice in v.variants() for v in variants)
+        assert all(choice in v.launch_variants() for v in variants)
 
 
 @pytest.mark.parametrize("problem", [

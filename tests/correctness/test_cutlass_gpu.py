@@ -86,9 +86,9 @@ def choice_of(name: str) -> CutlassChoice:
 def every_variant(choice: CutlassChoice) -> Sequence[CutlassChoice]:
     """Some of all that the first leads to, in turn."""
     found = {choice.name: choice}
-    for near in choice.variants():
+    for near in choice.launch_variants():
         found[near.name] = near
-        found |= {far.name: far for far in near.variants()}
+        found |= {far.name: far for far in near.launch_variants()}
     step = max(1, len(found) // MOST_VARIANTS)
     return list(found.values())[::step]
 

@@ -59,7 +59,7 @@ def _choices(problem: Problem) -> list[Choice]:
     ours = [choice for choice in found if choice.backend == "triton"]
     split = [choice for choice in ours if choice.info["splits"] > 1][:1]
     few = [*ours[:2], *split]
-    return [*torchs, *few, *(variant for choice in few[:1] for variant in choice.variants())]
+    return [*torchs, *few, *(variant for choice in few[:1] for variant in choice.launch_variants())]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune import settings
 from gemmtune.conformance.bench.outcome import Outcome, Verdict
@@ -25,7 +26,12 @@ from gemmtune.conformance.runs.isolation import InProcessRunner
 from gemmtune.problem import Problem
 
 ON_CPU = ("aten", "cpp")
-ON_GPU = ("aten", "cublaslt", "triton")
+ON_GPU = ("aten", "cublaslt")
+COMPILED_ON_GPU = ("triton",)
+EVERY_COMPILED = 2
+"""Nearly each of its cases is a kernel of its own to be compiled: one half for one commit, the other half for the next, …"""
+PARTS_COMPILED = 3
+"""… in so many tests for each property, which are in several processes."""
 OF_OPERATIONS = ("empty", "k-zero")
 """What the operations do themselves: no backend is asked for an empty product."""
 NAMES = [p.name for p in PROPERTIES if p.name not in OF_OPERATIONS]
@@ -39,7 +45,7 @@ FORWARD = ("sm75", "sm80")
 EVERY_FORWARD = 7
 """Each of its cases is a kernel of its own to be compiled, and translated."""
 EVERY = 12
-"""On a CPU each twelfth case, other ones for each property: `gemmtune conformance gemmtune.conformance.gemms.own:cpp` runs all."""
+"""On a CPU each twelfth case, other ones for each property and commit; `gemmtune conformance own:cpp` runs all."""
 
 
 @functools.cache
@@ -57,10 +63,9 @@ def cases_of(name: str, backend: str, device: str) -> list[Case]:
     return [case for case in wanted.cases(scope) if not any(fnmatch.fnmatch(case.id, pattern) for pattern in known)]
 
 
-def check(backend: str, name: str, device: str, every: int = 1) -> None:
-    cases = cases_of(name, backend, device)
-    start = sum(map(ord, name)) % every
-    outcomes = [runner(backend, device).run(case) for case in cases[start::every] or cases[:1]]
+def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, parts: int = 1) -> None:
+    cases = rotated(cases_of(name, backend, device), every, name)
+    outcomes = [runner(backend, device).run(case) for case in cases[part::parts] or cases[:1]]
     assert_conforming(outcomes)
 
 
@@ -74,6 +79,7 @@ def assert_conforming(outcomes: list[Outcome]) -> None:
     assert counts[Verdict.PASSED] > 0, f"nothing was executed: {dict(counts)}; {outcomes[0].reason}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ON_CPU)
 def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
@@ -87,7 +93,15 @@ def test_backend_conforms_on_a_gpu(backend: str, name: str) -> None:
     if backend == "cublaslt":
         pytest.importorskip("nvmath", reason="the cublaslt backend needs gemmtune[cublaslt]")
     check(backend, name, "cuda")
-    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS_COMPILED))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", COMPILED_ON_GPU)
+def test_compiled_backend_conforms_on_a_gpu(backend: str, name: str, part: int) -> None:
+    check(backend, name, "cuda", EVERY_COMPILED, part, PARTS_COMPILED)
 
 
 @pytest.mark.parametrize("arch", FORWARD)

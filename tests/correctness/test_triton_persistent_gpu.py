@@ -31,7 +31,7 @@ def _choices(problem: Problem, count: int | None = 6) -> list[Choice]:
     choices: list[Choice] = list(persistent_choices(problem, detect("cuda"), count))
     if not choices:
         pytest.skip("this GPU has no copy engine")
-    return [*choices, *(variant for choice in choices for variant in choice.variants())]
+    return [*choices, *(variant for choice in choices for variant in choice.launch_variants())]
 
 
 def test_copies_of_unaligned_operands() -> None:
@@ -40,7 +40,7 @@ def test_copies_of_unaligned_operands() -> None:
     choices: list[Choice] = list(padded_choices(problem, device, lambda aligned: persistent_choices(aligned, device, 3)))
     if not choices:
         pytest.skip("this GPU has no copy engine")
-    choices += [variant for choice in choices for variant in choice.variants()]
+    choices += [variant for choice in choices for variant in choice.launch_variants()]
     assert not precompile(choices, current())
     verifier = Verifier(problem, CUDA)
     for choice in choices:
@@ -80,7 +80,7 @@ def test_verification_accepts_every_choice_with_its_own_claims(name: str) -> Non
 
 def test_launches_that_overlap_read_what_the_kernel_before_wrote() -> None:
     choice, *_ = _choices(Problem.mm(1024, 1024, 1024, dtype=torch.float16, device_type="cuda"), 1)
-    (other,) = choice.variants()
+    (other,) = choice.launch_variants()
     overlapping, ordered = (choice, other) if choice.info["pdl"] else (other, choice)
     assert_chains_agree(overlapping, ordered)
 

@@ -150,13 +150,13 @@ def test_launches_overlap_where_the_architecture_can_and_kernels_wait_by_themsel
         wait, trigger = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
         assert wait < trigger < text.index("cp.async")
         assert "ld.global" not in text[:wait]
-        (other,) = choice.variants()
+        (other,) = choice.launch_variants()
         assert choice.name.replace("_pdl", "") == other.name
         assert other.compile_key == choice.compile_key
         assert other.content_hash != choice.content_hash
-        assert other.variants()[0] == choice
+        assert other.launch_variants()[0] == choice
     (older,) = vector_choices(problem, preset("sm80"), 1)
-    assert not older.variants()
+    assert not older.launch_variants()
     assert "griddepcontrol" not in older.artifacts(preset("sm80"))[0].code
 
 
@@ -169,7 +169,7 @@ def test_a_copy_lets_the_product_come_into_place_and_waits_before_it_reads() -> 
     trigger, wait = copy.index("griddepcontrol.launch_dependents"), copy.index("griddepcontrol.wait")
     assert trigger < wait < copy.index("ld.global")
     assert product.index("griddepcontrol.wait") < product.index("cp.async")
-    (other,) = choice.variants()
+    (other,) = choice.launch_variants()
     assert isinstance(other, PaddedChoice)
     assert other.name == choice.name.replace("_pdl", "")
     assert (other.compile_key, other.inner.config.pdl) == (choice.compile_key, False)

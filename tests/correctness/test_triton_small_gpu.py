@@ -31,7 +31,7 @@ def _few_rows(problem: Problem, count: int | None = None) -> list[Choice]:
     """Every family for few rows, with the variants."""
     device = detect("cuda")
     choices: list[Choice] = [*swapped_choices(problem, device, count or 6), *vector_choices(problem, device, count)]
-    return [*choices, *(variant for choice in choices for variant in choice.variants())]
+    return [*choices, *(variant for choice in choices for variant in choice.launch_variants())]
 
 
 def _silu(acc: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def _direct(config: Config) -> Choice:
 @pytest.mark.parametrize("name", CHAINS)
 def test_launches_that_overlap_read_what_the_kernel_before_wrote(name: str) -> None:
     choice = next(CHAINS[name]())
-    if not choice.variants():
+    if not choice.launch_variants():
         pytest.skip("this GPU launches in order")
-    (ordered,) = choice.variants()
+    (ordered,) = choice.launch_variants()
     assert_chains_agree(choice, ordered)

@@ -60,7 +60,7 @@ def _choices(family: str, problem: Problem) -> list[Choice]:
     choices = FAMILIES[family](problem)
     if not choices:
         pytest.skip(f"{family} has nothing for {problem} on this GPU")
-    choices += [variant for choice in choices for variant in choice.variants()]
+    choices += [variant for choice in choices for variant in choice.launch_variants()]
     assert not precompile(choices, current())
     return choices
 
@@ -171,5 +171,5 @@ def test_launches_that_overlap_read_what_the_kernel_before_wrote() -> None:
     problem = Problem.mm(48, 1536, 1536, dtype=torch.float16, device_type="cuda")
     for choice in _streamed(problem)[::3]:
         assert not precompile([choice], current())
-        for other in choice.variants():
+        for other in choice.launch_variants():
             assert_chains_agree(*((choice, other) if choice.info["pdl"] else (other, choice)))

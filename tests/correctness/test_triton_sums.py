@@ -88,5 +88,5 @@ def test_one_kernel_serves_shapes_of_one_class() -> None:
 
 def test_variants_overlap_the_kernel_before() -> None:
     choice = sum_choice(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm90"), WIDE)
-    assert [variant.name for variant in choice.variants()] == [f"{choice.name}_pdl"]
-    assert not sum_choice(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm80"), WIDE).variants()
+    assert [variant.name for variant in choice.launch_variants()] == [f"{choice.name}_pdl"]
+    assert not sum_choice(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm80"), WIDE).launch_variants()

@@ -110,7 +110,7 @@ def test_sessions_measure_kernel_time(problem: Problem, settings: Settings, timi
         for run in ("multiply", "twice", "with_workspace"):
             sample = session.examine(fake(run, problem), None)
             assert sample.status is Status.OK, sample.reason
-        ranked = session.rank([fake("twice", problem), fake("multiply", problem)])
+        ranked = session.rank([fake("twice", problem), fake("multiply", problem)]).times
     assert ranked["fake:twice"].time_us > 1.3 * ranked["fake:multiply"].time_us
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
@@ -122,7 +122,7 @@ def test_a_kernel_that_no_graph_can_hold_is_a_runtime_error_and_the_next_one_wor
         assert sample.status is Status.RUNTIME_ERROR
         assert "captur" in sample.reason
         assert session.examine(fake("multiply", problem), None).status is Status.OK
-        assert set(session.rank([fake("multiply", problem), fake("twice", problem)])) == {"fake:multiply", "fake:twice"}
+        assert set(session.rank([fake("multiply", problem), fake("twice", problem)]).times) == {"fake:multiply", "fake:twice"}
 
 
 def test_a_lost_context_costs_one_choice(problem: Problem, settings: Settings) -> None:

@@ -53,7 +53,7 @@ BAD_CALLS = {
     ),
     "inp dtype": (
         lambda: gemmtune.addmm(torch.ones(5).half(), A, B),
-        "addmm: inp must have the dtype of a, got torch.float16 and torch.float32",
+        "addmm: a and inp must have the same dtype, got torch.float32 and torch.float16; cast one of them",
     ),
     "out shape": (lambda: gemmtune.mm(A, B, out=torch.empty(5, 4)), r"mm: out must have shape \[4, 5\], got \[5, 4\]"),
     "out dtype": (
@@ -79,12 +79,22 @@ BAD_CALLS = {
     "prepacked bmm": (lambda: gemmtune.bmm(BATCH, gemmtune.prepack(B)), "bmm: b must be a torch.Tensor, got a prepacked operand"),
     "explain": (
         lambda: gemmtune.explain("conv", A, B),
-        "explain: got op 'conv', expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm",
+        "explain: got op 'conv', expected a Problem, or one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm",
     ),
     "explain count": (lambda: gemmtune.explain("addmm", A, B), "explain: addmm: missing a required argument: 'b'"),
     "tune": (lambda: gemmtune.tune([3]), "tune: expected a Problem or several, got int"),
     "tune nothing": (lambda: gemmtune.tune(None), "tune: expected a Problem or several, got NoneType; make one with"),
-    "tune text": (lambda: gemmtune.tune("16x16x16"), "tune: expected a Problem or several, got str; make one with"),
+    "tune text": (
+        lambda: gemmtune.tune("16x16x16"),
+        "tune: got op '16x16x16', expected a Problem, or one of mm, addmm, .* with its tensors",
+    ),
+    "tune without tensors": (lambda: gemmtune.tune("mm"), "tune: mm: missing a required argument: 'a'"),
+    "tune what torch does": (
+        lambda: gemmtune.tune("mm", A.to_sparse(), B),
+        "tune: torch alone can do this call, because the layout is torch.sparse_coo; there is nothing to choose from",
+    ),
+    "tune of both": (lambda: gemmtune.tune(gemmtune.Problem.mm(4, 5, 3), A), "tune: got operands beside a Problem"),
+    "explain both": (lambda: gemmtune.explain(gemmtune.Problem.mm(4, 5, 3), A), "explain: got operands beside a Problem"),
     "two factors": (
         lambda: gemmtune.addmm(A[:, :1], A, B, alpha=torch.ones(2)),
         r"addmm: alpha: got a tensor of shape \[2\], expected a number, or a real tensor of one element without gradient",

@@ -84,7 +84,7 @@ FASTEST: list[tuple[Problem, set[str]]] = [
 def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted: set[str]) -> None:
     family = next(iter(wanted)).split("_")[0]
     found = choices(family, problem)
-    told = {variant.name.removeprefix("cuda:") for one in found for variant in (one, *one.variants())}
+    told = {variant.name.removeprefix("cuda:") for one in found for variant in (one, *one.launch_variants())}
     assert told >= wanted
     assert len({one.config.shape for one in found}) == len(found) <= EFFORT["default"].configs[f"cuda:{family}"]
     assert choices(family, problem, "quick") == found[:2] or family == "cluster"
@@ -168,7 +168,7 @@ OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 
 @pytest.mark.parametrize(("family", "problem"), OFFERED, ids=str)
 def test_variants_are_told_at_launch_and_need_no_compilation(family: str, problem: Problem) -> None:
     for one in choices(family, problem):
-        near = one.variants()
+        near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
         for told in ("pdl", "prefetch_stages"):
@@ -200,7 +200,7 @@ def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, proble
 def test_claims(family: str, problem: Problem, splits: Any, weights: torch.dtype | None) -> None:
     """Weights are rounded where zero points are subtracted, and with products of warp groups where scales change along K."""
     for one in choices(family, problem):
-        for variant in (one, *one.variants()):
+        for variant in (one, *one.launch_variants()):
             claims = variant.claims
             assert (claims.accumulate, claims.partials, claims.epilogue_input) == (F32, F32, F32)
             assert (claims.splits, claims.weights) == (splits(variant.config), weights)

@@ -187,7 +187,7 @@ def missing(reason: str) -> Callable[[], CubinCompiler]:
     ],
 )
 def test_a_shape_is_compiled_once_for_every_size_and_launch(compiler: FakeCompiler, problems: Any, shape: Any) -> None:
-    same = [variant for problem in problems for one in [choice(problem, shape)] for variant in (one, *one.variants())]
+    same = [variant for problem in problems for one in [choice(problem, shape)] for variant in (one, *one.launch_variants())]
     assert {one.compile_key for one in same} == {same[0].compile_key}
     assert not same[0].compiled
     for one in same:

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Status
-from gemmtune.selector.pick import NEAR, OF_ONE_KERNEL, TIE, WORTH_LEAVING_TORCH, pick, shortlist
-from gemmtune.selector.result import Outcome
+from gemmtune.selector.pick import NEAR, OF_ONE_KERNEL, pick, shortlist
+from gemmtune.selector.result import HOST_US, Outcome
+from gemmtune.timing.rounds import TIE
 
 
-def outcome(name: str, time_us: float | None, *, finalist: bool = True, baseline: bool = False, margin_us: float = 0.0) -> Outcome:
+def outcome(name: str, time_us: float | None, *, finalist: bool = True, baseline: bool = False, host_us: float = 0.0) -> Outcome:
     return Outcome(
         name=name,
         backend=name.split(":", maxsplit=1)[0],
@@ -22,7 +23,7 @@ def outcome(name: str, time_us: float | None, *, finalist: bool = True, baseline
         time_us=time_us,
         finalist=finalist,
         baseline=baseline,
-        info={"margin_us": margin_us},
+        info={HOST_US: host_us} if host_us else {},
     )
 
 
@@ -50,24 +51,27 @@ def test_just_outside_a_tie_the_fastest_wins():
 
 
 def test_torch_stays_unless_something_is_clearly_faster():
-    torch = outcome("aten:mm", 20.0 * (1 + 0.9 * WORTH_LEAVING_TORCH), baseline=True)
+    torch = outcome("aten:mm", 20.0 * (1 + 0.9 * TIE), baseline=True)
     assert pick([outcome("triton:a", 20.0), torch]).name == "aten:mm"
-    torch = outcome("aten:mm", 20.0 * (1 + 1.1 * WORTH_LEAVING_TORCH), baseline=True)
+    torch = outcome("aten:mm", 20.0 * (1 + 1.1 * TIE), baseline=True)
     assert pick([outcome("triton:a", 20.0), torch]).name == "triton:a"
+
+
+def test_within_a_backend_ties_go_to_what_its_model_likes_best():
+    tied = [outcome("cpp:a", 20.0), outcome("cpp:b", 20.1), outcome("cpp:c", 20.2), outcome("cpp:d", 21.0)]
+    assert pick(tied).name == "cpp:a"
+    assert pick(tied, {"cpp:d": 0, "cpp:c": 1, "cpp:b": 2, "cpp:a": 3}).name == "cpp:c"
+    assert pick(tied, {"cpp:b": 0}).name == "cpp:b"
+    assert pick([*tied, outcome("aten:mm", 20.3)], {"cpp:a": 0, "aten:mm": 1}).name == "aten:mm"
 
 
 def test_among_equals_too_short_for_the_host_our_own_kernels_come_first():
     torch = outcome("aten:mm", 5.0, baseline=True)
     assert pick([torch, outcome("triton:a", 5.02)]).name == "triton:a"
     assert pick([torch, outcome("triton:a", 5.2)]).name == "aten:mm"
+    called = [outcome("aten:mm", 7.0, baseline=True, host_us=2.0), outcome("triton:a", 7.02, host_us=2.0)]
+    assert pick(called).name == "aten:mm"
     assert pick([outcome("aten:mm", 5.08, baseline=True), outcome("cublaslt:a", 5.0)]).name == "aten:mm"
-
-
-def test_margins_widen_a_tie_but_never_beyond_twice_the_tie():
-    wide = [outcome("triton:a", 20.0, margin_us=5.0), outcome("aten:mm", 21.0, margin_us=5.0)]
-    assert pick(wide).name == "triton:a"
-    near = [outcome("triton:a", 20.0, margin_us=0.2), outcome("aten:mm", 20.3, margin_us=0.2)]
-    assert pick(near).name == "aten:mm"
 
 
 def test_final_rounds_outrank_short_measurements():

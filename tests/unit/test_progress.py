@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import logging
 
+import pytest
 from tuning_results import FAST, PROBLEM, TORCH, problem_result
 
-from gemmtune.selector.progress import Bar, Lines, Progress, Silent, progress_for
+from gemmtune.selector.progress import Bar, FirstCall, Lines, Progress, Silent, progress_for
 
 RESULT = problem_result(FAST, TORCH)
 
@@ -29,10 +31,10 @@ def play(progress: Progress) -> None:
     progress.close()
 
 
-def test_lines_tell_the_start_and_end_of_each_stage():
-    stream = io.StringIO()
-    play(Lines(stream, interval_s=60))
-    assert stream.getvalue().splitlines() == [
+def test_lines_of_the_log_tell_the_start_and_end_of_each_stage(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
+    with caplog.at_level(logging.INFO, "gemmtune"):
+        play(Lines(interval_s=60))
+    assert caplog.messages == [
         "[1/2] mm 16x4096x4096 float32 nt on cpu",
         "  compile: 0/24",
         "  compile: 24/24",
@@ -40,22 +42,35 @@ def test_lines_tell_the_start_and_end_of_each_stage():
         "  another process tunes the same problem: waiting",
         "  pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs) (4.2 s)",
     ]
+    assert capfd.readouterr() == ("", "")
 
 
-def test_lines_tell_of_a_long_stage_now_and_then():
-    stream = io.StringIO()
-    lines = Lines(stream, interval_s=0)
-    for done in range(3):
-        lines.stage("compile", done, 24)
-    assert stream.getvalue().splitlines() == ["  compile: 0/24", "  compile: 1/24", "  compile: 2/24"]
+def test_lines_tell_of_a_long_stage_now_and_then_and_count_problems(caplog: pytest.LogCaptureFixture):
+    lines = Lines(interval_s=0)
+    with caplog.at_level(logging.INFO, "gemmtune"):
+        for done in range(3):
+            lines.stage("compile", done, 24)
+        lines.begin(PROBLEM, 2)
+        lines.begin(PROBLEM, 2)
+    assert caplog.messages[:3] == ["  compile: 0/24", "  compile: 1/24", "  compile: 2/24"]
+    assert caplog.messages[4].startswith("[2/2] ")
 
 
-def test_lines_count_problems():
-    stream = io.StringIO()
-    lines = Lines(stream)
-    lines.begin(PROBLEM, 2)
-    lines.begin(PROBLEM, 2)
-    assert stream.getvalue().splitlines()[1].startswith("[2/2] ")
+@pytest.mark.parametrize(("terminal", "configured", "shown"), [(True, False, 2), (False, False, 0), (True, True, 0)])
+def test_a_first_call_says_that_it_tunes_on_a_terminal_without_logging(
+    terminal: bool, configured: bool, shown: int, monkeypatch: pytest.MonkeyPatch
+):
+    log = logging.getLogger("gemmtune")
+    monkeypatch.setattr(log, "propagate", False)  # pytest's own handlers are the root's
+    monkeypatch.setattr(log, "handlers", [logging.NullHandler()] if configured else [])
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    play(FirstCall(PROBLEM))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == shown
+    if shown:
+        assert lines[0].startswith("gemmtune: tuning mm 16x4096x4096 float32 nt on cpu")
+        assert lines[1] == "gemmtune: tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:avx512_12x32, 2.50x torch"
 
 
 def test_bar_leaves_one_line_for_each_problem():

@@ -141,6 +141,35 @@ def test_an_interruption_keeps_what_was_measured(backend: FixedBackend, own_stor
     assert tuned().source == "store"
 
 
+def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
+    backend: FixedBackend, examined: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "other processes had 80% of the cores")
+    first = gemmtune.tune(PROBLEM, progress=False)
+    assert first[0].disturbed == "other processes had 80% of the cores"
+    assert "measured on a busy machine (other processes had 80% of the cores)" in str(first)
+    assert [record.levelname for record in caplog.records if "busy machine" in record.message] == ["WARNING"]
+    examined.clear()
+    gemmtune.mm(A, B)  # a call takes what there is
+    assert not examined
+    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "")
+    again = tuned()
+    assert set(examined) == {"fake:multiply", "fake:slow"}
+    assert again.disturbed == ""
+    assert tuned().source == "store"
+
+
+def test_on_a_cpu_times_are_those_of_whole_calls(backend: FixedBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.dispatch.tuning.host_us", lambda *_: 700.0)
+    backend.kinds = ["multiply", "slow"]
+    result = tuned()
+    assert result.picked is not None
+    assert result.picked.time_us is not None
+    assert result.picked.time_us > 700
+    assert result.picked.direct_us == pytest.approx(result.picked.time_us - 700)
+    assert [o.host_us for o in result.outcomes] == [700.0, 700.0]
+
+
 def test_other_strides_are_another_problem(backend: FixedBackend):
     tuned()
     assert tuned(Problem.mm(64, 48, 32, dtype=torch.float32, layout="nn", device_type="cpu")).source == "measured"
@@ -254,6 +283,21 @@ def test_a_worker_process_survives_what_the_choices_do(backend: FixedBackend):
 def test_explain_counts_what_is_not_measured(missing: int, line: str):
     explanation = Explanation(problem=None, pick=None, origin="nothing is known", missing=missing)
     assert str(explanation).splitlines() == ["this call: torch (nothing is known)", f"   {line}"]
+
+
+def test_tune_and_explain_take_a_problem_or_a_call(own_store: Path):
+    x, weight = torch.randn(6, 64), gemmtune.QuantizedWeight.quantize(torch.randn(64, 8))
+    relu = {"epilogue": torch.relu}
+    with settings.patch(backends=("aten",), search="quick"):
+        for op, operands, arguments in (("mm", (x, x.t()), relu), (gemmtune.mixed_mm, (x, weight), {})):
+            [tuned] = gemmtune.tune(op, *operands, progress=False, **arguments)
+            assert tuned.source == "measured"
+            explained = gemmtune.explain(op, *operands, **arguments)
+            assert explained.problem == tuned.problem
+            assert (explained.pick, explained.origin) in ((tuned.pick, "from the store"), (tuned.pick, "the only choice"))
+            assert gemmtune.explain(tuned.problem) == explained
+            [again] = gemmtune.tune(tuned.problem, progress=False)
+            assert (again.source, again.pick) == ("store", tuned.pick)
 
 
 def test_explain_tells_what_differs_from_an_earlier_machine(backend: FixedBackend):

@@ -19,7 +19,7 @@ from gemmtune.selector.candidates import candidates_for
 from gemmtune.selector.progress import Silent
 from gemmtune.selector.result import Outcome, ProblemResult
 from gemmtune.selector.select import select
-from gemmtune.selector.session import Sample
+from gemmtune.selector.session import Ranking, Sample
 from gemmtune.selector.variants import known_variants, untried_variants
 from gemmtune.settings import Settings
 from gemmtune.store.store import open_store
@@ -49,7 +49,7 @@ class Point(Choice):
     def compiled(self) -> bool:
         return True
 
-    def variants(self) -> list[Choice]:
+    def launch_variants(self) -> list[Choice]:
         return [point(self.kernel, x, y) for x in X for y in Y if (x == self.x) != (y == self.y)]
 
     def bind(self, loaded: object) -> Kernel:
@@ -92,7 +92,7 @@ def test_a_wrong_kernel_is_not_asked() -> None:
 
 
 def test_a_choice_without_variants_or_compilation_is_not_asked() -> None:
-    assert Choice.variants(point("k")) == ()
+    assert Choice.launch_variants(point("k")) == ()
 
 
 def test_regexes_hold_for_variants() -> None:
@@ -143,8 +143,8 @@ class FakeSession:
         self.examined.append(choice.content_hash)
         return Sample(status=Status.OK, time_us=self.time_us(choice))
 
-    def rank(self, choices: list[Point]) -> dict[str, Ranked]:
-        return {c.name: Ranked(time_us=self.time_us(c), margin_us=0.1) for c in choices}
+    def rank(self, choices: list[Point]) -> Ranking:
+        return Ranking(times={c.name: Ranked(time_us=self.time_us(c), margin_us=0.1) for c in choices})
 
 
 def run() -> ProblemResult:

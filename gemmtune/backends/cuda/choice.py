@@ -54,7 +54,7 @@ class CudaChoice(CompiledChoice):
             device=device,
         )
 
-    def variants(self) -> tuple[CudaChoice, ...]:
+    def launch_variants(self) -> tuple[CudaChoice, ...]:
         """The same kernel told otherwise."""
         family, problem, device = self.family, self.problem, self.device
         near = family.launch_variants(problem, device, self.config)

@@ -73,7 +73,7 @@ class CutlassChoice(SharedObjectChoice[Library]):
             multiprocessors=device.sm_count,
         )
 
-    def variants(self) -> tuple[CutlassChoice, ...]:
+    def launch_variants(self) -> tuple[CutlassChoice, ...]:
         """The same kernel with another division of K, or another order of tiles."""
         operation, grid = self.config.operation, self._grid
         return tuple(self._with(axes, grid) for axes in neighbours(self.config.axes, legal_axes(operation, grid)))

@@ -90,7 +90,7 @@ class KernelChoice(CompiledChoice):
             raise UnavailableError(f"{self.name} runs in the interpreter: it is compiled for no GPU")
         return self.target.name
 
-    def variants(self) -> Sequence[Self]:
+    def launch_variants(self) -> Sequence[Self]:
         """The same kernel with the other answer to whether its launch may overlap the kernel before it."""
         if not self.spec.dependent:
             return ()

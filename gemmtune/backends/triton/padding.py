@@ -84,11 +84,11 @@ class PaddedChoice(CompiledChoice):
         """The copying kernel, then those of the mm."""
         return (copy_artifact(self._compile_copy()), *self.inner.artifacts(device))
 
-    def variants(self) -> Sequence[Self]:
+    def launch_variants(self) -> Sequence[Self]:
         """The same kernels with the other answer to whether their launches may overlap the kernel before."""
         return tuple(
             dataclasses.replace(self, name=f"{inner.name}_pad", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
-            for inner in self.inner.variants()
+            for inner in self.inner.launch_variants()
         )
 
     def forward(self) -> Self:
@@ -207,7 +207,7 @@ def padded_choices(problem: Problem, device: DeviceInfo, kernels: Kernels) -> li
 
 def _overlapping(kernel: KernelChoice) -> KernelChoice:
     """The kernel, launched while the copies are made where it can wait for them by itself."""
-    return kernel if kernel.config.pdl else next(iter(kernel.variants()), kernel)
+    return kernel if kernel.config.pdl else next(iter(kernel.launch_variants()), kernel)
 
 
 def padded_choice(problem: Problem, inner: KernelChoice, copies: tuple[Copy, ...]) -> PaddedChoice:

@@ -71,11 +71,11 @@ class OrderedChoice(CompiledChoice):
         """The copying kernel, then the other one."""
         return (copy_artifact(self._compile_order()), *self.inner.artifacts(device))
 
-    def variants(self) -> Sequence[Self]:
+    def launch_variants(self) -> Sequence[Self]:
         """The same kernels with the other answer to whether their launches may overlap the kernel before."""
         return tuple(
             dataclasses.replace(self, name=inner.name, info={**self.info, "pdl": inner.config.pdl}, inner=inner)
-            for inner in self.inner.variants()
+            for inner in self.inner.launch_variants()
         )
 
     def forward(self) -> Self:

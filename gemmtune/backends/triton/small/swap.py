@@ -68,11 +68,11 @@ class SwappedChoice(CompiledChoice):
         """The mm kernel."""
         return self.inner.artifacts(device)
 
-    def variants(self) -> Sequence[Self]:
+    def launch_variants(self) -> Sequence[Self]:
         """Those of the kernel."""
         return tuple(
             dataclasses.replace(self, name=f"{inner.name}_swap", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
-            for inner in self.inner.variants()
+            for inner in self.inner.launch_variants()
         )
 
     def forward(self) -> Self:

@@ -119,11 +119,11 @@ class DecomposedChoice(CompiledChoice):
         inner = self.inner.artifacts(device) if self.inner is not None else ()
         return (*inner, copy_artifact(self._compile_sum()))
 
-    def variants(self) -> Sequence[Self]:
+    def launch_variants(self) -> Sequence[Self]:
         """The same choice with the other answer to whether launches may overlap the kernel before."""
         if self.target is None or self.target.backend != "cuda" or not can_overlap(int(self.target.arch)):
             return ()
-        inner = next(iter(self.inner.variants())) if self.inner is not None else None
+        inner = next(iter(self.inner.launch_variants())) if self.inner is not None else None
         name = self.name.removesuffix("_pdl") if self.pdl else f"{self.name}_pdl"
         info = {**self.info, "pdl": not self.pdl}
         return (dataclasses.replace(self, name=name, info=info, inner=inner, pdl=not self.pdl),)

@@ -8,8 +8,8 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import settings
-from ..dispatch.prepack import PackedOperand
 from ..problem.precision import flags_token
+from .prepack import PackedOperand
 
 __all__ = ["NOTHING", "key_of"]
 

@@ -1,0 +1,45 @@
+"""What gemmtune itself costs a warm call on the host."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import torch
+
+from ..device import DeviceInfo
+from ..settings import Settings
+from .keys import key_of
+
+__all__ = ["host_us"]
+
+BLOCKS = 20
+CALLS = 100
+
+
+def host_us(device: DeviceInfo, settings: Settings) -> float:
+    """Microseconds of a warm call before it comes to its kernel, where the times of choices are those of whole calls; else 0.
+
+    On a GPU that replays a graph, the kernel's time is what counts; on a CPU, and with ``timing="eager"``, the call as a user makes
+    it.
+    """
+    return _look_up_us(device.torch_device) if device.type == "cpu" or settings.timing == "eager" else 0.0
+
+
+@functools.cache
+def _look_up_us(device: torch.device) -> float:
+    """The least time of a look-up, as a public operation makes it; measured once in a process."""
+    x = torch.zeros((1, 1), device=device)
+    ready = {key_of("mm", x, x): None}
+
+    def look_up() -> None:
+        if not torch.compiler.is_compiling():
+            ready.get(key_of("mm", x, x))
+
+    best_s = float("inf")
+    for _ in range(BLOCKS):
+        begun = time.perf_counter()
+        for _ in range(CALLS):
+            look_up()
+        best_s = min(best_s, time.perf_counter() - begun)
+    return best_s / CALLS * 1e6

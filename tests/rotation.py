@@ -1,0 +1,40 @@
+"""Which part of the cases a run takes where all would take too long: another part for each commit, the same for all its runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["VARIABLE", "choose", "header", "rotated"]
+
+T = TypeVar("T")
+
+VARIABLE = "TEST_ROTATION"
+"""The environment variable that has the number of the part; ``TEST_ROTATION=7 pytest`` repeats the run that printed 7."""
+_DIGITS = 7
+
+
+def choose() -> None:
+    """Derive the number from the commit, unless the variable is set; 0 outside of a repository."""
+    if VARIABLE not in os.environ:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        try:
+            commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            commit = "0"
+        os.environ[VARIABLE] = str(int(commit[:_DIGITS], 16))
+
+
+def header() -> str:
+    """What a run prints of it."""
+    return f"rotation: {os.environ[VARIABLE]} (of the commit; {VARIABLE}={os.environ[VARIABLE]} repeats it)"
+
+
+def rotated(cases: Sequence[T], every: int, name: str = "") -> Sequence[T]:
+    """Each ``every``-th case, from a start that differs between names and, from commit to commit, takes each value."""
+    start = (int(os.environ[VARIABLE]) + zlib.crc32(name.encode())) % every
+    return cases[start::every] or cases[:1]

@@ -1,0 +1,45 @@
+"""The part of the cases that a run takes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import rotation
+from rotation import VARIABLE, choose, header, rotated
+
+
+def test_the_parts_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for number in range(100, 104):
+        monkeypatch.setenv(VARIABLE, str(number))
+        found += rotated(range(10), 4, "strides")
+    assert sorted(found) == list(range(10))
+
+
+def test_names_start_at_different_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "5")
+    assert len({rotated(range(12), 12, name)[0] for name in ("bound", "edges", "nan", "scales", "batch", "out")}) > 1
+
+
+def test_a_part_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(12):
+        monkeypatch.setenv(VARIABLE, str(number))
+        assert len(rotated([1, 2], 12)) == 1
+
+
+def test_the_number_is_that_of_the_commit_and_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout="00001ff0c0ffee\n"))
+    choose()
+    assert header() == "rotation: 511 (of the commit; TEST_ROTATION=511 repeats it)"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a number that is given stays"))
+    choose()
+
+
+def test_without_a_repository_it_is_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(rotation, "__file__", str(tmp_path / "rotation.py"))
+    choose()
+    assert header().startswith("rotation: 0 ")
