@@ -42,12 +42,13 @@ class Comparison:
 def compare(
     problem: Problem, device: DeviceInfo, plan: Plan, references: Mapping[str, Reference], regime: Timing, *, seconds: float
 ) -> Comparison:
-    """Measure the plan's kernel (``graph``) or the public operation (``eager``) against the references in turn.
+    """Measure the plan's kernel (``graph`` on a GPU) or the public operation against the references in turn.
 
     A fifth of ``seconds`` is load without measuring, which brings a GPU to the clocks that it sustains.
     """
     timer = Timer(problem, device, regime)
-    ours = _public(problem, plan) if regime == "eager" and plan.choice.packed_format is None else plan.kernel
+    as_called = regime == "eager" or device.type == "cpu"
+    ours = _public(problem, plan) if as_called and plan.choice.packed_format is None else plan.kernel
     contenders = {OURS: timer.contender(plan.choice, ours)}
     contenders |= {name: timer.contender(r.choice, r.kernel) for name, r in references.items()}
     with collection_paused():

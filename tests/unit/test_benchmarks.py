@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gemmtune import settings
 from gemmtune.cli.shapes import Spec, problem_of_entry
-from gemmtune.device import detect
+from gemmtune.device import detect, preset
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 
@@ -151,3 +151,24 @@ def test_run_refuses_unknown_words(script):
     assert "got 'mkl', expected words out of torch, inductor" in done.output
     done = CliRunner().invoke(script("run").main, [])
     assert "got neither --shapes FILE nor --host" in done.output
+
+
+def test_shapes_for_the_ranking_lie_around_the_size_of_the_cache(script):
+    ranking = script("ranking")
+    for device in (preset("sm90"), preset("avx512")):
+        shares = [p.bytes / device.last_level_cache_bytes for p in ranking.shapes(device, 30, seed=1)]
+        assert 0.1 < min(shares) < 0.2
+        assert 3 < max(shares) < 4.5
+
+
+def test_the_ranking_is_compared_with_long_runs(script, tmp_path):
+    out = tmp_path / "ranking.json"
+    arguments = ["--device", "cpu", "--shapes", "1", "--seconds", "0.05", "--backends", "aten", "--json", str(out)]
+    with settings.patch(tune_in_subprocess=False, search="quick"):
+        done = CliRunner().invoke(script("ranking").main, arguments)
+    assert done.exit_code == 0, done.output
+    report = json.loads(out.read_text())
+    [row] = report["shapes"]
+    assert row["pick"] == row["best"] == "aten:mm"
+    assert row["used_us"]["aten:mm"] > 0
+    assert report["summary"] == {"median": 0.0, "most": 0.0, "behind": []}
