@@ -1,0 +1,106 @@
+"""Which elements are right, element by element, and which of several bad ones a finding tells of."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from broken_kernels import CPU, claims_of
+
+from gemmtune.numerics.bounds import accumulation_bound, underflow
+from gemmtune.numerics.compare import BadElement, Chunk, Finding, is_right
+from gemmtune.numerics.propagate import Approximate
+from gemmtune.numerics.reference import Region
+from gemmtune.problem import Problem
+
+F16, F32, F64 = torch.float16, torch.float32, torch.float64
+INF, NAN = math.inf, math.nan
+LARGEST = 65504.0
+"""Of float16."""
+
+
+@pytest.mark.parametrize(
+    ("got", "value", "error", "right"),
+    [
+        (1.5, 1.0, 0.5, True),
+        (1.5, 1.0, 0.49, False),
+        (0.5, 1.0, 0.5, True),
+        (NAN, NAN, 0.0, True),
+        (NAN, 1.0, 100.0, False),
+        (1.0, NAN, 100.0, False),
+        (INF, INF, 0.0, True),
+        (-INF, INF, 0.0, False),
+        (-INF, 3.0, INF, True),
+        (NAN, 3.0, INF, True),
+        (INF, LARGEST, 1.0, True),
+        (-INF, LARGEST, 1.0, False),
+        (-INF, -LARGEST, 1.0, True),
+        (INF, -LARGEST, 1.0, False),
+        (INF, LARGEST, 0.0, False),
+        (INF, 2 * LARGEST, 1.0, True),
+        (-INF, 2 * LARGEST, 1.0, False),
+        (LARGEST, 2 * LARGEST, 1.0, False),
+        (-INF, 1.0, 2 * LARGEST, True),
+        (-INF, 2.0 * LARGEST, 2.0 * LARGEST, True),
+        (INF, 1.0, 1.0, False),
+        (INF, NAN, 1.0, False),
+    ],
+)
+def test_an_element_is_right_within_its_error_or_as_an_overflow_of_its_sign(
+    got: float, value: float, error: float, right: bool
+) -> None:
+    numbers = [torch.tensor([x], dtype=F64) for x in (got, value, error)]
+    assert bool(is_right(numbers[0], Approximate(value=numbers[1], error=numbers[2]), F16)) == right
+
+
+def test_what_is_too_large_for_one_dtype_is_no_overflow_of_a_wider_one() -> None:
+    got, value, error = (torch.tensor([x], dtype=F64) for x in (INF, 1e6, 1.0))
+    assert bool(is_right(got, Approximate(value=value, error=error), F16))
+    assert not bool(is_right(got, Approximate(value=value, error=error), F32))
+
+
+def found(finding: Finding, *, batched: bool = True) -> BadElement | None:
+    return finding.bad_element(finding.state.tolist(), batched=batched)
+
+
+def add(finding: Finding, bad: list[int], *, row: int = 0, region: Region | None = None, bits: int = 1) -> None:
+    """A chunk [1, 2, 3] whose elements ``bad`` are bad; got, expected and tolerance tell the place."""
+    flags = torch.zeros(6, dtype=torch.bool)
+    flags[bad] = True
+    values = torch.arange(6, dtype=F64).reshape(1, 2, 3)
+    chunk = Chunk(batch=0, row=row, region=region or Region(), shape=(1, 2, 3))
+    finding.add(chunk, flags.reshape(1, 2, 3), torch.full((1, 2, 3), bits), values, values + 10, values + 20)
+
+
+def test_a_finding_tells_of_the_first_bad_element_of_the_first_chunk_that_has_one() -> None:
+    finding = Finding(CPU, 7)
+    add(finding, [])
+    assert found(finding) is None
+    add(finding, [4, 5], row=2)
+    add(finding, [0], row=4)
+    assert found(finding) == BadElement(index=(0, 3, 1), got=4, expected=14, tolerance=24, unwritten=False)
+    assert found(finding, batched=False) == BadElement(index=(3, 1), got=4, expected=14, tolerance=24, unwritten=False)
+
+
+def test_a_finding_knows_what_was_left_unwritten_and_where_samples_lie() -> None:
+    finding = Finding(CPU, 7)
+    add(finding, [5], region=Region(rows=torch.tensor([3, 8]), cols=torch.tensor([1, 2, 9])), bits=7)
+    bad = found(finding, batched=False)
+    assert bad == BadElement(index=(8, 9), got=5, expected=15, tolerance=25, unwritten=True)
+    assert bad.text() == "out[8, 9] was not written"
+
+
+def test_a_bad_element_is_told_with_what_is_allowed() -> None:
+    bad = BadElement(index=(1, 2), got=1.5, expected=2.0, tolerance=0.25, unwritten=False)
+    assert bad.text() == "out[1, 2] = 1.5, expected 2 within 0.25"
+    exact = BadElement(index=(1, 2), got=1.5, expected=2.0, tolerance=0.0, unwritten=False)
+    assert exact.text(" (from b[0, 2])") == "out[1, 2] = 1.5, expected 2 (from b[0, 2]) exactly"
+
+
+@pytest.mark.parametrize(("alpha", "factor"), [(1, 1), (0.25, 1), (0, 1), (4, 4), (-4, 4)])
+def test_what_underflows_on_the_way_counts_times_alpha(alpha: float, factor: float) -> None:
+    problem = Problem.mm(8, 8, 8, dtype=F32, device_type="cpu")
+    bound = accumulation_bound(problem, claims_of(F32), alpha=alpha, extended=True)
+    steps = 8 + 2 + 1 + 3
+    assert bound.absolute == pytest.approx(factor * steps * underflow(F32, flush=False), rel=1e-5)
