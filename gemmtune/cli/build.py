@@ -74,7 +74,8 @@ def build(
             finally:
                 progress.close()
     if json_file != STDOUT:
-        heading = f"{_count(len(problems), 'shape')} for {device.name} ({device.arch}), backends {', '.join(names)}"
+        backends = ", ".join(f"{name} ({load(name).available(device).detail})" for name in names)
+        heading = f"{_count(len(problems), 'shape')} for {device.name} ({device.arch}), backends {backends}"
         show(_parts(heading, built, chosen))
     write_json(json_file, _json(built, device, names, problems, chosen))
     return 1 if built.failures else 0

@@ -21,9 +21,11 @@ from .. import __version__, settings
 from ..backends.table import BACKENDS, load
 from ..cache import make_private, why_not_private
 from ..device import DeviceInfo, detect
+from ..errors import UnavailableError
 from ..settings import Settings
 from ..store.key import driver_version, fingerprint_text
 from ..store.store import open_store
+from ..toolchain.nvrtc import find_nvrtc
 from .output import STDOUT, write_json
 from .printing import show
 
@@ -65,7 +67,7 @@ def report(chosen: Settings) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "cuda": {"torch_built_for": torch.version.cuda, "driver": driver_version("cuda"), "devices": torch.cuda.device_count()},
         "devices": [_device(device) for device in devices],
-        "compilers": {language: _compiler(names) for language, names in COMPILERS.items()},
+        "compilers": {language: _compiler(names) for language, names in COMPILERS.items()} | {"NVRTC": _nvrtc()},
         "triton_interpreter": "on" if _works_on_cpu(backends["triton"]) else INTERPRETER_HELP,
         "backends": backends,
         "store": store,
@@ -100,6 +102,15 @@ def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
     # nvcc's first line is its name; the release is on a later one.
     version = next((line for line in lines if "release" in line), lines[0] if lines else "no version given")
     return {"path": path, "version": version.strip()}
+
+
+def _nvrtc() -> dict[str, str] | None:
+    """The path and version of CUDA's compiler that is a library."""
+    try:
+        found = find_nvrtc()
+    except UnavailableError:
+        return None
+    return {"path": str(found.path), "version": str(found)}
 
 
 def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
@@ -185,7 +196,8 @@ def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 def _compiler_line(language: str, found: dict[str, str] | None) -> str:
     if found is None:
-        return f"{language}: none of {', '.join(COMPILERS[language])} on the PATH"
+        names = COMPILERS.get(language)
+        return f"{language}: none of {', '.join(names)} on the PATH" if names else f"{language}: not found"
     return f"{language}: {found['version']} ({found['path']})"
 
 

@@ -25,7 +25,7 @@ SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
 def text_of(choice: CudaChoice) -> str:
     source, (exponent, significand) = choice.source, BITS[choice.problem.dtype]
     bits = f"#define ELEMENT_BITS_E {exponent}\n#define ELEMENT_BITS_M {significand}\n"
-    own = {"barriers": bits + '#include "device.h"', "device": "", "pointwise": source.values["functions"]}
+    own = {"barriers": bits + '#include "device.h"', "ptx": "", "device": "", "pointwise": source.values["functions"]}
     text = source.put_together({**source.parts, **own})
     assert SHARED in text
     text = text.replace(SHARED, "unsigned char* const shared = here().shared;")

@@ -16,7 +16,7 @@ from ...toolchain.launch import MOST_OPERANDS
 from ...toolchain.render import template, template_digest
 from .hopper import ARCH
 
-__all__ = ["COMMON", "ELEMENTS", "PRODUCTS", "WARP_GROUPS", "KernelSource", "flag"]
+__all__ = ["COMMON", "ELEMENTS", "PRODUCTS", "KernelSource", "flag"]
 
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 """Dtypes that are multiplied, as PTX writes them."""
@@ -24,8 +24,6 @@ COMMON = tuple((__package__, name) for name in ("barriers.cuh.jinja", "pointwise
 """The parts of every kernel: PTX of barriers, clusters and overlapping launches; elements in memory; from a sum to the result."""
 PRODUCTS = (__package__, "products.cuh.jinja")
 """The part that says when products of warp groups begin and end."""
-WARP_GROUPS = (__package__, "warp_groups.cuh.jinja")
-"""Products of warp groups out of swizzled shared memory, for kernels that have it after their constants."""
 
 
 @dataclass(frozen=True, kw_only=True)

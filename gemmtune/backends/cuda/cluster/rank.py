@@ -18,20 +18,21 @@ __all__ = ["candidates", "cluster_counts", "estimate_us", "why_not_likely"]
 LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
 L2_GBPS = 8000.0
-"""From L2 to all multiprocessors; what is copied to several blocks counts once. In the last of several waves some get nothing."""
+"""The rate from L2 to all multiprocessors; what is copied to several blocks counts once. In the last of several waves some get
+nothing."""
 ARRIVING_GBPS = 74.0
-"""At each multiprocessor, also of what is copied once for several: few steps are on their way at a time."""
+"""The rate at each multiprocessor, also of what is copied once for several: few steps are on their way at a time."""
 EXCHANGE_GBPS = 3000.0
-"""Of sums, between the multiprocessors of a cluster and through memory."""
+"""The rate of sums between the multiprocessors of a cluster and through memory."""
 FIRST_LEVEL_US, SECOND_LEVEL_US = 0.15, 0.2
-"""Beside the sums, those of a cluster and those that go through memory, at one rate."""
+"""What either level of adding up takes beside sending the sums."""
 ALONE_US, DEEP = 0.15, 0.95
 """Where a multiprocessor has room for one block alone: a launch takes longer, as it cannot begin beside the last blocks of the one
 before it; but with twice the stages the copies wait for one less often, and reading takes this share of its time."""
 FILLED = {1: 0.9, 2: 0.7}
 """By the blocks of a multiprocessor, how many of these read all that memory can give. With two, the next launch has the others."""
 LEAST_STEPS = 4
-"""Of a block, but where K has fewer."""
+"""The steps that a block has at least, but where K has fewer."""
 LEAST_K = {"quick": 8192, "default": 4096, "exhaustive": 128}
 FEW_ROWS, LEAST_K_OF_FEW, MOST_BYTES_OF_FEW = 32, 2048, 2**27
 """Rows, or columns, beside weights that are read in some tens of microseconds: how a launch begins and ends is a part of it."""

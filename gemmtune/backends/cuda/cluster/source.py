@@ -6,14 +6,21 @@ from ....problem import Problem
 from ...cpp.printer import STORAGE_TYPES
 from ..epilogue import epilogue_values
 from ..parameters import structs_of
-from ..source import COMMON, ELEMENTS, PRODUCTS, WARP_GROUPS, KernelSource, flag
+from ..source import COMMON, ELEMENTS, PRODUCTS, KernelSource, flag
 from .configs import Config
 from .legality import by_k, operands_of
 from .parameters import KERNEL, Work
 
 __all__ = ["source"]
 
-FILES = ("device.cuh.jinja", "steps.cuh.jinja", "exchange.cuh.jinja", "store.cuh.jinja", "groups.cuh.jinja")
+FILES = (
+    "device.cuh.jinja",
+    "warp_groups.cuh.jinja",
+    "steps.cuh.jinja",
+    "exchange.cuh.jinja",
+    "store.cuh.jinja",
+    "groups.cuh.jinja",
+)
 PATIENCE = 40
 """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
 
@@ -24,7 +31,7 @@ def source(problem: Problem, config: Config) -> KernelSource:
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
     return KernelSource(
         kernel=KERNEL,
-        files=((__package__, "cluster.cu.jinja"), *COMMON, PRODUCTS, WARP_GROUPS, *((__package__, file) for file in FILES)),
+        files=((__package__, "cluster.cu.jinja"), *COMMON, PRODUCTS, *((__package__, file) for file in FILES)),
         values=epilogue_values(problem)
         | {
             "name": str(shape),

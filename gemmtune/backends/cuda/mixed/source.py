@@ -11,8 +11,10 @@ from ..parameters import Work, structs_of
 from ..source import ELEMENTS
 from .weights import weights_of
 
-__all__ = ["WORK", "mixed_values"]
+__all__ = ["PTX", "WORK", "mixed_values"]
 
+PTX = (__package__, "ptx.cuh.jinja")
+"""The part with the instructions of both kernels."""
 WORK = (__package__, "work.cuh.jinja")
 """The part with the maps of operands, and how blocks divide K."""
 

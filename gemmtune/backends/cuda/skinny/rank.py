@@ -18,13 +18,13 @@ LAUNCH_US = {1: 3.5, 2: 2.5}
 """By the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the last has ended."""
 DRAM_GBPS = 4300.0
 L2_GBPS = 5500.0
-"""From L2 to all multiprocessors: of b once, and of a once for each tile."""
+"""The rate from L2 to all multiprocessors: b is read once, and a once for each tile."""
 HALF_RATE_BYTES = 2 * 2**20
-"""On their way to all multiprocessors, with which half of either rate is reached."""
+"""With so many bytes on their way to all multiprocessors, half of either rate is reached."""
 FILLED = 0.9
-"""Of the multiprocessors: as many read all that memory can give."""
+"""The share of the multiprocessors that reads all that memory can give."""
 EXCHANGE_US = 0.3
-"""For each block of a cluster beside the first."""
+"""What each block of a cluster takes longer, beside the first."""
 
 
 def cluster_sizes(shape: Shape, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....problem import Problem
-from ..mixed.source import WORK, mixed_values
+from ..mixed.source import PTX, WORK, mixed_values
 from ..mixed.weights import weights_of
 from ..source import COMMON, KernelSource
 from .configs import Config
@@ -19,7 +19,7 @@ def source(problem: Problem, config: Config) -> KernelSource:
     shape, weights = config.shape, weights_of(problem)
     return KernelSource(
         kernel=KERNEL,
-        files=((__package__, "skinny.cu.jinja"), *COMMON, WORK, *((__package__, file) for file in FILES)),
+        files=((__package__, "skinny.cu.jinja"), *COMMON, PTX, WORK, *((__package__, file) for file in FILES)),
         values=mixed_values(problem, Work)
         | {
             "name": f"i{weights.bits}_{shape.label(weights)}",

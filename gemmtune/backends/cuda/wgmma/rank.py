@@ -19,15 +19,15 @@ CLUSTER_SIZES = (1, 2, 3, 4)
 LAUNCH_US = {1: 3.5, 2: 2.5}
 """By the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the last has ended."""
 WIDEN_NS, ROW_NS = 15.6, 0.3
-"""Of a product of 64 columns and 16 along K: once, and for each row."""
+"""What a product of 64 columns and 16 along K takes: once, and for each row."""
 ALONE = 1.9
 """Times as long, where a multiprocessor has one group of warps: nothing is multiplied while it widens."""
 DRAM_GBPS = 3800.0
-"""Of b and a, once."""
+"""The rate at which b and a are read, once."""
 TILE_US, TILE_GBPS = 1.0, 50.0
-"""Of a tile's end: its results, and what each block of a cluster sends of its sums."""
+"""What the end of a tile takes, and the rate at which each block of a cluster sends its sums."""
 LEAST_ROWS = {"quick": 33, "default": 33, "exhaustive": 1}
-"""Of a: the kernel for few rows does no more than has to be done of fewer."""
+"""The rows of a from which on it is tried: with fewer, the skinny kernels do no more than has to be done."""
 
 
 def why_not_likely(problem: Problem, _device: DeviceInfo, search: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....problem import Problem
-from ..mixed.source import WORK, mixed_values
+from ..mixed.source import PTX, WORK, mixed_values
 from ..mixed.weights import weights_of
 from ..source import COMMON, PRODUCTS, KernelSource
 from .configs import Config
@@ -22,7 +22,7 @@ def source(problem: Problem, config: Config) -> KernelSource:
     shape, weights = config.shape, weights_of(problem)
     return KernelSource(
         kernel=KERNEL,
-        files=((__package__, "wgmma.cu.jinja"), *COMMON, PRODUCTS, WORK, *((__package__, file) for file in FILES)),
+        files=((__package__, "wgmma.cu.jinja"), *COMMON, PRODUCTS, PTX, WORK, *((__package__, file) for file in FILES)),
         values=mixed_values(problem, Work)
         | {
             "name": f"i{weights.bits}_{shape.label(weights)}",
