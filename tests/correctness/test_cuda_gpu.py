@@ -157,7 +157,8 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     """All kernels of this module, compiled by as many threads as there are cores."""
     if not torch.cuda.is_available():
         return
-    names = {item.callspec.params["name"] for item in request.session.items if "name" in getattr(item, "callspec", CASES).params}
+    called = (getattr(item, "callspec", None) for item in request.session.items)
+    names = {one.params["name"] for one in called if one is not None and "name" in one.params}
     sources = {one.compile_key: one for name in names & CASES.keys() for one in choices_of(name)}
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda one: one.compile(), sources.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -31,7 +32,7 @@ def cuda() -> torch.device:
 
 def with_epilogue(problem: Problem, epilogue, dtype: torch.dtype | None = None) -> Problem:
     out = problem.out if dtype is None else Layout.contiguous(problem.out.size, dtype)
-    return problem.__class__(**{name: getattr(problem, name) for name in problem.__slots__} | {"epilogue": epilogue, "out": out})
+    return dataclasses.replace(problem, epilogue=epilogue, out=out)
 
 
 def check(problem: Problem, device: torch.device, backends: tuple[str, ...] = BOTH) -> list[str]:

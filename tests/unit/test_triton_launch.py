@@ -118,9 +118,11 @@ def test_a_plain_product_passes_addresses_and_bound_integers(stream: int, packed
     record = _Recorder()
     how = launch.Launcher(function=record, grid=GRID, middle=("middle",), packed=packed)
     a, b, out = (torch.zeros(4) for _ in range(3))
-    launch._bind_plain(how, 3, (5, 6))(out, (a, b), ())
+    run = launch._bind_plain(how, 3, (5, 6))
+    run(out, (a, b), ())
+    run(out, (a, b, out), (0.0, 0.0))  # addmm whose inp is not read
     values = (a.data_ptr(), b.data_ptr(), out.data_ptr(), 5, 6)
-    assert record.calls == [(*GRID, stream, "middle", *((values,) if packed else values))]
+    assert record.calls == 2 * [(*GRID, stream, "middle", *((values,) if packed else values))]
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["flat", "packed"])

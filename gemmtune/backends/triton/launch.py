@@ -132,11 +132,11 @@ def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
     stream_of = torch._C._cuda_getCurrentRawStream
 
     def run_flat(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        a, b = tensors
+        a, b = tensors[0], tensors[1]  # an inp that beta keeps unread comes after them
         function(x, y, z, stream_of(device), *middle, a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail)
 
     def run_packed(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        a, b = tensors
+        a, b = tensors[0], tensors[1]  # an inp that beta keeps unread comes after them
         function(x, y, z, stream_of(device), *middle, (a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail))
 
     return run_packed if packed else run_flat

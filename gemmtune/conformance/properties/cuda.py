@@ -10,7 +10,7 @@ from ...numerics.guards import guarded_out
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.scope import Scope
-from ..gemms.refusals import Refused, is_fatal
+from ..gemms.refusals import Refused
 from ..gemms.subject import Call
 from .coverage import Sample, Size, fitted
 from .probing import exact_probe, fill_bits, overwrite, stage
@@ -97,8 +97,6 @@ def _captured(bench: Bench, call: Call, capture: AbstractContextManager[None]) -
         with capture:
             return bench.launch(call, wait=False)
     except Exception as error:
-        if is_fatal(error):
-            raise
         torch.cuda.synchronize(bench.device)  # raises where the broken capture has left the device unusable
         raise Refused(f"while captured in a CUDA graph: {' '.join(str(error).split())[:400]}") from error
 

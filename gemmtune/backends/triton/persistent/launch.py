@@ -142,12 +142,12 @@ def _bind_plain(call: Launcher, device: int, encode: Encode, tail: tuple[int, ..
     stream_of = torch._C._cuda_getCurrentRawStream
 
     def run_flat(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        a, b = tensors
+        a, b = tensors[0], tensors[1]  # an inp that beta keeps unread comes after them
         values = (*of_a(a.data_ptr()), *of_b(b.data_ptr()), *of_out(out.data_ptr()))
         function(x, y, z, stream_of(device), *middle, *values, *tail)
 
     def run_packed(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        a, b = tensors
+        a, b = tensors[0], tensors[1]  # an inp that beta keeps unread comes after them
         values = (*of_a(a.data_ptr()), *of_b(b.data_ptr()), *of_out(out.data_ptr()), *tail)
         function(x, y, z, stream_of(device), *middle, values)
 
