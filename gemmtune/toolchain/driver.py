@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
+from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
@@ -72,11 +74,12 @@ class LoadedKernel:
     def require(self, shared_bytes: int) -> int:
         """Let launches have so much dynamic shared memory, and those that asked for more before. Returns a status."""
         with self._lock:
-            status = 0
-            if shared_bytes > self._shared_bytes:
-                status = self.driver.call.cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
-                self._shared_bytes = shared_bytes if status == 0 else self._shared_bytes
-            return int(status)
+            if shared_bytes <= self._shared_bytes:
+                return 0
+            with self.driver.current(self.context):
+                status = int(self.driver.call.cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes))
+            self._shared_bytes = self._shared_bytes if status else shared_bytes
+            return status
 
 
 class Driver:
@@ -107,15 +110,22 @@ class Driver:
             self._contexts[device] = context.value or 0
         return self._contexts[device]
 
-    def load(self, cubin: bytes, kernel: str, device: int) -> LoadedKernel:
-        """The kernel with that name, loaded on the device. Raises UnavailableError: the driver refuses the cubin."""
-        context, module, function, before = self.context(device), c_void_p(), c_void_p(), c_void_p()
+    @contextlib.contextmanager
+    def current(self, context: int) -> Iterator[None]:
+        """The context is current to this thread. Raises UnavailableError: the driver refuses it."""
+        before = c_void_p()
         self._require(self.call.cuCtxPushCurrent_v2(context))
         try:
-            self._require(self.call.cuModuleLoadData(ctypes.byref(module), cubin))
-            self._require(self.call.cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
+            yield
         finally:
             self.call.cuCtxPopCurrent_v2(ctypes.byref(before))
+
+    def load(self, cubin: bytes, kernel: str, device: int) -> LoadedKernel:
+        """The kernel with that name, loaded on the device. Raises UnavailableError: the driver refuses the cubin."""
+        context, module, function = self.context(device), c_void_p(), c_void_p()
+        with self.current(context):
+            self._require(self.call.cuModuleLoadData(ctypes.byref(module), cubin))
+            self._require(self.call.cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
         return LoadedKernel(self, function.value or 0, device, context)
 
     def capture(self, stream: int) -> int:

@@ -68,6 +68,9 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule, char const* name) {
   return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, int value) {
+  if (current == nullptr) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
   most_shared_bytes = attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? value : -1;
   return value <= 227 * 1024 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
