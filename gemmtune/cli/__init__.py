@@ -24,7 +24,7 @@ __all__ = ["cli", "main", "run"]
 def cli() -> None:
     """Find the fastest correct GEMM for a shape on this machine, remember it, and prove it.
 
-    Settings that have no option here are GEMMTUNE_* environment variables; the README lists them.
+    Settings that have no option here are GEMMTUNE_* environment variables; docs/settings.md lists them.
     """
 
 
