@@ -78,7 +78,7 @@ HEURISTIC = "heuristic"
 
 
 TILE_KEYS = ("tile", "mr", "nr", "kc")
-SCHEDULE_KEYS = ("schedule", "scheduler", "cluster", "mode", "direct", "padded")
+SCHEDULE_KEYS = ("template", "schedule", "scheduler", "cluster", "mode", "direct", "padded")
 """The entries of a choice's ``info`` that make its tile and its schedule, of whichever the backend has. To split K at all is a
 schedule of its own too."""
 

@@ -97,7 +97,7 @@ def test_triton_is_promised_no_divisor_that_a_size_stride_or_address_lacks(probl
 def test_triton_is_promised_nothing_of_operands_that_are_copied_first(problem: Problem) -> None:
     for choice in load("triton").enumerate(problem, preset("sm90"), QUICK).choices:
         if isinstance(choice, PaddedChoice):
-            for argument in choice.source.arguments:
+            for argument in choice.helper.source.arguments:
                 source = {f"{copy.letter}_from" for copy in choice.copies}
                 assert argument.name not in source or argument.divisor == 1
             for copy in choice.copies:

@@ -11,13 +11,13 @@ import torch
 
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton import BACKEND
-from gemmtune.backends.triton.build import TritonChoice, choice_for
+from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.legality import check
 from gemmtune.backends.triton.mixed.configs import WordsConfig
 from gemmtune.backends.triton.mixed.offers import words_choices, words_configs
 from gemmtune.backends.triton.mixed.vec import why_not_words_vector, words_vector_choices
-from gemmtune.backends.triton.mixed.words import WordsChoice, why_not_config, why_not_words, words_choice
+from gemmtune.backends.triton.mixed.words import WordsChoice, why_not_config, why_not_words
 from gemmtune.device import preset
 from gemmtune.effort import EFFORT
 from gemmtune.filters import by_mixed_mm_choice
@@ -96,12 +96,12 @@ def test_what_a_config_may_not_do(problem: Problem, config: Config, words: str) 
 
 def test_sums_of_8_bit_floats_are_promoted_unless_asked_not_to() -> None:
     texts = {
-        fast: choice_for(Problem.scaled_mm(512, 512, 512, fast_accum=fast, **CUDA), preset("sm90"), TILE).source.text
+        fast: TritonChoice.of(Problem.scaled_mm(512, 512, 512, fast_accum=fast, **CUDA), preset("sm90"), TILE).source.text
         for fast in (False, True)
     }
     assert "max_num_imprecise_acc=64" in texts[False]
     assert "max_num_imprecise_acc" not in texts[True]
-    older = choice_for(Problem.scaled_mm(512, 512, 512, **CUDA), preset("sm89"), TILE).source.text
+    older = TritonChoice.of(Problem.scaled_mm(512, 512, 512, **CUDA), preset("sm89"), TILE).source.text
     assert "acc = acc + part" in older
 
 
@@ -110,10 +110,10 @@ def test_claims_say_whether_weights_are_rounded() -> None:
     grouped = Problem.mixed_mm(16, 512, 512, encoding="int4", scales="group_128", **CUDA)
     from_zero = Problem.mixed_mm(16, 512, 512, encoding="int4", scales="group_128", zeros=True, **CUDA)
     column = Problem.mixed_mm(16, 512, 512, scales="column", **CUDA)
-    assert choice_for(column, device, TILE).claims.weights is None
-    assert choice_for(grouped, device, TILE).claims.weights is torch.float16
-    assert words_choice(grouped, device, words).claims.weights is None
-    assert words_choice(from_zero, device, words).claims.weights is torch.float16
+    assert TritonChoice.of(column, device, TILE).claims.weights is None
+    assert TritonChoice.of(grouped, device, TILE).claims.weights is torch.float16
+    assert WordsChoice.of(grouped, device, words).claims.weights is None
+    assert WordsChoice.of(from_zero, device, words).claims.weights is torch.float16
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,10 @@ def test_no_multiplication_of_a_warp_group_is_in_flight_when_its_registers_are_w
 
 
 def test_problems_of_one_class_share_a_kernel() -> None:
-    keys = {choice_for(Problem.int_mm(m, n, 1024, **CUDA), preset("sm90"), TILE).compile_key for m, n in ((512, 512), (640, 1024))}
+    problems = (Problem.int_mm(m, n, 1024, **CUDA) for m, n in ((512, 512), (640, 1024)))
+    keys = {TritonChoice.of(problem, preset("sm90"), TILE).compile_key for problem in problems}
     assert len(keys) == 1
-    assert isinstance(choice_for(PROBLEMS["int"], preset("sm90"), TILE), TritonChoice)
+    assert isinstance(TritonChoice.of(PROBLEMS["int"], preset("sm90"), TILE), TritonChoice)
 
 
 def test_the_interpreter_has_a_tile_for_small_products_of_bytes() -> None:

@@ -103,9 +103,9 @@ def test_architectures_without_tensor_cores_for_triton_have_none_of_them(why_not
 
 def test_only_atomic_float_sums_depend_on_the_order() -> None:
     device, config = preset("sm90"), Config(block_m=64, block_n=64, block_k=64, stages=4, warps=4, split_k=8)
-    assert not atomic.atomic_choice(LONG, device, config).claims.deterministic
+    assert not atomic.AtomicChoice.of(LONG, device, config).claims.deterministic
     whole = Problem.int_mm(128, 256, 16384, layout="nt", device_type="cuda")
-    assert atomic.atomic_choice(whole, device, config).claims.deterministic
+    assert atomic.AtomicChoice.of(whole, device, config).claims.deterministic
     assert decompose.decomposed_choice(LONG, device, 64, None, pdl=True).claims.deterministic
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.backends.triton.build import TritonChoice, choice_for
+from gemmtune.backends.triton.build import KernelChoice, TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.source import Source
 from gemmtune.choice import Choice, Claims, Kernel
@@ -31,7 +31,7 @@ class Rewritten(TritonChoice):
     @functools.cached_property
     def source(self) -> Source:
         """The rewritten kernel."""
-        whole = TritonChoice.source.func(self)  # type: ignore[attr-defined]
+        whole = KernelChoice.source.func(self)  # type: ignore[attr-defined]
         if self.old not in whole.text:
             raise LookupError(f"{self.old!r} is not in the kernel")
         return replace(whole, text=whole.text.replace(self.old, self.new))
@@ -53,13 +53,13 @@ class Segfaulting(TritonChoice):
 
 def triton_choice(arch: str, config: Config = GOOD, problem: Problem = BF16) -> TritonChoice:
     """The choice with ``config``, legal or not."""
-    return choice_for(problem, preset(arch), config)
+    return TritonChoice.of(problem, preset(arch), config)
 
 
 def planted(kind: type[TritonChoice], arch: str, config: Config = GOOD, **fields: Any) -> TritonChoice:
     """As ``triton_choice``, of another class and under another name."""
     good = triton_choice(arch, config)
-    own = {name: getattr(good, name) for name in ("backend", "problem", "claims", "info", "config", "target")}
+    own = {name: getattr(good, name) for name in ("backend", "problem", "claims", "info", "config", "where", "target")}
     return kind(name=f"planted:{kind.__name__.lower()}", **own, **fields)
 
 

@@ -10,7 +10,7 @@ import torch
 import gemmtune
 from gemmtune import settings
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.sums import predicate_for, sum_choice
+from gemmtune.backends.triton.sums import SumChoice, predicate_for
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
@@ -85,7 +85,7 @@ def test_a_split_may_lie_within_either_product_or_across_both(split_k: int) -> N
     problem, device = _problem(65, 70, 150, 300, torch.float16), detect("cuda")
     config = Config(block_m=32, block_n=32, block_k=32, stages=3, warps=4, split_k=split_k)
     assert predicate_for(problem, device).check(config) is None
-    choice = sum_choice(problem, device, config)
+    choice = SumChoice.of(problem, device, config)
     verdict = Verifier(problem, CUDA).check(choice, choice.build())
     assert verdict.status is Status.OK, verdict.reason
 

@@ -12,7 +12,7 @@ from rotation import rotated
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import TritonChoice
-from gemmtune.backends.triton.launch import launcher_of
+from gemmtune.backends.triton.launcher import launcher_of
 from gemmtune.choice import Kernel
 from gemmtune.device import detect
 from gemmtune.numerics.operands import Operands, random_operands

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gemmtune.architectures import inspect_choices
-from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.padding import PaddedChoice, padded_choices
 from gemmtune.backends.triton.small.swap import swapped_choices, transposed
@@ -163,7 +163,7 @@ def test_launches_overlap_where_the_architecture_can_and_kernels_wait_by_themsel
 def test_a_copy_lets_the_product_come_into_place_and_waits_before_it_reads() -> None:
     problem, device = Problem.mm(1000, 1001, 999, device_type="cuda"), preset("sm90")
     config = Config(block_m=64, block_n=64, block_k=64, stages=4, warps=4)
-    (choice,) = padded_choices(problem, device, lambda aligned: [choice_for(aligned, device, config)])
+    (choice,) = padded_choices(problem, device, lambda aligned: [TritonChoice.of(aligned, device, config)])
     assert choice.name.endswith("_pdl_pad")
     copy, product = (artifact.code for artifact in choice.artifacts(device))
     trigger, wait = copy.index("griddepcontrol.launch_dependents"), copy.index("griddepcontrol.wait")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from chains import assert_chains_agree
 
-from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.padding import padded_choices
 from gemmtune.backends.triton.small.swap import swapped_choices
@@ -71,7 +71,7 @@ CHAINS: dict[str, Callable[[], Iterator[Choice]]] = {
     "split": lambda: iter([_direct(Config(block_m=16, block_n=64, block_k=64, stages=4, warps=4, split_k=4, pdl=True))]),
     "swapped": lambda: iter(swapped_choices(_square(16), detect("cuda"), 1)),
     "vector": lambda: iter(vector_choices(_square(4), detect("cuda"), 1)),
-    "copies": lambda: iter(padded_choices(_odd(), detect("cuda"), lambda aligned: [choice_for(aligned, detect("cuda"), _SMALL)])),
+    "copies": lambda: iter(padded_choices(_odd(), detect("cuda"), lambda x: [TritonChoice.of(x, detect("cuda"), _SMALL)])),
 }
 
 
@@ -84,7 +84,7 @@ def _odd() -> Problem:
 
 
 def _direct(config: Config) -> Choice:
-    return choice_for(_square(16), detect("cuda"), config)
+    return TritonChoice.of(_square(16), detect("cuda"), config)
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -11,11 +11,11 @@ import torch
 
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.splits.atomic import atomic_choice
+from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.backends.triton.splits.offers import stream_choices
 from gemmtune.backends.triton.splits.stream_configs import StreamConfig
-from gemmtune.backends.triton.splits.streamk import stream_choice
+from gemmtune.backends.triton.splits.streamk import StreamChoice
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
@@ -169,7 +169,7 @@ def _streamed(problem: Problem, arch: str) -> list[CompiledChoice]:
 def _atomic(problem: Problem, arch: str) -> list[CompiledChoice]:
     block_k = 128 // problem.dtype.itemsize
     config = Config(block_m=64, block_n=64, block_k=block_k, stages=3, warps=4, split_k=8)
-    return [atomic_choice(problem, preset(arch), config)]
+    return [AtomicChoice.of(problem, preset(arch), config)]
 
 
 def _decomposed(problem: Problem, arch: str) -> list[CompiledChoice]:
@@ -207,8 +207,8 @@ def test_whoever_arrives_last_sees_what_the_others_wrote() -> None:
     config = StreamConfig(block_m=128, block_n=64, block_k=64, stages=3, warps=4)
     split = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4, split_k=8)
     written = {
-        stream_choice(problem, device, config): "st.global",
-        atomic_choice(problem, device, split): "atom.global.gpu.relaxed.add",
+        StreamChoice.of(problem, device, config): "st.global",
+        AtomicChoice.of(problem, device, split): "atom.global.gpu.relaxed.add",
     }
     for choice, instruction in written.items():
         code = choice.artifacts(device)[0].code

@@ -10,7 +10,7 @@ import torch
 from chains import assert_chains_agree
 
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.splits.atomic import atomic_choice
+from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice, why_not_decomposed
 from gemmtune.backends.triton.splits.offers import stream_choices
 from gemmtune.choice import Choice, Kernel, Status
@@ -40,7 +40,7 @@ def _tile(problem: Problem) -> Config:
 
 
 def _atomic(problem: Problem) -> list[Choice]:
-    return [atomic_choice(problem, detect("cuda"), replace(_tile(problem), split_k=SPLITS))]
+    return [AtomicChoice.of(problem, detect("cuda"), replace(_tile(problem), split_k=SPLITS))]
 
 
 def _decomposed(problem: Problem) -> list[Choice]:

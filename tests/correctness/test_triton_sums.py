@@ -10,7 +10,7 @@ import torch
 from gemmtune.backends.triton.backend import chosen_configs
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.geometry import geometry
-from gemmtune.backends.triton.sums import sum_choice
+from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
@@ -70,7 +70,7 @@ def test_it_compiles_within_the_predicted_resources_to_the_expected_instruction(
     configs = chosen_configs(problem, device, "default")
     split = next((config for config in configs if config.split_k > 1), configs[-1])
     for config in (configs[0], split):
-        [artifact] = sum_choice(problem, device, config).artifacts(device)
+        [artifact] = SumChoice.of(problem, device, config).artifacts(device)
         assert artifact.shared_bytes <= artifact.predicted_bytes <= artifact.shared_bytes + artifact.slack_bytes
         assert artifact.predicted_bytes <= device.smem_per_block_bytes
         assert artifact.spilled_share < 0.1
@@ -80,13 +80,13 @@ def test_it_compiles_within_the_predicted_resources_to_the_expected_instruction(
 def test_one_kernel_serves_shapes_of_one_class() -> None:
     device, config = preset("sm90"), Config(block_m=64, block_n=64, block_k=64, stages=3, warps=4)
     sizes = [(512, 512, 512, 512), (512, 1024, 512, 256), (1024, 512, 128, 4096)]
-    keys = {sum_choice(Problem.mm_plus_mm(*size, device_type="cuda"), device, config).compile_key for size in sizes}
+    keys = {SumChoice.of(Problem.mm_plus_mm(*size, device_type="cuda"), device, config).compile_key for size in sizes}
     assert len(keys) == 1
-    uneven = sum_choice(Problem.mm_plus_mm(512, 512, 512, 500, device_type="cuda"), device, config)
+    uneven = SumChoice.of(Problem.mm_plus_mm(512, 512, 512, 500, device_type="cuda"), device, config)
     assert uneven.compile_key not in keys
 
 
 def test_variants_overlap_the_kernel_before() -> None:
-    choice = sum_choice(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm90"), WIDE)
+    choice = SumChoice.of(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm90"), WIDE)
     assert [variant.name for variant in choice.launch_variants()] == [f"{choice.name}_pdl"]
-    assert not sum_choice(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm80"), WIDE).launch_variants()
+    assert not SumChoice.of(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm80"), WIDE).launch_variants()

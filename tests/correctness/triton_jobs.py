@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import torch
 
-from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.persistent.choice import persistent_choice
-from gemmtune.backends.triton.small.swap import swapped_choice, transposed
-from gemmtune.backends.triton.small.vec import vector_choice
-from gemmtune.backends.triton.splits.atomic import atomic_choice
+from gemmtune.backends.triton.persistent.choice import PersistentChoice
+from gemmtune.backends.triton.small.swap import SwappedChoice, transposed
+from gemmtune.backends.triton.small.vec import VectorChoice
+from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.backends.triton.splits.stream_configs import StreamConfig
-from gemmtune.backends.triton.splits.streamk import stream_choice
-from gemmtune.backends.triton.sums import sum_choice
+from gemmtune.backends.triton.splits.streamk import StreamChoice
+from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.choice import Kernel
 from gemmtune.device import preset
 from gemmtune.numerics.operands import Operands, random_operands
@@ -61,39 +61,39 @@ Family = Callable[[Problem, Config], CompiledChoice]
 
 def direct(problem: Problem, config: Config) -> CompiledChoice:
     """The mm template."""
-    return choice_for(problem, CPU, config)
+    return TritonChoice.of(problem, CPU, config)
 
 
 def swapped(problem: Problem, config: Config) -> CompiledChoice:
     """The mm template with swapped operands; ``config`` is for the transposed problem."""
-    return swapped_choice(problem, choice_for(transposed(problem), CPU, config))
+    return SwappedChoice.around(problem, TritonChoice.of(transposed(problem), CPU, config), {})
 
 
 def summed(problem: Problem, config: Config) -> CompiledChoice:
     """The template of a sum of two products."""
-    return sum_choice(problem, CPU, config)
+    return SumChoice.of(problem, CPU, config)
 
 
 def vector(problem: Problem, config: Config) -> CompiledChoice:
     """The template without tensor cores."""
-    return vector_choice(problem, CPU, config)
+    return VectorChoice.of(problem, CPU, config)
 
 
 def persistent(problem: Problem, config: Config) -> CompiledChoice:
     """The template whose programs work off several tiles: three programs here, which have unlike numbers of them."""
-    choice = persistent_choice(problem, CPU, config)
-    return replace(choice, programs=min(choice.programs, 3))
+    choice = PersistentChoice.of(problem, CPU, config)
+    return replace(choice, where=replace(choice.where, programs=min(choice.where.grid[0], 3)))
 
 
 def streamed(problem: Problem, config: Config) -> CompiledChoice:
     """The stream-K template, on a machine with five multiprocessors."""
     assert isinstance(config, StreamConfig)
-    return stream_choice(problem, replace(CPU, sm_count=5), config)
+    return StreamChoice.of(problem, replace(CPU, sm_count=5), config)
 
 
 def atomic(problem: Problem, config: Config) -> CompiledChoice:
     """Split-K that adds up in memory."""
-    return atomic_choice(problem, CPU, config)
+    return AtomicChoice.of(problem, CPU, config)
 
 
 def decomposed(problem: Problem, config: Config) -> CompiledChoice:
@@ -121,5 +121,5 @@ def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct
 def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """The result for operands of the caller."""
     out = torch.full(problem.out.size, torch.nan, dtype=problem.out.dtype)
-    choice_for(problem, CPU, config).build().run(out, (a, b, *extra), ())
+    TritonChoice.of(problem, CPU, config).build().run(out, (a, b, *extra), ())
     return out

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gemmtune.backends.triton.build import choice_for
+from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.mixed.configs import WordsConfig
-from gemmtune.backends.triton.mixed.vec import words_vector_choice
-from gemmtune.backends.triton.mixed.words import words_choice
+from gemmtune.backends.triton.mixed.vec import WordsVectorChoice
+from gemmtune.backends.triton.mixed.words import WordsChoice
 from gemmtune.choice import Choice
 from gemmtune.device import preset
 from gemmtune.problem import Problem
@@ -22,9 +22,9 @@ SMALLEST_TILE = 16
 
 
 def _choice(problem: Problem, config: Config) -> Choice:
-    make: Callable[..., Choice] = words_choice if isinstance(config, WordsConfig) else choice_for
+    make: Callable[..., Choice] = WordsChoice.of if isinstance(config, WordsConfig) else TritonChoice.of
     if config.block_m < SMALLEST_TILE:
-        make = words_vector_choice
+        make = WordsVectorChoice.of
     return make(problem, CPU, config)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gemmtune.backends.triton.launch import Launcher
-from gemmtune.backends.triton.persistent import descriptors, launch
-from gemmtune.backends.triton.persistent.configs import describable, why_not_persistent
-from gemmtune.backends.triton.persistent.descriptors import Description, encoder, takes_encoded
-from gemmtune.backends.triton.source import Argument
+from gemmtune.backends.triton import descriptors
+from gemmtune.backends.triton.descriptors import Description, describable, encoder
+from gemmtune.backends.triton.launcher import Launcher, takes_encoded
+from gemmtune.backends.triton.persistent.configs import why_not_persistent
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 
@@ -134,27 +133,6 @@ class _Recorder:
 
     def __call__(self, *args: Any) -> None:
         self.calls.append(args)
-
-
-def _argument(name: str, kind: str) -> Argument:
-    return Argument(name=name, type=kind, source=(kind, name))
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["flat", "packed"])
-def test_the_arguments_come_in_the_signatures_order(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
-    record = _Recorder()
-    call = Launcher(function=record, grid=(5, 1, 1), middle=("middle",), packed=packed)
-    encode: Any = {name: (lambda address, name=name: (name, address)) for name in ("a", "b", "out")}
-    a, b, out, inp, x = (torch.zeros(4) for _ in range(5))
-    launch._bind_plain(call, 3, encode, (9,))(out, (a, b), ())
-    kinds = {"a": "descriptor", "b": "descriptor", "inp": "pointer", "x0": "pointer", "out": "descriptor", "beta": "scalar"}
-    arguments = [*(_argument(name, kind) for name, kind in kinds.items()), _argument("group_m", "runtime")]
-    names = ("out", "a", "b", "inp", "x0", "alpha", "beta")
-    launch._bind_general(call, 3, encode, names, arguments, (9,))(out, (a, b, inp, x), (2.0, 3.0))
-    plain = ("a", a.data_ptr(), "b", b.data_ptr(), "out", out.data_ptr(), 9)
-    general = ("a", a.data_ptr(), "b", b.data_ptr(), inp.data_ptr(), x.data_ptr(), "out", out.data_ptr(), 3.0, 9)
-    assert record.calls == [(5, 1, 1, 1003, "middle", *((values,) if packed else values)) for values in (plain, general)]
 
 
 def test_what_the_template_does_not_serve_is_refused_with_the_reason() -> None:

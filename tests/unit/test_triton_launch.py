@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,17 @@ import torch
 
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.source import Argument
+from gemmtune.backends.triton.workspace import Buffers
 from gemmtune.problem import Problem
+from gemmtune.problem.trace import trace
 
 pytest.importorskip("triton", reason="the launchers are Triton's")
 
 import triton
 
 from gemmtune.backends.triton import launch
+from gemmtune.backends.triton.launcher import Launcher, launcher_of
 
 PROBLEM = Problem.addmm(100, 200, 300, dtype=torch.float32, alpha=2, beta=3, device_type="cuda")
 GRID = (7, 2, 1)
@@ -43,7 +48,7 @@ def _compiled(calls: list[tuple[Any, ...]], **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(run=launcher, function="handle", packed_metadata="metadata")
 
 
-def _call(how: launch.Launcher) -> None:
+def _call(how: Launcher) -> None:
     arguments: Any = (1, 2)
     values = (arguments,) if how.packed else arguments
     how.function(*how.grid, "stream", *how.middle, *values)
@@ -64,14 +69,14 @@ def test_each_version_gets_its_own_order_and_an_unknown_one_goes_through_tritons
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
     calls: list[tuple[Any, ...]] = []
-    _call(launch.launcher_of(_compiled(calls), GRID, pdl=True))
+    _call(launcher_of(_compiled(calls), GRID, pdl=True))
     assert calls == [EXPECTED[version]]
 
 
 @pytest.mark.parametrize("changes", [{"global_scratch_size": 128}, {"profile_scratch_size": 64}, {"gsan_enabled": True}], ids=str)
 def test_kernels_that_need_more_go_through_tritons_launcher(changes: dict[str, Any]) -> None:
     calls: list[tuple[Any, ...]] = []
-    _call(launch.launcher_of(_compiled(calls, **changes), GRID))
+    _call(launcher_of(_compiled(calls, **changes), GRID))
     assert calls[0][0] == "launcher"
 
 
@@ -116,7 +121,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("packed", [False, True], ids=["flat", "packed"])
 def test_a_plain_product_passes_addresses_and_bound_integers(stream: int, packed: bool) -> None:
     record = _Recorder()
-    how = launch.Launcher(function=record, grid=GRID, middle=("middle",), packed=packed)
+    how = Launcher(function=record, grid=GRID, middle=("middle",), packed=packed)
     a, b, out = (torch.zeros(4) for _ in range(3))
     run = launch._bind_plain(how, 3, (5, 6))
     run(out, (a, b), ())
@@ -125,12 +130,42 @@ def test_a_plain_product_passes_addresses_and_bound_integers(stream: int, packed
     assert record.calls == 2 * [(*GRID, stream, "middle", *((values,) if packed else values))]
 
 
+@pytest.mark.parametrize("described", [(), ("a", "b", "out")], ids=["pointers", "descriptors"])
 @pytest.mark.parametrize("packed", [False, True], ids=["flat", "packed"])
-def test_bias_extra_operands_and_scalars_come_in_the_signatures_order(stream: int, packed: bool) -> None:
+def test_bias_extra_operands_and_scalars_come_in_the_signatures_order(
+    stream: int, packed: bool, described: tuple[str, ...]
+) -> None:
     record = _Recorder()
-    how = launch.Launcher(function=record, grid=GRID, middle=(), packed=packed)
-    a, b, out, inp, x = (torch.zeros(4) for _ in range(5))
-    problem = Problem.addmm(4, 4, 4, alpha=2.0, beta=3.0, device_type="cuda")
-    launch._bind_general(how, 3, problem, ("alpha", "beta"), (9,), None)(out, (a, b, inp, x), (2.0, 3.0))
-    values = (*(t.data_ptr() for t in (a, b, inp, x, out)), 2.0, 3.0, 9)
+    how = Launcher(function=record, grid=GRID, middle=(), packed=packed)
+    tensors = {name: torch.zeros(4, 4) for name in ("a", "b", "inp", "x0", "out")}
+    problem = Problem.addmm(4, 4, 4, dtype=torch.float32, alpha=2.0, beta=3.0, device_type="cuda")
+    problem = replace(problem, epilogue=trace(torch.add, torch.float32, [tensors["x0"]]))
+    sources: list[tuple[Any, ...]] = [("descriptor" if name in described else "pointer", name) for name in tensors]
+    sources += [("scalar", "beta"), ("runtime", "group_m")]
+    arguments = [Argument(name=source[1], type="", source=source) for source in sources]
+    encode: Any = {name: (lambda address, name=name: (name, address)) for name in described}
+    out = tensors.pop("out")
+    launch._bind_general(how, 3, problem, arguments, encode, (9,), None)(out, tuple(tensors.values()), (2.0, 3.0))
+    addresses = [((name, x.data_ptr()) if name in described else (x.data_ptr(),)) for name, x in (*tensors.items(), ("out", out))]
+    values = (*itertools.chain(*addresses), 3.0, 9)
     assert record.calls == [(*GRID, stream, *((values,) if packed else values))]
+
+
+@pytest.mark.parametrize("sums", [0, 6])
+def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch, sums: int) -> None:
+    partials, zeros = torch.zeros(3, dtype=torch.uint8), torch.zeros(9, dtype=torch.int32)
+    asked: list[dict[str, int]] = []
+
+    def workspace(**sizes: int) -> Any:
+        asked.append(sizes)
+        return SimpleNamespace(acquire=lambda _stream: (partials, zeros))
+
+    monkeypatch.setattr("gemmtune.backends.triton.workspace.Workspace", workspace)
+    acquired = Buffers(dtype=torch.float32, partials=5, sums=sums, counters=3).on(1)(stream)
+    assert asked == [{"device": 1, "size_bytes": 20, "counters": sums + 3}]
+    assert [x.data_ptr() for x in acquired] == [partials.data_ptr(), zeros.data_ptr(), zeros[sums:].data_ptr()]
+    record, out = _Recorder(), torch.zeros(4)
+    arguments = [Argument(name=name, type="", source=("pointer", name)) for name in ("b", "out", "counters", "workspace")]
+    how = Launcher(function=record, grid=GRID, middle=(), packed=False)
+    launch._bind_general(how, 3, PROBLEM, arguments, {}, (), lambda _stream: acquired)(out, (out, zeros, zeros), (2.0, 3.0))
+    assert record.calls == [(*GRID, stream, *(x.data_ptr() for x in (zeros, out, acquired[2], partials)))]

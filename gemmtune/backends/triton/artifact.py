@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import FLOAT8
 from ...problem.operations import DENSE_OPS
@@ -14,7 +16,7 @@ from .configs import Config
 from .kernels import assembly
 from .legality import Predicate
 
-__all__ = ["copy_artifact", "instruction", "mm_artifact", "persistent_artifact", "vector_artifact", "words_artifact"]
+__all__ = ["Expected", "artifact", "expected_of", "instruction", "vector_instruction", "words_instruction"]
 
 _TYPES = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
@@ -23,48 +25,30 @@ _TYPES = {
 """dtype to its name in PTX."""
 
 
-def mm_artifact(compiled: Any, predicate: Predicate, config: Config) -> Artifact:
-    """The mm kernel of ``config``, with what the predicate said of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What legality predicts of a kernel; see the fields of the same meaning in ``Artifact``."""
+
+    instruction: str | None = None
+    smem_bytes: int | None = None
+    slack_bytes: int | None = None
+
+
+def expected_of(predicate: Predicate, config: Config) -> Expected:
+    """What the predicate says of the mm kernel of ``config``."""
     problem, device = predicate.problem, predicate.device
     tile_bytes = config.block_m * config.block_n * problem.accumulator.itemsize
-    return _artifact(
-        compiled,
-        expected=instruction(predicate, config),
-        predicted_bytes=predicate.resources(config).smem_bytes,
+    return Expected(
+        instruction=instruction(predicate, config),
+        smem_bytes=predicate.resources(config).smem_bytes,
         # The tile on its way from the layout of the accumulator to that of the store: some kernels need no such step.
         # That of the quantized operations does not claim to be close.
         slack_bytes=tile_bytes if device.type == "cuda" and problem.op in DENSE_OPS else None,
     )
 
 
-def vector_artifact(compiled: Any, problem: Problem, predicted_bytes: int) -> Artifact:
-    """A kernel that multiplies without tensor cores."""
-    total = "f64" if problem.accumulator == torch.float64 else "f32"
-    hip = compiled.metadata.target.backend == "hip"
-    return _artifact(compiled, expected=None if hip else f"fma.rn*.{total}*", predicted_bytes=predicted_bytes)
-
-
-def words_artifact(compiled: Any, problem: Problem, predicted_bytes: int, *, warp_group: bool) -> Artifact:
-    """A kernel that multiplies weights which it read as words, on CUDA."""
-    operand = _TYPES[problem.dtype]
-    one = f"mma.sync.aligned.m*n*k*.row.col.f32.{operand}.{operand}.f32"
-    group = f"wgmma.mma_async.sync.aligned.m64n*k*.f32.{operand}.{operand}"
-    return _artifact(compiled, expected=group if warp_group else one, predicted_bytes=predicted_bytes)
-
-
-def persistent_artifact(compiled: Any, predicate: Predicate, config: Config, predicted_bytes: int) -> Artifact:
-    """A kernel whose blocks the copy engine moves."""
-    return _artifact(compiled, expected=instruction(predicate, config), predicted_bytes=predicted_bytes)
-
-
-def copy_artifact(compiled: Any) -> Artifact:
-    """The kernel that copies operands."""
-    return _artifact(compiled)
-
-
-def _artifact(
-    compiled: Any, *, expected: str | None = None, predicted_bytes: int | None = None, slack_bytes: int | None = None
-) -> Artifact:
+def artifact(compiled: Any, expected: Expected) -> Artifact:
+    """A compiled kernel, with what was expected of it."""
     metadata = compiled.metadata
     code = assembly(compiled)
     usage = _cuda_usage(compiled) if "cubin" in compiled.asm else amdgcn_usage(code)
@@ -76,10 +60,24 @@ def _artifact(
         stack_bytes=usage.stack_bytes if usage else None,
         code=code,
         spilled_share=usage.spilled_share if usage else 0.0,
-        expected=expected,
-        predicted_bytes=predicted_bytes,
-        slack_bytes=slack_bytes,
+        expected=expected.instruction,
+        predicted_bytes=expected.smem_bytes,
+        slack_bytes=expected.slack_bytes,
     )
+
+
+def vector_instruction(problem: Problem, device: DeviceInfo) -> str | None:
+    """The instruction of a kernel that multiplies without tensor cores."""
+    total = "f64" if problem.accumulator == torch.float64 else "f32"
+    return None if device.type == "hip" else f"fma.rn*.{total}*"
+
+
+def words_instruction(problem: Problem, *, warp_group: bool) -> str:
+    """The instruction of a kernel that multiplies weights which it read as words, on CUDA."""
+    operand = _TYPES[problem.dtype]
+    if warp_group:
+        return f"wgmma.mma_async.sync.aligned.m64n*k*.f32.{operand}.{operand}"
+    return f"mma.sync.aligned.m*n*k*.row.col.f32.{operand}.{operand}.f32"
 
 
 def instruction(predicate: Predicate, config: Config) -> str:

@@ -12,7 +12,7 @@ from ...device import DeviceInfo
 from ...effort import EFFORT
 from ...problem import Problem
 from ...settings import Settings
-from .build import KernelChoice, choice_for
+from .build import KernelChoice, TritonChoice
 from .configs import Config, pool, splits_for
 from .legality import Predicate, Resources, check_problem
 from .mixed.offers import with_recommendation, words_choices
@@ -109,7 +109,10 @@ def choices_on_copies(problem: Problem, device: DeviceInfo, search: str) -> Sequ
 
     def kernels(aligned: Problem) -> Sequence[KernelChoice]:
         return (
-            *(choice_for(aligned, device, config) for config in chosen_configs(aligned, device, search)[: counts["triton:padded"]]),
+            *(
+                TritonChoice.of(aligned, device, config)
+                for config in chosen_configs(aligned, device, search)[: counts["triton:padded"]]
+            ),
             *persistent_choices(aligned, device, counts["triton:padded_persistent"]),
         )
 

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -19,39 +19,86 @@ from ...problem import Problem
 from ...problem.operations import QUANTIZED_OPS
 from ...toolchain.compiled import Artifact, CompiledChoice
 from .arch import can_overlap
-from .artifact import mm_artifact
+from .artifact import Expected, artifact, expected_of
 from .configs import Config
 from .geometry import Geometry, geometry
 from .kernels import Target, compile_kernel, initialise, kernel_key, load_function, marker, use_ptx
-from .launch import bind_compiled, bind_interpreted
+from .launch import Blocks, bind
 from .legality import Predicate
 from .quantized import rounds_weights
 from .source import Source, render_source
 from .spec import KernelSpec, specialise
+from .workspace import Buffers
 
-__all__ = ["KernelChoice", "TritonChoice", "choice_for", "target_of", "tiled"]
+__all__ = ["KernelChoice", "TritonChoice", "capability_of", "target_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice(CompiledChoice):
     """One kernel that multiplies, of one config, compiled for ``target`` or, where that is None, run by the interpreter on the CPU.
 
-    With ``from_ptx``, ``build`` loads the kernel's PTX on a GPU newer than ``target``.
+    A family of kernels is a subclass: its template, and what it needs other than the mm template does. With ``from_ptx``, ``load``
+    takes the kernel's PTX on a GPU newer than ``target``.
     """
 
+    family: ClassVar[str]
+    """The template's name in names of choices and in ``info``."""
+    template: ClassVar[str]
     config: Config = field(repr=False)
+    where: Geometry = field(repr=False)
     target: Target | None = field(repr=False)
     from_ptx: bool = field(default=False, repr=False)
 
-    @functools.cached_property
-    @abstractmethod
-    def source(self) -> Source:
-        """The rendered kernel."""
+    @classmethod
+    def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
+        """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+        where = cls.divided(problem, device, config)
+        return cls(
+            name=f"triton:{cls.label(problem)}_{config}",
+            backend="triton",
+            problem=problem,
+            claims=cls.claimed(problem, where),
+            info={
+                "template": cls.family,
+                "tile": [config.block_m, config.block_n, config.block_k],
+                "stages": config.stages,
+                "warps": config.warps,
+                "group_m": config.group_m,
+                "splits": where.splits,
+                "pdl": config.pdl,
+                "grid": list(where.grid),
+            },
+            config=config,
+            where=where,
+            target=target_of(device),
+        )
+
+    @classmethod
+    def label(cls, problem: Problem) -> str:  # noqa: ARG003 - the names of some families have the operation in them
+        """What the name of a choice begins with."""
+        return cls.family
+
+    @classmethod
+    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - some ask the device
+        """How the work is divided among programs."""
+        return geometry(problem, config)
+
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """The arithmetic of the kernel."""
+        return Claims(
+            accumulate=problem.accumulator,
+            partials=problem.accumulator,
+            epilogue_input=problem.accumulator,
+            splits=where.splits,
+            weights=rounds_weights(problem),
+            input_mode=problem.precision.input_mode,
+        )
 
     @property
     def spec(self) -> KernelSpec:
         """What the source depends on."""
-        capability = int(self.target.arch) if self.target is not None and self.target.backend == "cuda" else 0
+        capability = capability_of(self.target)
         return specialise(
             self.problem,
             self.config,
@@ -60,13 +107,49 @@ class KernelChoice(CompiledChoice):
             capability=capability,
         )
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What the template asks for beside the values of every template."""
+        return {}
+
+    @property
+    def preamble(self) -> str:
+        """Source text that comes before the kernel."""
+        return ""
+
+    @property
+    def blocks(self) -> Blocks:
+        """The operands that the kernel has as descriptors, with the lines, and elements of a line, that are moved at a time."""
+        return {}
+
+    @property
+    def buffers(self) -> Buffers:
+        """What the kernel needs beside its operands."""
+        elements = self.config.block_m * self.config.block_n * self.where.slots
+        return Buffers(dtype=self.problem.accumulator, partials=elements, counters=self.where.counters)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The rendered kernel."""
+        values, blocks = tuple(self.values.items()), tuple(self.blocks.items())
+        return render_source(self.spec, self.template, values=values, preamble=self.preamble, described=blocks)
+
+    @abstractmethod
+    def expected(self, device: DeviceInfo) -> Expected:
+        """What legality predicts of the compiled kernel."""
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
+        """The one kernel."""
+        return (artifact(self.kernel(), self.expected(device)),)
+
     @functools.cached_property
     def _kernel_key(self) -> str:
         return kernel_key(self.source, self.config.stages, self.config.warps)
 
     @functools.cached_property
     def _content_hash(self) -> str:
-        return hashlib.sha256(f"{self._kernel_key} {self.config}".encode()).hexdigest()
+        programs = "" if self.where.programs is None else f" {self.where.programs}"
+        return hashlib.sha256(f"{self._kernel_key} {self.config}{programs}".encode()).hexdigest()
 
     @property
     def content_hash(self) -> str:
@@ -126,9 +209,17 @@ class KernelChoice(CompiledChoice):
 
     def bind(self, loaded: Any) -> Kernel:
         """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
-        where = geometry(self.problem, self.config)
-        bind = bind_interpreted if self.target is None else bind_compiled
-        return Kernel(run=bind(loaded, self.source.arguments, self.problem, where, self.config))
+        run = bind(
+            loaded,
+            self.source.arguments,
+            self.problem,
+            self.where,
+            blocks=self.blocks,
+            buffers=self.buffers,
+            interpret=self.target is None,
+            pdl=self.config.pdl,
+        )
+        return Kernel(run=run)
 
     def load(self) -> Any:
         """Triton's compiled kernel on the current device, or the function that the interpreter runs.
@@ -154,14 +245,17 @@ class KernelChoice(CompiledChoice):
 class TritonChoice(KernelChoice):
     """The mm template with one config."""
 
-    @functools.cached_property
-    def source(self) -> Source:
-        """The rendered kernel."""
-        return render_source(self.spec)
+    family = "mm"
+    template = "mm.py.jinja"
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The mm kernel."""
-        return (mm_artifact(self.kernel(), Predicate(self.problem, device), self.config),)
+    @classmethod
+    def label(cls, problem: Problem) -> str:
+        """The operation, of the dense ones mm or bmm."""
+        return problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """What the predicate says."""
+        return expected_of(Predicate(self.problem, device), self.config)
 
 
 _loaded: dict[tuple[str, Target, bool, int], Any] = {}
@@ -177,39 +271,6 @@ def target_of(device: DeviceInfo) -> Target | None:
     return Target(backend="cuda", arch=device.capability, warp_size=device.warp_size)
 
 
-def tiled(problem: Problem, device: DeviceInfo, config: Config, where: Geometry, template: str, label: str = "") -> dict[str, Any]:
-    """What a choice whose programs have tiles says of itself, as arguments for its class.
-
-    ``label`` is in its name, or else ``template``.
-    """
-    return {
-        "name": f"triton:{label or template}_{config}",
-        "backend": "triton",
-        "problem": problem,
-        "claims": Claims(
-            accumulate=problem.accumulator,
-            partials=problem.accumulator,
-            epilogue_input=problem.accumulator,
-            splits=where.splits,
-            weights=rounds_weights(problem),
-            input_mode=problem.precision.input_mode,
-        ),
-        "info": {
-            "template": template,
-            "tile": [config.block_m, config.block_n, config.block_k],
-            "stages": config.stages,
-            "warps": config.warps,
-            "group_m": config.group_m,
-            "splits": where.splits,
-            "pdl": config.pdl,
-            "grid": list(where.grid),
-        },
-        "config": config,
-        "target": target_of(device),
-    }
-
-
-def choice_for(problem: Problem, device: DeviceInfo, config: Config) -> TritonChoice:
-    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
-    label = problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
-    return TritonChoice(**tiled(problem, device, config, geometry(problem, config), "mm", label))
+def capability_of(target: Target | None) -> int:
+    """The compute capability that is compiled for; 0 for another maker's GPU, and for the interpreter."""
+    return int(target.arch) if target is not None and target.backend == "cuda" else 0

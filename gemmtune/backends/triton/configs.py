@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["SPLITS", "Config", "pool", "splits_for"]
+__all__ = ["SPLITS", "Config", "pool", "splits_for", "unalike"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,20 @@ def splits_for(tiles: int, multiprocessors: int) -> tuple[int, ...]:
     """Numbers of splits worth a look, 1 among them: enough to give a good part of the device work, and not many times too many."""
     least, most = multiprocessors // LEAST_SHARE, MOST_WAVES * multiprocessors
     return tuple(s for s in SPLITS if s == 1 or (least <= tiles * s <= most) or s == SPLITS[-1] <= most // tiles)
+
+
+def unalike(configs: Iterable[Config], count: int | None, most: int) -> list[Config]:
+    """The first ``count`` configs of which at most ``most`` differ in their stages alone; all for None."""
+    if count is None:
+        return list(configs)
+    chosen: list[Config] = []
+    alike: Counter[tuple[int, ...]] = Counter()
+    for config in configs:
+        shape = (*config.tile, config.block_k, config.warps, config.split_k)
+        if len(chosen) < count and alike[shape] < most:
+            chosen.append(config)
+            alike[shape] += 1
+    return chosen
 
 
 def _warps(elements: int) -> Iterator[int]:

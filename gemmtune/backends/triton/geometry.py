@@ -23,6 +23,8 @@ class Geometry:
     k_per_split: int
     splits_per_group: int
     group_m: int
+    programs: int | None = None
+    """Programs that are launched and go from tile to tile; None: one for each part of the summed dimension of each tile."""
 
     @property
     def groups(self) -> int:
@@ -41,8 +43,8 @@ class Geometry:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """One program for each part of the summed dimension of each tile of each matrix."""
-        return (self.tiles, self.splits, 1)
+        """The programs of a launch."""
+        return (self.tiles, self.splits, 1) if self.programs is None else (self.programs, 1, 1)
 
 
 def blocks_along_k(problem: Problem, block_k: int) -> int:

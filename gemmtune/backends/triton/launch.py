@@ -1,13 +1,12 @@
 """Launching a compiled kernel with as little work on the host as Python allows.
 
 Everything that does not change from call to call is bound once: grid, sizes, strides, the function's handle. Pointers are given as
-integers, which Triton's launcher takes as they are.
+integers, which Triton's launcher takes as they are. Some operands may be tensor descriptors, made of their addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,19 +15,19 @@ from torch import Tensor
 from ...choice import Run, Scalars, Tensors
 from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8
-from .configs import Config
+from .arguments import Argument
+from .descriptors import Description, describe, encoder
 from .geometry import Geometry
-from .kernels import toolchain
-from .source import Argument
+from .launcher import Launcher, launcher_of, takes_encoded
 from .spec import strides_of
-from .workspace import Workspace
+from .workspace import BUFFERS, Acquire, Buffers
 
-__all__ = ["Launcher", "bind_compiled", "bind_interpreted", "constants_of", "launcher_of"]
+__all__ = ["Blocks", "bind"]
 
-FLAT_VERSIONS = ((3, 6),)
-"""Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
-PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
-"""Versions whose C launcher takes them as one tuple, after a description of their types."""
+Blocks = Mapping[str, tuple[int, int]]
+"""Operands that the kernel has as descriptors, each with the block that is moved at a time."""
+PLAIN = [("pointer", "a"), ("pointer", "b"), ("pointer", "out")]
+"""What varies from call to call of a product without bias, scalars, epilogue operands or splits."""
 
 
 def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
@@ -48,7 +47,7 @@ def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]
     return layouts
 
 
-def constants_of(arguments: Sequence[Argument], problem: Problem, where: Geometry) -> dict[str, int]:
+def _constants(arguments: Sequence[Argument], problem: Problem, where: Geometry) -> dict[str, int]:
     """The values of every argument that is the same in each call, by argument name."""
     layouts = _layouts(problem)
     values: dict[str, int] = {}
@@ -66,68 +65,119 @@ def constants_of(arguments: Sequence[Argument], problem: Problem, where: Geometr
     return values
 
 
-def _named(problem: Problem, out: Tensor, tensors: Tensors) -> dict[str, Tensor]:
-    """Each tensor by the name of its argument; 8-bit floats as the bytes that the interpreter reads."""
-    roles = [role for role, _ in problem.operands]
-    names = ["out", *roles, *(f"x{i}" for i in range(len(tensors) - len(roles)))]
-    given = dict(zip(names, (out, *tensors), strict=True))
-    return {name: x.view(torch.uint8) if x.dtype in FLOAT8 else x for name, x in given.items()}
+def _tensor_names(problem: Problem) -> tuple[str, ...]:
+    """The names of out and of the tensors of a call, in its order."""
+    operands = problem.epilogue.operands if problem.epilogue else ()
+    return ("out", *(role for role, _ in problem.operands), *(f"x{i}" for i in range(len(operands))))
 
 
-def bind_interpreted(function: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
-    """A ``Run`` that executes the kernel on the CPU in Triton's interpreter."""
-    constants = constants_of(arguments, problem, where)
-    elements = config.block_m * config.block_n * where.slots
+def bind(
+    loaded: Any,
+    arguments: Sequence[Argument],
+    problem: Problem,
+    where: Geometry,
+    *,
+    blocks: Blocks | None = None,
+    buffers: Buffers | None = None,
+    interpret: bool,
+    pdl: bool,
+) -> Run:
+    """A ``Run`` of a kernel for the current CUDA device, which must be the current device again at each call; or with ``interpret``
+    of a function on the CPU, in Triton's interpreter."""
+    described = {name: Description.of(getattr(problem, name), block) for name, block in (blocks or {}).items()}
+    needs = any(argument.source[-1] in BUFFERS for argument in arguments)
+    if not interpret:
+        return _bind_compiled(loaded, arguments, problem, where, described, buffers if needs else None, pdl=pdl)
+
+    def launch(_stream: int, *values: Any) -> None:
+        loaded[where.grid](*map(_readable, values, arguments))
+
+    def acquire(_stream: int) -> Sequence[Tensor]:
+        assert buffers is not None
+        return buffers.interpreted()
+
+    return _by_triton(launch, lambda: 0, arguments, problem, where, described, acquire if needs else None)
+
+
+def _readable(value: Any, argument: Argument) -> Any:
+    """A tensor as the interpreter reads it: 8-bit floats as bytes, and for a kernel of words the words of the first column."""
+    if not isinstance(value, Tensor) or value.dtype.itemsize > 1:
+        return value
+    if argument.type == "*i32":
+        return value.as_strided((value.shape[0],), (1,)).view(torch.int32)
+    return value.view(torch.uint8) if value.dtype in FLOAT8 else value
+
+
+def _by_triton(
+    launch: Callable[..., None],
+    stream_of: Callable[[], int],
+    arguments: Sequence[Argument],
+    problem: Problem,
+    where: Geometry,
+    described: Mapping[str, Description],
+    acquire: Acquire | None,
+) -> Run:
+    """A ``Run`` whose arguments are tensors, and Triton's own descriptors."""
+    constants = _constants(arguments, problem, where)
+    names = (*_tensor_names(problem), *problem.operation.scalars)
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        stream = stream_of()
+        given: dict[str, Any] = dict(zip(names, (out, *tensors, *scalars), strict=True))
+        if acquire is not None:
+            given.update(zip(BUFFERS, acquire(stream), strict=True))
         values: list[Any] = []
-        named, factors = _named(problem, out, tensors), dict(zip(problem.operation.scalars, scalars, strict=True))
         for argument in arguments:
             match argument.source:
-                case ("pointer", "workspace"):
-                    values.append(torch.full((elements,), _unwritten(problem.accumulator), dtype=problem.accumulator))
-                case ("pointer", "counters"):
-                    values.append(torch.zeros(where.counters, dtype=torch.int32))
+                case ("descriptor", name):
+                    values.append(describe(given[name], described[name]))
                 case ("pointer", name):
-                    values.append(_as_words(named[name]) if argument.type == "*i32" else named[name])
+                    values.append(given[name])
                 case ("scalar", name):
-                    values.append(float(factors[name]))
+                    values.append(float(given[name]))
                 case _:
                     values.append(constants[argument.name])
-        function[where.grid](*values)
+        launch(stream, *values)
 
     return run
 
 
-def _as_words(x: Tensor) -> Tensor:
-    """A tensor of bytes as the 32-bit words of its first column, whose address is what a kernel for words is given."""
-    return x.as_strided((x.shape[0],), (1,)).view(torch.int32) if x.dtype.itemsize == 1 else x
-
-
-def _unwritten(dtype: torch.dtype) -> float:
-    """A number that shows in the result if a partial sum is used that was never written."""
-    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max // 3
-
-
-def bind_compiled(compiled: Any, arguments: Sequence[Argument], problem: Problem, where: Geometry, config: Config) -> Run:
-    """A ``Run`` for the current CUDA device, which must be the current device again at each call."""
+def _bind_compiled(
+    compiled: Any,
+    arguments: Sequence[Argument],
+    problem: Problem,
+    where: Geometry,
+    described: Mapping[str, Description],
+    buffers: Buffers | None,
+    *,
+    pdl: bool,
+) -> Run:
+    """Where the version of Triton is not known, its own launcher makes the descriptors, and launches in order."""
     device = torch.cuda.current_device()
-    constants = constants_of(arguments, problem, where)
-    tail = tuple(constants[a.name] for a in arguments if a.name in constants)
-    pointers = [a.source[1] for a in arguments if a.source[0] == "pointer"]
-    scalars = [a.source[1] for a in arguments if a.source[0] == "scalar"]
-    call = launcher_of(compiled, where.grid, pdl=config.pdl)
-    if pointers == ["a", "b", "out"] and not scalars:
+    acquire = buffers.on(device) if buffers is not None else None
+    launcher = launcher_of(compiled, where.grid, pdl=pdl)
+    call = takes_encoded(compiled, launcher) if described else launcher
+    if call is None:
+        middle = (compiled.function, compiled.packed_metadata, None, None, None)
+
+        def launch(stream: int, *values: Any) -> None:
+            compiled.run(*where.grid, stream, *middle, *values)
+
+        def stream_of() -> int:
+            return torch.cuda.current_stream(device).cuda_stream
+
+        return _by_triton(launch, stream_of, arguments, problem, where, described, acquire)
+    constants = _constants(arguments, problem, where)
+    tail = tuple(constants[argument.name] for argument in arguments if argument.name in constants)
+    if [argument.source for argument in arguments if argument.name not in constants] == PLAIN:
         return _bind_plain(call, device, tail)
-    workspace = None
-    if "workspace" in pointers:
-        size_bytes = config.block_m * config.block_n * where.slots * problem.accumulator.itemsize
-        workspace = Workspace(device=device, size_bytes=size_bytes, counters=where.counters)
-    return _bind_general(call, device, problem, tuple(scalars), tail, workspace)
+    order = [argument.source[1] for argument in arguments if argument.source[0] == "descriptor"]
+    metas = compiled.metadata.tensordesc_meta if order else ()
+    encode = {name: encoder(described[name], meta) for name, meta in zip(order, metas, strict=True)}
+    return _bind_general(call, device, problem, arguments, encode, tail, acquire)
 
 
 def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
-    """A product without bias, scalars, epilogue operands or splits."""
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
 
@@ -143,60 +193,36 @@ def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
 
 
 def _bind_general(
-    call: Launcher, device: int, problem: Problem, passed: tuple[str, ...], tail: tuple[int, ...], workspace: Workspace | None
+    call: Launcher,
+    device: int,
+    problem: Problem,
+    arguments: Sequence[Argument],
+    encode: Mapping[str, Callable[[int], Sequence[Any]]],
+    tail: tuple[int, ...],
+    acquire: Acquire | None,
 ) -> Run:
-    """``passed`` names the scalars that the kernel takes."""
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
-    skips_inp = problem.inp is not None and problem.inp_read is None
-    places = [problem.operation.scalars.index(name) for name in passed]
+    places = {name: place for place, name in enumerate((*_tensor_names(problem), *BUFFERS))}
+    named = [argument.source[1] for argument in arguments if argument.source[0] in ("pointer", "descriptor")]
+    operands = [(places[name], encode.get(name)) for name in named]
+    passed = [problem.operation.scalars.index(argument.source[1]) for argument in arguments if argument.source[0] == "scalar"]
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of(device)
-        values: list[float] = [tensor.data_ptr() for tensor in tensors]
-        if skips_inp:
-            del values[2]
-        values.append(out.data_ptr())
-        # The buffers must outlive the launch, not the kernel: torch's allocator hands them on in the order of the stream.
-        buffers = workspace.acquire(stream) if workspace is not None else ()
-        values += [buffer.data_ptr() for buffer in buffers]
-        values += [scalars[place] for place in places]
+        # Buffers are held until the launch, not until the kernel's end: torch's allocator hands memory on in the stream's order.
+        given = (out, *tensors) if acquire is None else (out, *tensors, *acquire(stream))
+        values: list[Any] = []
+        for place, encoded in operands:
+            address = given[place].data_ptr()
+            if encoded is None:
+                values.append(address)
+            else:
+                values += encoded(address)
+        values += [scalars[place] for place in passed]
         if packed:
             function(x, y, z, stream, *middle, (*values, *tail))
         else:
             function(x, y, z, stream, *middle, *values, *tail)
 
     return run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """``function(*grid, stream, *middle, *arguments)``, or with ``packed`` the arguments as one tuple."""
-
-    function: Callable[..., None]
-    grid: tuple[int, int, int]
-    middle: tuple[Any, ...]
-    packed: bool
-
-
-def launcher_of(compiled: Any, grid: tuple[int, int, int], *, pdl: bool = False) -> Launcher:
-    """The cheapest way to launch: the C function below Triton's launcher object where the version's argument order is known.
-
-    Launch hooks (a profiler's) are not called. Kernels that want scratch memory go through Triton's launcher, which allocates it.
-    ``pdl``: the launch may overlap the end of the kernel before it, which this kernel must wait for by itself; Triton's launcher
-    object is not told, and launches in order.
-    """
-    launcher = compiled.run
-    handle, metadata = compiled.function, compiled.packed_metadata
-    needs_scratch = getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 1)
-    version = tuple(int(part) for part in toolchain().__version__.split(".")[:2])
-    unknown = torch.version.hip is not None or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS)
-    if unknown or needs_scratch or getattr(launcher, "gsan_enabled", False):
-        return Launcher(function=launcher, grid=grid, middle=(handle, metadata, None, None, None), packed=False)
-    flags = (launcher.launch_cooperative_grid, pdl)
-    middle: tuple[Any, ...]
-    if version in FLAT_VERSIONS:
-        middle = (handle, *flags, None, None, metadata, None, None, None)
-    else:
-        middle = (handle, *flags, metadata, None, None, None, None, None, launcher.arg_annotations, launcher.kernel_signature)
-    return Launcher(function=launcher.launch, grid=grid, middle=middle, packed=version in PACKED_VERSIONS)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +20,11 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.rules import why_not_dense
-from ...toolchain.compiled import Artifact, CompiledChoice
-from .artifact import copy_artifact
 from .build import KernelChoice
 from .copies import Copy, copy_source
-from .kernels import compile_kernel, initialise, kernel_key, marker, use_ptx
-from .launch import Launcher, launcher_of
-from .source import Source
+from .descriptors import turned
+from .launcher import Launcher, launcher_of
+from .wrapped import Helper, WrappedChoice
 
 __all__ = ["PaddedChoice", "padded_choices"]
 
@@ -44,73 +41,17 @@ Kernels = Callable[[Problem], Sequence[KernelChoice]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddedChoice(CompiledChoice):
+class PaddedChoice(WrappedChoice):
     """The kernel of a choice for the padded problem, behind one that makes the copies."""
 
-    inner: KernelChoice = field(repr=False)
+    suffix = "_pad"
     copies: tuple[Copy, ...] = field(repr=False)
 
     @functools.cached_property
-    def source(self) -> Source:
+    def helper(self) -> Helper:
         """The copying kernel."""
-        return copy_source(self.copies, dependent=self.inner.spec.dependent)
-
-    @functools.cached_property
-    def _copy_key(self) -> str:
-        return kernel_key(self.source, 1, PAD_WARPS)
-
-    @property
-    def content_hash(self) -> str:
-        """Over both kernels, and how they are launched."""
-        return hashlib.sha256(f"{self.inner.content_hash} after {self._copy_key}".encode()).hexdigest()
-
-    @property
-    def compile_key(self) -> str | None:
-        """Equal for shapes of one alignment class."""
-        return f"{self.inner.compile_key}-after-{self._copy_key}"
-
-    @property
-    def compiled(self) -> bool:
-        """Were both kernels compiled here before?"""
-        assert self.inner.target is not None
-        return self.inner.compiled and marker(self._copy_key, self.inner.target).exists()
-
-    @property
-    def arch(self) -> str:
-        """That of both kernels."""
-        return self.inner.arch
-
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The copying kernel, then those of the mm."""
-        return (copy_artifact(self._compile_copy()), *self.inner.artifacts(device))
-
-    def launch_variants(self) -> Sequence[Self]:
-        """The same kernels with the other answer to whether their launches may overlap the kernel before."""
-        return tuple(
-            dataclasses.replace(self, name=f"{inner.name}_pad", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
-            for inner in self.inner.launch_variants()
-        )
-
-    def forward(self) -> Self:
-        """Both kernels from their PTX."""
-        return dataclasses.replace(self, inner=self.inner.forward())
-
-    def compile(self) -> None:
-        """Compile both kernels. Raises CompileError."""
-        self.inner.compile()
-        self._compile_copy()
-
-    def _compile_copy(self) -> Any:
-        assert self.inner.target is not None
-        return compile_kernel(self.name, self.source, self._copy_key, self.inner.target, stages=1, warps=PAD_WARPS)
-
-    def load(self) -> tuple[Any, Any]:
-        """The kernel that copies, and the one that multiplies. Raises as ``KernelChoice.load``."""
-        compiled = self._compile_copy()
-        if self.inner.from_ptx:
-            use_ptx(compiled)
-        initialise(compiled)
-        return compiled, self.inner.load()
+        source = copy_source(self.copies, dependent=self.inner.spec.dependent)
+        return Helper(name=self.name, source=source, warps=PAD_WARPS, target=self.inner.target)
 
     def bind(self, loaded: tuple[Any, Any]) -> Kernel:
         """Bind both kernels to the current device. The copies live in memory that each call takes from torch's allocator."""
@@ -168,8 +109,8 @@ def padded_problem(problem: Problem) -> tuple[Problem, tuple[Copy, ...]] | None:
         if k == problem.k and layout.alignment * layout.dtype.itemsize >= ALIGNED_BYTES:
             continue
         along_k = -1 if letter == "a" else -2
-        turned = layout.stride[-1] != 1 and layout.stride[-2] == 1
-        copies.append(Copy(letter=letter, source=layout, target=padded_layout(layout, along_k, k, turned=turned), turned=turned))
+        across = turned(layout)
+        copies.append(Copy(letter=letter, source=layout, target=padded_layout(layout, along_k, k, across=across), turned=across))
     if not copies:
         return None
     targets = {copy.letter: copy.target for copy in copies}
@@ -185,13 +126,13 @@ def padded_k(k: int) -> int:
     return -(-k // K_MULTIPLES[-1]) * K_MULTIPLES[-1]
 
 
-def padded_layout(layout: Layout, along_k: int, k: int, *, turned: bool) -> Layout:
+def padded_layout(layout: Layout, along_k: int, k: int, *, across: bool) -> Layout:
     """The copy of an operand as the mm kernel sees it: K padded, rows at multiples of 16 elements, the other size as it was."""
     size = list(layout.size)
     size[along_k] = k
-    rows, cols = (size[-1], size[-2]) if turned else (size[-2], size[-1])
+    rows, cols = (size[-1], size[-2]) if across else (size[-2], size[-1])
     pitch = -(-cols // 16) * 16
-    stride = (1, pitch) if turned else (pitch, 1)
+    stride = (1, pitch) if across else (pitch, 1)
     lead = (rows * pitch,) if len(size) == 3 else ()
     return Layout(size=tuple(size), stride=(*lead, *stride), dtype=layout.dtype)
 
@@ -202,25 +143,13 @@ def padded_choices(problem: Problem, device: DeviceInfo, kernels: Kernels) -> li
     if padded is None:
         return []
     inner_problem, copies = padded
-    return [padded_choice(problem, _overlapping(kernel), copies) for kernel in kernels(inner_problem)]
+    info = {"padded": [copy.letter for copy in copies]}
+    return [PaddedChoice.around(problem, _overlapping(kernel), info, copies=copies) for kernel in kernels(inner_problem)]
 
 
 def _overlapping(kernel: KernelChoice) -> KernelChoice:
     """The kernel, launched while the copies are made where it can wait for them by itself."""
     return kernel if kernel.config.pdl else next(iter(kernel.launch_variants()), kernel)
-
-
-def padded_choice(problem: Problem, inner: KernelChoice, copies: tuple[Copy, ...]) -> PaddedChoice:
-    """The choice that runs ``inner``, made for the padded problem, on copies."""
-    return PaddedChoice(
-        name=f"{inner.name}_pad",
-        backend=inner.backend,
-        problem=problem,
-        claims=inner.claims,
-        info={**inner.info, "padded": [copy.letter for copy in copies]},
-        inner=inner,
-        copies=copies,
-    )
 
 
 def worth_padding(problem: Problem, device: DeviceInfo) -> bool:

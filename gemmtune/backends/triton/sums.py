@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
-from ...toolchain.compiled import Artifact
-from .artifact import mm_artifact
-from .build import KernelChoice, choice_for, tiled
+from .artifact import Expected, expected_of
+from .build import KernelChoice, TritonChoice
 from .configs import Config
-from .geometry import geometry
+from .descriptors import turned
 from .legality import Predicate, Resources, check_split
-from .source import Source, render_source
 from .staging import Staging
 
-__all__ = ["SumChoice", "SumPredicate", "kernel_for", "predicate_for", "sum_choice"]
-
-TEMPLATE = "sum.py.jinja"
+__all__ = ["SumChoice", "SumPredicate", "kernel_for", "predicate_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumChoice(KernelChoice):
     """The sum of two products with one config."""
 
-    @functools.cached_property
-    def source(self) -> Source:
-        """The rendered kernel."""
-        spec = self.spec
-        products = (("a", "b", spec.even_k), ("c", "d", spec.even_k2))
-        return render_source(spec, TEMPLATE, values=(("products", products),))
+    family = "sum"
+    template = "sum.py.jinja"
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The one kernel."""
-        return (mm_artifact(self.kernel(), SumPredicate(self.problem, device), self.config),)
+    @classmethod
+    def label(cls, problem: Problem) -> str:
+        """The operation."""
+        return problem.op
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The operands of each product, and whether it has whole blocks along K."""
+        spec = self.spec
+        return {"products": (("a", "b", spec.even_k), ("c", "d", spec.even_k2))}
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """What the predicate says."""
+        return expected_of(SumPredicate(self.problem, device), self.config)
 
 
 class SumPredicate(Predicate):
@@ -82,12 +86,7 @@ def predicate_for(problem: Problem, device: DeviceInfo) -> Predicate:
 
 def kernel_for(problem: Problem, device: DeviceInfo, config: Config) -> KernelChoice:
     """The mm template with ``config``, or the sum of two products for mm_plus_mm."""
-    return choice_for(problem, device, config) if problem.c is None else sum_choice(problem, device, config)
-
-
-def sum_choice(problem: Problem, device: DeviceInfo, config: Config) -> SumChoice:
-    """The choice that runs a mm_plus_mm problem with ``config``, which must be legal."""
-    return SumChoice(**tiled(problem, device, config, geometry(problem, config), "sum", problem.op))
+    return (TritonChoice if problem.c is None else SumChoice).of(problem, device, config)
 
 
 def products_of(problem: Problem) -> tuple[Problem, Problem]:
@@ -107,5 +106,4 @@ def as_one(problem: Problem) -> Problem:
 
 def _resized(layout: Layout, size: tuple[int, int]) -> Layout:
     """Without gaps, in the order of ``layout``."""
-    turned = layout.stride[-1] != 1 and layout.stride[-2] == 1
-    return Layout.contiguous(size[::-1], layout.dtype).transposed if turned else Layout.contiguous(size, layout.dtype)
+    return Layout.contiguous(size[::-1], layout.dtype).transposed if turned(layout) else Layout.contiguous(size, layout.dtype)

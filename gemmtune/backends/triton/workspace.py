@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from ...problem.layout import ALIGNED_BYTES
 
-__all__ = ["Buffers", "Workspace"]
+__all__ = ["BUFFERS", "Acquire", "Buffers", "Workspace"]
 
 ARENA_COUNTERS = 1 << 18
 COUNTER_BYTES = 4
@@ -55,33 +55,39 @@ class Workspace:
         return torch.empty(self.size_bytes, dtype=torch.uint8, device=f"cuda:{self.device}")
 
 
+BUFFERS = ("workspace", "sums", "counters")
+"""The names by which kernels take what ``Buffers`` have, in the order in which these are acquired."""
+Acquire = Callable[[int], Sequence[torch.Tensor]]
+"""The handle of a stream to the buffers of a launch on it, which they must outlive."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """What a kernel needs, by the names of its arguments: ``workspace`` for so many ``partials``, ``sums`` that are zero between
-    launches, and ``counters`` that are. The first two are of type ``dtype``."""
+    """What a kernel needs beside its operands: a workspace for so many ``partials``, ``sums`` that are zero between launches, and
+    ``counters`` that are. The first two are of type ``dtype``."""
 
     dtype: torch.dtype
     partials: int = 0
     sums: int = 0
     counters: int = 0
 
-    def interpreted(self) -> dict[str, torch.Tensor]:
+    def interpreted(self) -> Sequence[torch.Tensor]:
         """The buffers on the CPU. Partial sums hold a number that shows in a result if it was never written."""
         unwritten = torch.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max // 3
-        return {
-            "workspace": torch.full((self.partials,), unwritten, dtype=self.dtype),
-            "sums": torch.zeros(self.sums, dtype=self.dtype),
-            "counters": torch.zeros(self.counters, dtype=torch.int32),
-        }
+        return (
+            torch.full((self.partials,), unwritten, dtype=self.dtype),
+            torch.zeros(self.sums, dtype=self.dtype),
+            torch.zeros(self.counters, dtype=torch.int32),
+        )
 
-    def on(self, device: int) -> Callable[[int], dict[str, torch.Tensor]]:
-        """Those of one bound kernel: the handle of a stream to the buffers of a launch, which they must outlive."""
+    def on(self, device: int) -> Acquire:
+        """The buffers of one bound kernel on a CUDA device."""
         words = self.sums * self.dtype.itemsize // COUNTER_BYTES
         workspace = Workspace(device=device, size_bytes=self.partials * self.dtype.itemsize, counters=words + self.counters)
 
-        def acquire(stream: int) -> dict[str, torch.Tensor]:
+        def acquire(stream: int) -> Sequence[torch.Tensor]:
             partials, zeros = workspace.acquire(stream)
-            return {"workspace": partials, "sums": zeros, "counters": zeros[words:]}
+            return partials, zeros, zeros[words:] if words else zeros
 
         return acquire
 

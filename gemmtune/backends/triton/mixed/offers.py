@@ -19,7 +19,7 @@ from ..legality import TENSOR_MEMORY
 from .configs import WordsConfig
 from .order import ordered_choice, ordered_problem
 from .preferred import preferred_configs
-from .words import why_not_config, why_not_words, words_choice
+from .words import WordsChoice, why_not_config, why_not_words
 
 __all__ = ["with_recommendation", "words_choices", "words_configs", "words_pool"]
 
@@ -37,7 +37,7 @@ LEAST_KNOWN_SIDE = 4096
 def words_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[Choice]:
     """Up to ``count`` choices of the words template, all for None; none where it has nothing."""
     return [
-        ordered_choice(problem, device, config) if config.fragments else words_choice(problem, device, config)
+        ordered_choice(problem, device, config) if config.fragments else WordsChoice.of(problem, device, config)
         for config in words_configs(problem, device, count)
     ]
 

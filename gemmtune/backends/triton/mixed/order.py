@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +13,12 @@ from torch import Tensor
 from ....choice import Kernel, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
-from ....toolchain.compiled import Artifact, CompiledChoice
 from ....toolchain.render import template
-from ..artifact import copy_artifact
-from ..kernels import compile_kernel, initialise, kernel_key, marker, use_ptx
-from ..launch import Launcher, launcher_of
+from ..launcher import Launcher, launcher_of
 from ..source import PACKAGE, SIGNATURE_DTYPES, Argument, Source
+from ..wrapped import Helper, WrappedChoice
 from .configs import WordsConfig, word_format
-from .words import WordsChoice, words_choice
+from .words import WordsChoice
 
 __all__ = ["OrderedChoice", "ordered_choice", "ordered_problem"]
 
@@ -32,72 +28,16 @@ ORDER_WARPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderedChoice(CompiledChoice):
+class OrderedChoice(WrappedChoice):
     """A WordsChoice for the problem with a in its order, behind a kernel that makes that copy."""
 
-    inner: WordsChoice = field(repr=False)
+    suffix = ""
 
     @functools.cached_property
-    def source(self) -> Source:
+    def helper(self) -> Helper:
         """The copying kernel."""
-        return order_source(self.problem.dtype, word_format(self.problem).bits, dependent=self.inner.spec.dependent)
-
-    @functools.cached_property
-    def _order_key(self) -> str:
-        return kernel_key(self.source, 1, ORDER_WARPS)
-
-    @property
-    def content_hash(self) -> str:
-        """Over both kernels, and how they are launched."""
-        return hashlib.sha256(f"{self.inner.content_hash} after {self._order_key}".encode()).hexdigest()
-
-    @property
-    def compile_key(self) -> str | None:
-        """Equal for shapes of one alignment class."""
-        return f"{self.inner.compile_key}-after-{self._order_key}"
-
-    @property
-    def compiled(self) -> bool:
-        """Were both kernels compiled here before?"""
-        assert self.inner.target is not None
-        return self.inner.compiled and marker(self._order_key, self.inner.target).exists()
-
-    @property
-    def arch(self) -> str:
-        """That of both kernels."""
-        return self.inner.arch
-
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The copying kernel, then the other one."""
-        return (copy_artifact(self._compile_order()), *self.inner.artifacts(device))
-
-    def launch_variants(self) -> Sequence[Self]:
-        """The same kernels with the other answer to whether their launches may overlap the kernel before."""
-        return tuple(
-            dataclasses.replace(self, name=inner.name, info={**self.info, "pdl": inner.config.pdl}, inner=inner)
-            for inner in self.inner.launch_variants()
-        )
-
-    def forward(self) -> Self:
-        """Both kernels from their PTX."""
-        return dataclasses.replace(self, inner=self.inner.forward())
-
-    def compile(self) -> None:
-        """Compile both kernels. Raises CompileError."""
-        self.inner.compile()
-        self._compile_order()
-
-    def _compile_order(self) -> Any:
-        assert self.inner.target is not None
-        return compile_kernel(self.name, self.source, self._order_key, self.inner.target, stages=1, warps=ORDER_WARPS)
-
-    def load(self) -> tuple[Any, Any]:
-        """The kernel that copies, and the one that multiplies. Raises as ``KernelChoice.load``."""
-        compiled = self._compile_order()
-        if self.inner.from_ptx:
-            use_ptx(compiled)
-        initialise(compiled)
-        return compiled, self.inner.load()
+        source = order_source(self.problem.dtype, word_format(self.problem).bits, dependent=self.inner.spec.dependent)
+        return Helper(name=self.name, source=source, warps=ORDER_WARPS, target=self.inner.target)
 
     def bind(self, loaded: tuple[Any, Any]) -> Kernel:
         """Bind both kernels to the current device. The copy lives in memory that each call takes from torch's allocator."""
@@ -130,8 +70,7 @@ def ordered_problem(problem: Problem) -> Problem:
 
 def ordered_choice(problem: Problem, device: DeviceInfo, config: WordsConfig) -> OrderedChoice:
     """The choice that runs ``problem`` with ``config``, one with fragments that is legal for ``ordered_problem``."""
-    inner = words_choice(ordered_problem(problem), device, config)
-    return OrderedChoice(name=inner.name, backend=inner.backend, problem=problem, claims=inner.claims, info=inner.info, inner=inner)
+    return OrderedChoice.around(problem, WordsChoice.of(ordered_problem(problem), device, config), {})
 
 
 @functools.lru_cache(maxsize=64)

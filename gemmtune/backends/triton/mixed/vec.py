@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
-from ....toolchain.compiled import Artifact
 from ..arch import can_overlap
-from ..artifact import vector_artifact
-from ..build import KernelChoice, target_of
+from ..artifact import Expected, vector_instruction
 from ..configs import Config
-from ..geometry import geometry
 from ..legality import Resources
-from ..source import Source, render_source
-from ..spec import KernelSpec
-from .configs import word_format
-from .conversions import conversions
-from .words import why_not_words
+from .words import WordsKernelChoice, why_not_words
 
-__all__ = ["WordsVectorChoice", "why_not_words_vector", "words_vector_choice", "words_vector_choices"]
+__all__ = ["WordsVectorChoice", "why_not_words_vector", "words_vector_choices"]
 
-TEMPLATE = "mixed/vec.py.jinja"
 MOST_ROWS = 2
 """Each row more is another multiply-add for each weight."""
 STAGES = 4
@@ -37,25 +24,16 @@ BASE_REGISTERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordsVectorChoice(KernelChoice):
+class WordsVectorChoice(WordsKernelChoice):
     """The vec template for words with one config, whose ``block_m`` is the number of rows it takes at most."""
 
-    @property
-    def spec(self) -> KernelSpec:
-        """What the source depends on: b counts words."""
-        spec = super().spec
-        return dataclasses.replace(spec, b=dataclasses.replace(spec.b, dtype=torch.int32))
+    family = "mixed_vec"
+    template = "mixed/vec.py.jinja"
 
-    @functools.cached_property
-    def source(self) -> Source:
-        """The rendered kernel."""
-        spec, form = self.spec, word_format(self.problem)
-        values = (("per_word", form.per_word), ("wide_b", spec.b.wide))
-        return render_source(spec, TEMPLATE, values=values, preamble=conversions(form, interpret=spec.interpret))
-
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The only kernel."""
-        return (vector_artifact(self.kernel(), self.problem, _resources(self.problem, device, self.config).smem_bytes),)
+    def expected(self, device: DeviceInfo) -> Expected:
+        """FMAs, and the upper bound of the shared memory."""
+        need = _resources(self.problem, device, self.config)
+        return Expected(instruction=vector_instruction(self.problem, device), smem_bytes=need.smem_bytes)
 
 
 def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[WordsVectorChoice]:
@@ -69,27 +47,7 @@ def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None
         if problem.k % k == 0 and n < 2 * problem.n
     ]
     legal = [config for config in configs if _resources(problem, device, config).smem_bytes <= device.smem_per_block_bytes]
-    return [words_vector_choice(problem, device, config) for config in legal[:count]]
-
-
-def words_vector_choice(problem: Problem, device: DeviceInfo, config: Config) -> WordsVectorChoice:
-    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
-    return WordsVectorChoice(
-        name=f"triton:mixed_vec_{config}",
-        backend="triton",
-        problem=problem,
-        claims=Claims(accumulate=problem.accumulator, partials=problem.accumulator, epilogue_input=problem.accumulator),
-        info={
-            "template": "mixed_vec",
-            "tile": [config.block_m, config.block_n, config.block_k],
-            "stages": config.stages,
-            "warps": config.warps,
-            "pdl": config.pdl,
-            "grid": list(geometry(problem, config).grid),
-        },
-        config=config,
-        target=target_of(device),
-    )
+    return [WordsVectorChoice.of(problem, device, config) for config in legal[:count]]
 
 
 def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:

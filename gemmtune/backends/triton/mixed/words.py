@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
-from ....toolchain.compiled import Artifact
 from ..arch import arch_of
-from ..artifact import words_artifact
-from ..build import KernelChoice, target_of
-from ..geometry import geometry
+from ..artifact import Expected, words_instruction
+from ..build import KernelChoice
+from ..configs import Config
+from ..geometry import Geometry
 from ..legality import Resources
-from ..source import Source, render_source
 from ..spec import KernelSpec
 from .configs import WordsConfig, word_format
 from .conversions import conversions
 
-__all__ = ["WordsChoice", "why_not_config", "why_not_words", "words_choice", "words_resources"]
+__all__ = ["WordsChoice", "WordsKernelChoice", "why_not_config", "why_not_words", "words_resources"]
 
-TEMPLATE = "mixed/words.py.jinja"
 VECTOR_BYTES = 16
 """Words are copied to shared memory by so many bytes, as the rows of a."""
 WARP_GROUP_ROWS = 64
@@ -34,10 +33,8 @@ MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordsChoice(KernelChoice):
-    """The words template with one config."""
-
-    config: WordsConfig = field(repr=False)
+class WordsKernelChoice(KernelChoice):
+    """A kernel that reads b as words of 32 bits, each of which holds several weights."""
 
     @property
     def spec(self) -> KernelSpec:
@@ -45,67 +42,61 @@ class WordsChoice(KernelChoice):
         spec = super().spec
         return dataclasses.replace(spec, b=dataclasses.replace(spec.b, dtype=torch.int32))
 
-    @functools.cached_property
-    def source(self) -> Source:
-        """The rendered kernel."""
-        spec, form = self.spec, word_format(self.problem)
-        preamble = conversions(form, interpret=spec.interpret)
-        return render_source(spec, TEMPLATE, values=_values(spec, self.config, form.per_word), preamble=preamble)
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Weights of a word, and whether offsets of words need 64 bits."""
+        return {"per_word": word_format(self.problem).per_word, "wide_b": self.spec.b.wide}
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The only kernel."""
+    @property
+    def preamble(self) -> str:
+        """The functions that make numbers of words."""
+        return conversions(word_format(self.problem), interpret=self.target is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsChoice(WordsKernelChoice):
+    """The words template with one config."""
+
+    family = "mixed_words"
+    template = "mixed/words.py.jinja"
+    config: WordsConfig = field(repr=False)
+
+    @classmethod
+    def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
+        """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+        assert isinstance(config, WordsConfig)
+        choice = super().of(problem, device, config)
+        return dataclasses.replace(choice, info={**choice.info, "swapped": config.swap})
+
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """Scales multiply sums; weights are rounded where a zero point is subtracted from them."""
+        weights = problem.dtype if problem.zero_b is not None else None
+        return dataclasses.replace(super().claimed(problem, where), weights=weights)
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The order of the product, and where scales and zero points are applied."""
+        quantized = self.spec.quantized
+        assert quantized is not None
+        zero, scale = quantized.scale("zero_b"), quantized.scale("scale_b")
+        zero_shape, sum_shape = "[:, None]", "[:, None]" if self.config.swap else "[None, :]"
+        return {
+            **super().values,
+            "swap": self.config.swap,
+            "order": "fragments" if self.config.fragments else "threads",
+            "steps": self.config.steps,
+            "ahead": tuple(x.name for x in quantized.scales if x.along_k),
+            "fixed_zero": zero is not None and not zero.along_k,
+            "zero": "" if zero is None else "zero_b_0" + (zero_shape if zero.strides[1].constant != 0 else ""),
+            "scale": "" if scale is None else "scale_b_0" + (sum_shape if scale.strides[1].constant != 0 else ""),
+        }
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """The instruction of single warps or of a warp group, and the upper bound of the shared memory."""
         need = words_resources(self.problem, device, self.config)
-        return (words_artifact(self.kernel(), self.problem, need.smem_bytes, warp_group=self.config.fragments),)
-
-
-def _values(spec: KernelSpec, config: WordsConfig, per_word: int) -> tuple[tuple[str, object], ...]:
-    """What the template asks for beside the values of every template."""
-    quantized = spec.quantized
-    assert quantized is not None
-    zero, scale = quantized.scale("zero_b"), quantized.scale("scale_b")
-    zero_shape, sum_shape = "[:, None]", "[:, None]" if config.swap else "[None, :]"
-    return (
-        ("per_word", per_word),
-        ("swap", config.swap),
-        ("order", "fragments" if config.fragments else "threads"),
-        ("steps", config.steps),
-        ("wide_b", spec.b.wide),
-        ("ahead", tuple(x.name for x in quantized.scales if x.along_k)),
-        ("fixed_zero", zero is not None and not zero.along_k),
-        ("zero", "" if zero is None else "zero_b_0" + (zero_shape if zero.strides[1].constant != 0 else "")),
-        ("scale", "" if scale is None else "scale_b_0" + (sum_shape if scale.strides[1].constant != 0 else "")),
-    )
-
-
-def words_choice(problem: Problem, device: DeviceInfo, config: WordsConfig) -> WordsChoice:
-    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
-    where = geometry(problem, config)
-    claims = Claims(
-        accumulate=problem.accumulator,
-        partials=problem.accumulator,
-        epilogue_input=problem.accumulator,
-        splits=where.splits,
-        weights=problem.dtype if problem.zero_b is not None else None,
-    )
-    return WordsChoice(
-        name=f"triton:mixed_words_{config}",
-        backend="triton",
-        problem=problem,
-        claims=claims,
-        info={
-            "template": "words",
-            "tile": [config.block_m, config.block_n, config.block_k],
-            "stages": config.stages,
-            "warps": config.warps,
-            "group_m": config.group_m,
-            "splits": where.splits,
-            "swapped": config.swap,
-            "pdl": config.pdl,
-            "grid": list(where.grid),
-        },
-        config=config,
-        target=target_of(device),
-    )
+        how = words_instruction(self.problem, warp_group=self.config.fragments)
+        return Expected(instruction=how, smem_bytes=need.smem_bytes)
 
 
 def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:

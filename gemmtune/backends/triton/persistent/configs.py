@@ -5,29 +5,28 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from ....device import DeviceInfo
-from ....problem import Layout, Problem
+from ....problem import Problem
 from ....problem.layout import ALIGNED_BYTES
 from ....problem.rules import why_not_dense
 from ..arch import arch_of, can_overlap
 from ..classes import INT32_LIMIT
 from ..configs import Config
+from ..descriptors import describable
 from ..geometry import geometry
 from ..legality import Predicate, Resources
 from ..rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 
 __all__ = [
-    "describable",
     "halved",
     "persistent_configs",
     "persistent_resources",
     "programs_of",
     "stores_described",
-    "turned",
     "why_not_config",
     "why_not_persistent",
 ]
@@ -116,36 +115,6 @@ def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
         if not describable(layout):
             return f"{name} {layout}: rows or columns must be contiguous, and begin at multiples of {ALIGNED_BYTES} bytes"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines of a matrix that are contiguous: how many, how long, and how far apart."""
-
-    count: int
-    length: int
-    pitch: int
-
-
-def _lines(layout: Layout, *, by_columns: bool) -> _Lines:
-    count, length = layout.size[-2:]
-    pitch, step = layout.stride[-2:]
-    if by_columns:
-        count, length, pitch, step = length, count, step, pitch
-    return _Lines(count, length, pitch if step == 1 or length == 1 else 0)
-
-
-def turned(layout: Layout) -> bool:
-    """Are neighbours in memory neighbours along a column, so that the block of a descriptor is the transposed one?"""
-    return layout.stride[-1] != 1 and layout.stride[-2] == 1
-
-
-def describable(layout: Layout) -> bool:
-    """Can a tensor descriptor describe the matrix (CUDA driver API, cuTensorMapEncodeTiled: address and pitch at multiples of 16
-    bytes, one dimension of stride 1)?"""
-    lines, itemsize = _lines(layout, by_columns=turned(layout)), layout.dtype.itemsize
-    apart = lines.count == 1 or (lines.pitch >= lines.length and lines.pitch * itemsize % ALIGNED_BYTES == 0)
-    return 1 in layout.stride[-2:] and lines.pitch > 0 and apart and layout.offset == 0
 
 
 def stores_described(problem: Problem) -> bool:

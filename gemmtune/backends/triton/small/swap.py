@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -21,12 +18,12 @@ from ....choice import Kernel, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.compiled import Artifact, CompiledChoice
 from ..arch import arch_of, can_overlap
-from ..build import TritonChoice, choice_for
-from ..configs import DEEPEST, Config, splits_for
+from ..build import TritonChoice
+from ..configs import DEEPEST, Config, splits_for, unalike
 from ..legality import Predicate, Resources
 from ..rank import estimate_us
+from ..wrapped import WrappedChoice
 
 __all__ = ["SwappedChoice", "swapped_choices", "swapped_configs", "transposed"]
 
@@ -39,53 +36,10 @@ MOST_ALIKE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwappedChoice(CompiledChoice):
+class SwappedChoice(WrappedChoice):
     """A TritonChoice for the transposed problem."""
 
-    inner: TritonChoice = field(repr=False)
-
-    @functools.cached_property
-    def content_hash(self) -> str:
-        """That of the kernel, and that its operands are swapped."""
-        return hashlib.sha256(f"swapped {self.inner.content_hash}".encode()).hexdigest()
-
-    @property
-    def compile_key(self) -> str | None:
-        """That of the kernel."""
-        return self.inner.compile_key
-
-    @property
-    def compiled(self) -> bool:
-        """Was the kernel compiled here before?"""
-        return self.inner.compiled
-
-    @property
-    def arch(self) -> str:
-        """That of the kernel."""
-        return self.inner.arch
-
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The mm kernel."""
-        return self.inner.artifacts(device)
-
-    def launch_variants(self) -> Sequence[Self]:
-        """Those of the kernel."""
-        return tuple(
-            dataclasses.replace(self, name=f"{inner.name}_swap", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
-            for inner in self.inner.launch_variants()
-        )
-
-    def forward(self) -> Self:
-        """The kernel from its PTX."""
-        return dataclasses.replace(self, inner=self.inner.forward())
-
-    def compile(self) -> None:
-        """Compile the kernel. Raises CompileError."""
-        self.inner.compile()
-
-    def load(self) -> Any:
-        """The kernel of the transposed problem. Raises what its ``load`` does."""
-        return self.inner.load()
+    suffix = "_swap"
 
     def bind(self, loaded: Any) -> Kernel:
         """Bind the kernel to the current device."""
@@ -129,21 +83,9 @@ def swapped_choices(problem: Problem, device: DeviceInfo, count: int | None) -> 
     inner = transposed(problem)
     overlaps = can_overlap(device.capability)
     return [
-        swapped_choice(problem, choice_for(inner, device, dataclasses.replace(config, pdl=overlaps)))
-        for config in spread(swapped_configs(inner, device), count)
+        SwappedChoice.around(problem, TritonChoice.of(inner, device, dataclasses.replace(config, pdl=overlaps)), {"swapped": True})
+        for config in unalike(swapped_configs(inner, device), count, MOST_ALIKE)
     ]
-
-
-def swapped_choice(problem: Problem, inner: TritonChoice) -> SwappedChoice:
-    """The choice that runs ``inner``, made for the transposed problem."""
-    return SwappedChoice(
-        name=f"{inner.name}_swap",
-        backend=inner.backend,
-        problem=problem,
-        claims=inner.claims,
-        info={**inner.info, "swapped": True},
-        inner=inner,
-    )
 
 
 def why_not_swapped(problem: Problem, device: DeviceInfo) -> str | None:
@@ -177,17 +119,3 @@ def swapped_configs(inner: Problem, device: DeviceInfo) -> tuple[Config, ...]:
         legal += [(c, need) for c in split if predicate.check_split(c) is None]
     timed = sorted(((estimate_us(predicate, c, need), str(c), c) for c, need in legal), key=lambda item: item[:2])
     return tuple(config for _, _, config in timed)
-
-
-def spread(configs: Sequence[Config], count: int | None) -> list[Config]:
-    """The first ``count`` configs of which no three differ in their stages alone; all for None."""
-    if count is None:
-        return list(configs)
-    chosen: list[Config] = []
-    alike: Counter[tuple[int, ...]] = Counter()
-    for config in configs:
-        shape = (*config.tile, config.block_k, config.split_k)
-        if len(chosen) < count and alike[shape] < MOST_ALIKE:
-            chosen.append(config)
-            alike[shape] += 1
-    return chosen

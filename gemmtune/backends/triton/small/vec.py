@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,26 +11,22 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.compiled import Artifact
 from ..arch import arch_of, can_overlap
-from ..artifact import vector_artifact
-from ..build import KernelChoice, target_of
+from ..artifact import Expected, vector_instruction
+from ..build import KernelChoice
 from ..classes import INT32_LIMIT
 from ..configs import Config
-from ..geometry import geometry
+from ..geometry import Geometry, geometry
 from ..legality import Predicate, Resources
-from ..source import Source, render_source
 
 __all__ = [
     "VectorChoice",
-    "vector_choice",
     "vector_choices",
     "vector_configs",
     "vector_resources",
     "why_not_vector",
 ]
 
-TEMPLATE = "small/vec.py.jinja"
 MOST_ROWS = 4
 """Each row more is another multiply-add for each element of b; beyond this tensor cores are as fast."""
 ALONG_K = (
@@ -56,40 +53,23 @@ BASE_REGISTERS = 40
 class VectorChoice(KernelChoice):
     """The vec template with one config, whose ``block_m`` is the number of rows it takes at most."""
 
-    @functools.cached_property
-    def source(self) -> Source:
-        """The rendered kernel."""
-        return render_source(self.spec, TEMPLATE)
+    family = "vec"
+    template = "small/vec.py.jinja"
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The only kernel."""
-        return (vector_artifact(self.kernel(), self.problem, vector_resources(self.problem, device, self.config).smem_bytes),)
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """The arithmetic of FMAs, which round no operand."""
+        return dataclasses.replace(super().claimed(problem, where), input_mode="ieee")
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """FMAs, and the upper bound of the shared memory."""
+        need = vector_resources(self.problem, device, self.config)
+        return Expected(instruction=vector_instruction(self.problem, device), smem_bytes=need.smem_bytes)
 
 
 def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[VectorChoice]:
     """Up to ``count`` choices without tensor cores, all for None; none where they cannot win."""
-    return [vector_choice(problem, device, config) for config in vector_configs(problem, device)[:count]]
-
-
-def vector_choice(problem: Problem, device: DeviceInfo, config: Config) -> VectorChoice:
-    """The choice that runs ``problem`` with ``config``, which must be legal for both."""
-    claims = Claims(accumulate=problem.accumulator, partials=problem.accumulator, epilogue_input=problem.accumulator)
-    return VectorChoice(
-        name=f"triton:vec_{config}",
-        backend="triton",
-        problem=problem,
-        claims=claims,
-        info={
-            "template": "vec",
-            "tile": [config.block_m, config.block_n, config.block_k],
-            "stages": config.stages,
-            "warps": config.warps,
-            "pdl": config.pdl,
-            "grid": list(geometry(problem, config).grid),
-        },
-        config=config,
-        target=target_of(device),
-    )
+    return [VectorChoice.of(problem, device, config) for config in vector_configs(problem, device)[:count]]
 
 
 @functools.lru_cache(maxsize=1024)

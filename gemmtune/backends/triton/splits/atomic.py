@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
-from typing import Any
 
-from ....choice import Kernel
+from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
 from ....problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ....problem.rules import why_not
-from ....toolchain.compiled import Artifact
-from ..artifact import mm_artifact
-from ..build import KernelChoice, tiled
+from ..artifact import Expected, expected_of
+from ..build import KernelChoice
 from ..configs import Config
-from ..geometry import geometry
+from ..geometry import Geometry, geometry
 from ..legality import Predicate
-from ..persistent.launch import bind_described, interpret_described
-from ..source import Source, render_source
 from ..workspace import Buffers
 
-__all__ = ["AtomicChoice", "atomic_choice", "why_not_atomic", "why_not_config"]
+__all__ = ["AtomicChoice", "why_not_atomic", "why_not_config"]
 
-TEMPLATE = "splits/atomic.py.jinja"
 MOST_SUMS = 2**20
 
 
@@ -32,23 +26,23 @@ MOST_SUMS = 2**20
 class AtomicChoice(KernelChoice):
     """The atomic template with one config."""
 
-    @functools.cached_property
-    def source(self) -> Source:
-        """The rendered kernel."""
-        return render_source(self.spec, TEMPLATE)
+    family = "atomic"
+    template = "splits/atomic.py.jinja"
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The only kernel."""
-        return (mm_artifact(self.kernel(), Predicate(self.problem, device), self.config),)
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """Floats are added in the order of arrival."""
+        return dataclasses.replace(super().claimed(problem, where), deterministic=not problem.accumulator.is_floating_point)
 
-    def bind(self, loaded: Any) -> Kernel:
-        """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
-        where, arguments = geometry(self.problem, self.config), self.source.arguments
-        elements = where.tiles * self.config.block_m * self.config.block_n
-        buffers = Buffers(dtype=self.problem.accumulator, sums=elements, counters=where.tiles)
-        if self.target is None:
-            return Kernel(run=interpret_described(loaded, arguments, self.problem, where, where.grid, {}, buffers))
-        return Kernel(run=bind_described(loaded, arguments, self.problem, where, where.grid, {}, buffers, pdl=self.config.pdl))
+    @property
+    def buffers(self) -> Buffers:
+        """The sums of every tile."""
+        elements = self.where.tiles * self.config.block_m * self.config.block_n
+        return Buffers(dtype=self.problem.accumulator, sums=elements, counters=self.where.tiles)
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """What the predicate says."""
+        return expected_of(Predicate(self.problem, device), self.config)
 
 
 def why_not_atomic(problem: Problem, device: DeviceInfo) -> str | None:
@@ -74,11 +68,3 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if elements > MOST_SUMS:
         return f"{elements} sums: at most {MOST_SUMS} are kept at zero between launches"
     return None
-
-
-def atomic_choice(problem: Problem, device: DeviceInfo, config: Config) -> AtomicChoice:
-    """The choice that runs ``problem`` with ``config``, which must be legal for both and split K."""
-    fields = tiled(problem, device, config, geometry(problem, config), "atomic")
-    fields["claims"] = dataclasses.replace(fields["claims"], deterministic=not problem.accumulator.is_floating_point)
-    fields["info"]["schedule"] = "atomic"
-    return AtomicChoice(**fields)

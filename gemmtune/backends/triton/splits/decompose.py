@@ -22,15 +22,15 @@ from ....problem import Layout, Problem
 from ....problem.rules import why_not
 from ....toolchain.compiled import Artifact, CompiledChoice
 from ..arch import can_overlap
-from ..artifact import copy_artifact
-from ..build import KernelChoice, choice_for, target_of
+from ..build import KernelChoice, TritonChoice, capability_of, target_of
 from ..classes import INT32_LIMIT, OperandClass
 from ..configs import Config
 from ..geometry import Geometry
-from ..kernels import Target, compile_kernel, initialise, kernel_key, load_function, marker, use_ptx
-from ..launch import bind_compiled, bind_interpreted
-from ..source import Source, render_source
+from ..kernels import Target
+from ..launch import bind
+from ..source import render_source
 from ..spec import specialise
+from ..wrapped import Helper
 
 __all__ = ["DecomposedChoice", "decomposed_choice", "sliced_problem", "why_not_decomposed"]
 
@@ -42,16 +42,6 @@ SUM_ELEMENTS, SUM_WIDTH, SUM_CHUNK = 128, 64, 16
 """Elements of the result that a program of the second kernel has, the most of a row, and slices that it reads at a time."""
 MOST_PARTIALS_BYTES = 256 * 2**20
 MOST_SPLITS_OF_TORCH, LEAST_K_OF_TORCH = 16, 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SumGeometry(Geometry):
-    """The launch of the second kernel."""
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """A program for each tile."""
-        return (self.tiles, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +61,9 @@ class DecomposedChoice(CompiledChoice):
         return Config(block_m=SUM_ELEMENTS // width, block_n=width, block_k=16, stages=1, warps=SUM_WARPS, pdl=self.pdl)
 
     @functools.cached_property
-    def source(self) -> Source:
+    def helper(self) -> Helper:
         """The kernel that adds up."""
-        capability = int(self.target.arch) if self.target is not None and self.target.backend == "cuda" else 0
+        capability = capability_of(self.target)
         spec = specialise(
             self.problem,
             self.config,
@@ -83,30 +73,27 @@ class DecomposedChoice(CompiledChoice):
         )
         partials = Layout.contiguous((1, 1, 1), self.problem.accumulator)
         spec = dataclasses.replace(spec, a=OperandClass.of(partials, (1, 1, 1), static=False))
-        return render_source(spec, TEMPLATE, values=(("chunk", min(SUM_CHUNK, 1 << (self.slices - 1).bit_length())),))
-
-    @functools.cached_property
-    def _sum_key(self) -> str:
-        return kernel_key(self.source, 1, SUM_WARPS)
+        source = render_source(spec, TEMPLATE, values=(("chunk", min(SUM_CHUNK, 1 << (self.slices - 1).bit_length())),))
+        return Helper(name=self.name, source=source, warps=SUM_WARPS, target=self.target)
 
     @functools.cached_property
     def content_hash(self) -> str:
         """Over the product, the number of slices and the kernel that adds up."""
         product = self.inner.content_hash if self.inner is not None else "torch.bmm"
-        return hashlib.sha256(f"{product} in {self.slices} slices, {self._sum_key} {self.config}".encode()).hexdigest()
+        return hashlib.sha256(f"{product} in {self.slices} slices, {self.helper.key} {self.config}".encode()).hexdigest()
 
     @property
     def compile_key(self) -> str | None:
         """Equal for shapes of one alignment class."""
         if self.target is None:
             return None
-        own = f"triton-{self._sum_key}-{self.target.backend}{self.target.arch}"
+        own = f"triton-{self.helper.key}-{self.target.backend}{self.target.arch}"
         return own if self.inner is None else f"{self.inner.compile_key}-then-{own}"
 
     @property
     def compiled(self) -> bool:
         """Was what has to be compiled compiled here before?"""
-        return self.target is None or (marker(self._sum_key, self.target).exists() and (self.inner is None or self.inner.compiled))
+        return self.helper.compiled and (self.inner is None or self.inner.compiled)
 
     @property
     def arch(self) -> str:
@@ -117,7 +104,7 @@ class DecomposedChoice(CompiledChoice):
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
         """The product where it is ours, then the kernel that adds up."""
         inner = self.inner.artifacts(device) if self.inner is not None else ()
-        return (*inner, copy_artifact(self._compile_sum()))
+        return (*inner, self.helper.artifact())
 
     def launch_variants(self) -> Sequence[Self]:
         """The same choice with the other answer to whether launches may overlap the kernel before."""
@@ -137,22 +124,12 @@ class DecomposedChoice(CompiledChoice):
         """Compile what has to be. Raises CompileError."""
         if self.inner is not None:
             self.inner.compile()
-        self._compile_sum()
-
-    def _compile_sum(self) -> Any:
-        assert self.target is not None
-        return compile_kernel(self.name, self.source, self._sum_key, self.target, stages=1, warps=SUM_WARPS)
+        if self.target is not None:
+            self.helper.compile()
 
     def load(self) -> tuple[Any, Any]:
         """The kernel that multiplies (None: torch's), and the one that adds up. Raises as ``KernelChoice.load``."""
-        product = None if self.inner is None else self.inner.load()
-        if self.target is None:
-            return product, load_function(self.source)
-        compiled = self._compile_sum()
-        if self.from_ptx:
-            use_ptx(compiled)
-        initialise(compiled)
-        return product, compiled
+        return None if self.inner is None else self.inner.load(), self.helper.load(from_ptx=self.from_ptx)
 
     def bind(self, loaded: tuple[Any, Any]) -> Kernel:
         """Bind both to the current device. The partial sums live in memory that each call takes from torch's allocator."""
@@ -161,9 +138,9 @@ class DecomposedChoice(CompiledChoice):
         product = torch_product(sliced) if self.inner is None else inner_product(sliced, self.inner.bind(multiplying).run)
         block_m, block_n = self.config.tile
         tiles = -(-self.problem.m // block_m) * -(-self.problem.n // block_n)
-        where = SumGeometry(tiles=tiles, splits=self.slices, k_per_split=0, splits_per_group=self.slices, group_m=1)
-        bind = bind_interpreted if self.target is None else bind_compiled
-        return Kernel(run=both(product, bind(adding, self.source.arguments, self.problem, where, self.config)))
+        where = Geometry(tiles=tiles, splits=self.slices, k_per_split=0, splits_per_group=self.slices, group_m=1, programs=tiles)
+        run = bind(adding, self.helper.source.arguments, self.problem, where, interpret=self.target is None, pdl=self.pdl)
+        return Kernel(run=both(product, run))
 
 
 def torch_product(sliced: Problem) -> Any:
@@ -243,7 +220,9 @@ def why_not_slices(problem: Problem, slices: int) -> str | None:
 def decomposed_choice(problem: Problem, device: DeviceInfo, slices: int, config: Config | None, *, pdl: bool) -> DecomposedChoice:
     """The choice that cuts K into ``slices``, multiplied by the mm template with ``config`` or, for None, by torch."""
     inner = (
-        choice_for(sliced_problem(problem, slices), device, dataclasses.replace(config, pdl=pdl)) if config is not None else None
+        TritonChoice.of(sliced_problem(problem, slices), device, dataclasses.replace(config, pdl=pdl))
+        if config is not None
+        else None
     )
     name = f"triton:decompose_{slices}_{inner.config if inner is not None else 'bmm' + '_pdl' * pdl}"
     return DecomposedChoice(
@@ -255,7 +234,6 @@ def decomposed_choice(problem: Problem, device: DeviceInfo, slices: int, config:
             "template": "decompose",
             "tile": [config.block_m, config.block_n, config.block_k] if config is not None else None,
             "splits": slices,
-            "schedule": "decompose",
             "pdl": pdl,
         },
         slices=slices,

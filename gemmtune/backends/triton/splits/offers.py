@@ -15,11 +15,11 @@ from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import can_overlap
 from ..configs import Config
-from .atomic import AtomicChoice, atomic_choice, why_not_atomic
+from .atomic import AtomicChoice, why_not_atomic
 from .atomic import why_not_config as why_not_added
 from .decompose import DecomposedChoice, decomposed_choice, sliced_problem, why_not_decomposed, why_not_slices
 from .stream_configs import stream_configs
-from .streamk import StreamChoice, stream_choice
+from .streamk import StreamChoice
 
 __all__ = ["atomic_choices", "choices_for_long_sums", "decomposed_choices", "stream_choices"]
 
@@ -61,7 +61,7 @@ def stream_choices(problem: Problem, device: DeviceInfo, search: str) -> list[St
     through_registers = problem.op == "int_mm" and not problem.b.column_major
     if count is not None and not (through_registers and leaves_idle(problem, device)):
         return []
-    return [stream_choice(problem, device, config) for config in stream_configs(problem, device)[:count]]
+    return [StreamChoice.of(problem, device, config) for config in stream_configs(problem, device)[:count]]
 
 
 def leaves_idle(problem: Problem, device: DeviceInfo) -> bool:
@@ -80,7 +80,7 @@ def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best
     legal = (config for config in best(problem) if config.split_k > 1 and why_not_added(problem, device, config) is None)
     overlaps = can_overlap(device.capability)
     configs = itertools.islice(legal, EFFORT[search].configs["triton:atomic"])
-    return [atomic_choice(problem, device, replace(config, pdl=overlaps)) for config in configs]
+    return [AtomicChoice.of(problem, device, replace(config, pdl=overlaps)) for config in configs]
 
 
 def decomposed_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[DecomposedChoice]:

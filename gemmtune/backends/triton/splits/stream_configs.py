@@ -53,24 +53,18 @@ class StreamConfig(Config):
 class StreamGeometry(Geometry):
     """``programs`` programs; the blocks of the first ``cut_tiles`` tiles are dealt out, ``blocks_per_program`` to each."""
 
-    programs: int
     cut_tiles: int
     blocks_per_program: int
 
     @property
     def slots(self) -> int:
         """Two parts of each program: the end of its first tile, and the beginning of its last."""
-        return 2 * self.programs
+        return 2 * self.grid[0]
 
     @property
     def counters(self) -> int:
         """Counters of the parts of each tile."""
         return self.cut_tiles
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """One program for each that is resident."""
-        return (self.programs, 1, 1)
 
 
 def stream_geometry(problem: Problem, device: DeviceInfo, config: StreamConfig) -> StreamGeometry:
@@ -186,7 +180,7 @@ def estimate_us(predicate: Predicate, config: StreamConfig) -> float:
     """The model's time of one launch in microseconds: a program's share of the blocks, then its whole tiles."""
     problem = predicate.problem
     where = stream_geometry(problem, predicate.device, config)
-    whole = -(-(where.tiles - where.cut_tiles) // where.programs)
+    whole = -(-(where.tiles - where.cut_tiles) // where.grid[0])
     steps = where.blocks_per_program + whole * -(-problem.k // config.block_k)
     step_us = max(config.resident * loop_step_us(predicate, config, sustained=SUSTAINED), LATENCY_US / (config.stages - 1))
     store_us = STORE_US * config.block_m * config.block_n / 16384

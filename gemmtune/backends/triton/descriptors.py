@@ -14,16 +14,45 @@ from typing import Any
 
 from torch import Tensor
 
-from ....problem import Layout
-from ..launch import Launcher
-from .configs import turned
+from ...problem import Layout
+from ...problem.layout import ALIGNED_BYTES
 
-__all__ = ["Description", "describe", "encoder", "takes_encoded"]
+__all__ = ["Description", "describable", "describe", "encoder", "turned"]
 
 MOST_KNOWN = 512
 """Addresses whose descriptors are kept; with more, all are forgotten and made anew when they are needed."""
 PITCH_ELEMENTS = 16
 """A pitch of 16 elements of two bytes or more is a multiple of 16 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The lines of a matrix that are contiguous: how many, how long, and how far apart."""
+
+    count: int
+    length: int
+    pitch: int
+
+
+def _lines(layout: Layout, *, by_columns: bool) -> _Lines:
+    count, length = layout.size[-2:]
+    pitch, step = layout.stride[-2:]
+    if by_columns:
+        count, length, pitch, step = length, count, step, pitch
+    return _Lines(count, length, pitch if step == 1 or length == 1 else 0)
+
+
+def turned(layout: Layout) -> bool:
+    """Are neighbours in memory neighbours along a column, so that the block of a descriptor is the transposed one?"""
+    return layout.stride[-1] != 1 and layout.stride[-2] == 1
+
+
+def describable(layout: Layout) -> bool:
+    """Can a tensor descriptor describe the matrix (CUDA driver API, cuTensorMapEncodeTiled: address and pitch at multiples of 16
+    bytes, one dimension of stride 1)?"""
+    lines, itemsize = _lines(layout, by_columns=turned(layout)), layout.dtype.itemsize
+    apart = lines.count == 1 or (lines.pitch >= lines.length and lines.pitch * itemsize % ALIGNED_BYTES == 0)
+    return 1 in layout.stride[-2:] and lines.pitch > 0 and apart and layout.offset == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +102,6 @@ class _Described:
     strides: tuple[int, int]
     padding: str = "zero"
     round_f32_to_tf32: bool = False
-
-
-def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
-    """``call`` with the function below Triton's handling of descriptors, which takes them encoded; None where that is not known.
-
-    Triton 3.6 has a function of its own for each signature, below a closure; 3.7 to 3.9 have one for all kernels.
-    """
-    if call.function is compiled.run:
-        return None
-    if call.packed:
-        function = importlib.import_module("triton").runtime.driver.active.utils.launch
-    elif inspect.isfunction(call.function):
-        function = inspect.getclosurevars(call.function).nonlocals.get("launcher")
-    else:
-        function = None
-    if function is None or not inspect.isbuiltin(function):
-        return None
-    return Launcher(function=function, grid=call.grid, middle=call.middle, packed=call.packed)
 
 
 def encoder(description: Description, metadata: Any) -> Callable[[int], Sequence[Any]]:
