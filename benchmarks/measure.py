@@ -18,7 +18,8 @@ from gemmtune.dispatch.plan import Plan
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.settings import Timing
-from gemmtune.timing.timer import Contender, Timer, collection_paused, median_margin
+from gemmtune.timing.contenders import Contender
+from gemmtune.timing.timer import Timer, collection_paused, median_margin
 
 __all__ = ["Comparison", "compare", "host_cost"]
 

@@ -18,7 +18,7 @@ from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
-from ..timing.timer import Contender
+from ..timing.contenders import Contender
 from ..version import __version__
 from .recall import versions
 

@@ -18,7 +18,8 @@ from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
 from ..timing.conditions import conditions
-from ..timing.timer import CPU_US, Contender, Timer, collection_paused
+from ..timing.contenders import CPU_US, Contender
+from ..timing.timer import Timer, collection_paused
 from ..workers.apply import applied
 
 __all__ = ["Match", "ProcessSample", "Sampling", "Steady", "compare", "in_blocks", "sample_match"]

@@ -44,7 +44,7 @@ class Candidates:
     @property
     def picked(self) -> Choice | None:
         """The pick among what is known."""
-        outcome = pick(list(self.known.values()), {c.content_hash: place for place, c in enumerate(self.offers.choices)})
+        outcome = pick(list(self.known.values()))
         return self.choices[outcome.content_hash] if outcome else None
 
     @property

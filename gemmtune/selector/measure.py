@@ -16,7 +16,7 @@ from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import DISTURBED, HOST_US, SETTLED, Outcome
+from .result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from .variants import untried_variants
 
 __all__ = ["measure"]
@@ -44,14 +44,14 @@ def measure(
     for choice in todo:
         if choice.name in failures:
             failure = failures[choice.name]
-            outcomes[choice.content_hash] = outcome(choice, status=failure.status, reason=failure.reason)
+            outcomes[choice.content_hash] = outcome(choice, candidates, status=failure.status, reason=failure.reason)
     ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
     with open_session(candidates.problem, device, settings, candidates.host_us) as session:
         batch: Sequence[Choice] = ready or untried_variants(candidates.choices, outcomes, settings)
         drift = drift_since(session, candidates, outcomes) if batch else 1.0
         for _ in range(1 + effort.variant_rounds):
             candidates = candidates.including(batch)
-            examine_all(session, batch, drift, outcomes, progress, candidates.host_us)
+            examine_all(session, batch, drift, outcomes, progress, candidates)
             batch = untried_variants(candidates.choices, outcomes, settings)
             if not batch:
                 break
@@ -65,7 +65,7 @@ def examine_all(
     drift: float,
     outcomes: dict[str, Outcome],
     progress: Progress,
-    host_us: float,
+    candidates: Candidates,
 ) -> None:
     """Verify and shortly measure choices; each gets an outcome, with its time divided by ``drift``."""
     for done, choice in enumerate(choices):
@@ -75,11 +75,11 @@ def examine_all(
         sample = session.examine(choice, best_us * drift if best_us else None)
         outcomes[choice.content_hash] = outcome(
             choice,
+            candidates,
             status=sample.status,
             time_us=sample.time_us / drift if sample.time_us else None,
             error_over_bound=sample.error_over_bound,
             reason=sample.reason,
-            host_us=host_us,
         )
     progress.stage("verify and measure", len(choices), len(choices))
 
@@ -151,14 +151,20 @@ def play_final_rounds(
 
 def outcome(
     choice: Choice,
+    candidates: Candidates,
     *,
     status: Status,
     time_us: float | None = None,
     error_over_bound: float | None = None,
     reason: str = "",
-    host_us: float = 0.0,
 ) -> Outcome:
-    """An outcome of ``choice``; ``host_us`` of its time are gemmtune's own."""
+    """An outcome of one of the candidates."""
+    info = dict(choice.info)
+    place = list(candidates.choices).index(choice.content_hash)
+    if place < len(candidates.offers.choices):  # the offers come first, in their order
+        info[PLACE] = place
+    if candidates.host_us:
+        info[HOST_US] = candidates.host_us
     return Outcome(
         name=choice.name,
         backend=choice.backend,
@@ -168,5 +174,5 @@ def outcome(
         error_over_bound=error_over_bound,
         reason=reason,
         baseline=choice.baseline,
-        info=dict(choice.info) | ({HOST_US: host_us} if host_us else {}),
+        info=info,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..backends.table import BACKENDS, TEMPLATES
 from ..choice import Status
@@ -29,12 +29,11 @@ def right(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return sorted((o for o in outcomes if o.status is Status.OK and o.time_us is not None), key=_time)
 
 
-def pick(outcomes: Sequence[Outcome], order: Mapping[str, int] | None = None) -> Outcome | None:
+def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The choice to run: of all within TIE of the fastest, the first in a fixed order.
 
-    The order is that of the table of backends, library calls first; within a backend that of ``order``, by content hash: a backend
-    offers first what its model likes best. Times of the final rounds only compare with each other, so when there were final rounds
-    the others are out of the question.
+    The order is that of the table of backends, library calls first; within a backend that of the offers, first what its model likes
+    best. Times of the final rounds only compare with each other: when there were final rounds the others are out of the question.
     """
     candidates = right(outcomes)
     if any(o.finalist for o in candidates):
@@ -44,8 +43,7 @@ def pick(outcomes: Sequence[Outcome], order: Mapping[str, int] | None = None) ->
     best = candidates[0]
     tied = [o for o in candidates if _time(o) <= (1 + TIE) * _time(best)]
     ours = [o for o in tied if o.backend in TEMPLATES] if _time(best) < LAUNCH_BOUND_US and not best.host_us else []
-    places, last = order or {}, len(order or {})
-    return min(ours or tied, key=lambda o: (list(BACKENDS).index(o.backend), places.get(o.content_hash, last), o.name))
+    return min(ours or tied, key=lambda o: (list(BACKENDS).index(o.backend), o.place, o.name))
 
 
 def shortlist(

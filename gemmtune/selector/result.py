@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..choice import Refusal, Status
 from ..problem import Problem
 
-__all__ = ["DISTURBED", "HOST_US", "SETTLED", "Outcome", "ProblemResult"]
+__all__ = ["DISTURBED", "HOST_US", "PLACE", "SETTLED", "Outcome", "ProblemResult"]
 
 DISTURBED = "disturbed"
 """The key of an outcome's ``info`` that tells what disturbed its measurement, so that a later tuning measures it again."""
 HOST_US = "host_us"
 """The key for what ``time_us`` has in it of gemmtune's own work, where it is the time of a whole call."""
+PLACE = "place"
+"""The key for a choice's place among the offers, which decides between those that are tied."""
 SETTLED = "settled"
 """The key of an outcome's ``info`` that survives in the store: an interrupted tuning leaves outcomes without it."""
 
@@ -48,6 +51,11 @@ class Outcome:
     def direct_us(self) -> float | None:
         """The time without gemmtune's own work: what a caller of torch has."""
         return None if self.time_us is None else self.time_us - self.host_us
+
+    @property
+    def place(self) -> float:
+        """The choice's place among the offers; variants come after them."""
+        return float(self.info.get(PLACE, math.inf))
 
     @property
     def disturbed(self) -> str:

@@ -20,10 +20,11 @@ from ..errors import CompileError
 from ..problem import Problem
 from ..settings import Settings
 from ..timing.conditions import conditions, device_to_itself
+from ..timing.contenders import Contender
 from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
 from ..timing.rounds import Ranked, play
-from ..timing.timer import Contender, Timer, collection_paused
+from ..timing.timer import Timer, collection_paused
 from ..workers.apply import applied
 from .verify import Verifier
 

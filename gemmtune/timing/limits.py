@@ -19,8 +19,8 @@ from ..problem import Precision, Problem
 from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
 from ..problem.flags import precision_scope
 from ..settings import current
+from .contenders import timing_event
 from .fma import fma_gflops
-from .timer import timing_event
 
 __all__ = ["limit_names", "limit_us", "measure_limits"]
 

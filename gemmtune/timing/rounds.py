@@ -9,7 +9,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .timer import Contender, median_margin
+from .contenders import Contender
+from .timer import median_margin
 
 __all__ = ["TIE", "Ranked", "play", "spread_of"]
 

@@ -1,7 +1,4 @@
-"""Timing of one kernel: in a CUDA graph, in a loop on a GPU, in a loop on a CPU.
-
-A **contender** is a kernel made ready to be timed. ``begin`` starts one sample and ``result_us`` waits for it; on a GPU several
-contenders can be begun one after the other before the first result is asked for, so that the device never idles between them.
+"""Makes contenders: a choice's kernel over the operand sets of a problem, as it is to be timed.
 
 No contender finds in a cache what another does not. On a GPU every sample begins with the same operand set and an L2 full of other
 numbers, and within a sample a set comes again only after several times the L2; what a kernel keeps for its partial sums lies at
@@ -17,9 +14,7 @@ import gc
 import itertools
 import math
 import statistics
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -28,51 +23,16 @@ from ..device import DeviceInfo
 from ..numerics.operands import Operands
 from ..problem import Problem
 from ..settings import Timing
-from .rotation import MOST_SETS, Rotation
+from .contenders import Call, Contender, CpuContender, EagerContender, GraphContender
+from .rotation import Rotation
 
-__all__ = ["Contender", "Timer", "collection_paused", "median_margin", "timing_event"]
+__all__ = ["Timer", "collection_paused", "median_margin"]
 
-GRAPH_US = 1000.0
-"""How long one sample should last: the events around it cost 2–4 µs."""
-MOST_GRAPH_CALLS = MOST_SETS
-"""So that sets which are too small to overflow the L2 are used once in a sample."""
 PLACES = 4
 """Streams on which the calls of one sample were captured: libraries and kernels keep memory for partial sums for each. Where it
 lies changes the time of a kernel by up to 7%: with one place, the luck of a process decides between two that are near."""
 FLUSH_CACHES = 4
 """Times the L2 that is read before a sample: its replacement of lines is not strictly that of the oldest."""
-EAGER_US = 1000.0
-CPU_US = 200.0
-"""How long a batch of calls should last: a clock reading and the loop around it cost about 0.1 µs."""
-SHORT_US = 20_000.0
-"""Calls shorter than this are made three times for a first idea of their time."""
-MOST_CALLS = 10_000
-
-Call = Callable[[], object]
-
-
-class Contender(ABC):
-    """One kernel, ready to be timed.
-
-    ``rough_us`` is the least time of a few single calls when it was made ready: an upper bound, with a launch from Python in it.
-    """
-
-    rough_us: float
-    takes_capture = False
-    """The first sample costs more than its time."""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Start one sample: a batch of calls over the operand sets."""
-
-    @abstractmethod
-    def result_us(self) -> float:
-        """The time of one call in µs, in the sample that was begun last."""
-
-    def sample_us(self) -> float:
-        """Begin a sample and wait for it."""
-        self.begin()
-        return self.result_us()
 
 
 @functools.cache
@@ -115,167 +75,6 @@ class Timer:
     def _flush(self) -> None:
         """Fill the L2 with other numbers. Reads, since what was written would have to leave the L2 while the kernel runs."""
         self._flushed_by.sum()
-
-
-class CpuContender(Contender):
-    """Calls in a loop between two readings of the clock, each of which costs the host ``host_us`` more.
-
-    ``turns`` tells whose turn it is of the calls, which are for one operand set each; contenders that share it go through the sets
-    together.
-    """
-
-    def __init__(self, calls: Sequence[Call], *, turns: Iterator[int] | None = None, host_us: float = 0.0) -> None:
-        self._calls = calls
-        self._turns = turns or itertools.count()
-        self._host_us = host_us
-        self._batch(1)[0]()  # the first call loads code and wakes threads
-        self._count = 1
-        self.rough_us = self.sample_us()
-        for _ in range(2 if self.rough_us < SHORT_US else 0):  # another process may have had the core
-            self.rough_us = min(self.rough_us, self.sample_us())
-        self._count = _count(CPU_US, self.rough_us, MOST_CALLS)
-
-    def _batch(self, count: int) -> list[Call]:
-        return [self._calls[turn % len(self._calls)] for turn in itertools.islice(self._turns, count)]
-
-    def begin(self) -> None:
-        batch = self._batch(self._count)
-        begun = time.perf_counter_ns()
-        for call in batch:
-            call()
-        self._elapsed_ns = time.perf_counter_ns() - begun
-
-    def result_us(self) -> float:
-        return self._elapsed_ns / 1e3 / self._count + self._host_us
-
-
-class EagerContender(Contender):
-    """Calls from Python, the host's cost included: a call takes as long as the slower of the GPU and the host, which is busy for
-    ``host_us`` before it calls the kernel."""
-
-    def __init__(
-        self, calls: Sequence[Call], stream: torch.cuda.Stream, *, flush: Call = lambda: None, host_us: float = 0.0
-    ) -> None:
-        self._calls = [_later(call, host_us) for call in calls] if host_us else calls
-        self._stream = stream
-        self._flush = flush
-        self._count = 2
-        self.sample_us()
-        self.rough_us = self.sample_us()
-        self._count = _count(EAGER_US, self.rough_us, MOST_CALLS)
-
-    def begin(self) -> None:
-        batch = list(itertools.islice(itertools.cycle(self._calls), self._count))
-        with torch.cuda.stream(self._stream):
-            self._flush()
-            self._stream.synchronize()
-            begun = time.perf_counter_ns()
-            for call in batch:
-                call()
-        self._stream.synchronize()
-        self._elapsed_ns = time.perf_counter_ns() - begun
-
-    def result_us(self) -> float:
-        return self._elapsed_ns / 1e3 / self._count
-
-
-class GraphContender(Contender):
-    """CUDA graphs of calls over the operand sets, replayed between two events: kernel time alone.
-
-    A graph for each of the streams, on which it was captured: kernels keep memory of their own for each stream.
-    """
-
-    takes_capture = True
-
-    def __init__(
-        self, calls: Sequence[Call], stream: torch.cuda.Stream, *others: torch.cuda.Stream, flush: Call = lambda: None
-    ) -> None:
-        self._calls = calls
-        self._stream = stream
-        self._others = others
-        self._flush = flush
-        self._start = timing_event()
-        self._end = timing_event()
-        with torch.cuda.stream(stream):
-            calls[0]()
-            self.rough_us = min(self._single_us(call) for call in itertools.islice(itertools.cycle(calls), 3))
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        count = min(max(_count(GRAPH_US, self.rough_us, MOST_GRAPH_CALLS), len(calls)), MOST_GRAPH_CALLS)
-        self._share = math.ceil(count / (1 + len(others)))
-        self._count = self._share * (1 + len(others))
-
-    def begin(self) -> None:
-        with torch.cuda.stream(self._stream):
-            if not self._graphs:
-                self._capture()
-            self._flush()
-            self._start.record()
-            for graph in self._graphs:
-                graph.replay()
-            self._end.record()
-
-    def _capture(self) -> None:
-        calls = itertools.cycle(self._calls)
-        for stream in (self._stream, *self._others):
-            stream.wait_stream(self._stream)
-            with torch.cuda.stream(stream):
-                self._calls[0]()  # what is kept for each stream has to exist before the capture
-                self._graphs.append(_captured(list(itertools.islice(calls, self._share))))
-            self._stream.wait_stream(stream)
-        for graph in self._graphs:
-            graph.replay()  # the first replay uploads the graph
-
-    def result_us(self) -> float:
-        self._end.synchronize()
-        return float(self._start.elapsed_time(self._end)) * 1e3 / self._count
-
-    def _single_us(self, call: Call) -> float:
-        self._start.record()
-        call()
-        self._end.record()
-        self._end.synchronize()
-        return float(self._start.elapsed_time(self._end)) * 1e3
-
-
-def timing_event() -> torch.cuda.Event:
-    """An event that records its time."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """A graph of the calls, captured on the current stream.
-
-    Not by ``torch.cuda.graph``: that collects garbage and empties the allocator's cache each time, which takes longer than the
-    measurement.
-    """
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    try:
-        for call in calls:
-            call()
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # the capture is broken by the error that matters, which is on its way
-            graph.capture_end()
-        raise
-    graph.capture_end()
-    return graph
-
-
-def _later(call: Call, host_us: float) -> Call:
-    """The call after so much work of the host."""
-    host_ns = round(1e3 * host_us)
-
-    def later() -> object:
-        end = time.perf_counter_ns() + host_ns
-        while time.perf_counter_ns() < end:
-            pass
-        return call()
-
-    return later
-
-
-def _count(wanted_us: float, call_us: float, most: int) -> int:
-    return max(1, min(math.ceil(wanted_us / max(call_us, 0.01)), most))
 
 
 def _calls(kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:

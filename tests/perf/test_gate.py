@@ -18,7 +18,7 @@ from gemmtune.perf_gate.statistics import Rule, Verdict
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.timing.timer import CpuContender
+from gemmtune.timing.contenders import CpuContender
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SUITE = 20

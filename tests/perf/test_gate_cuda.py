@@ -18,7 +18,7 @@ from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling, compare
 from gemmtune.perf_gate.statistics import Verdict
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
-from gemmtune.timing.timer import Call, GraphContender
+from gemmtune.timing.contenders import Call, GraphContender
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 

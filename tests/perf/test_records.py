@@ -19,7 +19,8 @@ from gemmtune.perf_gate.records import DeviceClock, extra_info
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 from gemmtune.timing.conditions import conditions
-from gemmtune.timing.timer import Contender, Timer, collection_paused
+from gemmtune.timing.contenders import Contender
+from gemmtune.timing.timer import Timer, collection_paused
 
 CLOCK = DeviceClock()
 ROUNDS = 20

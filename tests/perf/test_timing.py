@@ -12,9 +12,10 @@ import torch
 
 from gemmtune.device import MIB, detect
 from gemmtune.problem import Problem
+from gemmtune.timing.contenders import Contender, CpuContender
 from gemmtune.timing.rotation import Rotation, set_count
 from gemmtune.timing.rounds import TIE, play
-from gemmtune.timing.timer import Contender, CpuContender, median_margin
+from gemmtune.timing.timer import median_margin
 
 
 def busy(seconds: float) -> Callable[[], None]:

@@ -16,8 +16,8 @@ from gemmtune.problem import Problem
 from gemmtune.selector.remote import RemoteSession
 from gemmtune.selector.session import Session
 from gemmtune.settings import Settings
+from gemmtune.timing.contenders import Call, EagerContender, GraphContender
 from gemmtune.timing.rounds import play
-from gemmtune.timing.timer import Call, EagerContender, GraphContender
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Status
 from gemmtune.selector.pick import NEAR, OF_ONE_KERNEL, pick, shortlist
-from gemmtune.selector.result import HOST_US, Outcome
+from gemmtune.selector.result import HOST_US, PLACE, Outcome
 from gemmtune.timing.rounds import TIE
 
 
@@ -58,11 +59,12 @@ def test_torch_stays_unless_something_is_clearly_faster():
 
 
 def test_within_a_backend_ties_go_to_what_its_model_likes_best():
-    tied = [outcome("cpp:a", 20.0), outcome("cpp:b", 20.1), outcome("cpp:c", 20.2), outcome("cpp:d", 21.0)]
-    assert pick(tied).name == "cpp:a"
-    assert pick(tied, {"cpp:d": 0, "cpp:c": 1, "cpp:b": 2, "cpp:a": 3}).name == "cpp:c"
-    assert pick(tied, {"cpp:b": 0}).name == "cpp:b"
-    assert pick([*tied, outcome("aten:mm", 20.3)], {"cpp:a": 0, "aten:mm": 1}).name == "aten:mm"
+    tied = {name: outcome(name, time_us) for name, time_us in (("cpp:a", 20.0), ("cpp:b", 20.1), ("cpp:c", 20.2), ("cpp:d", 21.0))}
+    assert pick(list(tied.values())).name == "cpp:a"
+    for place, name in enumerate(["cpp:d", "cpp:c", "cpp:b"]):
+        tied[name] = dataclasses.replace(tied[name], info={PLACE: place})
+    assert pick(list(tied.values())).name == "cpp:c"
+    assert pick([*tied.values(), outcome("aten:mm", 20.3)]).name == "aten:mm"
 
 
 def test_among_equals_too_short_for_the_host_our_own_kernels_come_first():
