@@ -19,7 +19,7 @@ _DIGITS = 7
 
 
 def choose() -> None:
-    """Derive the number from the commit, unless the variable is set; 0 outside of a repository."""
+    """Derive the number, and the seed of hashes, from the commit, unless the variables are set; 0 outside of a repository."""
     if VARIABLE not in os.environ:
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
         try:
@@ -27,6 +27,8 @@ def choose() -> None:
         except (OSError, subprocess.SubprocessError):
             commit = "0"
         os.environ[VARIABLE] = str(int(commit[:_DIGITS], 16))
+    # Processes that share a run have to give the tests the same names, and some of these are printed sets.
+    os.environ.setdefault("PYTHONHASHSEED", str(int(os.environ[VARIABLE]) % 2**32))
 
 
 def header() -> str:

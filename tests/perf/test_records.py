@@ -1,6 +1,7 @@
 """Records for pytest-benchmark: how long gemmtune's picks take, with everything by which to tell one record from another.
 
-They are kept with ``pytest tests/perf/test_records.py --benchmark-json=FILE``. Nothing is judged here; the gate does that.
+They are kept with ``pytest tests/perf/test_records.py --benchmark-enable --benchmark-json=FILE``. Nothing is judged here; the gate
+does that.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_record(benchmark: Any, problem: Problem, own_store: Path) -> None:
         last_us = benchmark.pedantic(CLOCK.sample, args=(contender,), rounds=ROUNDS, warmup_rounds=2)
     assert last_us > 0
     assert benchmark.extra_info["key"] == json.loads(problem.key)
-    if benchmark.enabled:  # pytest-benchmark measures nothing under pytest-xdist
+    if benchmark.enabled:
         assert len(benchmark.stats.stats.data) == ROUNDS
         assert benchmark.stats.stats.max < 60
 

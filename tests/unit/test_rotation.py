@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def test_a_part_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_number_is_that_of_the_commit_and_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout="00001ff0c0ffee\n"))
+    monkeypatch.delenv("PYTHONHASHSEED")
     choose()
+    assert os.environ["PYTHONHASHSEED"] == "511"
     assert header() == "rotation: 511 (of the commit; TEST_ROTATION=511 repeats it)"
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a number that is given stays"))
     choose()
