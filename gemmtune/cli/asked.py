@@ -22,7 +22,7 @@ _OPTIONS = {
     "choice_denylist_regex": "--deny",
     "timing": "--timing",
 }
-"""Settings to the options that stand for them."""
+"""The options that stand for settings, by the names of these."""
 
 
 def device_of(text: str | None) -> DeviceInfo:

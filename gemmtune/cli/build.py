@@ -44,11 +44,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What came of it: numbers of kernels, distinct ones."""
+    """What a build came to, in numbers of distinct kernels."""
 
     compiled: int
     present: int
-    """That were in the cache folder before."""
+    """Kernels that were in the cache folder before."""
     failures: tuple[Failure, ...]
     refusals: tuple[Refusal, ...]
     seconds: float
@@ -118,7 +118,7 @@ def _unavailable(name: str, device: DeviceInfo) -> Failure | None:
 
 
 def _compile(choices: Iterable[Choice], chosen: Settings, progress: Progress) -> Iterator[Failure]:
-    """Compile them, as many at a time as the settings say; those that failed."""
+    """Compile the choices, as many at a time as the settings say, and tell those that failed."""
     able: list[Choice] = []
     for choice in choices:
         if choice.obstacle is None:

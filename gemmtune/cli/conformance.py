@@ -44,11 +44,11 @@ CLEAN = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""Of the environment: pytest is not to do what was meant for other tests, and no files are left where the GEMM is."""
+"""The environment of the suite: pytest is not to do what was meant for other tests, and no files are left where the GEMM is."""
 
 
 class CouldNotTest(click.ClickException):
-    """Nothing is known about the GEMM."""
+    """The suite could not run, so that nothing is known about the GEMM."""
 
     exit_code = UNTESTED
 
@@ -159,7 +159,7 @@ class CommandOutput:
         self._furthest = 0
 
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str]:
-        """No letter and no word for a test."""
+        """Say nothing of a single test."""
         return report.outcome, "", ""
 
     def pytest_gemm_open(self) -> Run:
@@ -174,5 +174,5 @@ class CommandOutput:
         self._progress.stage(names[self._furthest], done, total)
 
     def pytest_gemm_end(self, summary: Summary) -> None:
-        """Keep it."""
+        """Keep the summary."""
         self.summary = summary

@@ -60,7 +60,7 @@ timing_option = click.option(
 
 
 def problem_options(function: F) -> F:
-    """What every shape of the command line shares."""
+    """The options that hold for every shape of the command line."""
     return _all(
         click.option("--op", type=click.Choice(OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
         click.option(
@@ -97,7 +97,7 @@ def problem_options(function: F) -> F:
 
 
 def search_options(function: F) -> F:
-    """What is tried."""
+    """The options that say what is tried."""
     return _all(
         click.option(
             "--backends", metavar="NAMES",
@@ -108,7 +108,7 @@ def search_options(function: F) -> F:
 
 
 def filter_options(function: F) -> F:
-    """Which choices may be tried at all."""
+    """The options that say which choices may be tried at all."""
     return _all(
         click.option(
             "--allow", "choice_allowlist_regex", metavar="REGEX",

@@ -79,7 +79,7 @@ def _note_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """In the place of ``warnings.showwarning``."""
+    """What stands in for ``warnings.showwarning``."""
     del filename, lineno, file, line
     kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
     note(f"warning: {message}{kind}")

@@ -33,7 +33,7 @@ __all__ = [
 LATER_OPS = ("bsr_addmm",)
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}
-"""Fields of an entry by another name."""
+"""Other names that fields of an entry may have."""
 
 
 def problem_of_word(text: str, options: Spec) -> Problem:

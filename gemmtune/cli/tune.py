@@ -47,7 +47,7 @@ def tune(
 
 
 def _tuned(problems: Sequence[Problem], info: DeviceInfo, chosen: Settings, *, quiet: bool) -> TuningResult:
-    """With a progress bar, unless it is to be quiet."""
+    """Tune with a progress bar, unless it is to be quiet."""
     progress = Silent() if quiet else progress_for()
     try:
         return run_tuning(problems, settings=chosen, progress=progress, device=str(info.torch_device))

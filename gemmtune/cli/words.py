@@ -20,7 +20,7 @@ OPS = ("mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "m
 LAYOUTS = ("nn", "nt", "tn", "tt")
 BIASES = ("n", "mn", "m1", "1n", "scalar")
 FACTORS = ("tensor", "row", "column")
-"""Of int_mm_mul: one scale in all, or one for each row or column of the result."""
+"""What has a scale of its own in int_mm_mul: one scale in all, or one for each row or column of the result."""
 SCALES_OF_SCALED_MM = ("tensor", "row", "block_1x128", "block_128x128")
 SCALES_OF_WEIGHTS = ("none", "tensor", "column", "group_32", "group_64", "group_128")
 SCALES = tuple(dict.fromkeys((*SCALES_OF_SCALED_MM, *SCALES_OF_WEIGHTS, *FACTORS)))
@@ -28,5 +28,5 @@ ENCODINGS = ("int4", "uint4")
 WEIGHT_DTYPES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "tf32", "int8", "float8_e4m3fn", "float8_e5m2")
 RESULT_DTYPES = ("float32", "float16", "bfloat16")
-"""Of scales and of results that the caller names."""
+"""The dtypes of scales, and of results that the caller names."""
 ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942", "avx512", "avx2", "portable")

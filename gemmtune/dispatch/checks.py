@@ -122,7 +122,10 @@ def _bytes_of(window: torch.Tensor, x: torch.Tensor, offset: int) -> torch.Tenso
 
 
 def _overlaps_itself(x: torch.Tensor) -> bool:
-    """Exact for every view that indexing makes: each stride, in order, must step over all that lies below it."""
+    """Whether elements of ``x`` share memory.
+
+    Exact for every view that indexing makes: each stride, in order, must step over all that lies below it.
+    """
     reach = 0
     for stride, size in sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1):
         if stride <= reach:

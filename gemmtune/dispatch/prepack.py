@@ -27,7 +27,7 @@ class PackedOperand:
 
     @property
     def shape(self) -> torch.Size:
-        """[K, N]"""
+        """The operand's shape, [K, N]."""
         return self.tensor.shape
 
     @property

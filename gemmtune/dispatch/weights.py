@@ -119,7 +119,7 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """[K, N]; numbers of four bits count one by one."""
+        """The weight's shape, [K, N]; numbers of four bits count one by one."""
         return torch.Size(self._size)
 
     @property
