@@ -59,7 +59,7 @@ def _nvcc() -> CubinCompiler:
 
 
 def cubin_path(folder: str, digest: str) -> Path:
-    """Where the cubin of a source is or will be. Not named by the compiler: what another machine made is used as it is."""
+    """The file of a source's cubin, made or not. It is not named by the compiler: what another machine made is used as it is."""
     return cache_dir(folder) / f"{digest}.cubin"
 
 

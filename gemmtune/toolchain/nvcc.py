@@ -42,7 +42,7 @@ def find_compiler() -> Compiler:
 
 
 def toolkit_folders() -> list[Path]:
-    """Where CUDA toolkits may be: above each nvcc."""
+    """The folders that may be CUDA toolkits: those above each nvcc."""
     return [Path(nvcc).resolve().parent.parent for nvcc in (shutil.which("nvcc"), *WHERE_NVCC) if nvcc]
 
 

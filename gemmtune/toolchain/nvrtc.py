@@ -32,7 +32,7 @@ class Nvrtc:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Its CUDA version such as (13, 0). Raises OSError: it cannot be loaded."""
+        """The CUDA version of the library such as (13, 0). Raises OSError: it cannot be loaded."""
         major, minor = c_int(), c_int()
         _library(self.path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value

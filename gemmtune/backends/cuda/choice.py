@@ -83,7 +83,7 @@ class CudaChoice(CompiledChoice):
 
     @property
     def path(self) -> Path:
-        """Where its cubin is or will be."""
+        """The file of the cubin, made or not."""
         return cubin_path(NAME, self.source.digest)
 
     @property

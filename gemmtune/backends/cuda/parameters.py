@@ -52,7 +52,7 @@ def fill_common(work: Work, out: Layout, operands: Sequence[Layout]) -> None:
 
 
 def addresses_of(count: int) -> tuple[Address, ...]:
-    """Where the addresses of the result and of ``count`` operands beside a and b are in a Work."""
+    """The places in a Work of the addresses of the result and of ``count`` operands beside a and b."""
     first = Work.epilogue.offset + Epilogue.x.offset + Operand.data.offset
     return (
         Address(offset=Work.out.offset, operand=OUT),
@@ -61,7 +61,7 @@ def addresses_of(count: int) -> tuple[Address, ...]:
 
 
 def scalars_of(problem: Problem) -> tuple[Scalar, ...]:
-    """Where the scalars are in a Work that are not known before a call."""
+    """The places in a Work of the scalars that are not known before a call."""
     first = Work.epilogue.offset + Epilogue.scalars.offset
     general = (problem.alpha == "general", problem.inp_read is not None and problem.beta == "general")
     fields = (Scalars.alpha, Scalars.beta)

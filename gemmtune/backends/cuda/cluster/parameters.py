@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ....problem import Layout, Problem
@@ -33,54 +34,79 @@ class Work(parameters.Work):
     )  # fmt: skip
 
 
-def record(problem: Problem, config: Config) -> Record:
-    """What its launch is told.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The memory for sums of clusters that share tiles: arrivals at the slices of tiles that blocks finish, then which warps left
+    their work to others, then the sums. Every launch leaves it zero."""
 
-    The workspace has arrivals at the slices of tiles that blocks finish, then which warps left their work to others, then the sums;
-    every launch leaves it zero.
-    """
-    shape, (p, q, oriented) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
+    slices: int
+    slice_quads: int
+    clusters: int
+    warps: int
+
+    @property
+    def left_at(self) -> int:
+        """The byte at which the marks of warps begin."""
+        return 8 * self.slices
+
+    @property
+    def parts_at(self) -> int:
+        """The byte at which the sums begin."""
+        return -(-self.slices * (8 + 4 * self.clusters * self.warps) // ALIGNED_BYTES) * ALIGNED_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all; nothing where a tile has one cluster."""
+        return self.parts_at + self.slices * self.clusters * self.slice_quads * 16 if self.clusters > 1 else 0
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The places of their addresses in a Work."""
+        places = ((Work.arrivals, 0), (Work.left, self.left_at), (Work.parts, self.parts_at))
+        return tuple(Address(offset=field.offset, operand=WORKSPACE, more_bytes=more) for field, more in places if self.size_bytes)
+
+
+def _sums(problem: Problem, config: Config) -> Sums:
+    shape = config.shape
+    return Sums(
+        slices=clusters_of(problem, config) * shape.cluster,
+        slice_quads=shape.block_n // 8 // shape.cluster_k * 128 * shape.warp_groups,
+        clusters=config.clusters_per_tile,
+        warps=4 * shape.warp_groups,
+    )
+
+
+def record(problem: Problem, config: Config) -> Record:
+    """What its launch is told."""
+    shape, (p, q, oriented), sums = config.shape, operands_of(problem, swap_ab=config.swap_ab), _sums(problem, config)
     below, beside = grid_of(problem, config)
     clusters_m, clusters_n = -(-below // shape.cluster_m), -(-beside // shape.cluster_n)
-    warps, threads = 4 * shape.warp_groups, 128 * shape.warp_groups
-    slices, slice_quads = clusters_of(problem, config) * shape.cluster, shape.block_n // 8 // shape.cluster_k * threads
-    shared = config.clusters_per_tile
-    counters = slices * (8 + 4 * shared * warps)
-    parts_at = -(-counters // ALIGNED_BYTES) * ALIGNED_BYTES
     work = Work()
     fill_common(work, oriented.out, oriented.added)
     work.rows, work.cols, work.clusters_n = p.size[-2], q.size[-2], clusters_n
-    work.steps = -(-problem.k // shape.block_k)
-    work.clusters_per_tile, work.prefetch_stages, work.interleaved_k = shared, config.prefetch_stages, config.interleaved_k
+    work.steps, work.prefetch_stages = -(-problem.k // shape.block_k), config.prefetch_stages
+    work.clusters_per_tile, work.interleaved_k = sums.clusters, config.interleaved_k
     # Of the threads that add up the parts of a quad of sums; and the quads that each cluster finishes of a slice.
-    work.readers_log2 = (-(-shared // shape.in_flight) - 1).bit_length()
-    work.share = -(-slice_quads // shared)
+    work.readers_log2, work.share = (-(-sums.clusters // shape.in_flight) - 1).bit_length(), -(-sums.slice_quads // sums.clusters)
     work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
     work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
-    addresses = addresses_of(len(oriented.added))
-    if shared > 1:
-        places = ((Work.arrivals, 0), (Work.left, 8 * slices), (Work.parts, parts_at))
-        addresses += tuple(Address(offset=field.offset, operand=WORKSPACE, more_bytes=more) for field, more in places)
-    first, second = (B, A) if config.swap_ab else (A, B)
     told = Record(
         kernel=KERNEL,
-        grid=(shape.cluster * shared, clusters_m, clusters_n * problem.batch),
+        grid=(shape.cluster * sums.clusters, clusters_m, clusters_n * problem.batch),
         cluster=shape.cluster,
         threads=shape.threads,
         shared_bytes=shape.shared_bytes,
         pdl=config.pdl,
         parameters=bytes(work),
-        addresses=addresses,
+        addresses=(*addresses_of(len(oriented.added)), *sums.addresses),
         scalars=scalars_of(problem),
         aligned=aligned,
-        workspace_bytes=parts_at + slices * shared * slice_quads * 16 if shared > 1 else 0,
+        workspace_bytes=sums.size_bytes,
         alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
     )
-    maps = (
-        _map(problem, p, first, (shape.block_m, shape.block_k), shape.cluster_n),
-        _map(problem, q, second, (shape.block_n, shape.block_k), shape.cluster_m),
-    )
-    return with_maps(told, maps)
+    first, second = (B, A) if config.swap_ab else (A, B)
+    first_map = _map(problem, p, first, (shape.block_m, shape.block_k), shape.cluster_n)
+    return with_maps(told, (first_map, _map(problem, q, second, (shape.block_n, shape.block_k), shape.cluster_m)))
 
 
 def _map(problem: Problem, layout: Layout, operand: int, block: tuple[int, int], blocks: int) -> TensorMap:

@@ -26,7 +26,7 @@ class MixedConfig:
     prefetch_stages: int = 0
 
     def label(self, weights: Weights) -> str:
-        """Such as ``i4_16x128x256_s4_w2x2_k2_interleaved_pdl4``."""
+        """A name such as ``i4_16x128x256_s4_w2x2_k2_interleaved_pdl4``."""
         overlap = f"_pdl{self.prefetch_stages or ''}" if self.pdl else ""
         interleaved = "_interleaved" if self.interleaved_k else ""
         return f"i{weights.bits}_{self.shape.label(weights)}_k{self.cluster_k}{interleaved}{overlap}"

@@ -41,7 +41,7 @@ def fill_mixed(work: Work, problem: Problem, config: MixedConfig, block_k: int) 
 
 
 def maps_along_k(problem: Problem, block_n: int, block_k: int) -> list[TensorMap]:
-    """Of the scales and zero points that change along K, those of a stage, a row for each group of it."""
+    """The scales and zero points that change along K: a box has those of a stage, a row for each group of it."""
     maps = []
     for i, (factor, layout) in enumerate(zip(weights_of(problem).factors.values(), problem.scales, strict=True)):
         if factor.group:

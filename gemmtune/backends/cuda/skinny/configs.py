@@ -67,7 +67,7 @@ class Shape:
         return 2 if fits else 1
 
     def label(self, weights: Weights) -> str:
-        """Such as ``16x128x256_s4_w2x4``: rows, columns, elements of K in a stage, stages, warps."""
+        """A name such as ``16x128x256_s4_w2x4``: rows, columns, elements of K in a stage, stages, warps."""
         return f"{self.block_m}x{self.block_n}x{weights.block_k()}_s{self.stages}_w{self.warps_n}x{self.warps_k}"
 
 

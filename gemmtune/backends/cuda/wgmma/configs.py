@@ -115,7 +115,7 @@ class Shape:
         return LEFT_REGISTERS if self.gives_registers else registers_per_thread(self.threads, self.blocks_per_sm)
 
     def label(self, weights: Weights) -> str:
-        """Such as ``256x128x64_s5_w2t1b2``: rows, columns, elements of K in a stage, stages, warp groups, tiles of each, batch."""
+        """A name such as ``256x128x64_s5_w2t1b2``: rows, columns, K of a stage, stages, warp groups, tiles of each, batch."""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k(weights)}"
         more = f"_r{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
         return f"{tile}_s{self.stages}_w{self.warp_groups}t{self.col_tiles}b{self.k16_batch_of(weights)}{more}"
