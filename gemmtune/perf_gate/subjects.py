@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,7 +16,6 @@ from ..conformance.gemms.traits import Traits
 from ..device import DeviceInfo
 from ..dispatch.plan import fallback, plan_for
 from ..errors import GateError
-from ..numerics.operands import Operands
 from ..problem import Problem
 from ..selector.offers import widest_offers_for
 from ..settings import Settings
@@ -99,33 +96,14 @@ class FunctionChoice(Choice):
 
 def _kernel(subject: Subject, problem: Problem, results_kept: int) -> Kernel:
     kept: collections.deque[object] = collections.deque(maxlen=max(results_kept, 1))
-    into = _calls(problem, with_out=subject.traits.out)
-    fresh = _calls(problem, with_out=False)
 
     def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        kept.append(subject(into(out, tensors, scalars)))
+        into = out if subject.traits.out else None
+        kept.append(subject(Call(problem=problem, tensors=tensors, scalars=scalars, out=into)))
 
     def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
-        result = subject(fresh(tensors[0], tensors, scalars))
+        result = subject(Call(problem=problem, tensors=tensors, scalars=scalars))
         assert isinstance(result, torch.Tensor)
         return result
 
     return Kernel(run=run, run_new=run_new)
-
-
-def _calls(problem: Problem, *, with_out: bool) -> Callable[..., Call]:
-    """Makes the arguments of a call once for each operand set: making them takes longer than a short kernel's launch."""
-    known: dict[int, Call] = {}
-
-    roles = [role for role, _ in problem.operands]
-
-    def call(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> Call:
-        found = known.get(id(out))
-        if found is None:  # holds the tensors, so that no other one can have this id later
-            alpha, beta = scalars or (1.0, 0.0)
-            given: dict[str, Any] = dict(zip(roles, tensors, strict=True))
-            operands = Operands(out=out, extra=(), alpha=alpha, beta=beta, encoding=problem.encoding, **{"inp": None, **given})
-            found = known[id(out)] = Call(problem=problem, operands=operands, out=out if with_out else None)
-        return found
-
-    return call

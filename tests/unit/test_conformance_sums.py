@@ -63,7 +63,7 @@ def test_functions_and_namespaces_get_four_operands() -> None:
     function = FunctionSubject("f", mm_plus_mm, Traits())
     assert function.traits.ops == ("mm_plus_mm",)
     for subject in (function, NamespaceSubject("n", sums, sums.gemm_traits)):
-        assert torch.allclose(subject(Call(problem=problem, operands=x, out=None)), expected, atol=1e-5)
+        assert torch.allclose(subject(Call(problem=problem, tensors=x.tensors)), expected, atol=1e-5)
 
 
 def test_one_product_may_be_rounded_unless_more_is_declared() -> None:

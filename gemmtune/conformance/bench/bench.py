@@ -104,7 +104,7 @@ class Bench:
         elif out is None:
             kept = poison_free_memory(self.problem.out, self.device, payload)
         first = self.problem not in self.subject.called
-        result = self.launch(Call(problem=self.problem, operands=operands, out=out), wait=wait)
+        result = self.launch(operands, out, wait=wait)
         del kept
         tensor = self.received(result, out)
         self._latest = tensor, first
@@ -118,9 +118,10 @@ class Bench:
         self._remember(tensor)
         return tensor
 
-    def launch(self, call: Call, *, wait: bool = True) -> object:
+    def launch(self, operands: Operands, out: torch.Tensor | None = None, *, wait: bool = True) -> object:
         """The bare call, on the current stream. Raises Refused where the GEMM raises an error that leaves the device usable."""
-        call = dataclasses.replace(call, operands=self.given(call.operands))
+        x = self.given(operands)
+        call = Call(problem=self.problem, tensors=x.tensors, scalars=x.scalars, out=out)
         try:
             result = self.subject(call)
             if wait and self.device.type == "cuda":

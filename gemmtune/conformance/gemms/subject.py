@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
-from ...choice import Claims
+from ...choice import Claims, Kernel, Scalars, Tensors
 from ...errors import SubjectError
-from ...numerics.operands import Operands
 from ...problem import Problem
 from ...problem.flags import precision_scope
 from ..labels import OPS
@@ -35,11 +34,26 @@ __all__ = ["Call", "Subject", "SubjectSpec", "load"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What one call asks: ``out`` is None where the GEMM makes the result."""
+    """What one call asks, as a choice's kernel is told it (``choice.Run``); ``out`` is None where the GEMM makes the result."""
 
     problem: Problem
-    operands: Operands
-    out: torch.Tensor | None
+    tensors: Tensors
+    scalars: Scalars = ()
+    out: torch.Tensor | None = None
+
+    @property
+    def operands(self) -> dict[str, torch.Tensor]:
+        """The operands by role."""
+        return {role: tensor for (role, _), tensor in zip(self.problem.operands, self.tensors, strict=False)}
+
+    def by(self, kernel: Kernel) -> torch.Tensor:
+        """The result of a choice's kernel."""
+        if self.out is None and kernel.run_new is not None:
+            return kernel.run_new(self.tensors, self.scalars)
+        layout = self.problem.out
+        out = self.out if self.out is not None else torch.empty(layout.size, dtype=layout.dtype, device=self.tensors[0].device)
+        kernel.run(out, self.tensors, self.scalars)
+        return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +115,9 @@ class FunctionSubject(_Wrapped):
         self._function = function
 
     def __call__(self, call: Call) -> object:
-        problem, x = call.problem, call.operands
-        keywords: dict[str, Any] = {}
-        if call.out is not None:
-            keywords["out"] = call.out
-        if problem.inp is not None:
-            keywords[self.traits.bias_name] = x.inp
-            keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
-            keywords |= {"beta": x.beta} if self.traits.beta else {}
-        return self._function(x.a, x.b, *_second(call), *x.extra, **keywords, **_scales(call))
+        arguments, keywords = _arguments(call, self.traits)
+        added = call.operands.get("inp")
+        return self._function(*arguments, **keywords, **({} if added is None else {self.traits.bias_name: added}))
 
 
 class NamespaceSubject(_Wrapped):
@@ -123,27 +131,28 @@ class NamespaceSubject(_Wrapped):
         self._functions: dict[str, Callable[..., object]] = {op: getattr(namespace, op) for op in had}
 
     def __call__(self, call: Call) -> object:
-        problem, x = call.problem, call.operands
-        keywords: dict[str, Any] = {} if call.out is None else {"out": call.out}
-        function = self._functions["int_mm_mul" if problem.epilogue else problem.op]
-        if problem.inp is not None:
-            keywords |= {"alpha": x.alpha} if self.traits.alpha else {}
-            keywords |= {"beta": x.beta} if self.traits.beta else {}
-            return function(x.inp, x.a, x.b, **keywords)
-        return function(x.a, x.b, *_second(call), *x.extra, **keywords, **_scales(call))
+        arguments, keywords = _arguments(call, self.traits)
+        added = call.operands.get("inp")
+        function = self._functions["int_mm_mul" if call.problem.epilogue else call.problem.op]
+        return function(*(() if added is None else (added,)), *arguments, **keywords)
 
 
-def _second(call: Call) -> tuple[torch.Tensor, ...]:
-    """c and d of mm_plus_mm."""
-    return tuple(x for x in (call.operands.c, call.operands.d) if x is not None)
+_MULTIPLIED = ("a", "b", "c", "d")
 
 
-def _scales(call: Call) -> dict[str, Any]:
-    """The keywords of scaled_mm and mixed_mm."""
-    x = call.operands
-    given = {"scale_a": x.scale_a, "scale_b": x.scale_b, "zero_b": x.zero_b, "encoding": x.encoding or None}
-    keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return keywords | ({"out_dtype": call.problem.out.dtype} if call.problem.op == "scaled_mm" else {})
+def _arguments(call: Call, traits: Traits) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """What is multiplied with an epilogue's operands, by position, and the rest but for the added operand, as keywords."""
+    problem, operands = call.problem, call.operands
+    keywords: dict[str, Any] = {} if call.out is None else {"out": call.out}
+    if call.scalars:
+        keywords |= {name: x for name, x in zip(("alpha", "beta"), call.scalars, strict=True) if getattr(traits, name)}
+    keywords |= {role: tensor for role, tensor in operands.items() if role not in (*_MULTIPLIED, "inp")}
+    if problem.encoding:
+        keywords["encoding"] = problem.encoding
+    if problem.op == "scaled_mm":
+        keywords["out_dtype"] = problem.out.dtype
+    multiplied = [operands[role] for role in _MULTIPLIED if role in operands]
+    return [*multiplied, *call.tensors[len(operands) :]], keywords
 
 
 def load(spec: SubjectSpec) -> Subject:

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 import torch
 
 from ...numerics.guards import guarded_out
+from ...numerics.operands import Operands
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.scope import Scope
 from ..gemms.refusals import Refused
-from ..gemms.subject import Call
 from .coverage import Sample, Size, fitted
 from .probing import exact_probe, fill_bits, overwrite, stage
 from .property import Property
@@ -60,10 +60,9 @@ def check_graph_replay(bench: Bench) -> None:
         if not probe.judge(bench, bench.call(live)):
             return
     out = guarded_out(bench.problem.out, bench.device, bench.next_payload())[0] if bench.case.out else None
-    call = Call(problem=bench.problem, operands=live, out=out)
-    _warm_up(bench, call)
+    _warm_up(bench, live, out)
     graph = torch.cuda.CUDAGraph()
-    result = bench.received(_captured(bench, call, torch.cuda.graph(graph)), out)
+    result = bench.received(_captured(bench, live, out, torch.cuda.graph(graph)), out)
     for number in range(1, REPLAYS + 1):
         if number > 1:
             probe = exact_probe(bench)
@@ -76,18 +75,18 @@ def check_graph_replay(bench: Bench) -> None:
                 return
 
 
-def _warm_up(bench: Bench, call: Call) -> None:
+def _warm_up(bench: Bench, operands: Operands, out: torch.Tensor | None) -> None:
     """What a GEMM sets up on its first calls, it does before the capture, on a side stream as torch's documentation asks."""
     side = torch.cuda.Stream(bench.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(bench.device))
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
-            bench.launch(call, wait=False)
+            bench.launch(operands, out, wait=False)
     torch.cuda.current_stream(bench.device).wait_stream(side)
     torch.cuda.synchronize(bench.device)
 
 
-def _captured(bench: Bench, call: Call, capture: AbstractContextManager[None]) -> object:
+def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, capture: AbstractContextManager[None]) -> object:
     """The result of a captured call.
 
     Raises:
@@ -95,7 +94,7 @@ def _captured(bench: Bench, call: Call, capture: AbstractContextManager[None]) -
     """
     try:
         with capture:
-            return bench.launch(call, wait=False)
+            return bench.launch(operands, out, wait=False)
     except Exception as error:
         torch.cuda.synchronize(bench.device)  # raises where the broken capture has left the device unusable
         raise Refused(f"while captured in a CUDA graph: {' '.join(str(error).split())[:400]}") from error

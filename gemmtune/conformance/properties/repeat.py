@@ -9,7 +9,6 @@ import torch
 
 from ..bench.bench import Bench
 from ..cases.scope import Scope
-from ..gemms.subject import Call
 from .coverage import Sample, Size, fitted
 from .probing import Probe, exact_probe, same_bits, stage
 from .property import Property
@@ -63,7 +62,7 @@ def check_threads(bench: Bench) -> None:
         start.wait()
         if bench.device.type == "cuda":
             torch.cuda.set_device(bench.device)
-        return [own.launch(Call(problem=own.problem, operands=probe.operands, out=None)) for probe in probes]
+        return [own.launch(probe.operands) for probe in probes]
 
     with ThreadPoolExecutor(THREADS) as pool:
         results = [waiting.result() for waiting in [pool.submit(run, *job) for job in jobs]]

@@ -1,0 +1,144 @@
+"""What operands are drawn from: ranges, signs, grids, and that everything in a range comes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from broken_kernels import CPU
+
+from gemmtune.numerics.assembling import Assembling
+from gemmtune.numerics.drawing import Drawing
+from gemmtune.numerics.probes import Probes
+from gemmtune.numerics.quantized import numbers
+from gemmtune.problem import Layout, Precision, Problem
+from gemmtune.problem.operations import Encoding
+
+F32, F16, BF16, INT8, UINT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def drawing(problem: Problem) -> Drawing:
+    return Drawing(problem, CPU, seed=3)
+
+
+def mixed(dtype_b: torch.dtype = INT8, encoding: Encoding = "") -> Problem:
+    return Problem.mixed_mm(64, 128, 128, dtype=F16, dtype_b=dtype_b, encoding=encoding, device_type="cpu")
+
+
+def values_of(tensor: torch.Tensor) -> set[float]:
+    return set(tensor.double().flatten().tolist())
+
+
+WEIGHTS: list[tuple[torch.dtype, Encoding]] = [(INT8, ""), (UINT8, ""), (UINT8, "int4"), (UINT8, "uint4"), (E4M3, "")]
+
+
+@pytest.mark.parametrize(("dtype_b", "encoding"), WEIGHTS)
+def test_small_weights_are_minus_one_zero_and_one(dtype_b: torch.dtype, encoding: Encoding) -> None:
+    signed = encoding == "int4" or (dtype_b != UINT8)
+    b = Probes(mixed(dtype_b, encoding), CPU).integers().b
+    assert values_of(numbers(b, encoding)) == ({-1, 0, 1} if signed else {0, 1})
+
+
+@pytest.mark.parametrize(("dtype_b", "encoding"), WEIGHTS)
+def test_powers_of_two_are_all_that_a_weight_can_be(dtype_b: torch.dtype, encoding: Encoding) -> None:
+    draw = drawing(mixed(dtype_b, encoding))
+    found = values_of(draw.powers((4000,)))
+    expected = {
+        (INT8, ""): {s * 2.0**e for s in (-1, 1) for e in range(7)} | {-128.0},
+        (UINT8, ""): {2.0**e for e in range(8)},
+        (UINT8, "int4"): {s * 2.0**e for s in (-1, 1) for e in range(3)} | {-8.0},
+        (UINT8, "uint4"): {2.0**e for e in range(4)},
+    }
+    if (dtype_b, encoding) in expected:
+        assert found == expected[dtype_b, encoding]
+    else:
+        assert max(map(abs, found)) <= 16
+
+
+@pytest.mark.parametrize(("dtype", "low", "high"), [(E4M3, 0, 0x7E), (E5M2, 0x08, 0x6F)])
+def test_weights_of_8_bit_floats_are_of_all_magnitudes(dtype: torch.dtype, low: int, high: int) -> None:
+    bits = drawing(mixed(dtype)).every_weight().contiguous().view(UINT8).flatten().tolist()
+    assert {x & 0x7F for x in bits} == set(range(low, high + 1))
+    assert {x >> 7 for x in bits} == {0, 1}
+
+
+@pytest.mark.parametrize("mode", ["ieee", "tf32"])
+def test_numbers_are_on_the_grid_of_tf32_for_such_a_problem_only(mode: str) -> None:
+    problem = Problem.mm(33, 40, 65, dtype=F32, device_type="cuda", precision=Precision(input_mode=mode))  # type: ignore[arg-type]
+    random = Probes(problem, CPU).random()
+    for tensor in (random.a, random.b):
+        off_grid = (tensor.contiguous().view(torch.int32) & (2**13 - 1)) != 0
+        assert bool(off_grid.any()) == (mode == "ieee")
+
+
+@pytest.mark.parametrize("fill", ["normal", "uniform", "wide", "integers", "ones", "cancelling"])
+@pytest.mark.parametrize(("encoding", "least", "most"), [("int4", -8, 7), ("uint4", 0, 15)])
+def test_four_bits_are_in_range_and_reach_its_ends(fill: str, encoding: Encoding, least: int, most: int) -> None:
+    problem = mixed(UINT8, encoding)
+    b = drawing(problem).values(fill, problem.b, -2)
+    found = values_of(numbers(b.reshape(problem.b.size), encoding))
+    assert least <= min(found)
+    assert max(found) <= most
+    if fill == "normal":
+        assert found == set(range(least, most + 1))
+    if fill == "ones":
+        assert found == {1}
+
+
+def test_indices_begin_with_the_first_place_and_end_with_the_last() -> None:
+    index = drawing(mixed()).indices((3, 50), 5, 9)
+    assert index[:, 0].tolist() == [5] * 3
+    assert index[:, -1].tolist() == [8] * 3
+    assert values_of(index) == {5, 6, 7, 8}
+
+
+def test_signs_are_both_and_1_where_a_weight_has_none() -> None:
+    assert values_of(drawing(mixed()).signs((100,))) == {-1, 1}
+    assert values_of(drawing(mixed()).signs_b((100,))) == {-1, 1}
+    assert values_of(drawing(mixed(UINT8)).signs_b((100,))) == {1}
+
+
+def test_integers_that_are_summed_as_such_have_extremes_in_their_outer_lines() -> None:
+    problem = Problem.int_mm(64, 64, 64, device_type="cpu")
+    draw = drawing(problem)
+    a, b = draw.normal(problem.a), draw.normal(problem.b, -2)
+    assert values_of(a[0]) == {-128}
+    assert values_of(b[:, 0]) == {127}
+    assert values_of(b[:, -1]) == {-128}
+    inner = a[1:]
+    for extreme in (-128, 127):
+        assert 0.08 < float((inner == extreme).float().mean()) < 0.18
+    assert len(values_of(inner)) > 200
+
+
+def test_an_added_operand_has_integers_up_to_the_given_one() -> None:
+    problem = Problem.addmm(64, 64, 32, dtype=BF16, bias="mn", device_type="cpu")
+    inp = drawing(problem).small_inp(3)
+    assert inp is not None
+    assert values_of(inp) == set(range(-3, 4))
+    assert drawing(mixed()).small_inp(3) is None
+
+
+def test_an_epilogue_reads_normal_numbers_or_masks() -> None:
+    draw = drawing(mixed())
+    mask = draw.read_by_epilogue(Layout.contiguous((64, 64), torch.bool))
+    assert 0.4 < float(mask.float().mean()) < 0.6
+    normal = draw.read_by_epilogue(Layout.contiguous((64, 64), F32))
+    assert abs(float(normal.mean())) < 0.1
+    assert 0.9 < float(normal.std()) < 1.1
+
+
+def test_values_of_operands_are_copies_without_a_broadcast_batch() -> None:
+    problem = Problem.bmm(3, 4, 5, 6, dtype=F32, device_type="cpu")
+    draw = drawing(problem)
+    a = torch.arange(24.0).reshape(1, 4, 6).expand(3, 4, 6)
+    held = draw.values_of_a(a)
+    assert held.shape == (1, 4, 6)
+    held.zero_()
+    assert a.max() == 23
+
+
+def test_random_weights_with_zero_points_are_integers_that_leave_room_for_them() -> None:
+    problem = Problem.mixed_mm(16, 64, 64, dtype=F16, dtype_b=E4M3, scales="column", zeros=True, device_type="cpu")
+    b = Assembling(problem, CPU, seed=1).random_b().float()
+    assert values_of(b) == set(range(-13, 14))

@@ -1,0 +1,1 @@
+"""Whether the tests notice small edits of the package: see run.py."""

@@ -1,0 +1,89 @@
+"""Which test files have to do with a module: those that import it, themselves or through a helper, the most special ones first."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+__all__ = ["related_tests"]
+
+FOLDERS = ("unit", "correctness", "alignment")
+LEAST_FILES, MOST_FILES = 3, 6
+ALWAYS: dict[str, tuple[str, ...]] = {
+    "numerics": ("correctness/test_numerics_compare.py", "correctness/test_verify.py", "correctness/test_verify_broken.py"),
+    "problem": ("unit/test_problem.py", "unit/test_rules.py", "unit/test_key.py"),
+    "selector": ("unit/test_session.py", "unit/test_tuning.py", "unit/test_pick.py"),
+    "store": ("unit/test_store.py", "unit/test_store_machine.py"),
+}
+"""Tests of a package that go through many of its modules without importing them; after those that do, if there is room."""
+BESIDES = {
+    "numerics/buffers": ("correctness/test_numerics_operands.py",),
+    "problem/fields": ("unit/test_sum_problem.py",),
+    "selector/machine": ("unit/test_limits.py",),
+}
+"""Tests of single modules that import something else."""
+NEVER = ("_gpu", "test_cpp", "triton", "cutlass", "test_imports", "test_cuda", "must_list", "cross_compile", "test_architectures")
+"""Parts of the names of files that need a GPU, or mostly compile."""
+
+
+def related_tests(root: Path, module: Path) -> list[Path]:
+    """Test files for a module of the package, ``module`` relative to ``root``, in the order in which they are to be run."""
+    name = ".".join(module.with_suffix("").parts)
+    imports = {path: set(found) for path, found in _imports(root).items()}
+    direct: list[Path] = []
+    names, near = {name}, {name}
+    while len(direct) < LEAST_FILES and near:  # then those that import what imports it, and so on
+        found = [path for path, own in imports.items() if own & near and path not in direct]
+        direct += sorted(found, key=lambda path: (_distance(path, module), len(imports[path]), path))
+        near = {".".join(x.relative_to(root).with_suffix("").parts) for one in near for x in _users(root, one)} - names
+        names |= near
+    always = [root / "tests" / path for path in ALWAYS.get(module.parts[1], ()) if (root / "tests" / path).exists()]
+    extra = [root / "tests" / path for path in BESIDES.get("/".join(module.with_suffix("").parts[1:]), ())]
+    kept = list(dict.fromkeys([*extra, *direct]))[:MOST_FILES]
+    return kept + [path for path in always if path not in kept][: max(2, MOST_FILES - len(kept))]
+
+
+def _distance(test: Path, module: Path) -> int:
+    """0 for tests that are named after the module, 1 for its package, 2 for others."""
+    return 0 if module.stem in test.stem else 1 if module.parts[1] in test.stem else 2
+
+
+@functools.cache
+def _imports(root: Path) -> dict[Path, frozenset[str]]:
+    """Modules of the package by test file."""
+    helpers = {path.stem: path for folder in FOLDERS for path in (root / "tests" / folder).glob("*.py")}
+    found: dict[Path, frozenset[str]] = {}
+    for path in helpers.values():
+        if path.name.startswith("test_") and not any(part in path.name for part in NEVER):
+            own, names = _imported(path), set[str]()
+            waiting, seen = [own], set[str]()
+            while waiting:
+                modules = waiting.pop()
+                names |= {name for name in modules if name.startswith("gemmtune")}
+                new = {name for name in modules if name in helpers and name not in seen}
+                seen |= new
+                waiting += [_imported(helpers[name]) for name in new]
+            found[path] = frozenset(names)
+    return found
+
+
+@functools.cache
+def _users(root: Path, name: str) -> tuple[Path, ...]:
+    """Modules of the package that import ``name``."""
+    return tuple(path for path in sorted((root / "gemmtune").rglob("*.py")) if name in _imported(path, root))
+
+
+@functools.cache
+def _imported(path: Path, root: Path | None = None) -> frozenset[str]:
+    """What a file imports: modules, and names of modules that may be modules themselves."""
+    names: set[str] = set()
+    package = path.relative_to(root).parent.parts if root else ()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*above, *([node.module] if node.module else [])))
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return frozenset(names)

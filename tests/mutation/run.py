@@ -1,0 +1,275 @@
+"""Plants small faults in the package and counts how many the tests notice.
+
+    python tests/mutation/run.py --sample 100 --seed 7 -j 2
+    python tests/mutation/run.py gemmtune/numerics/compare.py --sample 0        # every edit of one module
+
+A seeded sample of the edits of ``edits.py`` in numerics/, problem/, selector/ and store/, or in the files that are named. For each
+edit the related test files run on a copy of the tree, one after the other until a test fails. Printed are the survivors with their
+place and what was changed, and a summary; the exit status is 1 where fewer than ``--threshold`` percent are killed. Edits that
+change nothing anybody could see are in ``equivalent.toml``, with a reason each, and do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mutation.edits import Edit, edits_of
+from mutation.related import related_tests
+
+__all__ = ["Mutant", "Result", "equivalent_edits", "mutants_of", "run", "sampled", "summary"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("numerics", "problem", "selector", "store")
+THRESHOLD = 90.0
+TIME_LIMIT_S = 240.0
+POLL_S = 0.05
+LEFT_OUT = (".git", "__pycache__", "*.egg-info", ".*cache", ".hypothesis")
+"""What a copy of the tree does not need."""
+NO_TESTS = 5
+"""pytest's exit status where it has run none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """An edit of a file, ``path`` relative to the tree; ``diff`` has the changed lines."""
+
+    path: Path
+    edit: Edit
+    diff: str
+
+    @property
+    def package(self) -> str:
+        """The folder of the package that the file is in."""
+        return self.path.parts[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of a mutant: ``killed``, ``timed out`` (which is as good), ``survived``, or ``untested``."""
+
+    mutant: Mutant
+    verdict: str
+    seconds: float
+    killed_by: str = ""
+
+    @property
+    def killed(self) -> bool:
+        """The tests noticed."""
+        return self.verdict in ("killed", "timed out")
+
+
+def mutants_of(root: Path, paths: Iterable[Path]) -> list[Mutant]:
+    """All edits of these files that are not equivalent, in their order."""
+    known = equivalent_edits(root)
+    found = []
+    for path in paths:
+        text = (root / path).read_text()
+        edits = (edit for edit in edits_of(text) if (path.as_posix(), edit.key(text)) not in known)
+        found += [Mutant(path=path, edit=edit, diff=edit.diff(text)) for edit in edits]
+    return found
+
+
+def equivalent_edits(root: Path) -> dict[tuple[str, str], str]:
+    """The reasons of equivalent.toml by file and key. Raises ValueError for an entry that fits no edit or has no reason."""
+    entries = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text()).get("edit", [])
+    reasons = {(entry["path"], entry["edit"]): entry["reason"] for entry in entries}
+    for (path, key), reason in reasons.items():
+        text = (root / path).read_text() if (root / path).exists() else ""
+        if not reason or not any(edit.key(text) == key for edit in edits_of(text)):
+            raise ValueError(f"equivalent.toml: got {path}: {key!r}, expected an edit of the file as it is now, with a reason")
+    return reasons
+
+
+def sampled(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """``count`` of them (0: all), the same for the same seed and text, in the order of the files."""
+    if not count or count >= len(mutants):
+        return list(mutants)
+    chosen = random.Random(seed).sample(range(len(mutants)), count)
+    return [mutants[i] for i in sorted(chosen)]
+
+
+def summary(results: Sequence[Result]) -> str:
+    """A line for each package and one for all."""
+    lines = []
+    for name in (*sorted({result.mutant.package for result in results}), "all"):
+        own = [result for result in results if name in ("all", result.mutant.package)]
+        killed = sum(result.killed for result in own)
+        lines.append(f"{name:10} {killed:4} of {len(own):4} killed ({100 * killed / max(1, len(own)):.1f}%)")
+    return "\n".join(lines)
+
+
+class Trees:
+    """Copies of the tree, one for each job. Mutants are tried in them by forked processes, which need not import torch again."""
+
+    def __init__(self, root: Path, count: int, folder: Path) -> None:
+        self._folder = folder
+        self.free = [folder / f"tree{i}" for i in range(count)]
+        for tree in self.free:
+            shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+
+    def start(self, tree: Path, tests: Sequence[str], mutant: Mutant | None, log: Path) -> int:
+        """Run test files in a process of its own; returns its id."""
+        process = os.fork()
+        if process:
+            return process
+        try:
+            os.setsid()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            status = self._tested(tree, tests, mutant)
+        except BaseException as error:  # noqa: BLE001 - nothing may go on in a forked process
+            print(f"{type(error).__name__}: {error}")
+            status = 3
+        sys.stdout.flush()
+        os._exit(status)
+
+    def _tested(self, tree: Path, tests: Sequence[str], mutant: Mutant | None) -> int:
+        os.chdir(tree)
+        sys.path[:] = [str(tree), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "tests"))]
+        for name, module in list(sys.modules.items()):  # what the script's own tests have imported
+            if Path(getattr(module, "__file__", None) or "/").is_relative_to(ROOT):
+                del sys.modules[name]
+        os.environ |= {"PYTHONPATH": str(tree), "GEMMTUNE_CACHE_DIR": str(self._folder / "kernels")}
+        # A compiled module must not be left for the next mutant, whose file may have the same time and size.
+        sys.dont_write_bytecode = mutant is not None
+        if mutant is not None:
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+            for compiled in (tree / mutant.path.parent).glob(f"__pycache__/{mutant.path.stem}.*"):
+                compiled.unlink()
+        import pytest
+
+        return int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", *tests]))
+
+
+def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: Callable[[str], None]) -> list[Result]:
+    """Try all mutants. A test that fails without any edit as well kills nothing: what it seemed to notice counts as untested."""
+    import hypothesis  # noqa: F401 - imported once, for all processes that are forked
+    import torch  # noqa: F401
+
+    tests = {path: related_tests(root, path) for path in dict.fromkeys(mutant.path for mutant in mutants)}
+    results: dict[int, Result] = {}
+    with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
+        trees = Trees(root, jobs, Path(folder))
+        work: list[Job] = [(mutant, [str(file.relative_to(root)) for file in tests[mutant.path]]) for mutant in mutants]
+        for number, status, seconds, log in _finished(trees, work, limit_s, folder):
+            verdict = {0: "survived", NO_TESTS: "untested", None: "timed out"}.get(status, "killed")
+            mutant = mutants[number]
+            by = _first_failure(log) if verdict == "killed" else ""
+            results[number] = Result(mutant=mutant, verdict=verdict, seconds=seconds, killed_by=by)
+            say(f"{verdict:9} {seconds:5.1f} s  {mutant.path}:{mutant.edit.line} {mutant.edit.kind} {by}")
+            if verdict == "survived":
+                say(mutant.diff)
+        killers = sorted({result.killed_by for result in results.values() if result.killed_by.startswith("tests/")})
+        broken = set()
+        for number, status, _, _ in _finished(trees, [(None, [killer]) for killer in killers], limit_s, folder):
+            if status != 0:
+                broken.add(killers[number])
+                say(f"fails as it is: {killers[number]}")
+    found = [results[i] for i in range(len(mutants))]
+    return [replace(result, verdict="untested") if result.killed_by in broken else result for result in found]
+
+
+Job = tuple[Mutant | None, list[str]]
+
+
+def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) -> Iterator[tuple[int, int | None, float, str]]:
+    """(number, exit status or None after the time limit, seconds, output) of each job, as they end."""
+    waiting = list(enumerate(work))[::-1]
+    running: dict[int, tuple[int, float, Path, str]] = {}
+    while waiting or running:
+        while waiting and trees.free:
+            number, (mutant, tests) = waiting.pop()
+            tree, before = trees.free.pop(), ""
+            if mutant is not None:
+                before = (tree / mutant.path).read_text()
+                (tree / mutant.path).write_text(mutant.edit.applied(before))
+            process = trees.start(tree, tests, mutant, Path(folder) / f"{number}.log")
+            running[process] = (number, time.monotonic(), tree, before)
+        for process, (number, begun, tree, before) in list(running.items()):
+            seconds = time.monotonic() - begun
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if not ended and seconds < limit_s:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)  # with what a test may have left running
+            if not ended:
+                os.waitpid(process, 0)
+            del running[process]
+            job = work[number][0]
+            if job is not None:
+                (tree / job.path).write_text(before)
+            trees.free.append(tree)
+            log = Path(folder) / f"{number}.log"
+            yield number, os.waitstatus_to_exitcode(status) if ended else None, seconds, log.read_text(errors="replace")
+        time.sleep(POLL_S)
+
+
+def _first_failure(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.startswith(("FAILED ", "ERROR ", "E  "))]
+    named = [line for line in lines if not line.startswith("E  ")] or lines
+    return named[0].split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ").strip() if named else ""
+
+
+def _as_json(results: Sequence[Result], seed: int) -> dict[str, Any]:
+    counts: Counter[str] = Counter(result.verdict for result in results)
+    return {
+        "seed": seed,
+        "counts": dict(counts),
+        "mutants": [
+            {
+                "path": r.mutant.path.as_posix(), "line": r.mutant.edit.line, "kind": r.mutant.edit.kind, "verdict": r.verdict,
+                "seconds": round(r.seconds, 1), "killed_by": r.killed_by,
+                "diff": r.mutant.diff,
+            }
+            for r in results
+        ],
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", type=Path, help="modules or folders; default: four packages")
+    parser.add_argument("--sample", type=int, default=100, help="how many edits; 0: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("-j", "--jobs", type=int, default=2)
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S, metavar="S", help="for the tests of one edit")
+    parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="PERCENT")
+    parser.add_argument("--json", type=Path, help="write all results there")
+    options = parser.parse_args(arguments)
+    given = options.paths or [Path("gemmtune") / name for name in PACKAGES]
+    files = [f.relative_to(ROOT) for p in given for f in ([ROOT / p] if p.suffix else sorted((ROOT / p).rglob("*.py")))]
+    mutants = sampled(mutants_of(ROOT, files), options.sample, options.seed)
+    results = run(ROOT, mutants, options.jobs, options.time_limit, lambda line: print(line, flush=True))
+    if options.json:
+        options.json.write_text(json.dumps(_as_json(results, options.seed), indent=1))
+    for result in results:
+        if not result.killed:
+            mutant = result.mutant
+            print(f"\n{result.verdict}: {mutant.path}:{mutant.edit.line} ({mutant.edit.kind})\n{mutant.diff}")
+    print(f"\nseed {options.seed}\n{summary(results)}")
+    return 0 if 100 * sum(r.killed for r in results) >= options.threshold * len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
