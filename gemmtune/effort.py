@@ -63,7 +63,7 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_near=1.1,
             variant_rounds=1,
             entrants=8,
-            rounds_s=0.4,
+            rounds_s=0.3,
         ),
         default=Effort(
             configs=_configs(1),
@@ -71,7 +71,7 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_near=1.25,
             variant_rounds=3,
             entrants=16,
-            rounds_s=0.8,
+            rounds_s=0.6,
         ),
         exhaustive=Effort(
             configs=_configs(2),

@@ -39,7 +39,7 @@ SLOWER = 1.15
 LAUNCH_US = 100.0
 """What the launches of a choice (with an eager epilogue there are several) add at most to a single call on a GPU."""
 FEW_SAMPLES = 3
-CPU_ROUNDS = 2.0
+CPU_ROUNDS = 2.5
 """Times the rounds of a GPU: samples of a CPU vary more, and everything that is right takes part in its rounds."""
 MORE_SAMPLES = 12
 STAGE_S = 0.04

@@ -28,9 +28,10 @@ from .rotation import Rotation
 
 __all__ = ["Timer", "collection_paused", "median_margin"]
 
-PLACES = 4
-"""Streams on which the calls of one sample were captured: libraries and kernels keep memory for partial sums for each. Where it
-lies changes the time of a kernel by up to 7%: with one place, the luck of a process decides between two that are near."""
+PLACES = 2
+"""Graphs, of a stream each, that one sample is made of: libraries and kernels keep memory for partial sums for each. Where it lies
+changes the time of a kernel by up to 7%: with one place, the luck of a process decides between two that are near. More would count
+in the zeroing of that memory, with which a replay begins, too often."""
 FLUSH_CACHES = 4
 """Times the L2 that is read before a sample: its replacement of lines is not strictly that of the oldest."""
 
