@@ -232,11 +232,11 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, p
     """Two operands in turn: a launch writes over the beginning of the other, which the next one may have asked into L2 already."""
     problem, shape, told = CHAINS[chain]
     x = random_operands(problem, GPU, seed=8)
-    # So that results neither grow nor vanish.
+    # So that results neither grow nor vanish; int4 has a mean, which multiplies rows by 1200 or so.
     if x.scale_b is None:
         x = dataclasses.replace(x, b=x.b / 64)
     else:
-        x = dataclasses.replace(x, scale_b=x.scale_b / x.scale_b.max() / 320)
+        x = dataclasses.replace(x, scale_b=x.scale_b / x.scale_b.max() / 1280)
     results = []
     for pdl in (False, True, True, True):
         way = {"pdl": pdl, "prefetch_stages": prefetch_stages if pdl else 0}
