@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from executed import OPERATIONS, WITHOUT_PRODUCTS, note
 from rotation import rotated
 from torch_faults import makes_nan_of_infinity
 
@@ -26,16 +27,13 @@ from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner
 from gemmtune.problem import Problem
 
-ON_CPU = ("aten", "cpp")
 ON_GPU = ("aten", "cublaslt")
 COMPILED_ON_GPU = ("triton",)
 EVERY_COMPILED = 2
 """Nearly each of its cases is a kernel of its own to be compiled: one half for one commit, the other half for the next, …"""
 PARTS_COMPILED = 3
 """… in so many tests for each property, which are in several processes."""
-OF_OPERATIONS = ("empty", "k-zero")
-"""What the operations do themselves: no backend is asked for an empty product."""
-NAMES = [p.name for p in PROPERTIES if p.name not in OF_OPERATIONS]
+NAMES = [p.name for p in PROPERTIES if p.name not in WITHOUT_PRODUCTS]
 KNOWN = {
     ("aten", "cpu"): ("*:baddbmm-bf16-*alpha.zero*", *(("infinity:*-bf16-*",) if makes_nan_of_infinity() else ())),
     ("aten", "cuda"): ("alpha-beta:baddbmm-f16-*variant.large*",),
@@ -75,6 +73,7 @@ def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, p
             break
         outcomes.append(run(case))
     assert_conforming(outcomes)
+    note(backend, {name, *(outcome.case.op for outcome in outcomes if outcome.verdict is Verdict.PASSED)})
 
 
 def assert_conforming(outcomes: list[Outcome]) -> None:
@@ -89,7 +88,7 @@ def assert_conforming(outcomes: list[Outcome]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("backend", OPERATIONS)
 def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
     check(backend, name, "cpu", EVERY)
 
@@ -134,10 +133,11 @@ def test_kernels_for_an_older_architecture_conform(arch: str, name: str) -> None
     check(f"triton_{arch}", name, "cuda", EVERY_FORWARD)
 
 
-@pytest.mark.parametrize("name", OF_OPERATIONS)
+@pytest.mark.parametrize("name", WITHOUT_PRODUCTS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_operations_conform_where_nothing_is_multiplied(own_store: Path, device: str, name: str) -> None:
     declared = {"empty": True, "alpha": True, "beta": True, "ops": OPS, "scales": SCALES, "weights": tuple(WEIGHTS), "zeros": True}
     gemm = InProcessRunner(SubjectSpec(target="gemmtune", declared=declared), device)
     scope = Scope(traits=gemm.describe().traits, device_type=device, level=Level.SMOKE)
     assert_conforming([gemm.run(case) for case in property_named(name).cases(scope)])
+    note("gemmtune", [name])

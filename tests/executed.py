@@ -1,0 +1,85 @@
+"""What a run really executed, against what there is: a run that tests too little fails, however many tests it counts.
+
+    TEST_EXECUTED=noted.txt pytest --junit-xml=results.xml && python tests/executed.py noted.txt results.xml
+
+The tests of our backends note what passed. Afterwards every backend that runs on a CPU must have passed cases of every property and
+of every operation that it has, and every file of tests must have passed a test, but those that are for a GPU alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from gemmtune.conformance.cases.scope import Level, Scope
+from gemmtune.conformance.gemms import own
+from gemmtune.conformance.labels import ONE_PRODUCT, OPS
+from gemmtune.conformance.properties.table import PROPERTIES
+
+__all__ = ["OPERATIONS", "VARIABLE", "WITHOUT_PRODUCTS", "faults", "files", "main", "note", "passed_files", "wanted"]
+
+VARIABLE = "TEST_EXECUTED"
+"""The environment variable that names the file of notes; without it nothing is noted."""
+OPERATIONS: Mapping[str, tuple[str, ...]] = {"aten": OPS, "cpp": ONE_PRODUCT}
+"""The backends that run on a CPU, and their operations."""
+WITHOUT_PRODUCTS = ("empty", "k-zero")
+"""Properties of the operations themselves: no backend is asked for an empty product."""
+FOR_A_GPU = ("_gpu", "_cuda")
+"""How the names of files end whose tests need a GPU."""
+Note = tuple[str, str]
+
+
+def note(backend: str, executed: Iterable[str]) -> None:
+    """Note the properties and operations of which cases passed for a backend."""
+    if VARIABLE in os.environ:
+        with open(os.environ[VARIABLE], "a", encoding="utf-8") as file:
+            file.write("".join(f"{backend} {name}\n" for name in executed))
+
+
+def wanted() -> set[Note]:
+    """What a run without a GPU has to note."""
+    found: set[Note] = {("gemmtune", name) for name in WITHOUT_PRODUCTS}
+    for backend, operations in OPERATIONS.items():
+        scope = Scope(traits=getattr(own, backend).traits, device_type="cpu", level=Level.SMOKE)
+        names = [p.name for p in PROPERTIES if p.needs(scope) is None and p.name not in WITHOUT_PRODUCTS]
+        found |= {(backend, name) for name in (*names, *operations)}
+    return found
+
+
+def files(folder: Path) -> set[str]:
+    """The files of tests that any machine can run, such as ``tests.unit.test_cli``."""
+    paths = [path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("test_*.py")]
+    return {".".join(path.parts) for path in paths if not path.name.endswith(FOR_A_GPU)}
+
+
+def passed_files(results: Path) -> set[str]:
+    """The files of which a test passed, out of the XML that pytest wrote."""
+    cases = ElementTree.parse(results).getroot().iter("testcase")
+    passed = [
+        case.get("classname", "") for case in cases if all(child.tag not in ("skipped", "failure", "error") for child in case)
+    ]
+    return {".".join(part for part in name.split(".") if not part.startswith("Test")) for name in passed}
+
+
+def faults(noted: set[Note], expected: set[Note], passed: set[str], present: set[str]) -> list[str]:
+    """A line for each thing that was not executed."""
+    lines = [f"{backend}: no case of {name} passed" for backend, name in sorted(expected - noted)]
+    return lines + [f"{name}: none of its tests passed" for name in sorted(present - passed)]
+
+
+def main(notes: Path, results: Path) -> str | None:
+    """What was missing, for ``sys.exit``; None if nothing was."""
+    noted = {(backend, name) for backend, name in map(str.split, notes.read_text().splitlines())} if notes.exists() else set()
+    expected, present = wanted(), files(Path(__file__).parent)
+    lines = faults(noted, expected, passed_files(results), present)
+    if lines:
+        return "too little was executed:\n  " + "\n  ".join(lines)
+    print(f"executed: {len(expected)} properties and operations of {', '.join(OPERATIONS)}, tests of {len(present)} files")
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))
