@@ -33,10 +33,10 @@ def text_of(choice: CudaChoice) -> str:
 
 
 def compiled(choice: CudaChoice) -> Driver:
-    """A driver that has the kernel, compiled once a run."""
+    """A driver that has the kernel, compiled once, however many tests need it."""
     text = text_of(choice)
     headers = "".join(file.read_text() for file in sorted(FOLDER.iterdir()))
-    path = cache_dir("cuda_on_cpu") / f"{hashlib.sha256((text + headers).encode()).hexdigest()}.so"
+    path = cache_dir("cuda") / f"{hashlib.sha256((text + headers).encode()).hexdigest()}.so"
     if not path.exists():
         code = path.with_suffix(".cpp")
         code.write_text(text)
