@@ -47,7 +47,7 @@ class Fill(Protocol):
     ``k_dim`` is the dimension that is summed: -1 for a, -2 for b.
     """
 
-    def __call__(self, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor: ...
+    def __call__(self, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor: ...
 
 
 def fills_of(dtype: torch.dtype) -> tuple[str, ...]:
@@ -62,25 +62,25 @@ def fill_named(name: str, dtype: torch.dtype) -> Fill:
     return FILLS[name]
 
 
-def _normal(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor:  # noqa: ARG001
+def _normal(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
     if dtype_info(layout.dtype).is_integer:
         bounds = torch.iinfo(layout.dtype)
         return _drawn(layout, generator, device, bounds.min, bounds.max)
     return _away_from_0(_standard(layout, generator, device), layout.dtype)
 
 
-def _uniform(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor:  # noqa: ARG001
+def _uniform(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
     if dtype_info(layout.dtype).is_integer:
         return _drawn(layout, generator, device, 0, torch.iinfo(layout.dtype).max)
     values = torch.empty(held_size(layout), dtype=_wide_enough(layout.dtype), device=device)
     return values.uniform_(generator=generator).clamp_(min=_least(layout.dtype))
 
 
-def _integers(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor:  # noqa: ARG001
+def _integers(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
     return _drawn(layout, generator, device, -MOST_SMALL, MOST_SMALL)
 
 
-def _wide(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor:  # noqa: ARG001
+def _wide(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
     if dtype_info(layout.dtype).is_integer:
         bits = torch.iinfo(layout.dtype).bits - 1
         exponents = torch.empty(held_size(layout), device=device).uniform_(0, bits, generator=generator)
@@ -92,17 +92,17 @@ def _wide(layout: Layout, generator: torch.Generator, device: torch.device, k_di
     return _away_from_0(values * torch.exp2(exponents), layout.dtype)
 
 
-def _ones(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor:  # noqa: ARG001
+def _ones(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
     return torch.ones(held_size(layout), device=device)
 
 
-def _subnormal(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor:  # noqa: ARG001
+def _subnormal(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
     return _standard(layout, generator, device).double() * dtype_info(layout.dtype).smallest_normal
 
 
-def _cancelling(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int = -1) -> torch.Tensor:
+def _cancelling(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:
     """The same as ``normal`` where the layout has not two elements along K to choose."""
-    values = _normal(layout, generator, device)
+    values = _normal(layout, generator, device, k_dim)
     if overlapping(layout) or values.shape[k_dim] < 2:
         return values
     info, half = dtype_info(layout.dtype), values.shape[k_dim] // 2

@@ -13,6 +13,7 @@ import torch
 from conformance_gemms import CPU, assert_conforms, assert_found, one_thread, subject_of, torch_subject
 
 from gemmtune.conformance.properties import memory
+from gemmtune.numerics import guards
 from gemmtune.numerics.guards import GUARD_TILE, guarded_out, poison_free_memory
 from gemmtune.numerics.operands import POISONS, storage_bits
 from gemmtune.problem import Layout
@@ -221,3 +222,12 @@ def _landed(side: int, scratch: int) -> float:
 def test_no_memory_is_poisoned_for_empty_and_for_huge_results() -> None:
     for size in ((0, 5), (2**16, 2**16)):
         assert poison_free_memory(Layout.contiguous(size, torch.float32), CPU, POISONS[torch.float32][0]) is None
+
+
+@pytest.mark.parametrize(("most", "copies"), [(2**12 * 3, 3), (2**12, 2), (2**20, 8)])
+def test_no_more_memory_is_poisoned_than_is_allowed(most: int, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+    monkeypatch.setattr(guards, "MOST_POISONED_BYTES", most)
+    monkeypatch.setattr(guards, "poison", lambda place, payload: made.append(place))
+    poison_free_memory(Layout.contiguous((32, 32), torch.float32), CPU, POISONS[torch.float32][0])
+    assert len(made) == copies

@@ -8,8 +8,11 @@ import pytest
 import torch
 from broken_kernels import CPU, claims_of
 
-from gemmtune.numerics.bounds import accumulation_bound, underflow
+from gemmtune.numerics.bounds import accumulation_bound, exact_limit, underflow
 from gemmtune.numerics.compare import BadElement, Chunk, Finding, is_right
+from gemmtune.numerics.expectation import referenced
+from gemmtune.numerics.judging import Judge
+from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.propagate import Approximate
 from gemmtune.numerics.reference import Region
 from gemmtune.problem import Problem
@@ -104,3 +107,14 @@ def test_what_underflows_on_the_way_counts_times_alpha(alpha: float, factor: flo
     bound = accumulation_bound(problem, claims_of(F32), alpha=alpha, extended=True)
     steps = 8 + 2 + 1 + 3
     assert bound.absolute == pytest.approx(factor * steps * underflow(F32, flush=False), rel=1e-5)
+
+
+@pytest.mark.parametrize(("k", "exact"), [(4, True), (5, False)])
+def test_sums_of_integers_up_to_what_the_claims_hold_are_exact(k: int, exact: bool) -> None:
+    problem, claims = Problem.mm(1, 1, k, dtype=F32, device_type="cpu"), claims_of(F32, accumulate=F16, partials=F16)
+    assert exact_limit(problem, claims) == 1024
+    x = torch.full((1, k), 16.0)
+    operands = Operands(a=x, b=x.T, out=x, inp=None, extra=(), alpha=1, beta=0)
+    expectation = referenced(problem, operands, name="integers", integers=True)
+    finding = Judge(problem, claims).find(torch.full((1, 1), 256.0 * k + 0.25), expectation)
+    assert bool(finding.state[0]) == exact

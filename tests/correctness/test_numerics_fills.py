@@ -48,6 +48,22 @@ def test_every_layout_can_be_filled(fill: str, dtype: torch.dtype, name: str) ->
         assert tuple(values.shape) == held_size(layout)
         assert torch.equal(values, again)
         assert values.to(dtype).double().isfinite().all()
+        if dtype == INT8:
+            assert torch.equal(values.to(INT8).double(), values.double()), "a number does not fit"
+
+
+@pytest.mark.parametrize("k_dim", [-1, -2])
+def test_the_second_half_of_cancelling_integers_is_the_first_but_for_a_unit(k_dim: int) -> None:
+    layout = Layout.contiguous((200, 201), INT8)
+    if k_dim == -2:
+        layout = Layout.contiguous((201, 200), INT8)
+    values = fill_named("cancelling", INT8)(layout, torch.Generator().manual_seed(3), CPU, k_dim)
+    assert (values.min(), values.max()) == (-128, 127)
+    first, second, rest = (x.double() for x in values.split([100, 100, 1], k_dim))
+    off = first + second if k_dim == -1 else first - second
+    assert set(off.unique().tolist()) == {-1, 0, 1}
+    assert second.abs().max() == 127
+    assert not rest.any()
 
 
 @pytest.mark.parametrize(("fill", "dtype"), PAIRS, ids=str)
@@ -91,7 +107,7 @@ def test_cancelling_sums_nearly_vanish(dtype: torch.dtype, k: int) -> None:
 def test_cancelling_has_one_sign_where_k_cannot_be_chosen() -> None:
     layout = Layout(size=(6, 8), stride=(1, 0), dtype=F32)
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
-    normal, cancelling = (FILLS[name](layout, g, CPU) for name, g in zip(("normal", "cancelling"), generators, strict=True))
+    normal, cancelling = (FILLS[name](layout, g, CPU, -1) for name, g in zip(("normal", "cancelling"), generators, strict=True))
     assert torch.equal(normal, cancelling)
 
 

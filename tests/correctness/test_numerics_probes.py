@@ -216,3 +216,25 @@ def test_width_needs_three_elements_of_k() -> None:
     expanded = Layout(size=(4, 8), stride=(1, 0), dtype=F32)
     problem = Problem(op="mm", a=expanded, b=Layout.contiguous((8, 4), F32), out=Layout.contiguous((4, 4), F32), device_type="cpu")
     assert not Probes(problem, CPU).can_measure_width
+
+
+def test_an_element_is_traced_to_the_operand_and_the_place_that_it_was_picked_from() -> None:
+    probes = Probes(Problem.mm_plus_mm(8, 9, 5, 7, dtype=F32, device_type="cpu"), CPU)
+    random = probes.random()
+    rows, cols = probes.rows_of_b(random.right, special=False), probes.cols_of_a(random.left, special=False)
+    assert rows.row_index is not None
+    assert cols.col_index is not None
+    for i, place in enumerate(rows.row_index[0].tolist()):
+        name = f"b[{place}, 3]" if place < 5 else f"d[{place - 5}, 3]"
+        assert rows.origin((i, 3), batched=False) == f" (from {name})"
+    for j, place in enumerate(cols.col_index[0].tolist()):
+        name = f"a[2, {place}]" if place < 5 else f"c[2, {place - 5}]"
+        assert cols.origin((2, j), batched=False) == f" (from {name})"
+
+
+def test_an_element_of_a_batch_is_traced_to_its_matrix() -> None:
+    probes = Probes(Problem.bmm(3, 4, 5, 6, dtype=F32, device_type="cpu"), CPU)
+    pick = probes.rows_of_b(probes.random().b, special=False)
+    assert pick.row_index is not None
+    place = int(pick.row_index[2, 1])
+    assert pick.origin((2, 1, 4), batched=True) == f" (from b[2, {place}, 4])"

@@ -255,11 +255,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-j", "--jobs", type=int, default=2)
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S, metavar="S", help="for the tests of one edit")
     parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="PERCENT")
+    parser.add_argument("--again", type=Path, metavar="JSON", help="only what survived in the run that wrote this file")
     parser.add_argument("--json", type=Path, help="write all results there")
     options = parser.parse_args(arguments)
     given = options.paths or [Path("gemmtune") / name for name in PACKAGES]
     files = [f.relative_to(ROOT) for p in given for f in ([ROOT / p] if p.suffix else sorted((ROOT / p).rglob("*.py")))]
-    mutants = sampled(mutants_of(ROOT, files), options.sample, options.seed)
+    mutants = mutants_of(ROOT, files)
+    if options.again:
+        old = json.loads(options.again.read_text())["mutants"]
+        left = {(x["path"], x["kind"], x["diff"]) for x in old if x["verdict"] in ("survived", "untested")}
+        mutants = [m for m in mutants if (m.path.as_posix(), m.edit.kind, m.diff) in left]
+    else:
+        mutants = sampled(mutants, options.sample, options.seed)
     results = run(ROOT, mutants, options.jobs, options.time_limit, lambda line: print(line, flush=True))
     if options.json:
         options.json.write_text(json.dumps(_as_json(results, options.seed), indent=1))
