@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Status
-from gemmtune.selector.pick import NEAR, OF_ONE_KERNEL, pick, shortlist
+from gemmtune.selector.pick import KERNEL_TIE, NEAR, OF_ONE_KERNEL, pick, shortlist
 from gemmtune.selector.result import HOST_US, PLACE, Outcome
 from gemmtune.timing.rounds import TIE
 
@@ -44,11 +44,17 @@ def test_the_fastest_wins():
 
 
 def test_a_tie_goes_to_the_library():
-    assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + TIE / 2))]).name == "aten:mm"
+    assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + KERNEL_TIE / 2))]).name == "aten:mm"
 
 
 def test_just_outside_a_tie_the_fastest_wins():
-    assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + 1.5 * TIE))]).name == "triton:a"
+    assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + 1.5 * KERNEL_TIE))]).name == "triton:a"
+
+
+def test_whole_calls_are_tied_by_as_much_as_torch_is():
+    calls = [outcome("cpp:a", 20.0, host_us=3.0), outcome("aten:mm", 20.0 * (1 + 0.9 * TIE), host_us=3.0)]
+    assert pick(calls).name == "aten:mm"
+    assert 1.1 * KERNEL_TIE < 0.9 * TIE
 
 
 def test_torch_stays_unless_something_is_clearly_faster():
@@ -59,12 +65,12 @@ def test_torch_stays_unless_something_is_clearly_faster():
 
 
 def test_within_a_backend_ties_go_to_what_its_model_likes_best():
-    tied = {name: outcome(name, time_us) for name, time_us in (("cpp:a", 20.0), ("cpp:b", 20.1), ("cpp:c", 20.2), ("cpp:d", 21.0))}
+    tied = {name: outcome(name, time_us) for name, time_us in (("cpp:a", 20.0), ("cpp:b", 20.1), ("cpp:c", 20.15), ("cpp:d", 21.0))}
     assert pick(list(tied.values())).name == "cpp:a"
     for place, name in enumerate(["cpp:d", "cpp:c", "cpp:b"]):
         tied[name] = dataclasses.replace(tied[name], info={PLACE: place})
     assert pick(list(tied.values())).name == "cpp:c"
-    assert pick([*tied.values(), outcome("aten:mm", 20.3)]).name == "aten:mm"
+    assert pick([*tied.values(), outcome("aten:mm", 20.18)]).name == "aten:mm"
 
 
 def test_among_equals_too_short_for_the_host_our_own_kernels_come_first():
