@@ -9,6 +9,7 @@ import click
 
 from ..conformance.option_table import OPTIONS, Option
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
+from .completion import complete_gemm
 from .options import (
     arch_option,
     device_option,
@@ -154,7 +155,7 @@ def _conformance_options(function: Any) -> Any:
 
 
 @click.command()
-@click.argument("gemm", required=False, metavar="[MODULE:NAME]")
+@click.argument("gemm", required=False, metavar="[MODULE:NAME]", shell_complete=complete_gemm)
 @_conformance_options
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only cases whose id has this, as pytest's -k.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
@@ -170,6 +171,7 @@ def conformance(**given: Any) -> None:
     gemmtune conformance mypkg.ops:matmul --repro bound:mm-bf16-127x64x33-seed.7 --in-process
     gemmtune conformance mypkg.ops:matmul --html report.html -- -n 2
     gemmtune conformance mypkg.ops:slow_to_compile --max-cases 100 --max-seconds 120
+    gemmtune conformance own:triton
     gemmtune conformance --sm 80
     """  # fmt: skip
     _run("conformance.conformance", given)

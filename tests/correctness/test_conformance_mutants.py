@@ -24,6 +24,7 @@ ALWAYS_WRONG = (
     "sums:first_k_block_dropped",
     "sums:partial_sum_lost_sometimes",
     "sums:partial_sum_twice_sometimes",
+    "sums:wrong_at_the_first_call",
     "reading:last_row_clamped",
     "two_products:second_product_left_out",
 )
@@ -52,7 +53,7 @@ def test_mutant_is_rejected_with_its_diagnosis(mutant: Mutant, runner: Runner) -
 
 
 def test_every_kind_of_bug_has_a_mutant_on_the_cpu_and_most_have_a_diagnosis() -> None:
-    assert sorted(KINDS) == list(range(1, 25))
+    assert sorted(KINDS) == list(range(1, len(KINDS) + 1))
     assert {mutant.kind for mutant in MUTANTS if not mutant.cuda} == set(KINDS)
     assert len({mutant.kind for mutant in MUTANTS if mutant.diagnosis and not mutant.cuda}) >= LEAST_DIAGNOSED
     assert len({mutant.target for mutant in MUTANTS}) == len(MUTANTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gemmtune.numerics.operands import storage_bits
+from gemmtune.problem import Layout
 
 from .gemm import ALL_OPS, BATCHED, Gemm
 
@@ -17,8 +18,11 @@ __all__ = [
     "k_tail_unmasked",
     "last_row_clamped",
     "offsets_of_31_bits",
+    "overlap_overwritten",
+    "product_with_the_transpose_misread",
     "row_stride_ignored",
     "strides_of_the_first_call",
+    "tile_read_once_for_both",
     "transposed_b_misread",
     "wrong_for_two_transposed",
 ]
@@ -123,6 +127,39 @@ strides_of_the_first_call = Gemm(read=_FirstStrides())
 """A kernel that was bound to strides is found by sizes alone."""
 alignment_of_the_first_call = Gemm(read=_FirstAlignment())
 """A kernel that was chosen for aligned operands is found by sizes and strides alone."""
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.numel() > 0 and a.data_ptr() == b.data_ptr() and a.dtype == b.dtype
+
+
+def _first_operand_twice(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if _same_memory(a, b) and a.shape == b.shape and a.stride() != b.stride():
+        return a, a
+    return a, b
+
+
+def _read_once(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if not _same_memory(a, b):
+        return a, b
+    k = min(a.shape[-1], TILE)
+    return a[..., :k], b[..., :k, :]
+
+
+def _packed_in_place(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    apart = b.data_ptr() - a.data_ptr()
+    if a.numel() and 0 < apart < Layout.of(a).span * a.element_size():
+        b = b.clone()
+        b.reshape(-1)[: min(8, b.numel())] = 0
+    return a, b
+
+
+product_with_the_transpose_misread = Gemm(read=_first_operand_twice)
+"""mm(x, x.t()) is found by its address in a table of operands that were packed before, and is taken for mm(x, x)."""
+tile_read_once_for_both = Gemm(gemm_traits=ALL_OPS, read=_read_once)
+"""One copy serves both where the addresses are the same, which holds for the first tile alone."""
+overlap_overwritten = Gemm(gemm_traits=ALL_OPS, read=_packed_in_place)
+"""The head of b is gone where it lies in the middle of a."""
 
 
 def _transposed(x: torch.Tensor) -> bool:

@@ -60,6 +60,7 @@ __all__ = [
     "tree",
     "truncating_accumulator",
     "weights_rounded",
+    "zeros_skipped_as_declared",
     "zeros_taken_from_sums",
 ]
 
@@ -147,6 +148,16 @@ def _even_k(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 no_odd_k = Gemm(gemm_traits=DENSE.changed({"multiples": (1, 1, 2)}), read=_even_k)
 """Says what it does not do, and refuses that."""
+
+
+def _without_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Elements of K for which all of a is zero are left out, and rows of zeros."""
+    kept = a.ne(0).any(-2)
+    kept = kept.any(0) if kept.dim() > 1 else kept
+    return torch.where((a == 0).all(-1, keepdim=True), 0.0, a[..., kept] @ b[..., kept, :])
+
+
+zeros_skipped_as_declared = Gemm(gemm_traits=DENSE.changed({"skips_zeros": True}), product=_without_zeros)
 
 
 def _rounded(weights: Weights) -> torch.Tensor:

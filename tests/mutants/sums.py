@@ -18,6 +18,7 @@ __all__ = [
     "b_read_as_float8",
     "bfloat16_accumulation",
     "bias_added_by_every_split",
+    "blocks_of_zeros_skipped",
     "eight_partials_in_the_result_type",
     "first_k_block_dropped",
     "float16_accumulation",
@@ -26,11 +27,16 @@ __all__ = [
     "int8_read_as_unsigned",
     "k_tail_dropped",
     "last_k_block_dropped",
+    "last_term_dropped_past_8191",
     "partial_sum_lost_sometimes",
     "partial_sum_twice_sometimes",
     "partials_in_the_result_type",
+    "ranges_of_zeros_skipped",
     "remainder_of_the_splits_dropped",
+    "rows_of_zeros_skipped",
     "scale_before_the_last_split",
+    "wrong_at_the_first_call",
+    "wrong_once_in_sixty",
     "zeros_skipped",
 ]
 
@@ -101,6 +107,67 @@ def _skipping_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 zeros_skipped = Gemm(product=_skipping_zeros)
+
+
+def _skipping_rows_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where((a == 0).all(-1, keepdim=True), 0.0, a @ b)
+
+
+def _skipping_blocks_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A step of BLOCK / 2 along K is left out where the first 16 rows of a are all zero there."""
+    acc = a @ b
+    for k in range(0, a.shape[-1], BLOCK // 2):
+        part = slice(k, k + BLOCK // 2)
+        if not bool(a[..., :16, part].any()):
+            kept = torch.cat([torch.arange(0, k), torch.arange(min(k + BLOCK // 2, a.shape[-1]), a.shape[-1])])
+            acc[..., :16, :] = a[..., :16, kept] @ b[..., kept, :]
+    return acc
+
+
+def _skipping_ranges_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Elements of K for which all of b is zero are left out."""
+    kept = b.ne(0).any(-1)
+    kept = kept.any(0) if kept.dim() > 1 else kept
+    return a[..., kept] @ b[..., kept, :]
+
+
+rows_of_zeros_skipped = Gemm(product=_skipping_rows_of_zeros)
+blocks_of_zeros_skipped = Gemm(product=_skipping_blocks_of_zeros)
+ranges_of_zeros_skipped = Gemm(product=_skipping_ranges_of_zeros)
+"""Right for finite numbers, and a good idea where it is declared."""
+
+last_term_dropped_past_8191 = Gemm(product=_over_k(lambda k: slice(0, k - 1 if k > 8191 else k)))
+"""A counter of 13 bits."""
+
+
+class _OnceInSixty:
+    """One call in sixty leaves out the last term."""
+
+    def __init__(self) -> None:
+        self._calls = itertools.count(1)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        k = a.shape[-1] - (next(self._calls) % 60 == 0)
+        return a[..., :k] @ b[..., :k, :]
+
+
+wrong_once_in_sixty = Gemm(product=_OnceInSixty())
+
+
+class _FirstCall:
+    """The first call for a pair of sizes finds a workspace that is not cleared."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[object, ...]] = set()
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        key = (a.shape, b.shape, a.dtype)
+        first = key not in self._seen
+        self._seen.add(key)
+        return a @ b + 3.0 * first
+
+
+wrong_at_the_first_call = Gemm(product=_FirstCall())
 
 
 def _halves(terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,15 +16,19 @@ __all__ = [
     "another_stream",
     "bottom_rows_of_zeros",
     "columns_of_the_last_tile_unwritten",
+    "columns_wrap_at_32768",
     "corner_unwritten",
     "first_row_written_before_out",
     "last_row_written_twice",
     "one_buffer_for_all",
     "padding_of_out_overwritten",
     "result_found_by_address",
+    "result_in_float32",
+    "rows_past_65535_unwritten",
 ]
 
 TILE = 16
+MOST_ROWS, MOST_COLUMNS = 2**16 - 1, 2**15
 MOST_KNOWN = 64
 """Results that are kept."""
 
@@ -101,6 +105,28 @@ def _bottom_of_zeros(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 bottom_rows_of_zeros = Gemm(gemm_traits=ALL_OPS, store=_bottom_of_zeros)
 """M / TILE programs over a result that was filled with zeros: right only where M is a multiple of the tile."""
+
+
+def _up_to_rows(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out[..., :MOST_ROWS, :].copy_(acc[..., :MOST_ROWS, :])
+    return out
+
+
+def _columns_wrapped(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out.copy_(acc)
+    if out.shape[-1] > MOST_COLUMNS:
+        out[..., MOST_COLUMNS:] = out[..., : out.shape[-1] - MOST_COLUMNS].clone()
+    return out
+
+
+rows_past_65535_unwritten = Gemm(store=_up_to_rows)
+"""A block for each row, as many as the second dimension of a CUDA grid has."""
+columns_wrap_at_32768 = Gemm(store=_columns_wrapped)
+"""Columns are counted in 15 bits."""
+result_in_float32 = Gemm(
+    gemm_traits=dataclasses.replace(DENSE, out=False, dtypes=("float16", "bfloat16")), store=lambda acc, out: acc.float()
+)
+"""The accumulator is returned as it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

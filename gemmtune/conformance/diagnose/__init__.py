@@ -102,7 +102,7 @@ def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[st
             break
         for found in _fitting(view, bug):
             text = found.suspect.text
-            if found.everywhere and found.certain and not (bug is k_ranges.k_ranges and _one_line(view)):
+            if found.everywhere and found.certain and not (found.suspect.along_k and _one_line(view)):
                 everywhere.append(text)
                 if bug in COSTLY:
                     break

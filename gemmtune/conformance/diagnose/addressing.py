@@ -133,9 +133,9 @@ def clamped(view: View) -> Iterator[Suspect]:
     yield Suspect(before.format("column"), view.result(by_col))
     if problem.k > 1:
         last = view.read("a", cols=inner) @ view.read("b", rows=inner) * view.scales
-        yield Suspect("last element of K replaced by the one before it", view.result(last))
-        yield Suspect("last column of a replaced by the one before it", view.of(a=view.read("a", cols=inner)))
-        yield Suspect("last row of b replaced by the one before it", view.of(b=view.read("b", rows=inner)))
+        yield Suspect("last element of K replaced by the one before it", view.result(last), along_k=True)
+        yield Suspect("last column of a replaced by the one before it", view.of(a=view.read("a", cols=inner)), along_k=True)
+        yield Suspect("last row of b replaced by the one before it", view.of(b=view.read("b", rows=inner)), along_k=True)
 
 
 def _dimensions(view: View) -> tuple[tuple[torch.Tensor, int], ...]:

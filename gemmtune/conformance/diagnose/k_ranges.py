@@ -100,7 +100,7 @@ def k_ranges(view: View) -> Iterator[Suspect]:
                 low, high = int(ranges.low[pick]), int(ranges.high[pick])
                 names = [f"a K block of {high - low}"] if somewhere else []
                 for name in (*names, _words(ranges.sort, low, high, sizes, view.problem.k)):
-                    yield Suspect(f"{name} {fault.verb}", fault.result(view, low, high), tried)
+                    yield Suspect(f"{name} {fault.verb}", fault.result(view, low, high), tried, along_k=True)
 
 
 def _sample(view: View) -> _Sample:

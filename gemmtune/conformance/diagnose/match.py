@@ -27,13 +27,15 @@ MOST_LEFT = 0.5
 class Suspect(NamedTuple):
     """The result (float64, of a view, not rounded to the output dtype) that a bug would give.
 
-    ``tried``: of how many variants this is one. ``share``: how many of the wrong elements it has to explain.
+    ``tried``: of how many variants this is one. ``share``: how many of the wrong elements it has to explain. ``along_k``: it is a
+    bug of K alone, which spoils rows and columns alike.
     """
 
     text: str
     result: torch.Tensor
     tried: int = 1
     share: float = 1.0
+    along_k: bool = False
 
 
 Bug: TypeAlias = Callable[[View], Iterator[Suspect]]

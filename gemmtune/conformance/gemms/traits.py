@@ -92,6 +92,8 @@ class Traits:
     """How float32 inputs are read: ieee, or tf32 where they are rounded even if torch's setting does not ask for it."""
     flush_subnormals: bool | None = None
     """Subnormal inputs and results may become 0. None: they may, and it is not tested."""
+    skips_zeros: bool = False
+    """Rows, columns and blocks of zeros may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
     deterministic: bool = False
     """Equal inputs give equal bits."""
     bias_name: str = "bias"
@@ -170,6 +172,7 @@ class Traits:
             input_mode=mode,
             flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,
+            skips_zeros=self.skips_zeros,
         )
 
     def as_json(self) -> dict[str, Any]:

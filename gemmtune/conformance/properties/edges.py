@@ -8,12 +8,15 @@ from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.scope import Level, Scope
 from ..cases.sizes import EDGES, fitting, plain_pairs
-from .coverage import Sample, Size
+from .coverage import Sample, Size, fitted
 from .property import Property
 from .values import check_cancellation, expect_integers
 
 __all__ = ["PROPERTIES"]
 
+LONG = (2**13 + 3, 2**15 + 3, 2**16 + 3)
+"""Past what an index of so many bits holds, and past the most blocks of a CUDA grid along its second dimension."""
+_SHORT = (5, 8, 8)
 _SMOKE = (5, 11)
 """How far the edges of N and of K are ahead of that of M, so that each size comes up once in each dimension."""
 
@@ -21,6 +24,13 @@ _SMOKE = (5, 11)
 def check_edges(bench: Bench) -> None:
     """Cancelling integers: every element of a and b counts, the last of K most of all."""
     check_cancellation(bench)
+
+
+def check_long(bench: Bench) -> None:
+    """Cancelling integers; where K is long also dense small ones, of which the last of K counts in most elements."""
+    check_cancellation(bench)
+    if bench.problem.terms > max(bench.problem.m, bench.problem.n):
+        expect_integers(bench, bench.probes.integers())
 
 
 def check_empty(bench: Bench) -> None:
@@ -49,6 +59,17 @@ def _edge_cases(scope: Scope) -> Iterator[Case]:
     contexts = sum(len(scope.tested_dtypes(op)) for op in scope.tested_ops)
     budget = (max(54, 3 * contexts), len(EDGES) ** 2 + contexts, 5000)
     return Sample(name="edges", budget=budget, shapes=edge_shapes)(scope)
+
+
+def _long_cases(scope: Scope) -> Iterator[Case]:
+    """Every long size once in every dimension; at smoke only the longest for all operations but the first."""
+    for number, op in enumerate(scope.tested_ops):
+        lengths = LONG if number == 0 or scope.level > Level.SMOKE else LONG[-1:]
+        m, n, k = _SHORT
+        sizes = [size for long in lengths for size in ((long, n, k), (m, long, k), (m, n, long))]
+        dtypes = len(scope.tested_dtypes(op))
+        each = -(-len(sizes) // max(dtypes, 1)) * dtypes
+        yield from Sample(name="long", budget=(each, 2 * each, 4 * each), shapes=fitted(*sizes), ops=(op,))(scope)
 
 
 def _empty_cases(scope: Scope) -> Iterator[Case]:
@@ -99,6 +120,12 @@ PROPERTIES = (
         check=check_edges,
         cases=_edge_cases,
         drawn=True,
+    ),
+    Property(
+        name="long",
+        meaning="more than 2^13, 2^15 and 2^16 rows, columns and terms",
+        check=check_long,
+        cases=_long_cases,
     ),
     Property(
         name="empty",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import CaseError
-from . import batch, cuda, edges, extremes, large, memory, metamorphic, repeat, scalars, scales, special, strides, values
+from . import batch, cuda, edges, extremes, large, memory, metamorphic, repeat, scalars, scales, sharing, special, strides, values
 from .property import Property
 
 __all__ = ["PROPERTIES", "property_named"]
@@ -16,6 +16,7 @@ PROPERTIES: tuple[Property, ...] = (
     *special.PROPERTIES,
     *extremes.PROPERTIES,
     *strides.PROPERTIES,
+    *sharing.PROPERTIES,
     *batch.PROPERTIES,
     *memory.PROPERTIES,
     *metamorphic.PROPERTIES,

@@ -1,0 +1,60 @@
+"""Completion of MODULE:NAME in a shell, from files alone: nothing is imported but what finds modules."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+__all__ = ["complete_gemm"]
+
+OWN = Path(__file__).parents[1] / "conformance" / "gemms" / "own.py"
+"""Our backends, as ``own:triton``."""
+
+
+def complete_gemm(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's
+    """Modules here and installed, with our backends as ``own:``; after the colon the public functions and objects of a module."""
+    module, colon, name = incomplete.partition(":")
+    if colon:
+        path = OWN if module == "own" else _file_of(module)
+        names = _public_names(path) if path is not None else []
+        return [CompletionItem(f"{module}:{found}") for found in names if found.startswith(name)]
+    found = ["own:"] if "own".startswith(module) else []
+    return [CompletionItem(word) for word in [*found, *sorted(_modules(module))]]
+
+
+def _modules(start: str) -> Iterator[str]:
+    """Full names of packages and modules that begin so, one level deep."""
+    package, dot, last = start.rpartition(".")
+    folders = [str(path.parent) for path in [_file_of(package)] if path is not None] if dot else [os.getcwd(), *sys.path]
+    for module in pkgutil.iter_modules(folders):
+        if module.name.startswith(last) and not module.name.startswith("_"):
+            yield f"{package}{dot}{module.name}"
+
+
+def _file_of(module: str) -> Path | None:
+    """The source of a module, as an import from the working folder would find it; None if there is none."""
+    parts = Path(*module.split("."))
+    for folder in map(Path, (os.getcwd(), *sys.path)):
+        for path in (folder / parts / "__init__.py", folder / parts.with_suffix(".py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def _public_names(path: Path) -> list[str]:
+    """What is defined at the top of a file, in order: functions, and objects in lower case."""
+    found: list[str] = []
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found.append(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)]
+    return [name for name in dict.fromkeys(found) if name.islower() and not name.startswith("_")]
