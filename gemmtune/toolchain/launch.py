@@ -56,12 +56,12 @@ def bind(
     name: str,
     *,
     refuse: Callable[[int], ErrorFromChoice],
-    exchanged: bool = False,
+    swap_ab: bool = False,
     aligned_bytes: Sequence[int] = (1, 1, 1),
 ) -> Run:
     """A function with the signature of ``choice.Run`` for the current device, for which ``library`` has been made ready.
 
-    ``refuse``: the error that a status other than 0 means. ``exchanged``: the kernel's a is the problem's b. ``aligned_bytes``:
+    ``refuse``: the error that a status other than 0 means. ``swap_ab``: the kernel's a is the problem's b. ``aligned_bytes``:
     what the addresses of out, and of the kernel's a and b, are multiples of.
     """
     device = torch.cuda.current_device()
@@ -76,7 +76,7 @@ def bind(
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         left, right = tensors[0].data_ptr(), tensors[1].data_ptr()
-        if exchanged:
+        if swap_ab:
             left, right = right, left
         to, x = out.data_ptr(), [tensor.data_ptr() for tensor in tensors[first:]]
         if to % out_bytes or left % a_bytes or right % b_bytes:

@@ -1,4 +1,4 @@
-"""A problem as a kernel sees it: as it is, or with its operands exchanged, since out^T = b^T @ a^T."""
+"""A problem as a kernel sees it: as it is, or with its operands swapped, since out^T = b^T @ a^T."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Oriented", "block_scaled", "letter", "orient", "scales_weights"]
 class Oriented:
     """Layouts of d[M, N] = a[M, K] @ b[K, N] in the kernel's own terms; 2-D, or 3-D with a batch dimension first."""
 
-    exchanged: bool
+    swap_ab: bool
     a: Layout
     b: Layout
     out: Layout
@@ -27,17 +27,17 @@ class Oriented:
         return self.a.size[-2], self.b.size[-1], max(self.a.size[-1], self.b.size[-2])
 
 
-def orient(problem: Problem, *, exchanged: bool) -> Oriented:
+def orient(problem: Problem, *, swap_ab: bool) -> Oriented:
     """The problem, or its transpose."""
     inp = problem.inp_read
     added = [inp.expanded(problem.out.size)] if inp is not None else []
     as_they_are = block_scaled(problem) or scales_weights(problem)
     added += list(problem.scales) if as_they_are else [x.expanded(problem.out.size) for x in problem.scales]
     added += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
-    if not exchanged:
-        return Oriented(exchanged=False, a=problem.a, b=problem.b, out=problem.out, added=tuple(added))
+    if not swap_ab:
+        return Oriented(swap_ab=False, a=problem.a, b=problem.b, out=problem.out, added=tuple(added))
     return Oriented(
-        exchanged=True,
+        swap_ab=True,
         a=problem.b.transposed,
         b=problem.a.transposed,
         out=problem.out.transposed,

@@ -40,7 +40,7 @@ def mm(m: int = 512, n: int = 512, k: int = 512, dtype: torch.dtype = BF16, layo
 def test_every_offer_reads_the_layouts_of_the_problem(arch: str, layout: str) -> None:
     problem = mm(dtype=F16, layout=layout)
     for choice in choices(problem, arch):
-        how, op = orient(problem, exchanged=choice.exchanged), choice.config.operation
+        how, op = orient(problem, swap_ab=choice.swap_ab), choice.config.operation
         assert (op.layout_a, op.layout_b, op.layout_d) == (letter(how.a), letter(how.b), letter(how.out))
 
 
@@ -52,7 +52,7 @@ def test_alignment_of_an_operation_is_never_above_that_of_its_operand(shape: tup
     problem = mm(*shape, dtype=F16, layout="nn")
     found = choices(problem, arch, search="exhaustive")
     for choice in found:
-        how, op = orient(problem, exchanged=choice.exchanged), choice.config.operation
+        how, op = orient(problem, swap_ab=choice.swap_ab), choice.config.operation
         assert op.alignment_a <= how.a.alignment
         assert op.alignment_b <= how.b.alignment
         assert op.alignment_d <= how.out.alignment
@@ -105,7 +105,7 @@ def test_a_3x_operation_runs_on_its_own_architecture_alone() -> None:
 
 def test_few_rows_get_tiles_of_few_columns_with_operands_exchanged() -> None:
     found = choices(mm(16, 6144, 4096))
-    assert all(c.exchanged for c in found)
+    assert all(c.swap_ab for c in found)
     assert {c.config.operation.tile[1] for c in found} >= {8, 16, 32}
 
 
@@ -139,9 +139,9 @@ def test_a_wider_search_offers_what_a_narrower_one_does() -> None:
 def test_split_sums_are_claimed() -> None:
     for choice in choices(mm(64, 64, 4096)):
         for each in (choice, *choice.launch_variants()):
-            axes, steps = each.config.axes, 4096 // each.config.operation.tile[2]
-            divided = each.config.operation.stream_k and axes.decomposition != "dataparallel"
-            most = axes.splits if axes.decomposition == "splitk" else min(steps, 132)
+            variant, steps = each.config.variant, 4096 // each.config.operation.tile[2]
+            divided = each.config.operation.stream_k and variant.decomposition != "dataparallel"
+            most = variant.splits if variant.decomposition == "splitk" else min(steps, 132)
             assert each.claims.splits == (most if divided else 1)
 
 

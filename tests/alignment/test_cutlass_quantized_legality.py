@@ -96,7 +96,7 @@ def choices(problem: Problem, arch: str = "sm90", **changes: Any) -> list[Cutlas
 def test_an_operation_reads_and_writes_what_the_problem_has(name: str) -> None:
     problem = SERVED[name]
     for choice in choices(problem, search="exhaustive"):
-        how, op = orient(problem, exchanged=choice.exchanged), choice.config.operation
+        how, op = orient(problem, swap_ab=choice.swap_ab), choice.config.operation
         assert [ELEMENTS[x] for x in (op.a, op.b, op.d, op.accumulator)] == [
             how.a.dtype, how.b.dtype, problem.out.dtype, problem.accumulator,
         ]  # fmt: skip
@@ -183,7 +183,7 @@ def test_promoted_sums_need_twice_the_registers() -> None:
 def test_the_narrower_operand_is_the_first_and_is_not_rounded(name: str) -> None:
     for choice in choices(SERVED[name], search="exhaustive"):
         op = choice.config.operation
-        assert choice.exchanged
+        assert choice.swap_ab
         assert ELEMENTS[op.a].itemsize == 1
         assert ELEMENTS[op.b].itemsize == 2
         assert op.multiplied == op.b
@@ -202,12 +202,12 @@ def test_scales_come_before_the_operands_of_an_epilogue(name: str) -> None:
     for choice in choices(problem):
         assert list(choice.source.operands) == expected
         assert choice.source.scales == len(problem.scales)
-        assert len(orient(problem, exchanged=choice.exchanged).added) == len(expected)
+        assert len(orient(problem, swap_ab=choice.swap_ab).added) == len(expected)
 
 
 @pytest.mark.parametrize("problem", [int_mm(), scaled_mm(dtype=E4M3, dtype_b=E5M2)], ids=str)
 def test_a_column_major_result_is_computed_as_it_is(problem: Problem) -> None:
-    assert not any(choice.exchanged for choice in choices(transposed_out(problem), search="exhaustive"))
+    assert not any(choice.swap_ab for choice in choices(transposed_out(problem), search="exhaustive"))
 
 
 REFUSED: dict[str, tuple[Problem, str, str]] = {
@@ -263,7 +263,7 @@ def test_scales_of_blocks_are_read_as_they_lie(scales: str, extent: int, *, colu
     """In the transpose, b is the first operand; its scales [K / 128, N or N / 128] are contiguous here."""
     for choice in choices(scaled_mm(scales=scales, columns=columns), search="exhaustive"):
         op = choice.config.operation
-        assert choice.exchanged
+        assert choice.swap_ab
         assert op.scales_a == BlockScales(extent=extent, along_k=False)
         assert op.scales_b == BlockScales(extent=1, along_k=not columns)
         assert op.tile[0] % extent == 0

@@ -72,7 +72,7 @@ def test_the_model_is_near_the_times_measured(m: int) -> None:
     by_label = {label(choice): choice for choice in offered(problem, search="exhaustive")}
     for name, time_us in MEASURED[m].items():
         choice = by_label[name]
-        oriented = orient(problem, exchanged=choice.exchanged)
+        oriented = orient(problem, swap_ab=choice.swap_ab)
         estimated_us = estimate_us(choice.config.operation, oriented, problem, device)
         assert estimated_us == pytest.approx(time_us, rel=0.17), name
 

@@ -40,7 +40,7 @@ def label(choice: CutlassChoice) -> str:
     operation = choice.config.operation
     tile = Tile.of(operation)
     cluster = "{}x{}".format(*operation.cluster[:2])
-    kind = tile.kind if tile and choice.exchanged else "other"
+    kind = tile.kind if tile and choice.swap_ab else "other"
     return f"{'x'.join(map(str, operation.tile))} {cluster} {kind}"
 
 

@@ -15,7 +15,6 @@ from ...problem.operations import QUANTIZED_OPS
 from ...settings import Settings, current
 from ...toolchain.nvcc import find_compiler
 from ...toolchain.orientation import Oriented
-from .axes import Axes, Grid, legal_axes
 from .build import NAME, CutlassChoice, name_of
 from .catalogue import distinct_operations, without_twins
 from .configs import Config, Legality, check_problem, elements_of
@@ -23,6 +22,7 @@ from .operation import Operation
 from .quantized import quantized_operations
 from .rank import estimate_us, select
 from .toolkit import Toolkit, find_toolkit
+from .variants import Grid, Variant, legal_variants
 
 __all__ = ["CutlassBackend"]
 
@@ -60,7 +60,7 @@ class CutlassBackend:
         allowed, left_out = _allowed(legal, problem, device, settings)
         timed = [(estimate_us(op, legal[op], problem, device), op) for op in allowed]
         choices = [
-            CutlassChoice.of(Config(operation=op, axes=allowed[op]), problem, device, toolkit, exchanged=legal[op].exchanged)
+            CutlassChoice.of(Config(operation=op, variant=allowed[op]), problem, device, toolkit, swap_ab=legal[op].swap_ab)
             for op in select(timed, _most(problem, settings))
         ]
         return Offers(choices=tuple(choices), refusals=(*refusals, *left_out))
@@ -107,23 +107,23 @@ def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tupl
 
 def _allowed(
     legal: Mapping[Operation, Oriented], problem: Problem, device: DeviceInfo, settings: Settings
-) -> tuple[dict[Operation, Axes], list[Refusal]]:
-    """The first axes of each operation whose name the settings' regexes let pass; and one refusal for each reason why none is.
+) -> tuple[dict[Operation, Variant], list[Refusal]]:
+    """Each operation's first launch variant whose name the settings' regexes let pass; a refusal for each reason why none is.
 
     The regexes hold before the operations are ranked, so that the best of those that are left are tried, however bad. Where none is
     left, all are given: the selector refuses them for the same reasons, and warns.
     """
-    passed: dict[Operation, Axes] = {}
-    first: dict[Operation, Axes] = {}
+    passed: dict[Operation, Variant] = {}
+    first: dict[Operation, Variant] = {}
     refused: Counter[str] = Counter()
     for op, oriented in legal.items():
-        every = legal_axes(op, Grid.of(op, oriented, problem.batch, device.sm_count))
+        every = legal_variants(op, Grid.of(op, oriented, problem.batch, device.sm_count))
         first[op] = every[0]
         reason = None
-        for axes in every:
-            reason = why_not_named(name_of(Config(operation=op, axes=axes)), NAME, settings)
+        for variant in every:
+            reason = why_not_named(name_of(Config(operation=op, variant=variant)), NAME, settings)
             if reason is None:
-                passed[op] = axes
+                passed[op] = variant
                 break
         else:
             refused[str(reason)] += 1

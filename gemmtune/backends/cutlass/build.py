@@ -18,7 +18,6 @@ from ...problem import Problem
 from ...toolchain.compiled import Artifact
 from ...toolchain.orientation import Oriented, orient
 from ...toolchain.shared_object import SharedObjectChoice, kernel_artifact
-from .axes import Axes, Grid, legal_axes, most_splits, neighbours
 from .compiler import artifact_path, compile_source
 from .configs import Config
 from .instruction import instruction
@@ -27,6 +26,7 @@ from .operation import bits_of
 from .shuffle import format_name, shuffled
 from .source import Source
 from .toolkit import Toolkit
+from .variants import Grid, Variant, legal_variants, most_splits, neighbours
 
 __all__ = ["NAME", "CutlassChoice", "name_of"]
 
@@ -40,19 +40,19 @@ def name_of(config: Config) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CutlassChoice(SharedObjectChoice[Library]):
-    """One operation with one set of axes, compiled for ``capability`` with the CUTLASS copy ``toolkit``."""
+    """One operation with one launch variant, compiled for ``capability`` with the CUTLASS copy ``toolkit``."""
 
     config: Config = field(repr=False)
     toolkit: Toolkit = field(repr=False)
     capability: int = field(repr=False)
-    exchanged: bool = field(repr=False)
+    swap_ab: bool = field(repr=False)
     multiprocessors: int = field(repr=False)
 
     @classmethod
-    def of(cls, config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, exchanged: bool) -> Self:
+    def of(cls, config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, swap_ab: bool) -> Self:
         """The choice of ``config`` for a problem on a device."""
         operation, accumulator = config.operation, problem.accumulator
-        grid = Grid.of(operation, orient(problem, exchanged=exchanged), problem.batch, device.sm_count)
+        grid = Grid.of(operation, orient(problem, swap_ab=swap_ab), problem.batch, device.sm_count)
         return cls(
             name=name_of(config),
             backend=NAME,
@@ -61,32 +61,32 @@ class CutlassChoice(SharedObjectChoice[Library]):
                 accumulate=accumulator,
                 partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
-                splits=most_splits(config.axes, operation, grid),
+                splits=most_splits(config.variant, operation, grid),
                 weights=problem.dtype if operation.weights else None,
                 input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
             ),
-            info=_info(config, exchanged=exchanged),
+            info=_info(config, swap_ab=swap_ab),
             config=config,
             toolkit=toolkit,
             capability=operation.introduced if operation.modern else device.capability,
-            exchanged=exchanged,
+            swap_ab=swap_ab,
             multiprocessors=device.sm_count,
         )
 
     def launch_variants(self) -> tuple[CutlassChoice, ...]:
         """The same kernel with another division of K, or another order of tiles."""
         operation, grid = self.config.operation, self._grid
-        return tuple(self._with(axes, grid) for axes in neighbours(self.config.axes, legal_axes(operation, grid)))
+        return tuple(self._with(variant, grid) for variant in neighbours(self.config.variant, legal_variants(operation, grid)))
 
-    def _with(self, axes: Axes, grid: Grid) -> CutlassChoice:
-        config = dataclasses.replace(self.config, axes=axes)
-        claims = dataclasses.replace(self.claims, splits=most_splits(axes, config.operation, grid))
-        info = _info(config, exchanged=self.exchanged)
+    def _with(self, variant: Variant, grid: Grid) -> CutlassChoice:
+        config = dataclasses.replace(self.config, variant=variant)
+        claims = dataclasses.replace(self.claims, splits=most_splits(variant, config.operation, grid))
+        info = _info(config, swap_ab=self.swap_ab)
         return dataclasses.replace(self, name=name_of(config), config=config, claims=claims, info=info)
 
     @property
     def _oriented(self) -> Oriented:
-        return orient(self.problem, exchanged=self.exchanged)
+        return orient(self.problem, swap_ab=self.swap_ab)
 
     @property
     def _grid(self) -> Grid:
@@ -94,7 +94,7 @@ class CutlassChoice(SharedObjectChoice[Library]):
 
     @functools.cached_property
     def source(self) -> Source:
-        """What has to be compiled: the same for every shape, and for every set of axes."""
+        """What has to be compiled: the same for every shape, and for every launch variant."""
         problem, inp = self.problem, self.problem.inp_read
         extra = problem.epilogue.operands if problem.epilogue else ()
         return Source(
@@ -109,14 +109,14 @@ class CutlassChoice(SharedObjectChoice[Library]):
 
     @property
     def content_hash(self) -> str:
-        """Over source, CUTLASS version and axes."""
+        """Over source, CUTLASS version and launch variant."""
         return hashlib.blake2b(
-            f"{self.source.digest} {self.toolkit.version} {self.config.axes}".encode(), digest_size=16
+            f"{self.source.digest} {self.toolkit.version} {self.config.variant}".encode(), digest_size=16
         ).hexdigest()
 
     @property
     def compile_key(self) -> str:
-        """Equal for all shapes and axes of one operation and epilogue."""
+        """Equal for all shapes and launch variants of one operation and epilogue."""
         return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
 
     @property
@@ -168,8 +168,8 @@ class CutlassChoice(SharedObjectChoice[Library]):
         return self
 
 
-def _info(config: Config, *, exchanged: bool) -> dict[str, Any]:
-    operation, axes = config.operation, config.axes
+def _info(config: Config, *, swap_ab: bool) -> dict[str, Any]:
+    operation, variant = config.operation, config.variant
     info: dict[str, Any] = {"tile": list(operation.tile)}
     if operation.modern:
         # What CUTLASS calls them, without its namespaces. How many stages there are it decides when it compiles.
@@ -178,5 +178,5 @@ def _info(config: Config, *, exchanged: bool) -> dict[str, Any]:
         info |= {"cluster": list(operation.cluster)} | dict(zip(("schedule", "epilogue_schedule", "scheduler"), names, strict=True))
     else:
         info |= {"stages": operation.stages, "warps": list(operation.warps)}
-    divided = {"decomposition": axes.decomposition, "splits": axes.splits} if operation.stream_k else {}
-    return info | {"raster": axes.raster, "swizzle": axes.swizzle, **divided, "exchanged": exchanged}
+    divided = {"decomposition": variant.decomposition, "splits": variant.splits} if operation.stream_k else {}
+    return info | {"raster": variant.raster, "swizzle": variant.swizzle, **divided, "swap_ab": swap_ab}

@@ -1,4 +1,4 @@
-"""A config: an operation with the axes that are arguments of its launch. One predicate says whether it may be offered."""
+"""A config: an operation with a launch variant. One predicate says whether it may be offered."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not
 from ...toolchain.launch import MOST_OPERANDS
 from ...toolchain.orientation import Oriented, letter, orient
-from .axes import Axes
 from .operation import ELEMENTS, ENCODED, Operation
 from .scales import why_not_grouped, why_not_quantized
+from .variants import Variant
 
 __all__ = ["Config", "Legality", "check_problem", "elements_of"]
 
@@ -37,15 +37,15 @@ OPERAND_ELEMENTS: dict[torch.dtype, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One instance: an operation and its axes. ``name`` is CUTLASS's own and the axes."""
+    """One instance: an operation and a launch variant. ``name`` is CUTLASS's own and the variant."""
 
     operation: Operation
-    axes: Axes
+    variant: Variant
 
     @property
     def name(self) -> str:
         """The name in tables and regexes, such as ``cutlass3x_sm90_tensorop_gemm_…_rasterm_swizzle2``."""
-        return f"{self.operation.name}_{self.axes}"
+        return f"{self.operation.name}_{self.variant}"
 
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
@@ -101,7 +101,7 @@ class Legality:
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self._problem = problem
         self._device = device
-        self._orientations = [orient(problem, exchanged=exchanged) for exchanged in (True, False)]
+        self._orientations = [orient(problem, swap_ab=swap_ab) for swap_ab in (True, False)]
         self._known: dict[tuple[object, ...], Oriented | str] = {}
 
     def orientation(self, operation: Operation) -> Oriented | str:
@@ -155,11 +155,11 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
 
 
 def _elements(operation: Operation, oriented: Oriented) -> str | None:
-    if operation.scales_a and not oriented.exchanged:
+    if operation.scales_a and not oriented.swap_ab:
         return "its scales of blocks are those of the transpose: b comes first"
     if (ELEMENTS[operation.a], ELEMENTS[operation.b]) == (oriented.a.dtype, oriented.b.dtype):
         return None
-    order = "exchanged" if oriented.exchanged else "as they are"
+    order = "swap_ab" if oriented.swap_ab else "as they are"
     return f"reads {operation.a} and {operation.b}, which does not fit a and b {order}"
 
 

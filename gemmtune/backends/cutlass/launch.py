@@ -16,9 +16,9 @@ from ...toolchain import launch, shared_object
 from ...toolchain.launch import strides_of
 from ...toolchain.orientation import Oriented
 from ...toolchain.structs import Strides
-from .axes import DECOMPOSITIONS
 from .configs import Config
 from .operation import ENCODED, bytes_of
+from .variants import DECOMPOSITIONS
 
 __all__ = ["Launch", "Library", "bind"]
 
@@ -31,7 +31,7 @@ STATUSES = {
 
 
 class Launch(launch.Launch):
-    """A launch with the sizes and axes of CUTLASS."""
+    """A launch with the sizes of CUTLASS and a launch variant."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
@@ -64,9 +64,7 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     status = library.check(ctypes.addressof(planned))
     if status:
         raise refuse(status)
-    return launch.bind(
-        library, planned, problem, name, refuse=refuse, exchanged=oriented.exchanged, aligned_bytes=_alignments(config)
-    )
+    return launch.bind(library, planned, problem, name, refuse=refuse, swap_ab=oriented.swap_ab, aligned_bytes=_alignments(config))
 
 
 def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:
@@ -79,9 +77,9 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.a_strides = _elements(oriented.a, in_a_byte=2 if config.operation.a in ENCODED else 1)
     for i, layout in enumerate(oriented.added):
         words.x_strides[i] = strides_of(layout)
-    axes = config.axes
-    words.raster, words.swizzle = "mn".index(axes.raster), axes.swizzle
-    words.decomposition, words.splits = DECOMPOSITIONS.index(axes.decomposition), axes.splits
+    variant = config.variant
+    words.raster, words.swizzle = "mn".index(variant.raster), variant.swizzle
+    words.decomposition, words.splits = DECOMPOSITIONS.index(variant.decomposition), variant.splits
     words.device = device
     words.overlaps = int(config.operation.overlaps)
     words.group = problem.scale_block("scale_b")[0] if config.operation.weights else 0

@@ -59,7 +59,7 @@ SCALED = 0.3
 PROMOTED = 0.8
 """The rate that is left where sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
-"""Of two operations that differ in nothing else, the one with operands exchanged is taken: more problems share it."""
+"""Of two operations that differ in nothing else, the one with operands swapped is taken: more problems share it."""
 
 
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:
@@ -79,7 +79,7 @@ def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, devi
     gbps = min(_of(DRAM_GBPS, device.capability), DRAM_GBPS_PER_SM * busy)
     dram_us = problem.bytes / (gbps * 1e3)
     time_us = LAUNCH_US + math.pow(compute**4 + l2_us**4 + dram_us**4, 0.25)
-    return time_us if oriented.exchanged else time_us * AS_IT_IS
+    return time_us if oriented.swap_ab else time_us * AS_IT_IS
 
 
 def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, device: DeviceInfo) -> tuple[float, int]:

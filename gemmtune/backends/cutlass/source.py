@@ -46,7 +46,7 @@ def flags(operation: Operation, capability: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Everything that the text depends on. Sizes, strides, scalars and the axes of the launch are arguments."""
+    """Everything that the text depends on. Sizes, strides, scalars and the launch variant are arguments."""
 
     operation: Operation
     alpha: ScalarClass

@@ -3,7 +3,7 @@
 The generator lists powers of two: tiles 128 bytes deep, with at least 16 columns and, but for 256 columns, at least 128 rows.
 Measured on an H200, an operation of ours was the fastest for 12 of 18 bfloat16 products of all proportions, by 3 to 30%:
 tiles with 192 rows or columns fill whole waves of multiprocessors for many products for which 128 and 256 do not, and deep
-tiles with 8 to 64 columns (the rows of a problem whose operands are exchanged) multiply next to nothing in vain while weights
+tiles with 8 to 64 columns (the rows of a problem whose operands are swapped) multiply next to nothing in vain while weights
 are read.
 """
 

@@ -46,7 +46,7 @@ def _info(_problem: Problem, config: Config) -> dict[str, Any]:
         "warps": shape.threads // 32,
         "cluster": shape.cluster,
         "splits": config.parts,
-        "exchanged": config.swap_ab,
+        "swap_ab": config.swap_ab,
         "pdl": config.pdl,
         "prefetch_stages": config.prefetch_stages,
     }

@@ -44,7 +44,7 @@ def by_k(operand: Layout) -> bool | None:
 
 def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Oriented]:
     """p [rows, K] and q [cols, K], each with a batch dimension first where the problem has one; and the orientation."""
-    oriented = orient(problem, exchanged=swap_ab)
+    oriented = orient(problem, swap_ab=swap_ab)
     return oriented.a, oriented.b.transposed, oriented
 
 

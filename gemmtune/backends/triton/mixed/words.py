@@ -66,7 +66,7 @@ class WordsChoice(WordsKernelChoice):
         """The choice that runs ``problem`` with ``config``, which must be legal for both."""
         assert isinstance(config, WordsConfig)
         choice = super().of(problem, device, config)
-        return dataclasses.replace(choice, info={**choice.info, "swapped": config.swap})
+        return dataclasses.replace(choice, info={**choice.info, "swap_ab": config.swap})
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:

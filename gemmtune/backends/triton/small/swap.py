@@ -83,7 +83,7 @@ def swapped_choices(problem: Problem, device: DeviceInfo, count: int | None) -> 
     inner = transposed(problem)
     overlaps = can_overlap(device.capability)
     return [
-        SwappedChoice.around(problem, TritonChoice.of(inner, device, dataclasses.replace(config, pdl=overlaps)), {"swapped": True})
+        SwappedChoice.around(problem, TritonChoice.of(inner, device, dataclasses.replace(config, pdl=overlaps)), {"swap_ab": True})
         for config in unalike(swapped_configs(inner, device), count, MOST_ALIKE)
     ]
 

@@ -11,7 +11,7 @@ from typing import Literal
 from ...toolchain.orientation import Oriented
 from .operation import Operation
 
-__all__ = ["DECOMPOSITIONS", "Axes", "Grid", "legal_axes", "most_splits", "neighbours"]
+__all__ = ["DECOMPOSITIONS", "Grid", "Variant", "legal_variants", "most_splits", "neighbours"]
 
 Decomposition = Literal["heuristic", "dataparallel", "splitk", "streamk"]
 DECOMPOSITIONS: tuple[Decomposition, ...] = ("heuristic", "dataparallel", "splitk", "streamk")
@@ -29,7 +29,7 @@ LEAST_TILES = {1: 1, 2: 2, 4: 3, 8: 6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
+class Variant:
     """One set of arguments of a launch.
 
     ``raster``: tiles go along ``m`` or ``n`` first; ``swizzle``: in groups of so many (1, 2, 4, 8). ``decomposition`` is for
@@ -90,34 +90,34 @@ class Grid:
         return max(self.multiprocessors // size * size, size)
 
 
-def legal_axes(operation: Operation, grid: Grid) -> tuple[Axes, ...]:
-    """All sets of axes that make a difference; the first is what an operation is tried with before its variants are."""
+def legal_variants(operation: Operation, grid: Grid) -> tuple[Variant, ...]:
+    """All launch variants that make a difference; an operation is tried with the first, before it is asked for the others."""
     orders = tuple(_orders(grid))
     divided = tuple(_divided(grid)) if operation.stream_k else (("heuristic", 1),)
     return tuple(
-        Axes(raster=raster, swizzle=swizzle, decomposition=decomposition, splits=splits)
+        Variant(raster=raster, swizzle=swizzle, decomposition=decomposition, splits=splits)
         for (decomposition, splits), (raster, swizzle) in itertools.product(divided, orders)
     )
 
 
-def neighbours(axes: Axes, among: tuple[Axes, ...]) -> tuple[Axes, ...]:
-    """Those ``among`` which differ from ``axes`` either in how K is divided or in the order of tiles."""
+def neighbours(variant: Variant, among: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """Those ``among`` which differ from ``variant`` either in how K is divided or in the order of tiles."""
 
-    def divided(x: Axes) -> tuple[str, int]:
+    def divided(x: Variant) -> tuple[str, int]:
         return x.decomposition, x.splits
 
-    def order(x: Axes) -> tuple[str, int]:
+    def order(x: Variant) -> tuple[str, int]:
         return x.raster, x.swizzle
 
-    return tuple(x for x in among if (divided(x) == divided(axes)) != (order(x) == order(axes)))
+    return tuple(x for x in among if (divided(x) == divided(variant)) != (order(x) == order(variant)))
 
 
-def most_splits(axes: Axes, operation: Operation, grid: Grid) -> int:
+def most_splits(variant: Variant, operation: Operation, grid: Grid) -> int:
     """How many partial sums a result may have."""
-    if not operation.stream_k or axes.decomposition == "dataparallel":
+    if not operation.stream_k or variant.decomposition == "dataparallel":
         return 1
-    if axes.decomposition == "splitk":
-        return min(axes.splits, grid.steps)
+    if variant.decomposition == "splitk":
+        return min(variant.splits, grid.steps)
     return max(1, min(grid.steps, grid.multiprocessors))
 
 

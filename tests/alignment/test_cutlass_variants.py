@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from gemmtune.backends.cutlass import BACKEND
-from gemmtune.backends.cutlass.axes import Axes, Grid, legal_axes, most_splits, neighbours
 from gemmtune.backends.cutlass.operation import Operation
+from gemmtune.backends.cutlass.variants import Grid, Variant, legal_variants, most_splits, neighbours
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
@@ -29,11 +29,11 @@ def grid(rows: int, cols: int, steps: int = 64, batch: int = 1, cluster: tuple[i
 
 
 def orders(of: Grid) -> list[str]:
-    return [f"{axes.raster}{axes.swizzle}" for axes in legal_axes(OPERATION, of)]
+    return [f"{variant.raster}{variant.swizzle}" for variant in legal_variants(OPERATION, of)]
 
 
 def divided(of: Grid) -> list[str]:
-    found = dict.fromkeys((axes.decomposition, axes.splits) for axes in legal_axes(STREAM_K, of))
+    found = dict.fromkeys((variant.decomposition, variant.splits) for variant in legal_variants(STREAM_K, of))
     return [f"{name}{splits}" if name == "splitk" else name for name, splits in found]
 
 
@@ -74,44 +74,44 @@ def test_divisions_that_differ(of: Grid, expected: list[str]) -> None:
 
 
 def test_only_stream_k_divides() -> None:
-    assert {axes.decomposition for axes in legal_axes(OPERATION, grid(1, 8))} == {"heuristic"}
+    assert {variant.decomposition for variant in legal_variants(OPERATION, grid(1, 8))} == {"heuristic"}
 
 
 def test_neighbours_differ_in_the_order_or_in_the_division() -> None:
-    every = legal_axes(STREAM_K, grid(2, 8))
+    every = legal_variants(STREAM_K, grid(2, 8))
     found = neighbours(every[0], every)
     assert every[0] not in found
-    assert Axes(raster="n") in found
-    assert Axes(decomposition="splitk", splits=2) in found
-    assert Axes(raster="n", decomposition="splitk", splits=2) not in found
+    assert Variant(raster="n") in found
+    assert Variant(decomposition="splitk", splits=2) in found
+    assert Variant(raster="n", decomposition="splitk", splits=2) not in found
 
 
 def test_every_set_is_reached_from_the_first() -> None:
-    every = legal_axes(STREAM_K, grid(2, 8))
+    every = legal_variants(STREAM_K, grid(2, 8))
     reached = {every[0]}
     for _ in range(2):
-        reached |= {n for axes in reached for n in neighbours(axes, every)}
+        reached |= {n for variant in reached for n in neighbours(variant, every)}
     assert reached == set(every)
 
 
 @pytest.mark.parametrize(
-    ("operation", "axes", "expected"),
+    ("operation", "variant", "expected"),
     [
-        (OPERATION, Axes(), 1),
-        (STREAM_K, Axes(decomposition="dataparallel"), 1),
-        (STREAM_K, Axes(decomposition="splitk", splits=4), 4),
-        (STREAM_K, Axes(), 64),
-        (STREAM_K, Axes(decomposition="streamk"), 64),
+        (OPERATION, Variant(), 1),
+        (STREAM_K, Variant(decomposition="dataparallel"), 1),
+        (STREAM_K, Variant(decomposition="splitk", splits=4), 4),
+        (STREAM_K, Variant(), 64),
+        (STREAM_K, Variant(decomposition="streamk"), 64),
     ],
 )
-def test_how_many_sums_a_result_may_have(operation: Operation, axes: Axes, expected: int) -> None:
-    assert most_splits(axes, operation, grid(1, 8)) == expected
+def test_how_many_sums_a_result_may_have(operation: Operation, variant: Variant, expected: int) -> None:
+    assert most_splits(variant, operation, grid(1, 8)) == expected
 
 
 def test_a_grid_has_whole_clusters() -> None:
     problem = Problem.mm(300, 1000, 640, device_type="cuda")
     wide = dataclasses.replace(OPERATION, cluster=(2, 1, 1))
-    made = Grid.of(wide, orient(problem, exchanged=False), 3, 132)
+    made = Grid.of(wide, orient(problem, swap_ab=False), 3, 132)
     assert (made.rows, made.cols, made.batch, made.steps, made.tiles, made.at_once) == (4, 8, 3, 10, 96, 132)
 
 
@@ -119,7 +119,7 @@ def test_a_2x_kernel_that_stores_columns_has_its_tile_transposed() -> None:
     problem = Problem.mm(512, 1024, 640, device_type="cuda")
     older = dataclasses.replace(OPERATION, modern=False, tile=(64, 256, 32))
     assert older.transposes
-    made = Grid.of(older, orient(problem, exchanged=False), 1, 132)
+    made = Grid.of(older, orient(problem, swap_ab=False), 1, 132)
     assert (made.rows, made.cols) == (2, 16)
 
 
