@@ -101,6 +101,14 @@ def test_gradients_of_the_other_operand_and_explanations():
     assert gemmtune.explain("mixed_mm", A, weight).problem.scale_b is not None
 
 
+def test_inside_of_torch_compile():
+    weight = QuantizedWeight.quantize(WEIGHT, "float8_e4m3fn")
+    mixed = torch.compile(lambda a: gemmtune.mixed_mm(a, weight), backend="eager", fullgraph=True)
+    scaled = torch.compile(lambda a: gemmtune.scaled_mm(a, weight, torch.ones(5, 1)), backend="eager", fullgraph=True)
+    assert torch.allclose(mixed(A), A @ weight.dequantize(), atol=1e-3)
+    assert torch.equal(scaled(FLOAT8_A), gemmtune.scaled_mm(FLOAT8_A, weight, torch.ones(5, 1)))
+
+
 INT8, UINT8, ONE = torch.zeros(6, 4, dtype=torch.int8), torch.zeros(6, 4, dtype=torch.uint8), torch.ones(())
 FLOAT8_A, FLOAT8 = A.to(torch.float8_e4m3fn), WEIGHT.to(torch.float8_e4m3fn)
 BAD = {
