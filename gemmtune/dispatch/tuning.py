@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import settings as settings_module
@@ -57,15 +57,7 @@ def tune(
             wrong or that torch alone can do.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
-    if isinstance(what, str) or callable(what):
-        problem, place = stated("tune", what, operands, arguments)
-        if isinstance(problem, str):
-            raise InvalidProblemError(f"tune: torch alone can do this call, because {problem}; there is nothing to choose from")
-        problems, device = [problem], device or str(place)
-    else:
-        problems = _problems(what)
-        if operands or arguments:
-            raise InvalidProblemError("tune: got operands beside a Problem, which has their layouts; expected Problems alone")
+    problems, device = _asked(what, operands, arguments, device)
     if not problems:
         return TuningResult(())
     info = detect(device or problems[0].device_type)
@@ -81,8 +73,17 @@ def tune(
         forget_plans()
 
 
-def _problems(what: Problem | Iterable[Problem]) -> list[Problem]:
-    """One Problem or several as a list."""
+def _asked(
+    what: Problem | Iterable[Problem] | Operation, operands: Sequence[Operand], arguments: Mapping[str, Any], device: str | None
+) -> tuple[list[Problem], str | None]:
+    """The problems that ``tune`` is asked about, and their device if the question names one."""
+    if isinstance(what, str) or callable(what):
+        problem, place = stated("tune", what, operands, arguments)
+        if isinstance(problem, str):
+            raise InvalidProblemError(f"tune: torch alone can do this call, because {problem}; there is nothing to choose from")
+        return [problem], device or str(place)
+    if operands or arguments:
+        raise InvalidProblemError("tune: got operands beside a Problem, which has their layouts; expected Problems alone")
     problems = [what] if isinstance(what, Problem) or not isinstance(what, Iterable) else list(what)
     for p in problems:
         if not isinstance(p, Problem):
@@ -90,7 +91,7 @@ def _problems(what: Problem | Iterable[Problem]) -> list[Problem]:
                 f"tune: expected a Problem or several, got {type(p).__name__}; make one with gemmtune.Problem.mm(m, n, k), or give "
                 "an operation's name and its tensors"
             )
-    return problems
+    return problems, device
 
 
 def _tuned(
