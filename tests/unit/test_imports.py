@@ -6,7 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -64,10 +64,10 @@ def tree_of(module: str) -> ast.Module:
 
 
 def our_imports(module: str, root: ast.AST) -> Iterator[tuple[str, int]]:
-    """(module below gemmtune, line) of everything of ours that is imported under ``root``, typing-only imports left out."""
+    """(module below gemmtune, line) of everything of ours that is imported under ``root``, be it for its types alone."""
     package = module.split(".") if SOURCES[module].name == "__init__.py" else module.split(".")[:-1]
     package = [p for p in package if p]
-    for node in walk_without_typing(root):
+    for node in ast.walk(root):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "gemmtune":
@@ -86,73 +86,78 @@ def our_imports(module: str, root: ast.AST) -> Iterator[tuple[str, int]]:
                 yield (submodule if submodule in SOURCES else target), node.lineno
 
 
-def walk_without_typing(root: ast.AST) -> Iterator[ast.AST]:
-    """ast.walk, skipping the bodies of ``if TYPE_CHECKING:``, which never run."""
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            waiting += node.orelse
-        else:
-            waiting += ast.iter_child_nodes(node)
-
-
-@pytest.mark.parametrize("module", SOURCES, ids=lambda m: m or "gemmtune")
-def test_imports_point_downwards(module: str) -> None:
-    for target, line in our_imports(module, tree_of(module)):
-        same_part = target.split(".")[0] == module.split(".")[0]
-        assert same_part or layer_of(target) < layer_of(module), (
-            f"{SOURCES[module]}:{line}: gemmtune.{module} imports gemmtune.{target}, which is not below it"
-        )
-
-
-def test_no_import_is_circular() -> None:
-    graph = {m: {t for t, _ in our_imports(m, tree_of(m)) if t in SOURCES and t != m} for m in SOURCES}
-    # A package's __init__ that re-exports its own modules is not a circle: those modules import each other by name.
+def cycles(graph: Mapping[str, Collection[str]]) -> list[str]:
+    """Every circle that a walk along the edges comes upon, as a text."""
+    found: list[str] = []
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, f"circular import: {' -> '.join((*path[path.index(module) :], module))}"
-        if module in done:
-            return
-        for target in sorted(graph[module]):
-            visit(target, (*path, module))
-        done.add(module)
+        if module in path:
+            found.append(" -> ".join((*path[path.index(module) :], module)))
+        elif module not in done:
+            for target in sorted(graph[module]):
+                visit(target, (*path, module))
+            done.add(module)
 
-    for module in SOURCES:
+    for module in graph:
         visit(module, ())
+    return found
 
 
-@pytest.mark.parametrize("module", SOURCES, ids=lambda m: m or "gemmtune")
-def test_our_own_modules_are_imported_at_the_top(module: str) -> None:
-    for function in ast.walk(tree_of(module)):
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            for target, line in our_imports(module, function):
-                pytest.fail(f"{SOURCES[module]}:{line}: gemmtune.{target} is imported inside of a function")
+def everywhere(check: Callable[[str], Iterator[str]]) -> None:
+    """Fails with every line that ``check`` has to say of any module."""
+    offenders = [line for module in SOURCES for line in check(module)]
+    assert not offenders, "\n" + "\n".join(offenders)
 
 
-@pytest.mark.parametrize("module", SOURCES, ids=lambda m: m or "gemmtune")
-def test_only_settings_reads_the_environment(module: str) -> None:
-    if module in ENVIRONMENT_READERS:
-        return
-    for node in ast.walk(tree_of(module)):
-        assert not (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb", "putenv")), (
-            f"{SOURCES[module]}:{node.lineno}: reads the environment; settings.py does that"
-        )
-        if isinstance(node, ast.ImportFrom) and node.module == "os":
-            names = {alias.name for alias in node.names}
-            assert not names & {"environ", "environb", "getenv", "getenvb", "putenv"}, f"{SOURCES[module]}:{node.lineno}"
+def test_imports_point_downwards() -> None:
+    def check(module: str) -> Iterator[str]:
+        for target, line in our_imports(module, tree_of(module)):
+            if target.split(".")[0] != module.split(".")[0] and layer_of(target) >= layer_of(module):
+                yield f"{SOURCES[module]}:{line}: gemmtune.{module} imports gemmtune.{target}, which is not below it"
+
+    everywhere(check)
 
 
-@pytest.mark.parametrize("module", SOURCES, ids=lambda m: m or "gemmtune")
-def test_no_exception_is_swallowed_whole(module: str) -> None:
-    for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None, f"{SOURCES[module]}:{node.lineno}: bare except"
-            only_passes = all(isinstance(statement, ast.Pass) for statement in node.body)
-            wide = ast.unparse(node.type) in ("Exception", "BaseException")
-            assert not (only_passes and wide), f"{SOURCES[module]}:{node.lineno}: swallows every exception"
+def test_no_import_is_circular() -> None:
+    # A package's __init__ that re-exports its own modules is not a circle: those modules import each other by name.
+    graph = {m: {t for t, _ in our_imports(m, tree_of(m)) if t in SOURCES and t != m} for m in SOURCES}
+    assert not cycles(graph)
+
+
+def test_our_own_modules_are_imported_at_the_top() -> None:
+    def check(module: str) -> Iterator[str]:
+        for function in ast.walk(tree_of(module)):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                for target, line in our_imports(module, function):
+                    yield f"{SOURCES[module]}:{line}: gemmtune.{target} is imported inside of a function"
+
+    everywhere(check)
+
+
+def test_only_settings_reads_the_environment() -> None:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+
+    def check(module: str) -> Iterator[str]:
+        for node in ast.walk(tree_of(module)) if module not in ENVIRONMENT_READERS else ():
+            by_name = isinstance(node, ast.ImportFrom) and node.module == "os" and names & {alias.name for alias in node.names}
+            if by_name or (isinstance(node, ast.Attribute) and node.attr in names):
+                yield f"{SOURCES[module]}:{node.lineno}: reads the environment; settings.py does that"
+
+    everywhere(check)
+
+
+def test_no_exception_is_swallowed_whole() -> None:
+    def check(module: str) -> Iterator[str]:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.ExceptHandler):
+                only_passes = all(isinstance(statement, ast.Pass) for statement in node.body)
+                if node.type is None:
+                    yield f"{SOURCES[module]}:{node.lineno}: bare except"
+                elif only_passes and ast.unparse(node.type) in ("Exception", "BaseException"):
+                    yield f"{SOURCES[module]}:{node.lineno}: swallows every exception"
+
+    everywhere(check)
 
 
 def test_the_package_imports_no_heavy_toolchain_and_touches_no_gpu() -> None:
@@ -191,8 +196,19 @@ class TestTheChecksThemselves:
         }
         assert self.imports("import torch\nfrom os import path") == set()
 
-    def test_typing_only_imports_do_not_count(self) -> None:
-        assert self.imports("if TYPE_CHECKING:\n    from ..ops import dense\nelse:\n    from ..errors import X") == {"errors"}
+    def test_imports_for_types_alone_count(self) -> None:
+        assert self.imports("if TYPE_CHECKING:\n    from ..ops import dense\nelse:\n    from ..errors import X") == {
+            "ops.dense",
+            "errors",
+        }
+
+    def test_a_circle_is_told_module_by_module(self) -> None:
+        assert cycles({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b -> c -> b"]
+        assert cycles({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+    def test_every_offender_is_told(self) -> None:
+        with pytest.raises(AssertionError, match=r"one of problem\n(.|\n)*one of settings"):
+            everywhere(lambda module: iter([f"one of {module}"] if module in ("problem", "settings") else []))
 
     def test_an_unknown_folder_is_an_error(self) -> None:
         with pytest.raises(LookupError, match="add its folder to LAYERS"):
