@@ -15,10 +15,8 @@ from .errors import (
     StoreError,
     UnavailableError,
 )
-from .ops.dense import addmm, baddbmm, bmm, mm
 from .ops.packing import pack_int4, prepack, unpack_int4
-from .ops.quantized import int_mm, int_mm_mul, mixed_mm, scaled_mm
-from .ops.sums import mm_plus_mm
+from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
 from .problem import Epilogue, Layout, Precision, Problem
 from .selector.tuning_result import TuningResult
 

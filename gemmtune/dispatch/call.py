@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import torch
 
 from ..errors import GemmtuneError, InvalidProblemError
 from ..problem import Problem
-from ..problem.operations import FLOAT_OPS
 from .allocate import new_output
 from .arguments import Call
 from .checks import check_operands, check_out, overlaps, why_not_ours
+from .fallback import by_torch
 from .plan import Plan, plan_for
 from .statement import epilogue_of, problem_of
 
-__all__ = ["composed", "run"]
+__all__ = ["composed", "refuse_out", "run"]
 
 log = logging.getLogger("gemmtune")
 
@@ -29,7 +28,7 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
         EpilogueError: the epilogue is no pointwise function.
     """
     check_operands(call.name, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
-    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in FLOAT_OPS)
+    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
     if reason is not None:
         log.debug("%s runs by torch: %s", call.name, reason)
         return by_torch_alone(call, reason), None
@@ -45,7 +44,7 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
 def by_torch_alone(call: Call, reason: str) -> torch.Tensor:
     """Do a call that is torch's for ``reason``. Raises InvalidProblemError where torch would say neither call nor remedy."""
     try:
-        return call.by_torch()
+        return by_torch(call)
     except (RuntimeError, AssertionError) as error:
         # FakeTensors outside of their mode are an AssertionError of torch.
         dense = all(x.layout == torch.strided for _, x in call.inputs)
@@ -57,18 +56,23 @@ def by_torch_alone(call: Call, reason: str) -> torch.Tensor:
         ) from error
 
 
-def composed(call: Call) -> torch.Tensor:
-    """Do a call by torch's operations, which are differentiable, after the checks of ``run``."""
+def refuse_out(call: Call) -> None:
+    """Raises InvalidProblemError for a call with out= that has to be differentiable."""
     if call.out is not None:
         raise InvalidProblemError(
             f"{call.name}: a call with out= is not differentiable, but an input requires grad; leave out out=, "
             "or use torch.no_grad()"
         )
+
+
+def composed(call: Call) -> torch.Tensor:
+    """Do a call by torch's operations, which are differentiable, after the checks of ``run``."""
+    refuse_out(call)
     check_operands(call.name, call.inputs)
-    if why_not_ours([x for _, x in call.inputs], dense=False) is None:
+    if why_not_ours([x for _, x in call.inputs], floats=False) is None:
         bring_scalars(call)
         problem_of(call, epilogue_of(call))  # says what does not fit
-    return call.by_torch()
+    return by_torch(call)
 
 
 def plan_and_execute(call: Call) -> tuple[torch.Tensor, Plan | None]:
@@ -81,7 +85,7 @@ def plan_and_execute(call: Call) -> tuple[torch.Tensor, Plan | None]:
     if problem.empty:
         return new_output(problem.out, call.a) if call.out is None else call.out, None
     if 0 in problem.summed:
-        return call.by_torch(), None
+        return by_torch(call), None
     index = call.a.get_device()
     if index >= 0 and index != torch.cuda.current_device():
         with torch.cuda.device(index):
@@ -92,23 +96,18 @@ def plan_and_execute(call: Call) -> tuple[torch.Tensor, Plan | None]:
 def execute(call: Call, problem: Problem, index: int) -> tuple[torch.Tensor, Plan]:
     """Run the plan of a problem on the current device."""
     plan = plan_for(problem, index)
-    a, b, *rest = call.tensors
-    if call.packed is not None:
-        b = call.packed.for_choice(plan.choice)
-    tensors, scalars = (a, b, *rest, *call.extra), problem.operation.scalars_of(call)
+    b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
+    tensors = (*(call.operands | {"b": b}).values(), *call.extra)
     if call.out is None:
-        return plan.new(tensors, scalars), plan
-    plan.kernel.run(call.out, tensors, scalars)
+        return plan.new(tensors, call.scalars), plan
+    plan.kernel.run(call.out, tensors, call.scalars)
     return call.out, plan
 
 
 def bring_scalars(call: Call) -> None:
     """Move scalars of another device to that of a, as torch does."""
     device = call.a.device
-    for name in ("c", "d", "inp", "scale_a", "scale_b", "zero_b"):
-        value = getattr(call, name)
-        if value is not None and value.device != device:
-            setattr(call, name, value.to(device))
+    call.operands |= {role: x.to(device) for role, x in call.operands.items() if x.device != device}
     call.extra = tuple(x.to(device) for x in call.extra)
 
 
@@ -120,8 +119,9 @@ def prepare_out(call: Call, problem: Problem) -> None:
             f"{call.name}: out requires grad, but a call with out= is not differentiable; detach it or leave out out="
         )
     read = call.inputs
-    if call.inp is not None and overlaps(call.out, call.inp):
-        call.inp = call.inp.clone(memory_format=torch.preserve_format)
+    inp = call.operands.get("inp")
+    if inp is not None and overlaps(call.out, inp):
+        call.operands["inp"] = inp.clone(memory_format=torch.preserve_format)
         read = [(name, x) for name, x in read if name != "inp"]
     check_out(call.name, call.out, problem.out.size, problem.out.dtype, call.a.device, read)
 
@@ -130,18 +130,13 @@ def cast_for_autocast(call: Call) -> None:
     """Under autocast, torch runs products of floats in the autocast dtype: so do we."""
     kind = call.a.device.type
     dtype = torch.get_autocast_dtype(kind)
-    eligible: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16)
-    if call.a.dtype in eligible:
-        call.a = call.a.to(dtype)
-    if call.b.dtype in eligible:
-        call.packed = call.packed if call.b.dtype == dtype else None
-        call.b = call.b.to(dtype)
-    for name in ("inp", "c", "d"):
-        value = getattr(call, name)
-        if value is not None and value.dtype in eligible:
-            setattr(call, name, value.to(dtype))
-    if call.op == "mixed_mm":
-        for name in ("scale_b", "zero_b"):
-            value = getattr(call, name)
-            if value is not None and value.dtype in eligible and value.dtype != dtype:
-                setattr(call, name, value.float())
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    for operand in call.operation.operands:
+        x = call.operands.get(operand.role)
+        if x is None or x.dtype not in eligible or x.dtype == dtype:
+            continue
+        if not operand.blocks:
+            call.operands[operand.role] = x.to(dtype)
+            call.packed = None if operand.role == "b" else call.packed
+        elif operand.like_a:
+            call.operands[operand.role] = x.float()

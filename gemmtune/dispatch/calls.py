@@ -1,213 +1,76 @@
-"""Calls of the operations: what each public function makes of its arguments."""
+"""Calls of the operations: what a public function makes of its arguments."""
 
 from __future__ import annotations
 
+import inspect
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
-from ..problem.operations import Encoding, Op
+from ..problem.operations import OPTIONS
 from .arguments import Call
-from .fused import BiasThen, add_bias, factor_dtype, multiply
+from .fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
 from .prepack import PackedOperand
-from .weights import QuantizedWeight, parts_of
+from .weights import float8_parts, parts_of
 
-__all__ = [
-    "CALLS",
-    "int_mm_call",
-    "int_mm_mul_call",
-    "mixed_mm_call",
-    "mm_plus_mm_call",
-    "product_call",
-    "scaled_mm_call",
-    "sum_call",
-    "tensor_of",
-]
+__all__ = ["bound_call", "call_of", "signature_of"]
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
-RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Of quantized products that have no result dtype of their own."""
-BIAS_DTYPES = (torch.float64, *RESULT_DTYPES)
-"""What an epilogue takes as an operand that adds."""
 
 
-def tensor_of(b: Tensor | PackedOperand) -> Tensor:
-    """The operand as it was given to ``prepack``."""
-    return b.tensor if isinstance(b, PackedOperand) else b
-
-
-def _packed(b: Tensor | PackedOperand) -> PackedOperand | None:
-    return b if isinstance(b, PackedOperand) else None
-
-
-def product_call(
-    op: Op,
-    a: Tensor,
-    b: Tensor | PackedOperand,
+def call_of(
+    name: str,
+    operands: Mapping[str, Any],
     *,
-    out: Tensor | None = None,
-    epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
-) -> Call:
-    """mm, bmm or int_mm."""
-    _check_epilogue(op, epilogue, epilogue_args)
-    if op == "bmm":
-        _refuse_packed(op, b)
-    return Call(op=op, a=a, b=tensor_of(b), packed=_packed(b), out=out, epilogue=epilogue, extra=tuple(epilogue_args))
-
-
-def sum_call(
-    op: Op,
-    inp: Tensor,
-    a: Tensor,
-    b: Tensor | PackedOperand,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    out: Tensor | None = None,
-    epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
-) -> Call:
-    """addmm or baddbmm."""
-    call = product_call(op, a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
-    if op == "baddbmm":
-        _refuse_packed(op, b)
-    call.inp, call.alpha, call.beta = inp, _number(op, "alpha", alpha), _number(op, "beta", beta)
-    return call
-
-
-def mm_plus_mm_call(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor,
-    *,
-    out: Tensor | None = None,
-    epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
-) -> Call:
-    """mm_plus_mm."""
-    _check_epilogue("mm_plus_mm", epilogue, epilogue_args)
-    for name, x in (("c", c), ("d", d)):
-        if not isinstance(x, Tensor):
-            raise InvalidProblemError(f"mm_plus_mm: {name} must be a torch.Tensor, got {type(x).__name__}")
-    return Call(op="mm_plus_mm", a=a, b=b, c=c, d=d, out=out, epilogue=epilogue, extra=tuple(epilogue_args))
-
-
-def int_mm_call(
-    a: Tensor,
-    b: Tensor | PackedOperand,
-    *,
-    out: Tensor | None = None,
-    epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
-) -> Call:
-    """int_mm."""
-    return product_call("int_mm", a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
-
-
-def int_mm_mul_call(
-    a: Tensor,
-    b: Tensor | PackedOperand,
-    scale: Tensor,
-    *,
+    scalars: Sequence[object] = (),
+    options: Sequence[Hashable] = (),
+    brought: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
 ) -> Call:
-    """int_mm with the factor as its epilogue."""
+    """The call of the public function ``name``. ``brought`` is the argument that becomes an operand of the epilogue.
+
+    Raises:
+        InvalidProblemError: an argument that no call of the operation can have.
+    """
+    row, own = NAMES[name], BROUGHT.get(name)
+    _check_epilogue(name, epilogue, epilogue_args)
+    given: dict[str, Any] = {x.role: operands.get(x.role) for x in row.operands if x.required or operands.get(x.role) is not None}
+    b = given["b"]
+    if isinstance(b, PackedOperand):
+        if not row.prepacks:
+            takers = ", ".join(other for other, x in NAMES.items() if x.prepacks)
+            raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
+        given["b"] = b.tensor
     if out_dtype is not None:
-        _check_dtype("int_mm_mul", "out_dtype", out_dtype, RESULT_DTYPES)
+        _check_dtype(name, "out_dtype", out_dtype, RESULT_DTYPES)
+    names: tuple[str, ...] = ()
+    if own is not None and (own.required or brought is not None):
+        names = (own.argument,)
+        if isinstance(brought, Tensor):
+            own.check(name, brought.dtype)
+            out_dtype = out_dtype or (factor_dtype(brought.dtype) if own.follows else None)
+        epilogue = own.combine if epilogue is None else Then(own.combine, epilogue)
     return Call(
-        op="int_mm",
-        name="int_mm_mul",
-        a=a,
-        b=tensor_of(b),
-        packed=_packed(b),
+        name=name,
+        operation=row,
+        operands=given,
+        scalars=tuple(_number(name, what, value) for what, value in zip(row.scalars, scalars, strict=True)),
+        options=dict(zip(row.options, options, strict=True)),
+        packed=b if isinstance(b, PackedOperand) else None,
         out=out,
-        epilogue=multiply,
-        extra=(scale,),
-        extra_names=("scale",),
-        out_dtype=out_dtype or (factor_dtype(scale.dtype) if isinstance(scale, Tensor) else None),
-    )
-
-
-def mixed_mm_call(
-    a: Tensor,
-    b: Tensor | PackedOperand | QuantizedWeight,
-    *,
-    scale_b: Tensor | None = None,
-    zero_b: Tensor | None = None,
-    encoding: Encoding = "",
-    out: Tensor | None = None,
-    epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
-) -> Call:
-    """mixed_mm."""
-    b, scale_b, zero_b, encoding = parts_of("mixed_mm", b, scale_b, zero_b, encoding)
-    call = product_call("mixed_mm", a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
-    call.scale_b, call.zero_b, call.encoding = scale_b, zero_b, encoding
-    return call
-
-
-def scaled_mm_call(
-    a: Tensor,
-    b: Tensor | PackedOperand | QuantizedWeight,
-    scale_a: Tensor,
-    scale_b: Tensor | None = None,
-    *,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    fast_accum: bool = False,
-    out: Tensor | None = None,
-    epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
-) -> Call:
-    """scaled_mm, a bias being the first part of its epilogue."""
-    b, scale_b, zero_b, encoding = parts_of("scaled_mm", b, scale_b)
-    if scale_b is None:
-        raise InvalidProblemError("scaled_mm: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales")
-    if encoding or zero_b is not None:
-        raise InvalidProblemError(
-            f"scaled_mm: b: got {encoding or 'zero points'}, expected 8-bit floats; mixed_mm multiplies integers"
-        )
-    _check_dtype("scaled_mm", "out_dtype", out_dtype, RESULT_DTYPES)
-    if isinstance(bias, Tensor):
-        _check_dtype("scaled_mm", "dtype of bias", bias.dtype, BIAS_DTYPES)
-    _check_epilogue("scaled_mm", epilogue, epilogue_args)
-    biases = () if bias is None else (bias,)
-    function = epilogue if bias is None else add_bias if epilogue is None else BiasThen(epilogue)
-    return Call(
-        op="scaled_mm",
-        a=a,
-        b=tensor_of(b),
-        packed=_packed(b),
-        scale_a=scale_a,
-        scale_b=scale_b,
-        fast_accum=bool(fast_accum),
+        epilogue=epilogue,
+        extra=(*((brought,) if names else ()), *epilogue_args),
+        extra_names=(*names, *(f"epilogue_args[{i}]" for i in range(len(epilogue_args)))),
         out_dtype=out_dtype,
-        out=out,
-        epilogue=function,
-        extra=(*biases, *epilogue_args),
-        extra_names=("bias",) * len(biases),
     )
-
-
-CALLS: dict[str, tuple[Callable[..., Call], tuple[str, ...]]] = {
-    "mm": (product_call, ("mm",)),
-    "addmm": (sum_call, ("addmm",)),
-    "bmm": (product_call, ("bmm",)),
-    "baddbmm": (sum_call, ("baddbmm",)),
-    "mm_plus_mm": (mm_plus_mm_call, ()),
-    "int_mm": (int_mm_call, ()),
-    "int_mm_mul": (int_mm_mul_call, ()),
-    "mixed_mm": (mixed_mm_call, ()),
-    "scaled_mm": (scaled_mm_call, ()),
-}
-"""Operation to the function that makes its call, and the arguments that come before those of the caller."""
 
 
 def _number(name: str, what: str, value: object) -> float:
@@ -229,11 +92,46 @@ def _check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args:
         raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue, expected both or neither")
 
 
-def _refuse_packed(name: str, b: object) -> None:
-    if isinstance(b, PackedOperand):
-        raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand; products without a batch take those")
-
-
 def _check_dtype(name: str, what: str, dtype: object, legal: Sequence[torch.dtype]) -> None:
     if not isinstance(dtype, torch.dtype) or dtype not in legal:
         raise InvalidProblemError(f"{name}: {what}: got {dtype!r}, expected one of {', '.join(map(dtype_name, legal))}")
+
+
+def signature_of(name: str) -> inspect.Signature:
+    """The parameters of the public function ``name``, as its row and what it brings along have them."""
+    row, own = NAMES[name], BROUGHT.get(name)
+    optional = [operand.role for operand in row.operands if not operand.required]
+    positional = [role for role in row.arguments if role not in optional]
+    keywords: dict[str, object] = {**dict.fromkeys(optional), **dict.fromkeys(row.scalars, 1)}
+    keywords |= {option: OPTIONS[option] for option in row.options}
+    if own is not None:
+        positional += [own.argument] * own.required
+        keywords |= {"out_dtype": None} if own.required else {own.argument: None, "out_dtype": None}
+    keywords |= {"out": None} if own is not None and own.required else {"out": None, "epilogue": None, "epilogue_args": ()}
+    kind = inspect.Parameter
+    return inspect.Signature(
+        # A QuantizedWeight brings its scale along.
+        [kind(role, kind.POSITIONAL_OR_KEYWORD, default=None if role == "scale_b" else kind.empty) for role in positional]
+        + [kind(word, kind.KEYWORD_ONLY, default=value) for word, value in keywords.items()]
+    )
+
+
+def bound_call(name: str, operands: Sequence[object], arguments: Mapping[str, Any]) -> Call:
+    """The call of the public function ``name`` with these arguments. Raises TypeError for arguments that it does not take."""
+    row, own = NAMES[name], BROUGHT.get(name)
+    bound = signature_of(name).bind(*operands, **arguments)
+    bound.apply_defaults()
+    given = bound.arguments
+    if "encoding" in row.options:
+        parts = parts_of(name, given["b"], given["scale_b"], given["zero_b"], given["encoding"])
+        given |= dict(zip(("b", "scale_b", "zero_b", "encoding"), parts, strict=True))
+    elif row.operand("scale_b") is not None:
+        given["b"], given["scale_b"] = float8_parts(name, given["b"], given["scale_b"])
+    return call_of(
+        name,
+        given,
+        scalars=[given[scalar] for scalar in row.scalars],
+        options=[given[option] for option in row.options],
+        brought=given[own.argument] if own is not None else None,
+        **{word: given[word] for word in ("out_dtype", "out", "epilogue", "epilogue_args") if word in given},
+    )

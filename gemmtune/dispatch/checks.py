@@ -47,8 +47,9 @@ def check_extra(op: str, named: Iterable[tuple[str, torch.Tensor]], size: Sequen
             )
 
 
-def why_not_ours(tensors: Sequence[torch.Tensor], *, dense: bool = True) -> str | None:
-    """The reason for which only torch can do the call; None if our choices can. ``dense`` products come in some dtypes only."""
+def why_not_ours(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str | None:
+    """The reason for which only torch can do the call; None if our choices can. Torch has products of other dtypes than our
+    ``floats``."""
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     for tensor in tensors:
@@ -62,7 +63,7 @@ def why_not_ours(tensors: Sequence[torch.Tensor], *, dense: bool = True) -> str 
             return "a view is lazily negated or conjugated"
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return "a torch.func transform is active"
-    if dense and tensors[0].dtype not in DTYPES:
+    if floats and tensors[0].dtype not in DTYPES:
         return f"the dtype is {tensors[0].dtype}"
     return None
 

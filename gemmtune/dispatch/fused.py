@@ -1,19 +1,22 @@
-"""The epilogues that operations bring along: a factor of int_mm_mul, a bias of scaled_mm."""
+"""Operands that belong to the epilogue but have an argument of their own: the factor of int_mm_mul, the bias of scaled_mm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from ..errors import InvalidProblemError
 from ..problem import Epilogue
 from ..problem.dtypes import dtype_name
+from ..problem.operations import OPERATIONS, Operation
 from ..problem.trace import trace
 
-__all__ = ["BiasThen", "add_bias", "bias_epilogue", "factor_dtype", "factor_epilogue", "multiply"]
+__all__ = ["BROUGHT", "NAMES", "Brought", "Then", "add_bias", "bias_epilogue", "factor_dtype", "factor_epilogue", "multiply"]
 
-FACTOR_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Of quantized products whose caller names one, and of factors."""
 
 
 def multiply(acc: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -26,14 +29,45 @@ def add_bias(acc: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return acc + bias
 
 
-class BiasThen:
-    """The epilogue of scaled_mm with a bias and a function of the caller's."""
+class Then:
+    """The epilogue that an operation brings along, followed by a function of the caller's."""
 
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, first: Callable[..., torch.Tensor], function: Callable[..., torch.Tensor]) -> None:
+        self._first = first
         self._function = function
 
-    def __call__(self, acc: torch.Tensor, bias: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
-        return self._function(acc + bias, *args)
+    def __call__(self, acc: torch.Tensor, operand: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+        return self._function(self._first(acc, operand), *args)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """An argument of a public function that becomes the first operand of the epilogue.
+
+    ``follows``: the result has, unless the caller names a dtype, that of this operand as torch promotes it with the sums.
+    """
+
+    op: str
+    argument: str
+    combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    dtypes: tuple[torch.dtype, ...]
+    required: bool = False
+    follows: bool = False
+
+    def check(self, name: str, dtype: torch.dtype) -> None:
+        """Raises InvalidProblemError for an operand of another dtype."""
+        if dtype not in self.dtypes:
+            expected = ", ".join(map(dtype_name, self.dtypes))
+            raise InvalidProblemError(f"{name}: dtype of {self.argument}: got {dtype}, expected one of {expected}; cast it first")
+
+
+BROUGHT = {
+    "int_mm_mul": Brought(op="int_mm", argument="scale", combine=multiply, dtypes=RESULT_DTYPES, required=True, follows=True),
+    "scaled_mm": Brought(op="scaled_mm", argument="bias", combine=add_bias, dtypes=(torch.float64, *RESULT_DTYPES)),
+}
+"""By the name of the public function."""
+NAMES: dict[str, Operation] = {**OPERATIONS, **{name: OPERATIONS[brought.op] for name, brought in BROUGHT.items()}}
+"""Every public function of a product, and the operation that it is."""
 
 
 def factor_dtype(scale: torch.dtype) -> torch.dtype:
@@ -42,9 +76,7 @@ def factor_dtype(scale: torch.dtype) -> torch.dtype:
     Raises:
         InvalidProblemError: a factor of another dtype than float32, float16 or bfloat16.
     """
-    if scale not in FACTOR_DTYPES:
-        expected = ", ".join(map(dtype_name, FACTOR_DTYPES))
-        raise InvalidProblemError(f"int_mm_mul: dtype of scale: got {scale}, expected one of {expected}; cast it first")
+    BROUGHT["int_mm_mul"].check("int_mm_mul", scale)
     return torch.promote_types(scale, torch.int32)
 
 

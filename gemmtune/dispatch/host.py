@@ -30,11 +30,11 @@ def host_us(device: DeviceInfo, settings: Settings) -> float:
 def _look_up_us(device: torch.device) -> float:
     """The least time of a look-up, as a public operation makes it; measured once in a process."""
     x = torch.zeros((1, 1), device=device)
-    ready = {key_of("mm", x, x): None}
+    ready = {key_of("mm", (x, x)): None}
 
     def look_up() -> None:
         if not torch.compiler.is_compiling():
-            ready.get(key_of("mm", x, x))
+            ready.get(key_of("mm", (x, x)))
 
     best_s = float("inf")
     for _ in range(BLOCKS):

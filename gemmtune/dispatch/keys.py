@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -18,18 +19,16 @@ NOTHING: tuple[Tensor, ...] = ()
 """No ``epilogue_args``. A quick look compares with it by identity, which no wrong argument can make fail."""
 
 
-def key_of(
-    name: str, a: Tensor, b: Tensor | PackedOperand, others: tuple[Tensor | None, ...] = (), options: Hashable = None
-) -> Hashable | None:
+def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Hashable | None:
     """Everything that a plan depends on; None for a call that must be looked at more closely.
 
-    ``others`` are the further operands, which of them is which being told by ``name`` and their number; ``options`` what else the
-    caller asked for. Every call pays for this, and each attribute of a tensor costs 50 to 100 ns: nothing is read that is not
-    needed.
+    ``tensors`` are the operands, which of them is which being told by ``name`` and their number; ``options`` what else the caller
+    asked for. Every call pays for this, and each attribute of a tensor costs 50 to 100 ns: nothing is read that is not needed.
     """
+    a, b = tensors[0], tensors[1]
     packed = b.__class__ is PackedOperand
     try:
-        t: Tensor = b.tensor if packed else b  # type: ignore[union-attr,assignment]
+        t: Tensor = b.tensor if packed else b
         if (a.requires_grad or t.requires_grad) and torch.is_grad_enabled():
             return None
         if a.is_neg() or t.is_neg() or forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
@@ -45,7 +44,7 @@ def key_of(
             a.shape, t.shape, a.stride(), t.stride(), dtype, t.dtype, alignment, index, t.get_device(), settings.token(), flags,
             name, packed, a.__class__, t.__class__, options,
         )  # fmt: skip
-        for x in others:
+        for x in tensors[2:] if len(tensors) > 2 else NOTHING:
             if x is None:
                 return None
             # A scalar of another device is moved, which no plan does.

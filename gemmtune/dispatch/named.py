@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +9,10 @@ import torch
 
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..problem.operations import FLOAT_OPS
 from .arguments import Call
-from .calls import CALLS
+from .calls import bound_call
 from .checks import check_operands, why_not_ours
+from .fused import NAMES
 from .prepack import PackedOperand
 from .statement import epilogue_of, problem_of
 from .weights import QuantizedWeight
@@ -36,17 +35,15 @@ def stated(
     """
     call = _call(asker, op, operands, arguments)
     check_operands(call.name, call.inputs)
-    reason = why_not_ours([x for _, x in call.inputs], dense=call.op in FLOAT_OPS)
+    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
     return problem_of(call, epilogue_of(call)) if reason is None else reason, call.a.device
 
 
 def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> Call:
     name = getattr(op, "__name__", op)
-    if not isinstance(name, str) or name not in CALLS:
-        raise InvalidProblemError(f"{asker}: got op {name!r}, expected a Problem, or one of {', '.join(CALLS)} with its tensors")
-    make, first = CALLS[name]
+    if not isinstance(name, str) or name not in NAMES:
+        raise InvalidProblemError(f"{asker}: got op {name!r}, expected a Problem, or one of {', '.join(NAMES)} with its tensors")
     try:
-        inspect.signature(make).bind(*first, *operands, **arguments)
+        return bound_call(name, operands, arguments)
     except TypeError as error:
         raise InvalidProblemError(f"{asker}: {name}: {error}") from error
-    return make(*first, *operands, **arguments)

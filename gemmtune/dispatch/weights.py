@@ -14,7 +14,7 @@ from ..problem.operations import ENCODINGS, Encoding
 from ..problem.scales import BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks, block_of, scale_shapes
 from .prepack import PackedOperand
 
-__all__ = ["QuantizedWeight", "parts_of"]
+__all__ = ["QuantizedWeight", "float8_parts", "parts_of"]
 
 Tensor = torch.Tensor
 Kind = Literal["int8", "uint8", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"]
@@ -179,6 +179,20 @@ def parts_of(
     if given:
         raise InvalidProblemError(f"{name}: got {' and '.join(given)} beside a QuantizedWeight, expected it alone: it has its own")
     return b.numbers, b.scales, b.zero_points, b.encoding
+
+
+def float8_parts(
+    name: str, b: Tensor | PackedOperand | QuantizedWeight, scale_b: Tensor | None
+) -> tuple[Tensor | PackedOperand, Tensor]:
+    """b and scale_b of a product of 8-bit floats. Raises InvalidProblemError for a weight of integers, or one without a scale."""
+    b, scale_b, zero_b, encoding = parts_of(name, b, scale_b)
+    if scale_b is None:
+        raise InvalidProblemError(f"{name}: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales")
+    if encoding or zero_b is not None:
+        raise InvalidProblemError(
+            f"{name}: b: got {encoding or 'zero points'}, expected 8-bit floats; mixed_mm multiplies integers"
+        )
+    return b, scale_b
 
 
 def _check_numbers(numbers: object, encoding: str) -> None:

@@ -1,15 +1,17 @@
-"""Gradients of the dense operations, through the same operations."""
+"""Gradients of the operations whose row has a rule for them, through the same operations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..dispatch.arguments import Call
-from ..dispatch.call import run
+from ..dispatch.call import refuse_out, run
+from ..dispatch.calls import call_of
 from ..dispatch.epilogues import traced
-from ..errors import InvalidProblemError
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
 
@@ -19,61 +21,46 @@ __all__ = ["differentiable"]
 def differentiable(call: Call) -> torch.Tensor:
     """Do a call, with a gradient for every input that asks for one.
 
-    For y = f(alpha · a @ b + beta · inp) and g the gradient of the argument of f: grad a = alpha · g @ bᵀ, grad b = alpha · aᵀ @ g,
-    grad inp = beta · g summed over what was broadcast; for y = f(a @ b + c @ d) also grad c = g @ dᵀ, grad d = cᵀ @ g. The argument
-    of f is computed again in the backward pass.
+    That of what the epilogue gets comes from the epilogue's own, those of the operands from the row's rule. What the epilogue gets
+    is computed again in the backward pass.
     """
-    if not call.needs_grad:
+    if not call.wants_grad:
         return run(call)[0]
-    if call.out is not None:
-        raise InvalidProblemError(
-            f"{call.op}: a call with out= is not differentiable, but an input requires grad; leave out out=, or use torch.no_grad()"
-        )
-    result: torch.Tensor = _Differentiable.apply(  # type: ignore[no-untyped-call]
-        call, call.a, call.b, call.inp, call.c, call.d, *call.extra
-    )
+    refuse_out(call)
+    result: torch.Tensor = _Differentiable.apply(call, *call.operands.values(), *call.extra)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        return run(with_operands(call, *tensors))[0]
+        return run(with_tensors(call, tensors))[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        call: Call = ctx.call
-        a, b, inp, c, d, *extra = ctx.saved_tensors
-        grad, grads_extra = grads[0], [None] * len(extra)
+        call = with_tensors(ctx.call, ctx.saved_tensors)
+        rule = call.operation.gradient
+        assert callable(rule)
+        grad, grads_extra = grads[0], [None] * len(call.extra)
         if call.epilogue is not None:
-            grad, *grads_extra = through_epilogue(call, [a, b, inp, c, d], extra, grad)
-        grad = grad.to(a.dtype)
-        scaled = grad if call.alpha == 1 else grad * call.alpha
-        _, need_a, need_b, need_inp, need_c, need_d, *_ = ctx.needs_input_grad
-        grad_a = product(scaled, b.mT) if need_a else None
-        grad_b = product(a.mT, scaled) if need_b else None
-        grad_inp = (grad * call.beta).sum_to_size(inp.shape) if need_inp else None
-        grad_c = product(grad, d.mT) if need_c else None
-        grad_d = product(c.mT, grad) if need_d else None
-        return (None, grad_a, grad_b, grad_inp, grad_c, grad_d, *grads_extra)
+            grad, *grads_extra = through_epilogue(call, call.epilogue, grad)
+        found = rule(grad.to(call.a.dtype), call.operands, call.scalars, product)
+        wanted = zip(call.operands, ctx.needs_input_grad[1:], strict=False)
+        return (None, *(found[role]() if wants else None for role, wants in wanted), *grads_extra)
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """mm or bmm, differentiable again."""
-    return differentiable(Call(op="bmm" if a.dim() == 3 else "mm", a=a, b=b))
+    return differentiable(call_of("bmm" if a.dim() == 3 else "mm", {"a": a, "b": b}))
 
 
-def through_epilogue(call: Call, operands: list[torch.Tensor | None], extra: list[torch.Tensor], grad: torch.Tensor) -> list[Any]:
-    """Gradients of the accumulator and of each extra operand (None where it asks for none), given that of the result.
-
-    ``operands`` are those of ``with_operands`` before ``extra``.
-    """
-    plain = with_operands(call, *operands)
-    plain.epilogue = None
-    dtype = accumulator_dtype(plain.a.dtype)
-    epilogue = traced(call.epilogue, dtype, extra)  # type: ignore[arg-type]
+def through_epilogue(call: Call, function: Callable[..., torch.Tensor], grad: torch.Tensor) -> list[Any]:
+    """Gradients of the accumulator and of each extra operand (None where it asks for none), given that of the result."""
+    plain = replace(call, epilogue=None, extra=(), extra_names=())
+    dtype, extra = accumulator_dtype(call.a.dtype), call.extra
+    epilogue = traced(function, dtype, extra)
     with torch.enable_grad():
         acc = differentiable(plain).to(dtype)
         if not acc.requires_grad:
@@ -87,19 +74,7 @@ def through_epilogue(call: Call, operands: list[torch.Tensor | None], extra: lis
     return [torch.zeros_like(acc) if first is None else first, *(found.pop(0) if x.requires_grad else None for x in extra)]
 
 
-def with_operands(call: Call, *tensors: Any) -> Call:
-    """The same call on other tensors: a, b, inp, c, d, and then those of the epilogue."""
-    a, b, inp, c, d, *extra = tensors
-    return Call(
-        op=call.op,
-        a=a,
-        b=b,
-        packed=call.packed,
-        inp=inp,
-        c=c,
-        d=d,
-        alpha=call.alpha,
-        beta=call.beta,
-        epilogue=call.epilogue,
-        extra=tuple(extra),
-    )
+def with_tensors(call: Call, tensors: Sequence[torch.Tensor]) -> Call:
+    """The same call on other tensors: its operands, then those of the epilogue."""
+    count = len(call.operands)
+    return replace(call, operands=dict(zip(call.operands, tensors[:count], strict=True)), extra=tuple(tensors[count:]))

@@ -7,23 +7,17 @@ from typing import overload
 
 import torch
 
+from ..dispatch.fused import NAMES
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
-from ..problem.dtypes import DTYPES, FLOAT8, dtype_name
+from ..problem.dtypes import dtype_name
 from ..problem.operations import ENCODINGS, Encoding
 
 __all__ = ["pack_int4", "prepack", "unpack_int4"]
 
-_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
-    "mm": tuple(DTYPES),
-    "addmm": tuple(DTYPES),
-    "int_mm": (torch.int8,),
-    "int_mm_mul": (torch.int8,),
-    "mixed_mm": (torch.int8, torch.uint8, *FLOAT8),
-    "scaled_mm": FLOAT8,
-}
+_DTYPES = {name: row.dtypes_of_b for name, row in NAMES.items() if row.prepacks}
 """The operations that take a prepacked operand, and the dtypes that it may have."""
 _RANGES = {"int4": (-8, 7), "uint4": (0, 15)}
 

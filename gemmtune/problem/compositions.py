@@ -1,6 +1,9 @@
-"""The quantized operations by torch's own calls, right for operands of every layout, shape and device: what calls fall back to."""
+"""The operations by torch's own calls, right for operands of every layout, shape and device: what calls fall back to."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
 
 import torch
 
@@ -12,11 +15,16 @@ __all__ = [
     "CUDA_INT_COLUMN_MULTIPLE",
     "CUDA_INT_LEAST_ROWS",
     "CUDA_INT_MULTIPLE",
+    "added",
     "dequantized",
+    "int_composed",
     "int_product",
+    "mixed_composed",
     "packed",
+    "scaled_composed",
     "scaled_product",
     "spread",
+    "two_products",
     "unpacked",
 ]
 
@@ -144,3 +152,32 @@ def _column(factor: Tensor, index: int) -> Tensor:
 
 def _row(factor: Tensor, index: int) -> Tensor:
     return factor if factor.dim() == 0 or factor.shape[0] == 1 else factor.narrow(0, index, 1)
+
+
+def added(function: Callable[..., Tensor], a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float) -> Tensor:
+    """torch.addmm or torch.baddbmm."""
+    return function(inp, a, b, alpha=alpha, beta=beta)
+
+
+def two_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """a @ b + c @ d."""
+    return torch.addmm(torch.mm(c, d), a, b)
+
+
+def int_composed(a: Tensor, b: Tensor) -> Tensor:
+    """int_mm. Within torch's function transforms, which have no rule for ``_int_mm``, a float64 product."""
+    if not torch.compiler.is_compiling() and any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in (a, b)):
+        return (a.double() @ b.double()).to(torch.int32)
+    return int_product(a, b)
+
+
+def mixed_composed(a: Tensor, b: Tensor, scale: Tensor | None, zero: Tensor | None, encoding: str = "") -> Tensor:
+    """mixed_mm, differentiable."""
+    return torch.mm(a, dequantized(b, scale, zero, encoding, a.dtype))
+
+
+def scaled_composed(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, fast_accum: bool = False) -> Tensor:  # noqa: ARG001
+    """scaled_mm as float32, whatever autocast says. A permission for fast sums is not made use of."""
+    kind = a.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext():
+        return scaled_product(a, b, scale_a, scale_b)

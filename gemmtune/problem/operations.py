@@ -7,12 +7,16 @@ operation" in docs/architecture.md.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from .compositions import added, int_composed, mixed_composed, scaled_composed, two_products
 from .dtypes import DTYPES, FLOAT8
+from .gradients import Gradient, of_product, of_sum, of_two_products
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
 
 __all__ = [
@@ -89,12 +93,17 @@ class Operation:
 
     ``scalars`` are those that a call gives (elsewhere alpha is one and beta zero), ``options`` its further fields of Problem.
     ``result`` is of a problem without an epilogue, ``fused`` of one with an epilogue (None: the same).
+
+    ``compose(*operands, *scalars, **options)`` does it by torch's own operations, without the epilogue: operands that are not given
+    are None. ``gradient`` is a rule that uses gemmtune's products, or ``composed``: that of the composition; None: it has none.
     """
 
     name: Op
     formula: str
     operands: tuple[Operand, ...]
     result: Result
+    compose: Callable[..., torch.Tensor]
+    gradient: Gradient | Literal["composed"] | None = None
     fused: Result | None = None
     scalars: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -117,6 +126,18 @@ class Operation:
         """Some operand is of 8 bits or fewer."""
         return any(dtype.itemsize == 1 for operand in self.matrices for dtype in operand.dtypes)
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The roles in the order in which the public function takes them: as torch does, an added operand first."""
+        roles = [operand.role for operand in self.operands]
+        return tuple(sorted(roles, key=lambda role: role != "inp"))
+
+    @property
+    def dtypes_of_b(self) -> tuple[torch.dtype, ...]:
+        """What b may be: where it has the dtype of a, what that may be."""
+        a, b, *_ = self.operands
+        return b.dtypes or a.dtypes
+
     def operand(self, role: str) -> Operand | None:
         """The operand of that role; None if it has no such."""
         return next((operand for operand in self.operands if operand.role == role), None)
@@ -128,10 +149,6 @@ class Operation:
     def result_dtype(self, dtype: torch.dtype, *, epilogue: bool) -> torch.dtype:
         """The dtype of out for an a of ``dtype`` where neither the caller nor the end of an epilogue names one."""
         return self.result_of(epilogue=epilogue).default or dtype
-
-    def scalars_of(self, source: Any) -> tuple[float, ...]:
-        """The values of its scalars, which ``source`` has as attributes."""
-        return tuple(getattr(source, name) for name in self.scalars)
 
 
 def _product(dtypes: tuple[torch.dtype, ...], b: tuple[torch.dtype, ...] = ()) -> tuple[Operand, Operand]:
@@ -148,31 +165,53 @@ _DENSE = Result(dtypes=_FLOATS)
 _SCALE = (torch.float32,)
 
 _ROWS = (
-    Operation(name="mm", formula="a @ b", operands=_product(_FLOATS), result=_DENSE, prepacks=True),
+    Operation(
+        name="mm", formula="a @ b", operands=_product(_FLOATS), result=_DENSE, prepacks=True, compose=torch.mm, gradient=of_product
+    ),
     Operation(
         name="addmm",
         formula="beta · inp + alpha · a @ b",
         operands=(*_product(_FLOATS), _INP),
         scalars=("alpha", "beta"),
         result=_DENSE,
+        compose=functools.partial(added, torch.addmm),
+        gradient=of_sum,
         prepacks=True,
     ),
-    Operation(name="bmm", formula="a @ b for a batch", operands=_product(_FLOATS), result=_DENSE, batched=True),
+    Operation(
+        name="bmm",
+        formula="a @ b for a batch",
+        operands=_product(_FLOATS),
+        result=_DENSE,
+        batched=True,
+        compose=torch.bmm,
+        gradient=of_product,
+    ),
     Operation(
         name="baddbmm",
         formula="beta · inp + alpha · a @ b for a batch",
         operands=(*_product(_FLOATS), _INP),
         scalars=("alpha", "beta"),
         result=_DENSE,
+        compose=functools.partial(added, torch.baddbmm),
+        gradient=of_sum,
         batched=True,
     ),
-    Operation(name="mm_plus_mm", formula="a @ b + c @ d", operands=(*_product(_FLOATS), *_SECOND), result=_DENSE),
+    Operation(
+        name="mm_plus_mm",
+        formula="a @ b + c @ d",
+        operands=(*_product(_FLOATS), *_SECOND),
+        result=_DENSE,
+        compose=two_products,
+        gradient=of_two_products,
+    ),
     Operation(
         name="int_mm",
         formula="a @ b of int8, summed in int32",
         operands=_product((torch.int8,), (torch.int8,)),
         result=Result(dtypes=(torch.int32,), default=torch.int32),
         fused=Result(dtypes=_NARROW_FLOATS, default=torch.float32),
+        compose=int_composed,
         prepacks=True,
     ),
     Operation(
@@ -184,6 +223,8 @@ _ROWS = (
             Operand(role="zero_b", of="b", blocks=BLOCKS_OF_WEIGHTS, dtypes=_SCALE, like_a=True, required=False),
         ),
         options=("encoding",),
+        compose=mixed_composed,
+        gradient="composed",
         result=Result(dtypes=_NARROW_FLOATS),
         prepacks=True,
     ),
@@ -196,6 +237,7 @@ _ROWS = (
             Operand(role="scale_b", of="b", blocks=BLOCKS_OF_B, dtypes=_SCALE),
         ),
         options=("fast_accum",),
+        compose=scaled_composed,
         result=Result(dtypes=_NARROW_FLOATS, default=torch.bfloat16),
         prepacks=True,
     ),

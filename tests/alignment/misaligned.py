@@ -11,7 +11,7 @@ import torch
 
 from gemmtune.choice import Choice, Kernel, Scalars, Tensors
 from gemmtune.numerics.operands import allocate
-from gemmtune.ops import dense
+from gemmtune.ops import products
 from gemmtune.problem import Layout
 
 OFFSETS = range(9)
@@ -56,7 +56,7 @@ def sizes(op: str, m: int, n: int, k: int) -> tuple[tuple[int, ...], tuple[int, 
 
 def called(op: str, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None, **options: Any) -> torch.Tensor:
     """gemmtune's operation on these operands; ``inp`` is for addmm."""
-    return getattr(dense, op)(*([inp] if op == "addmm" else []), a, b, **options)
+    return getattr(products, op)(*([inp] if op == "addmm" else []), a, b, **options)
 
 
 def expected(op: str, a: torch.Tensor, b: torch.Tensor, inp: torch.Tensor | None) -> torch.Tensor:

@@ -134,7 +134,7 @@ BAD = {
     "rank": ((A, B, C[0], D), {}, "c must be a 2-D tensor, got shape [45]"),
     "dtype": ((A, B, C, D.half()), {}, "a and d must have the same dtype, got torch.float32 and torch.float16; cast one of them"),
     "no tensor": ((A, B, C, None), {}, "d must be a torch.Tensor, got NoneType"),
-    "prepacked": ((A, gemmtune.prepack(B), C, D), {}, "b must be a torch.Tensor, got PackedOperand"),
+    "prepacked": ((A, gemmtune.prepack(B), C, D), {}, "b must be a torch.Tensor, got a prepacked operand"),
     "out": ((A, B, C, D), {"out": torch.empty(3, 3)}, "out must have shape [17, 33], got [3, 3]"),
     "out is c": ((A[:, :17], B[:17], C[:, :33], torch.ones(33, 33)[:, :33]), {"out": C[:, :33]}, "out shares memory with c"),
     "epilogue_args": ((A, B, C, D), {"epilogue_args": (A,)}, "got 1 epilogue_args without an epilogue"),

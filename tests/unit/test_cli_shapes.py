@@ -13,7 +13,7 @@ import torch
 from gemmtune import Problem
 from gemmtune.cli.describe import machine_text, problem_of_key, problem_text
 from gemmtune.cli.shapes import Spec, parse_shape, problems_of_file
-from gemmtune.dispatch.calls import int_mm_mul_call, scaled_mm_call
+from gemmtune.dispatch.calls import bound_call
 from gemmtune.dispatch.statement import epilogue_of, problem_of
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Precision
@@ -244,7 +244,7 @@ def test_the_problem_of_int_mm_mul_is_that_of_a_call(scales, scale_dtype, out_dt
     a, b = torch.empty(16, 512, dtype=torch.int8), torch.empty(256, 512, dtype=torch.int8).t()
     scale = torch.empty({"tensor": (), "row": (16, 1), "column": (256,)}[scales], dtype=dtype)
     options = {} if out_dtype is None else {"out_dtype": getattr(torch, out_dtype)}
-    called = problem_of_call(int_mm_mul_call(a, b, scale, **options))
+    called = problem_of_call(bound_call("int_mm_mul", (a, b, scale), options))
     assert quantized("int_mm_mul", scales=scales, scale_dtype=scale_dtype, out_dtype=out_dtype) == called
     assert str(called).startswith("int_mm 16x256x512 int8 nt epilogue=mul(acc, x0)")
 
@@ -253,7 +253,7 @@ def test_the_problem_of_int_mm_mul_is_that_of_a_call(scales, scale_dtype, out_dt
 def test_the_problem_of_scaled_mm_with_a_bias_is_that_of_a_call(bias):
     a, b = torch.empty(16, 512, dtype=E4M3), torch.empty(256, 512, dtype=E4M3).t()
     one, added = torch.ones(()), torch.empty({"n": (256,), "m1": (16, 1)}[bias], dtype=BF16)
-    assert quantized("scaled_mm", bias=bias) == problem_of_call(scaled_mm_call(a, b, one, one, bias=added))
+    assert quantized("scaled_mm", bias=bias) == problem_of_call(bound_call("scaled_mm", (a, b, one, one), {"bias": added}))
 
 
 def problem_of_call(call):

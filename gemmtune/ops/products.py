@@ -1,29 +1,127 @@
-"""The operations on quantized operands: int_mm, int_mm_mul, mixed_mm, scaled_mm.
-
-As the dense ones, each looks for a plan under a key that it can read off the operands; the rest is on the path of calls that have
-no plan yet.
-"""
+"""The public operations. Each says what its arguments mean and hands them on; the path to a launch is the same for all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ..dispatch.arguments import Call
-from ..dispatch.call import composed, run
-from ..dispatch.calls import int_mm_call, int_mm_mul_call, mixed_mm_call, scaled_mm_call
-from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.plan import keep_ready, ready
+from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.weights import QuantizedWeight, parts_of
-from ..errors import InvalidProblemError
+from ..dispatch.weights import QuantizedWeight, float8_parts, parts_of
 from ..problem.operations import Encoding
+from .operate import operate
 
-__all__ = ["int_mm", "int_mm_mul", "mixed_mm", "scaled_mm"]
+__all__ = ["addmm", "baddbmm", "bmm", "int_mm", "int_mm_mul", "mixed_mm", "mm", "mm_plus_mm", "scaled_mm"]
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
+
+
+def mm(
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(a @ b, *epilogue_args)
+
+    Args:
+        a: [M, K], any strides; float64, float32, float16 or bfloat16 (other dtypes run by torch).
+        b: [K, N], any strides, of the dtype of ``a``; or a ``prepack``-ed operand.
+        out: [M, N], any strides without overlap, sharing no memory with what is read.
+        epilogue: a pointwise torch function of the product, computed in float32 (float64 for float64) and rounded once. If its
+            last step is a cast, that is the dtype of the result; otherwise it is the dtype of ``a``.
+        epilogue_args: tensors that broadcast to [M, N], given to ``epilogue`` after the product.
+
+    Returns:
+        [M, N]; ``out`` if it was given.
+
+    Raises:
+        InvalidProblemError: (a RuntimeError and ValueError) operands that do not fit together.
+        EpilogueError: an epilogue that is not a pointwise function of known parts.
+    """
+    return operate("mm", (a, b), out, epilogue, epilogue_args)
+
+
+def addmm(
+    inp: Tensor,
+    a: Tensor,
+    b: Tensor | PackedOperand,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(beta · inp + alpha · a @ b, *epilogue_args)
+
+    ``inp`` broadcasts to [M, N] and has the dtype of ``a``; ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and infinity in
+    ``inp`` do not reach the result. The rest is as for ``mm``.
+    """
+    return operate("addmm", (a, b, inp), out, epilogue, epilogue_args, (alpha, beta))
+
+
+def bmm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(a @ b, *epilogue_args) for a batch: a [B, M, K], b [B, K, N], out [B, M, N]. The rest is as for ``mm``."""
+    return operate("bmm", (a, b), out, epilogue, epilogue_args)
+
+
+def baddbmm(
+    inp: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(beta · inp + alpha · a @ b, *epilogue_args) for a batch: ``inp`` broadcasts to [B, M, N]; as ``addmm``."""
+    return operate("baddbmm", (a, b, inp), out, epilogue, epilogue_args, (alpha, beta))
+
+
+def mm_plus_mm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(a @ b + c @ d, *epilogue_args)
+
+    Args:
+        a: [M, K], any strides; float64, float32, float16 or bfloat16 (other dtypes run by torch).
+        b: [K, N], any strides, of the dtype of ``a``.
+        c: [M, K2], any strides, of the dtype of ``a``.
+        d: [K2, N], any strides, of the dtype of ``a``.
+        out, epilogue, epilogue_args: as for ``mm``.
+
+    A choice may round one of the products to the dtype of ``a`` before it adds the other one, as torch's composition
+    ``torch.addmm(torch.mm(c, d), a, b)`` does.
+
+    Returns:
+        [M, N]; ``out`` if it was given.
+
+    Raises:
+        InvalidProblemError: (a RuntimeError and ValueError) operands that do not fit together.
+        EpilogueError: an epilogue that is not a pointwise function of known parts.
+    """
+    return operate("mm_plus_mm", (a, b, c, d), out, epilogue, epilogue_args)
 
 
 def int_mm(
@@ -32,7 +130,7 @@ def int_mm(
     *,
     out: Tensor | None = None,
     epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
+    epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
     """out = a @ b of int8 as int32, exact while sums fit that, as they do for K below 2^17; or epilogue(float32 of it, …)
 
@@ -51,12 +149,7 @@ def int_mm(
         InvalidProblemError: (a RuntimeError and ValueError) operands that do not fit together, or one that requires grad.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
-    key = None
-    if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
-        key = key_of("int_mm", a, b)
-        if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b), ())
-    return _planned(key, int_mm_call(a, b, out=out, epilogue=epilogue, epilogue_args=epilogue_args))
+    return operate("int_mm", (a, b), out, epilogue, epilogue_args)
 
 
 def int_mm_mul(
@@ -79,13 +172,7 @@ def int_mm_mul(
     Raises:
         InvalidProblemError: operands that do not fit together, or one that requires grad.
     """
-    key = None
-    if out is None and not torch.compiler.is_compiling():
-        extra = (scale,)
-        key = key_of("int_mm_mul", a, b, extra, out_dtype)
-        if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b, *extra), ())
-    return _planned(key, int_mm_mul_call(a, b, scale, out_dtype=out_dtype, out=out))
+    return operate("int_mm_mul", (a, b), out, None, NOTHING, (), (), scale, out_dtype)
 
 
 def mixed_mm(
@@ -97,7 +184,7 @@ def mixed_mm(
     encoding: Encoding = "",
     out: Tensor | None = None,
     epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
+    epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
     """out = epilogue(a @ ((b − zero_b) · scale_b), *epilogue_args) for a narrow b, which is widened inside the kernel
 
@@ -121,16 +208,8 @@ def mixed_mm(
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
     b, scale_b, zero_b, encoding = parts_of("mixed_mm", b, scale_b, zero_b, encoding)
-    key = None
-    if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
-        extra = () if scale_b is None else (scale_b,) if zero_b is None else (scale_b, zero_b)
-        key = key_of("mixed_mm", a, b, extra, encoding) if scale_b is not None or zero_b is None else None
-        if key is not None and (plan := ready.get(key)) is not None:
-            return plan.new((a, b.for_choice(plan.choice) if isinstance(b, PackedOperand) else b, *extra), ())
-    call = mixed_mm_call(
-        a, b, scale_b=scale_b, zero_b=zero_b, encoding=encoding, out=out, epilogue=epilogue, epilogue_args=epilogue_args
-    )
-    return _planned(key, call)
+    operands = (a, b) if scale_b is None and zero_b is None else (a, b, scale_b) if zero_b is None else (a, b, scale_b, zero_b)
+    return operate("mixed_mm", operands, out, epilogue, epilogue_args, (), (encoding,))
 
 
 def scaled_mm(
@@ -144,7 +223,7 @@ def scaled_mm(
     fast_accum: bool = False,
     out: Tensor | None = None,
     epilogue: EpilogueFunction | None = None,
-    epilogue_args: Sequence[Tensor] = (),
+    epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
     """out = epilogue((a · scale_a) @ (b · scale_b) + bias, *epilogue_args) of 8-bit floats
 
@@ -162,34 +241,6 @@ def scaled_mm(
         InvalidProblemError: operands that do not fit together, or one that requires grad.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
-    key = None
-    if out is None and epilogue is None and epilogue_args is NOTHING and not torch.compiler.is_compiling():
-        numbers, scales, _, _ = parts_of("scaled_mm", b, scale_b)
-        extra = (scale_a, scales) if bias is None else (scale_a, scales, bias)
-        key = key_of("scaled_mm", a, numbers, extra, (out_dtype, fast_accum))
-        if key is not None and (plan := ready.get(key)) is not None:
-            operand = numbers.for_choice(plan.choice) if isinstance(numbers, PackedOperand) else numbers
-            return plan.new((a, operand, *extra), ())
-    call = scaled_mm_call(
-        a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, fast_accum=fast_accum, out=out, epilogue=epilogue,
-        epilogue_args=epilogue_args,
-    )  # fmt: skip
-    return _planned(key, call)
-
-
-def _planned(key: Hashable | None, call: Call) -> Tensor:
-    if torch.compiler.is_compiling():
-        # Inside torch.compile these are torch's operations, which its compiler knows.
-        return call.by_torch()
-    if torch.is_grad_enabled():
-        wanting = [name for name, x in call.inputs if isinstance(x, Tensor) and x.requires_grad]
-        if wanting and call.op == "mixed_mm":
-            return composed(call)
-        if wanting:
-            raise InvalidProblemError(
-                f"{call.name}: {wanting[0]} requires grad, but the operation has no gradient; detach it, or use torch.no_grad()"
-            )
-    result, plan = run(call)
-    if key is not None and plan is not None:
-        keep_ready(key, plan)
-    return result
+    b, scale_b = float8_parts("scaled_mm", b, scale_b)
+    operands = (a, b, scale_a, scale_b)
+    return operate("scaled_mm", operands, out, epilogue, epilogue_args, (), (fast_accum,), bias, out_dtype)
