@@ -11,7 +11,7 @@ from .operations import Encoding, Op
 from .precision import Precision, precision_of
 from .scalar import scalar_class
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
-from .standard import BiasShape, device_type_here, inp_layout, operand_layouts
+from .standard import BiasShape, check_size, device_type_here, inp_layout, operand_layouts
 
 __all__ = ["Constructors"]
 
@@ -115,6 +115,7 @@ class Constructors:
     ) -> Self:
         """out[M, N] = a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]; K2 is K unless given, and ``layout`` is for both products."""
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        check_size("k2", k if k2 is None else k2)
         c, d, _ = operand_layouts((), m, n, k if k2 is None else k2, layout, dtype, dtype, dtype)
         kind = device_type or device_type_here()
         flags = precision or precision_of(dtype, kind)

@@ -15,6 +15,8 @@ from .scales import block_of, scale_shapes
 
 __all__ = ["check", "why_not", "why_not_dense"]
 
+DEVICE_TYPES = ("cpu", "cuda")
+
 
 def why_not(problem: ProblemFields, ops: Sequence[str]) -> str | None:
     """Why a backend of those operations has nothing for the problem; None if its operation is one of them."""
@@ -33,6 +35,8 @@ def check(problem: ProblemFields) -> None:
     row = OPERATIONS.get(problem.op)
     if row is None:
         raise InvalidProblemError(f"op: got {problem.op!r}, expected one of {', '.join(OPERATIONS)}")
+    if problem.device_type not in DEVICE_TYPES:
+        raise InvalidProblemError(f"device_type: got {problem.device_type!r}, expected one of {', '.join(DEVICE_TYPES)}")
     _check_presence(problem, row)
     _check_matrices(problem, row)
     _check_shapes(problem, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -9,7 +10,12 @@ import torch
 from ..errors import InvalidProblemError
 from .layout import Layout
 
-__all__ = ["BiasShape", "device_type_here", "inp_layout", "operand_layouts"]
+__all__ = ["BiasShape", "check_size", "device_type_here", "inp_layout", "operand_layouts"]
+
+MOST = 2**31 - 1
+"""The largest size of a dimension: the libraries count in 32 bits."""
+MOST_ELEMENTS = 2**46
+"""More than an address space has room for."""
 
 BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
 
@@ -25,8 +31,10 @@ def operand_layouts(
     """a, b and out of these sizes and dtypes. ``letters`` says for a and for b: ``n`` row-major, ``t`` stored transposed.
 
     Raises:
-        InvalidProblemError: other letters, or a negative size.
+        InvalidProblemError: other letters, or a size that no operand has.
     """
+    for name, size in (*((("batch", lead[0]),) if lead else ()), ("m", m), ("n", n), ("k", k)):
+        check_size(name, size)
     if len(letters) != 2 or set(letters) - {"n", "t"}:
         raise InvalidProblemError(f"layout: got {letters!r}, expected one of nn, nt, tn, tt")
     first, second = (letter == "t" for letter in letters)
@@ -45,9 +53,15 @@ def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: to
     return Layout.contiguous(shapes[bias], dtype)
 
 
+def check_size(name: str, size: object) -> None:
+    """Raises InvalidProblemError unless ``size`` is an integer that a dimension of an operand can have."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST:
+        raise InvalidProblemError(f"{name}: got {size!r}, expected an integer from 0 to {MOST}")
+
+
 def _operand(size: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> Layout:
-    if any(n < 0 for n in size):
-        raise InvalidProblemError(f"sizes must be 0 or more, got {size}")
+    if math.prod(size) > MOST_ELEMENTS:
+        raise InvalidProblemError(f"sizes: got an operand of {size}, expected at most 2^46 elements; take smaller sizes")
     if not transposed:
         return Layout.contiguous(size, dtype)
     return Layout.contiguous((*size[:-2], size[-1], size[-2]), dtype).transposed

@@ -160,6 +160,8 @@ def test_what_does_not_broadcast_is_refused(source: tuple[int, ...], target: tup
         ((1, 4), False, True),
         ((8, 1), True, False),
         ((10, 2), False, False),
+        ((4, 1), False, False),  # each row begins at the last element of the one before
+        ((1, 3), False, False),
         ((0, 1), False, False),
         ((1, 1), False, False),
     ],

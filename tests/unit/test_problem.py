@@ -79,7 +79,20 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         lambda: Problem.addmm(4, 5, 6, bias="k"),  # type: ignore[arg-type]
         "bias: got 'k', expected one of n, mn, m1, 1n, scalar",
     ),
-    "negative": (lambda: Problem.mm(-4, 5, 6), "sizes must be 0 or more, got (-4, 6)"),
+    "negative": (lambda: Problem.mm(-4, 5, 6), "m: got -4, expected an integer from 0 to 2147483647"),
+    "float size": (lambda: Problem.mm(1.5, 8, 8), "m: got 1.5, expected an integer from 0 to 2147483647"),  # type: ignore[arg-type]
+    "text size": (lambda: Problem.mm(8, "8", 8), "n: got '8', expected an integer from 0 to 2147483647"),  # type: ignore[arg-type]
+    "huge size": (lambda: Problem.mm(8, 8, 2**40), "k: got 1099511627776, expected an integer from 0 to 2147483647"),
+    "huge batch": (lambda: Problem.bmm(2**31, 8, 8, 8), "batch: got 2147483648, expected an integer from 0 to 2147483647"),
+    "float k2": (
+        lambda: Problem.mm_plus_mm(8, 8, 8, 2.0, device_type="cpu"),  # type: ignore[arg-type]
+        "k2: got 2.0, expected an integer from 0 to 2147483647",
+    ),
+    "huge operand": (
+        lambda: Problem.mm(2**30, 8, 2**30),
+        "sizes: got an operand of (1073741824, 1073741824), expected at most 2^46 elements; take smaller sizes",
+    ),
+    "device type": (lambda: Problem.mm(8, 8, 8, device_type="tpu"), "device_type: got 'tpu', expected one of cpu, cuda"),
 }
 
 
