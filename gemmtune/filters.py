@@ -153,7 +153,7 @@ def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
     """The choices of the backend that the setting names, or for ``heuristic`` the one that its backend recommends; where there are
     none, torch's own operation. Other operations are left as they are."""
     wanted = settings.mixed_mm_choice
-    if wanted == "default" or not offers.choices or offers.choices[0].problem.op != "mixed_mm":
+    if wanted == "default" or not offers.choices or not offers.choices[0].problem.widens_b:
         return offers
     kept = [c for c in offers.choices if _is_wanted(c, wanted)]
     kept = kept[:1] if wanted == HEURISTIC else kept

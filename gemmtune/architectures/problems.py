@@ -12,13 +12,13 @@ from typing import get_args
 import torch
 
 from ..problem import Layout, Precision, Problem
-from ..problem.operations import Encoding, Op
+from ..problem.operations import DENSE_OPS, Encoding, Op
 from ..problem.problem import BiasShape, Scales, WeightScales
 from ..problem.trace import trace
 
 __all__ = ["matrix_problems"]
 
-OPS: tuple[Op, ...] = ("mm", "addmm", "bmm", "baddbmm")
+OPS: tuple[Op, ...] = DENSE_OPS
 DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "tf32": torch.float32, "f64": torch.float64,
 }  # fmt: skip

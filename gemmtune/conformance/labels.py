@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..dispatch.fused import NAMES
 from ..problem.operations import Encoding
 
 __all__ = [
@@ -21,10 +22,10 @@ __all__ = [
     "WEIGHTS",
 ]
 
-OPS = ("mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
-ONE_PRODUCT = tuple(op for op in OPS if op != "mm_plus_mm")
+OPS = tuple(NAMES)
+ONE_PRODUCT = tuple(op for op in OPS if NAMES[op].operand("c") is None)
 """Operations that multiply two matrices."""
-QUANTIZED = ("int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+QUANTIZED = tuple(op for op in OPS if NAMES[op].quantized)
 """Operations on operands of 8 bits or fewer; 2-D, with nothing added."""
 BIASES = ("n", "mn", "m1", "1n", "scalar")
 

@@ -66,7 +66,9 @@ BROUGHT = {
     "scaled_mm": Brought(op="scaled_mm", argument="bias", combine=add_bias, dtypes=(torch.float64, *RESULT_DTYPES)),
 }
 """By the name of the public function."""
-NAMES: dict[str, Operation] = {**OPERATIONS, **{name: OPERATIONS[brought.op] for name, brought in BROUGHT.items()}}
+NAMES: dict[str, Operation] = {
+    name: row for op, row in OPERATIONS.items() for name in (op, *(other for other, x in BROUGHT.items() if x.op == op != other))
+}
 """Every public function of a product, and the operation that it is."""
 
 

@@ -145,7 +145,7 @@ def epilogue_input(problem: Problem, arithmetic: Arithmetic) -> torch.dtype:
 
 def _largest_flushed(problem: Problem) -> float:
     """The largest number of a or b that may be read as 0. Weights are read as numbers of a's type."""
-    read = (problem.a.dtype,) if problem.op == "mixed_mm" else (problem.a.dtype, problem.b.dtype)
+    read = (problem.a.dtype,) if problem.widens_b else (problem.a.dtype, problem.b.dtype)
     return max(dtype_info(dtype).smallest_normal for dtype in read)
 
 
@@ -174,7 +174,7 @@ def _accumulation(problem: Problem, arithmetic: Arithmetic, k: int) -> float:
     if bits is None:
         return _growth((_operations(k) + last) * truncating)
     narrow = 2.0 ** (1 - bits) if _truncates(problem, arithmetic) else 2.0**-bits
-    if problem.op != "scaled_mm" or problem.fast_accum:
+    if not problem.float8 or problem.fast_accum:
         return _growth(_operations(k) * narrow + last * truncating)
     chunk = min(k, PROMOTED_EVERY)
     return _growth(_operations(chunk) * narrow + (math.ceil(k / PROMOTED_EVERY) + last) * truncating)
@@ -189,7 +189,7 @@ def _truncates(problem: Problem, arithmetic: Arithmetic) -> bool:
 def _accumulator_bits(problem: Problem, arithmetic: Arithmetic) -> int | None:
     """Significand bits of the running sum where those are fewer than its type has, else None."""
     bits = arithmetic.accumulator_bits
-    if bits is None and problem.op == "scaled_mm" and problem.device_type != "cpu":
+    if bits is None and problem.float8 and problem.device_type != "cpu":
         bits = FLOAT8_BITS
     return bits if bits is not None and 2**bits < dtype_info(arithmetic.accumulate).exact_integer else None
 

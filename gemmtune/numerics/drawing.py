@@ -35,7 +35,7 @@ class Drawing:
         batch, rows, cols = _batched(distinct_size(problem.b))
         self.size_b = (batch, 2 * rows if problem.encoding else rows, cols)
         self.work_a = torch.float32 if problem.dtype in FLOAT8 else problem.dtype
-        self.work_b = torch.float32 if problem.op == "mixed_mm" else self.work_a
+        self.work_b = torch.float32 if problem.widens_b else self.work_a
 
     def integers(self, size: tuple[int, ...], low: int, high: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """From ``low`` to ``high``, of a's working dtype unless given."""

@@ -144,4 +144,4 @@ def _holds_picked(problem: Problem) -> bool:
     """Whether out is the sums as they are: every element of a and b fits it. Of the quantized operations out may be narrower."""
     if problem.epilogue is not None:
         return False
-    return problem.op != "mixed_mm" or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer
+    return not problem.widens_b or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer

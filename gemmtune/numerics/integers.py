@@ -33,7 +33,7 @@ def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, int,
     added = 0
     if problem.zero_b is not None:
         added = 2 * MOST_ZERO
-    of_b = min(both, number_range(problem)[1] - added // 2) if problem.op == "mixed_mm" else both
+    of_b = min(both, number_range(problem)[1] - added // 2) if problem.widens_b else both
     room = min(limit, 2**SUM_BITS) / max(half, 1)
     fitting = int(math.sqrt(room + added**2 / 4) - added / 2)  # f · (f + added) = room
     if fitting >= 1:

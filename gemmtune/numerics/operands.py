@@ -181,7 +181,7 @@ def scalar_value(scalar: ScalarClass, general: float) -> float:
 
 def weight_unit(problem: Problem) -> float:
     """What random scales of b are multiplied by: a power of two, so that weights of integers come out near 1 as well."""
-    if problem.op != "mixed_mm":
+    if not problem.widens_b:
         return 1.0
     return 0.25 if problem.encoding else 2.0**-6 if dtype_info(problem.b.dtype).is_integer else 1.0
 

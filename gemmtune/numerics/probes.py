@@ -79,7 +79,7 @@ class Probes:
 
     def every_weight(self, b: torch.Tensor) -> torch.Tensor:
         """A b for ``rows_of_b``: 8-bit floats of all magnitudes where the problem has such weights, else ``b``, a random one."""
-        if self.problem.op == "mixed_mm" and self.problem.b.dtype in FLOAT8 and self.problem.zero_b is None:
+        if self.problem.widens_b and self.problem.b.dtype in FLOAT8 and self.problem.zero_b is None:
             return self._draw.every_weight()
         return b
 
@@ -285,7 +285,7 @@ class Probes:
 
     def _factors_of_b(self, size: tuple[int, ...], *, special: bool) -> torch.Tensor:
         """The same for b; of weights that are integers powers of two, whose products are exact."""
-        if self.problem.op == "mixed_mm" and dtype_info(self.problem.b.dtype).is_integer:
+        if self.problem.widens_b and dtype_info(self.problem.b.dtype).is_integer:
             return self._draw.powers(size)
         return self._factors(size, self.problem.b.dtype, special=special).to(self._draw.work_b)
 

@@ -56,7 +56,7 @@ def width_rows(rows: int, k: int, limit: int, problem: Problem) -> WidthRows:
     For each scale that changes along K, a may be multiplied by 4 or 1/4 (``Scaling.undo``).
     """
     most_small = min(MOST_SMALL, limit // 4)
-    numbers = (_integers if problem.op == "int_mm" else _floats)(limit - most_small, problem)
+    numbers = (_integers if problem.integers else _floats)(limit - most_small, problem)
     count = min(rows, MOST_ROWS)
     lengths = [k, *(k >> shift for shift in range(1, k.bit_length()) if k >> shift >= LEAST_WINDOW)]
     matrix = torch.zeros(count, k, dtype=torch.float64)
@@ -96,7 +96,7 @@ def _floats(room: int, problem: Problem) -> _Numbers:
     first = (total + 1) // 2
     if undone:
         first = min(first, most_a - undone - _exponent(infos[0].smallest_subnormal))
-    if problem.op == "mixed_mm" and infos[1].is_integer:
+    if problem.widens_b and infos[1].is_integer:
         most_b = _exponent(number_range(problem)[1])
         first = max(first, total - most_b)
     halves = (first, total - first)

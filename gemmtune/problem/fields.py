@@ -93,6 +93,21 @@ class ProblemFields:
         return self.a.dtype
 
     @property
+    def widens_b(self) -> bool:
+        """b holds narrower numbers than a, which a kernel widens."""
+        return self.operation.widens_b
+
+    @property
+    def float8(self) -> bool:
+        """a and b are 8-bit floats."""
+        return self.operation.float8
+
+    @property
+    def integers(self) -> bool:
+        """a and b are integers."""
+        return self.operation.integers
+
+    @property
     def b_size(self) -> tuple[int, int]:
         """(K, N), which is not the size of a packed b."""
         return self.k, self.n

@@ -133,6 +133,22 @@ class Operation:
         return tuple(sorted(roles, key=lambda role: role != "inp"))
 
     @property
+    def widens_b(self) -> bool:
+        """b holds narrower numbers than a, which a kernel widens."""
+        a, b, *_ = self.operands
+        return bool(b.dtypes) and min(x.itemsize for x in a.dtypes) > max(x.itemsize for x in b.dtypes)
+
+    @property
+    def float8(self) -> bool:
+        """a and b are 8-bit floats."""
+        return self.operands[0].dtypes == FLOAT8
+
+    @property
+    def integers(self) -> bool:
+        """a and b are integers."""
+        return not any(dtype.is_floating_point for dtype in self.operands[0].dtypes)
+
+    @property
     def dtypes_of_b(self) -> tuple[torch.dtype, ...]:
         """What b may be: where it has the dtype of a, what that may be."""
         a, b, *_ = self.operands

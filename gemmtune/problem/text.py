@@ -18,7 +18,7 @@ def describe(problem: ProblemFields) -> str:
         parts += [f"inp[{'x'.join(map(str, p.inp.size))}]", f"alpha={p.alpha}", f"beta={p.beta}"]
     if p.encoding or p.b.dtype != p.a.dtype:
         parts.append(f"b {p.encoding or dtype_name(p.b.dtype)}")
-    if p.op == "scaled_mm":
+    if p.float8:
         parts.append(f"out {dtype_name(p.out.dtype)}")
     parts += [f"{name}[{_block(p, name)}]" for name in ("scale_a", "scale_b", "zero_b") if getattr(p, name) is not None]
     parts += ["fast_accum"] * p.fast_accum

@@ -47,14 +47,14 @@ def orient(problem: Problem, *, swap_ab: bool) -> Oriented:
 
 def block_scaled(problem: Problem) -> bool:
     """Scales of both operands change along K."""
-    if problem.op != "scaled_mm":
+    if not problem.float8:
         return False
     return max(problem.scale_block("scale_a")[1], problem.scale_block("scale_b")[0]) < problem.k
 
 
 def scales_weights(problem: Problem) -> bool:
     """Weights have to be scaled before they are multiplied: scales change along K, or zero points are subtracted."""
-    if problem.op != "mixed_mm" or problem.scale_b is None:
+    if not problem.widens_b or problem.scale_b is None:
         return False
     return problem.zero_b is not None or problem.scale_block("scale_b")[0] < problem.k
 

@@ -90,5 +90,5 @@ def _claims(config: Config, problem: Problem) -> Claims:
         partials=accumulator,
         epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
         splits=max(1, -(-problem.k // config.kc)),
-        weights=torch.float32 if problem.op == "mixed_mm" and problem.scale_b is not None else None,
+        weights=torch.float32 if problem.widens_b and problem.scale_b is not None else None,
     )

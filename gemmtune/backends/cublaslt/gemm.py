@@ -76,7 +76,7 @@ def gemm_of(problem: Problem) -> Gemm:
     reason = why_not(problem, OPS)
     if reason is not None:
         raise InvalidProblemError(reason)
-    scaled = problem.op == "scaled_mm"
+    scaled = problem.float8
     if problem.epilogue is not None and not (scaled and has_plain_bias(problem)):
         other = " other than a bias [N] of out's dtype, float16 or bfloat16" if scaled else " function"
         raise InvalidProblemError(f"an epilogue{other}: cuBLASLt stores the bare result")

@@ -69,7 +69,7 @@ class CutlassBackend:
 def _most(problem: Problem, settings: Settings) -> int | None:
     """How many operations are tried; None for all."""
     most = EFFORT[settings.search].configs[NAME]
-    return min(most, MOST_CONVERTING) if most is not None and problem.op == "mixed_mm" else most
+    return min(most, MOST_CONVERTING) if most is not None and problem.widens_b else most
 
 
 def _toolchain(settings: Settings) -> Availability:

@@ -33,10 +33,10 @@ MOST_ROWS_CONVERTED = 128
 
 def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) -> tuple[Operation, ...]:
     """Operations with the elements of the problem that run on ``capability``."""
-    if problem.op == "int_mm":
+    if problem.integers:
         return tuple(_int8(operations(toolkit, capability, "s8"), _NAMES[problem.out.dtype]))
     pairs = dict.fromkeys(((problem.b, problem.a), (problem.a, problem.b)))
-    if problem.op == "mixed_mm":
+    if problem.widens_b:
         return tuple(_mixed(problem))
     if block_scaled(problem):
         model = _block_scaled(problem)

@@ -32,9 +32,9 @@ ONE_BYTE_FLOATS = 90
 
 def why_not_quantized(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no operation can serve a quantized problem; None where one may, and for every dense problem."""
-    if problem.op in ("scaled_mm", "mixed_mm") and device.capability != ONE_BYTE_FLOATS:
+    if (problem.float8 or problem.widens_b) and device.capability != ONE_BYTE_FLOATS:
         return f"{problem.op} is served on sm{ONE_BYTE_FLOATS} alone, not on {device.arch}"
-    if problem.op == "mixed_mm" and problem.dtype not in (torch.float16, torch.bfloat16):
+    if problem.widens_b and problem.dtype not in (torch.float16, torch.bfloat16):
         return f"a is {dtype_name(problem.dtype)}, expected float16 or bfloat16 beside a narrower b"
     if scales_weights(problem):
         return _why_not_weights(problem)

@@ -47,7 +47,7 @@ class Resources:
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no config at all can serve the problem on this device, or None."""
-    if problem.op == "mixed_mm":
+    if problem.widens_b:
         if device.type == "cuda" and device.capability < LEAST_MIXED:
             return f"{device.arch}: mixed_mm is served from sm{LEAST_MIXED}"
         if problem.dtype != torch.float32 and not any(
@@ -195,7 +195,7 @@ class Predicate:
     def _rewritten(self, operand: int, how: str) -> bool:
         """Does operand 0 (a) or 1 (b) go from shared memory through registers and back there, converted or transposed?"""
         layout, stored = ((self.problem.a, self.problem.b)[operand], self.number_bytes[operand])
-        if stored != self.product.itemsize or (operand and self.problem.op == "mixed_mm"):
+        if stored != self.product.itemsize or (operand and self.problem.widens_b):
             return True
         # Matrix units read operands of 8 bits along K only (PTX ISA).
         return self.product.itemsize == 1 and how != "fma" and layout.stride[-1 if operand == 0 else -2] != 1
@@ -274,7 +274,7 @@ def _most_fma_elements(problem: Problem, config: Config) -> int:
         return 0
     if problem.dtype.itemsize <= 2:
         return 512 // config.block_k
-    if problem.op == "mixed_mm":
+    if problem.widens_b:
         return 512 // config.block_k
     return 64 if problem.dtype.itemsize == 4 else 32
 

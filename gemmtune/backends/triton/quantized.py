@@ -115,16 +115,16 @@ def product_dtype(problem: Problem, capability: int) -> torch.dtype:
 
     int8 on sm75 is multiplied as float16 too, for which Triton has FMAs there: sums of one step of the loop are exact in float32.
     """
-    if problem.op == "scaled_mm" and capability < NATIVE_FLOAT8:
+    if problem.float8 and capability < NATIVE_FLOAT8:
         return torch.float16
-    if problem.op == "int_mm" and 0 < capability < INTEGER_PRODUCTS:
+    if problem.integers and 0 < capability < INTEGER_PRODUCTS:
         return torch.float16
     return problem.dtype
 
 
 def rounds_weights(problem: Problem) -> torch.dtype | None:
     """The dtype to which the mm template rounds weights before it multiplies them, None where it multiplies them as they are."""
-    if problem.op != "mixed_mm":
+    if not problem.widens_b:
         return None
     grouped = problem.scale_b is not None and ScaleClass.of(problem, "scale_b", problem.scale_b, static=False).along_k
     return problem.dtype if grouped or problem.zero_b is not None else None
@@ -142,7 +142,7 @@ def quantized_of(problem: Problem, block_k: int, *, capability: int, static: boo
     scales = tuple(ScaleClass.of(problem, name, layout, static=static) for name, layout in given if layout is not None)
     product = product_dtype(problem, capability)
     along_k = any(scale.along_k for scale in scales)
-    narrow = problem.op == "scaled_mm" and not problem.fast_accum and capability >= NATIVE_FLOAT8
+    narrow = problem.float8 and not problem.fast_accum and capability >= NATIVE_FLOAT8
     promoting = narrow and not along_k and capability == PROMOTING
     return Quantized(
         op=problem.op,
@@ -153,6 +153,5 @@ def quantized_of(problem: Problem, block_k: int, *, capability: int, static: boo
         by_bits=capability < NATIVE_FLOAT8 and any(x.dtype in FLOAT8 for x in (problem.a, problem.b)),
         scales=scales,
         imprecise=min(block_k, NARROW_SUM) if promoting else None,
-        fresh=(problem.op == "int_mm" and product != torch.int8)
-        or (problem.op == "scaled_mm" and (along_k or (narrow and not promoting))),
+        fresh=(problem.integers and product != torch.int8) or (problem.float8 and (along_k or (narrow and not promoting))),
     )

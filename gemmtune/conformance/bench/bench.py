@@ -314,7 +314,7 @@ class Bench:
 
 def _asked(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:
     """The problem and what is claimed for it. Where float32 is declared to be read as tf32, it is a tf32 problem to the probes."""
-    if problem.op == "scaled_mm" and subject.traits.fast_accum:
+    if problem.float8 and subject.traits.fast_accum:
         problem = dataclasses.replace(problem, fast_accum=True)
     claims = subject.claims(problem)
     if claims.input_mode == "tf32" and problem.dtype == torch.float32:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ...dispatch.fused import NAMES
 from ...errors import CaseError
+from ...problem.operations import Operation
 from ..labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
 from ..layouts import PLAIN, OperandLayout
 
@@ -71,7 +73,7 @@ class Case:
             raise CaseError(f"property: got {self.property_name!r}, expected lower-case words joined by hyphens")
         if self.variant and not re.fullmatch(r"[A-Za-z0-9_.+]+", self.variant):
             raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
-        if self.k2 and (self.op != "mm_plus_mm" or not self.k2.isdecimal()):
+        if self.k2 and (self.row.operand("c") is None or not self.k2.isdecimal()):
             raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
             OperandLayout.parse(text)
@@ -120,19 +122,24 @@ class Case:
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
     @property
+    def row(self) -> Operation:
+        """The operation's row of the table."""
+        return NAMES[self.op]
+
+    @property
     def batched(self) -> bool:
         """Operands are 3-D."""
-        return self.op in ("bmm", "baddbmm")
+        return self.row.batched
 
     @property
     def summed(self) -> tuple[int, ...]:
         """The summed dimension of each product."""
-        return (self.k, int(self.k2 or self.k)) if self.op == "mm_plus_mm" else (self.k,)
+        return (self.k, int(self.k2 or self.k)) if self.row.operand("c") is not None else (self.k,)
 
     @property
     def added(self) -> bool:
         """There is an added operand."""
-        return self.op in ("addmm", "baddbmm")
+        return self.row.operand("inp") is not None
 
     @property
     def quantized(self) -> bool:
@@ -142,12 +149,12 @@ class Case:
     @property
     def packed(self) -> bool:
         """b has two numbers in each byte, so that K is even."""
-        return self.op == "mixed_mm" and bool(WEIGHTS[self.weights or "int8"][1])
+        return self.row.widens_b and bool(WEIGHTS[self.weights or "int8"][1])
 
     @property
     def b_dtype(self) -> torch.dtype:
         """That of b as a tensor."""
-        if self.op == "mixed_mm":
+        if self.row.widens_b:
             return WEIGHTS[self.weights or "int8"][0]
         return DTYPES[self.weights or self.dtype]
 

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...dispatch.fused import NAMES
 from ..labels import FLOAT8, SCALES_OF
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Form:
 
 
 def _form(case: Case) -> Form:
-    other = case.op == "scaled_mm" and bool(case.weights)
+    other = case.row.float8 and bool(case.weights)
     return Form(
         scales=case.scales,
         scale_dtype=case.scale_dtype,
@@ -69,10 +70,10 @@ def _combined(
     pairs: bool,
     results: tuple[str, ...],
 ) -> tuple[Form, ...]:
-    if op == "int_mm_mul":
+    if NAMES[op].integers:
         others = ("", *(name for name in scale_dtypes if name != "float32"))
         return tuple(Form(scales=kind, scale_dtype=dtype) for kind, dtype in itertools.product(scales, others))
-    if op == "mixed_mm":
+    if NAMES[op].widens_b:
         return tuple(
             Form(scales=kind, scale_dtype=dtype, weights=_unless("int8", held), zeros=zero)
             for kind, held in itertools.product(scales, weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ...dispatch.fused import NAMES
 from ..gemms.traits import Traits
 from ..labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS
 from ..layouts import KINDS, PLAIN
@@ -48,14 +49,15 @@ class Scope:
     def tested_dtypes(self, op: str) -> tuple[str, ...]:
         """Input dtypes to test for one operation. What is not declared is left to those that are tried by default."""
         declared = self.traits.dtypes
-        if op in ("int_mm", "int_mm_mul"):
+        row = NAMES[op]
+        if row.integers:
             legal: tuple[str, ...] = ("int8",)
             offered = legal
-        elif op == "scaled_mm":
+        elif row.float8:
             legal = FLOAT8
             offered = tuple(name for name in declared if name in legal) or FLOAT8[:1] if declared is not None else legal
         else:
-            legal = (*NARROW_FLOATS, "tf32") if op == "mixed_mm" else tuple(d for d in DTYPES if d not in ("int8", *FLOAT8))
+            legal = (*NARROW_FLOATS, "tf32") if row.widens_b else tuple(d for d in DTYPES if d not in ("int8", *FLOAT8))
             offered = declared if declared is not None else FLOATS
         kept = [name for name in offered if name in legal and (not self.dtypes or name in self.dtypes)]
         return tuple(name for name in kept if name != "tf32" or self.device_type == "cuda")

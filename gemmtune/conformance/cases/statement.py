@@ -17,22 +17,19 @@ from .case import Case
 
 __all__ = ["problem_of"]
 
-OPS_OF_PROBLEMS = {"int_mm_mul": "int_mm"}
-"""Operations of the suite that a Problem has as another one with an epilogue."""
-
 
 def problem_of(case: Case, device_type: str) -> Problem:
     """What ``case`` asks. An epilogue is there for int_mm_mul alone: the sum times a factor."""
     dtype = DTYPES[case.dtype]
     lead = (case.batch,) if case.batched else ()
     out_size = (*lead, case.m, case.n)
-    encoding = WEIGHTS[case.weights or "int8"][1] if case.op == "mixed_mm" else ""
+    encoding = WEIGHTS[case.weights or "int8"][1] if case.row.widens_b else ""
     inp: Layout | None = None
     if case.added:
         shapes = {"n": (case.n,), "mn": out_size, "m1": (case.m, 1), "1n": (1, case.n), "scalar": ()}
         inp = OperandLayout.parse(case.inp).layout(shapes[case.bias], dtype)
     return Problem(
-        op=OPS_OF_PROBLEMS.get(case.op, case.op),
+        op=case.row.name,
         a=OperandLayout.parse(case.a).layout((*lead, case.m, case.k), dtype),
         b=OperandLayout.parse(case.b).layout((*lead, case.k // 2 if encoding else case.k, case.n), case.b_dtype),
         out=OperandLayout.parse(case.out or PLAIN).layout(out_size, _result_dtype(case)),
@@ -41,7 +38,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
         beta=case.beta if case.added else "zero",  # type: ignore[arg-type]
         device_type=device_type,
         encoding=encoding,
-        epilogue=_factor(case) if case.op == "int_mm_mul" else None,
+        epilogue=_factor(case) if case.op != case.row.name else None,
         precision=Precision(input_mode="tf32" if case.dtype == "tf32" else "ieee"),
         **_second(case),
         **_scales(case),
@@ -50,7 +47,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
 
 def _second(case: Case) -> dict[str, Any]:
     """c and d of mm_plus_mm, with the strides of a and b."""
-    if case.op != "mm_plus_mm":
+    if case.row.operand("c") is None:
         return {}
     _, k2 = case.summed
     c, d = OperandLayout.parse(case.a), OperandLayout.parse(case.b)
@@ -60,10 +57,10 @@ def _second(case: Case) -> dict[str, Any]:
 def _scales(case: Case) -> dict[str, Any]:
     """scale_a, scale_b and zero_b, with the strides of ``inp``."""
     kind: Any = case.scales
-    if case.op == "scaled_mm":
+    if case.row.float8:
         scale_a, scale_b = scale_layouts(case.m, case.n, case.k, kind)
         return {"scale_a": _strided(case, scale_a), "scale_b": _strided(case, scale_b)}
-    if case.op == "mixed_mm":
+    if case.row.widens_b:
         scale = weight_scale_layout(case.n, case.k, kind, DTYPES[case.scale_dtype or case.dtype])
         layout = None if scale is None else _strided(case, scale)
         return {"scale_b": layout, "zero_b": layout if case.zeros == "yes" else None}
@@ -82,11 +79,6 @@ def _factor(case: Case) -> Epilogue:
 
 
 def _result_dtype(case: Case) -> torch.dtype:
-    match case.op:
-        case "int_mm":
-            return torch.int32
-        case "int_mm_mul":
-            return DTYPES[case.scale_dtype or "float32"]
-        case "scaled_mm":
-            return DTYPES[case.result or "bfloat16"]
-    return DTYPES[case.dtype]
+    if case.op != case.row.name:
+        return DTYPES[case.scale_dtype or "float32"]
+    return DTYPES[case.result] if case.result else case.row.result_dtype(DTYPES[case.dtype], epilogue=False)

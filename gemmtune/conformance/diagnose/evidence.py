@@ -98,7 +98,7 @@ class View:
         """Scales and zero points are parts of a and b: mixed_mm, and scales of blocks. Else scales are in ``scales``."""
         problem, scale_b = self.problem, self.evidence.operands.scale_b
         of_blocks = scale_b is not None and scale_b.numel() not in (1, problem.n)
-        return problem.op == "mixed_mm" or blocks_of_k(problem) > 1 or of_blocks
+        return problem.widens_b or blocks_of_k(problem) > 1 or of_blocks
 
     def read(
         self,

@@ -17,7 +17,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 def weights(view: View) -> Iterator[Suspect]:
     """Of mixed_mm: b's numbers unpacked wrongly, zero points and scales dropped or misapplied."""
-    if view.problem.op != "mixed_mm":
+    if not view.problem.widens_b:
         return
     numbers, scale, zero = view.stored("b"), view.scale_of("b"), view.zero_of()
     for text, other in _misread(view, numbers):

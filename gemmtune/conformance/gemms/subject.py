@@ -149,7 +149,7 @@ def _arguments(call: Call, traits: Traits) -> tuple[list[torch.Tensor], dict[str
     keywords |= {role: tensor for role, tensor in operands.items() if role not in (*_MULTIPLIED, "inp")}
     if problem.encoding:
         keywords["encoding"] = problem.encoding
-    if problem.op == "scaled_mm":
+    if problem.float8:
         keywords["out_dtype"] = problem.out.dtype
     multiplied = [operands[role] for role in _MULTIPLIED if role in operands]
     return [*multiplied, *call.tensors[len(operands) :]], keywords

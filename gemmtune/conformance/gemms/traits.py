@@ -162,13 +162,13 @@ class Traits:
         mode = problem.precision.input_mode if problem.dtype == torch.float32 else "ieee"
         if problem.dtype == torch.float32 and self.input_mode == "tf32":
             mode = "tf32"
-        two = problem.op == "mm_plus_mm"
+        two = problem.c is not None
         return Claims(
             accumulate=accumulate,
             partials=_torch_dtype(self.partials.get(name)) or (problem.dtype if two else accumulate),
             epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
             splits=2 * self.splits if two else self.splits,
-            weights=problem.dtype if problem.op == "mixed_mm" and problem.scale_b is not None else None,
+            weights=problem.dtype if problem.widens_b and problem.scale_b is not None else None,
             input_mode=mode,
             flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.scope import Level, Scope
@@ -47,7 +48,7 @@ def _cases(scope: Scope) -> Iterator[Case]:
 
 
 def _needs(scope: Scope) -> str | None:
-    return None if {"bmm", "baddbmm"} & set(scope.tested_ops) else "neither bmm nor baddbmm is tested"
+    return None if set(BATCHED_OPS) & set(scope.tested_ops) else "neither bmm nor baddbmm is tested"
 
 
 PROPERTIES = (

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...dispatch.fused import NAMES
 from ..cases.case import Case
 from ..cases.forms import form_number, forms_of
 from ..cases.scope import Level, Scope
@@ -22,7 +23,7 @@ __all__ = ["ADDED", "UNUSUAL", "Pair", "Sample", "Size", "all_pairs", "covering"
 Size = tuple[int, int, int]
 Pair = tuple[str, str]
 
-ADDED = ("addmm", "baddbmm")
+ADDED = tuple(op for op in OPS if NAMES[op].operand("inp") is not None)
 """Operations with an added operand."""
 UNUSUAL = (
     "row+1",
@@ -146,7 +147,7 @@ class Sample:
                 return None
             case = forms[form_number(number + zlib.crc32(self.name.encode()), len(forms))].of(case)
             case = case.changed(k=case.k + case.k % 2) if case.packed else case
-        if op == "mm_plus_mm":
+        if NAMES[op].operand("c") is not None:
             case = case.changed(k2=second_k(k, number, traits.multiples[2]))
         if not self.admits(case):
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.scope import Level, Scope
@@ -78,7 +79,7 @@ def _empty_cases(scope: Scope) -> Iterator[Case]:
     if wanted:
         yield from Sample(name="empty", budget=(32, 96, 200), shapes=lambda _: wanted)(scope)
     for op in scope.tested_ops:
-        for dtype in scope.tested_dtypes(op) if op in ("bmm", "baddbmm") else ():
+        for dtype in scope.tested_dtypes(op) if op in BATCHED_OPS else ():
             for a, b in plain_pairs(scope)[:: 3 if scope.level is Level.SMOKE else 1]:
                 m, n, k = fitting(scope, 5, 6, 7)
                 case = Case(property_name="empty", op=op, dtype=dtype, batch=0, m=m, n=n, k=k, a=a, b=b, bias="mn")
@@ -105,7 +106,7 @@ def _at_least(scope: Scope, size: Size) -> bool:
 
 def _empty_needs(scope: Scope) -> str | None:
     m, n, _ = scope.traits.least
-    batched = {"bmm", "baddbmm"} & set(scope.tested_ops)
+    batched = set(BATCHED_OPS) & set(scope.tested_ops)
     return None if batched or 0 in (m, n) else "M and N are declared to be at least 1, and there is no batch"
 
 

@@ -88,7 +88,7 @@ def _sparse(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
 
 def _subnormal(case: Case) -> bool:
     """Products of 8-bit floats are not subnormal in 16 bits; the last bits of tf32's subnormal numbers are cut off."""
-    return case.op in DENSE_OPS or (case.op == "scaled_mm" and case.variant == "")
+    return case.op in DENSE_OPS or (case.row.float8 and case.variant == "")
 
 
 _NOT_TF32 = tuple(name for name in DTYPES if name != "tf32")

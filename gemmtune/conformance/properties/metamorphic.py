@@ -286,7 +286,7 @@ PROPERTIES = (
             shapes=fitted(*_SIZES),
             variants=("a", "b"),
             ops=ONE_PRODUCT,
-            admits=lambda case: not case.added and case.op != "int_mm_mul",
+            admits=lambda case: not case.added and case.op == case.row.name,
             finish=_square,
         ),
         needs=_needs_products,

@@ -23,7 +23,7 @@ def why_not_mixed(problem: Problem, device: DeviceInfo) -> str | None:
 
 def _weights(problem: Problem) -> str | None:
     """Why the problem is none with weights that the kernel knows, or None."""
-    if problem.op != "mixed_mm":
+    if not problem.widens_b:
         return f"{problem.op} is not an operation of this kernel, which has mixed_mm"
     if problem.b.dtype not in (torch.int8, torch.uint8):
         return f"b is {dtype_name(problem.b.dtype)}, expected integers"

@@ -45,7 +45,7 @@ def words_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Se
 def with_recommendation(problem: Problem, choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """The choices, best first, of which the first says so in its ``info`` where shapes like the problem's are known well: mixed_mm
     in float16 of up to 64 rows, N and K of 4096 or more (for one row multiples of 16 too)."""
-    known = problem.op == "mixed_mm" and problem.dtype == torch.float16 and problem.m <= MOST_ROWS_OF_SINGLE_WARPS
+    known = problem.widens_b and problem.dtype == torch.float16 and problem.m <= MOST_ROWS_OF_SINGLE_WARPS
     sizes = (problem.n, problem.k)
     if not choices or not known or min(sizes) < LEAST_KNOWN_SIDE or (problem.m == 1 and any(size % 16 for size in sizes)):
         return tuple(choices)

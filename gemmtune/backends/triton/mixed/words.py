@@ -101,7 +101,7 @@ class WordsChoice(WordsKernelChoice):
 
 def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
     """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
-    if problem.op != "mixed_mm":
+    if not problem.widens_b:
         return f"{problem.op} has no weights"
     if device.type not in ("cuda", "cpu") or (device.type == "cuda" and not arch_of(device).async_copy):
         return f"{device.arch}: written in instructions of sm80"

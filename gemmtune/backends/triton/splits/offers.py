@@ -58,7 +58,7 @@ def stream_choices(problem: Problem, device: DeviceInfo, search: str) -> list[St
     empty.
     """
     count = EFFORT[search].configs["triton:stream"]
-    through_registers = problem.op == "int_mm" and not problem.b.column_major
+    through_registers = problem.integers and not problem.b.column_major
     if count is not None and not (through_registers and leaves_idle(problem, device)):
         return []
     return [StreamChoice.of(problem, device, config) for config in stream_configs(problem, device)[:count]]
