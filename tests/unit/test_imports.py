@@ -188,17 +188,17 @@ class TestTheChecksThemselves:
         assert self.imports("from .. import settings") == {"settings"}
         assert self.imports("from . import pick as picks") == {"selector.pick"}
         assert self.imports("from .persistence.store import Store") == {"selector.persistence.store"}
-        assert self.imports("import gemmtune.ops\nfrom gemmtune.ops import keys\nfrom gemmtune import cli") <= {
+        assert self.imports("import gemmtune.ops\nfrom gemmtune.ops import autograd\nfrom gemmtune import cli") <= {
             "ops",
-            "ops.keys",
+            "ops.autograd",
             "cli",
             "",
         }
         assert self.imports("import torch\nfrom os import path") == set()
 
     def test_imports_for_types_alone_count(self) -> None:
-        assert self.imports("if TYPE_CHECKING:\n    from ..ops import keys\nelse:\n    from ..errors import X") == {
-            "ops.keys",
+        assert self.imports("if TYPE_CHECKING:\n    from ..ops import autograd\nelse:\n    from ..errors import X") == {
+            "ops.autograd",
             "errors",
         }
 
