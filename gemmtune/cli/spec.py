@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import torch
 
-from ..dispatch.fused import bias_epilogue, factor_dtype, factor_epilogue
+from ..dispatch.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue
 from ..errors import InvalidProblemError
 from ..problem import Layout, Precision, Problem, precision_of
 from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
-from ..problem.operations import FLOAT_OPS
+from ..problem.operations import FLOAT_OPS, Operation
 from ..problem.problem import Scales, WeightScales
 from .words import ENCODINGS, OPS, RESULT_DTYPES
 
@@ -21,22 +21,33 @@ __all__ = ["TF32_ON_CPU", "Spec"]
 
 TF32_ON_CPU = "tf32 is a precision of CUDA devices; use --device cuda, or float32"
 _NARROW = (torch.int8, torch.uint8, *FLOAT8)
-_DEFAULT_DTYPES = {"int_mm": "int8", "int_mm_mul": "int8", "scaled_mm": "float8_e4m3fn"}
+_DEFAULT_DTYPES = {name: dtype_name(row.operands[0].dtypes[0]) for name, row in NAMES.items() if row.integers or row.float8}
+
+
+def _is_factor(name: str) -> bool:
+    """The operation takes a factor, whose kind the option for scales says."""
+    return name in BROUGHT and BROUGHT[name].required
+
+
+def _names(has: Callable[[str, Operation], object]) -> tuple[str, ...]:
+    return tuple(name for name, row in NAMES.items() if has(name, row))
+
+
 _TAKERS: dict[str, tuple[str, ...]] = {
-    "bias": ("addmm", "baddbmm", "scaled_mm"),
-    "alpha": ("addmm", "baddbmm"),
-    "beta": ("addmm", "baddbmm"),
-    "k2": ("mm_plus_mm",),
-    "prepacked": ("mm", "addmm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm"),
-    "dtype_b": ("mixed_mm", "scaled_mm"),
-    "encoding": ("mixed_mm",),
-    "scales": ("int_mm_mul", "mixed_mm", "scaled_mm"),
-    "zeros": ("mixed_mm",),
-    "scale_dtype": ("int_mm_mul", "mixed_mm"),
-    "out_dtype": ("int_mm_mul", "scaled_mm"),
-    "fast_accum": ("scaled_mm",),
+    "bias": _names(lambda name, row: row.operand("inp") or (name in BROUGHT and not _is_factor(name))),
+    "alpha": _names(lambda _, row: "alpha" in row.scalars),
+    "beta": _names(lambda _, row: "beta" in row.scalars),
+    "k2": _names(lambda _, row: row.second == "K2"),
+    "prepacked": _names(lambda _, row: row.prepacks),
+    "dtype_b": _names(lambda _, row: row.widens_b or row.float8),
+    "encoding": _names(lambda _, row: "encoding" in row.options),
+    "scales": _names(lambda name, row: row.operand("scale_b") or _is_factor(name)),
+    "zeros": _names(lambda _, row: row.operand("zero_b")),
+    "scale_dtype": _names(lambda name, row: row.widens_b or _is_factor(name)),
+    "out_dtype": _names(lambda name, _: name in BROUGHT),
+    "fast_accum": _names(lambda _, row: "fast_accum" in row.options),
 }
-"""The fields that only some operations have, and which."""
+"""Options that only some operations take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +87,18 @@ class Spec:
         op = self.op or self._implied_op(batched)
         if op not in OPS:
             raise InvalidProblemError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
-        if (op in ("bmm", "baddbmm")) != batched:
-            form = "BxMxNxK" if op in ("bmm", "baddbmm") else "MxNxK"
+        row = NAMES[op]
+        if row.batched != batched:
+            form = "BxMxNxK" if row.batched else "MxNxK"
             raise InvalidProblemError(f"got {len(sizes)} sizes for {op}, expected {form}")
         self._refuse_what_is_not_for(op)
         common = {"layout": self.layout, "device_type": self.device_type}
-        match op:
-            case "int_mm" | "int_mm_mul":
-                return self._int_mm(op, sizes, common)
-            case "mixed_mm":
-                return self._mixed_mm(sizes, common)
-            case "scaled_mm":
-                return self._scaled_mm(sizes, common)
+        if row.integers:
+            return self._int_mm(op, sizes, common)
+        if row.widens_b:
+            return self._mixed_mm(sizes, common)
+        if row.float8:
+            return self._scaled_mm(sizes, common)
         return self._dense(op, sizes, common | self._dense_dtype(op))
 
     def _implied_op(self, batched: bool) -> str:
@@ -113,12 +124,13 @@ class Spec:
         return {"dtype": dtype, "precision": precision_of(dtype, self.device_type)}
 
     def _dense(self, op: str, sizes: Sequence[int], options: dict[str, Any]) -> Problem:
-        if op in ("addmm", "baddbmm"):
+        row = NAMES[op]
+        if row.scalars:
             options |= {"alpha": self.alpha, "beta": 1.0 if self.beta is None else self.beta}
             options |= {"bias": self.bias} if self.bias is not None else {}
-        if op == "mm_plus_mm":
+        if row.second == "K2":
             options["k2"] = self.k2
-        if op in ("mm", "addmm"):
+        if row.prepacks:
             options["prepacked"] = self.prepacked
         return cast(Problem, getattr(Problem, op)(*sizes, **options))
 
@@ -126,7 +138,7 @@ class Spec:
         self._narrow_dtype(op, (torch.int8,))
         m, n, _ = sizes
         problem = dataclasses.replace(Problem.int_mm(*sizes, **common), prepacked=self.prepacked)
-        if op == "int_mm":
+        if not _is_factor(op):
             return problem
         shapes: dict[str, tuple[int, ...]] = {"tensor": (), "row": (m, 1), "column": (n,)}
         shape = shapes[_one_of("scales", self.scales or "column", shapes)]

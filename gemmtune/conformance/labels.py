@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 OPS = tuple(NAMES)
-ONE_PRODUCT = tuple(op for op in OPS if NAMES[op].operand("c") is None)
+ONE_PRODUCT = tuple(op for op in OPS if not NAMES[op].second)
 """Operations that multiply two matrices."""
 QUANTIZED = tuple(op for op in OPS if NAMES[op].quantized)
 """Operations on operands of 8 bits or fewer; 2-D, with nothing added."""

@@ -55,9 +55,9 @@ _NARROW_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 class Operand:
     """One operand of an operation.
 
-    ``shape`` has the dimensions in symbols, without the batch: equal symbols of a row are equal sizes. Where it is None the operand
-    broadcasts to out, or, if it has ``blocks``, scales blocks of the matrix ``of`` and has one of the shapes that these allow.
-    ``dtypes`` are legal, and with ``like_a`` that of a is too.
+    ``shape`` has the dimensions in symbols, without the batch: equal symbols of a row are equal sizes, and ``1`` is just that.
+    Where it is None the operand broadcasts to out, or, if it has ``blocks``, scales blocks of the matrix ``of`` and has one of the
+    shapes that these allow. ``dtypes`` are legal, and with ``like_a`` that of a is too.
     """
 
     role: str
@@ -120,6 +120,12 @@ class Operation:
     def matrices(self) -> tuple[Operand, ...]:
         """The operands whose shapes are in symbols: those that are multiplied."""
         return tuple(operand for operand in self.operands if operand.shape is not None)
+
+    @property
+    def second(self) -> str:
+        """The symbol of the summed dimension of a second product c @ d; empty where there is one product."""
+        c = self.operand("c")
+        return c.shape[1] if c is not None and c.shape is not None else ""
 
     @property
     def quantized(self) -> bool:

@@ -104,8 +104,8 @@ def _expect_dtype(what: str, dtype: torch.dtype, legal: Sequence[torch.dtype]) -
 
 
 def _check_shapes(problem: ProblemFields, row: Operation) -> None:
-    """Equal symbols of the row are equal sizes, and so is the batch."""
-    known: dict[str, int] = {}
+    """Equal symbols of the row are equal sizes, 1 is itself, and the batch is one for all."""
+    known = {"1": 1}
     for operand in row.matrices:
         assert operand.shape is not None
         symbols = ("B", *operand.shape) if row.batched else operand.shape

@@ -33,14 +33,13 @@ class AtenChoice(Choice):
 
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
         """The calls; nothing has to be loaded. ``run_new`` is there where torch's own result has the layout that is asked for."""
-        match self.problem.op:
-            case "mm_plus_mm":
-                return sums.kernel_of(self.problem)
-            case "int_mm":
-                return int8.kernel_of(self.problem, self.aten_name)
-            case "mixed_mm":
-                return mixed.kernel_of(self.problem)
-            case "scaled_mm":
-                composed = self.aten_name == COMPOSED_SCALED
-                return scaled.composed_kernel(self.problem) if composed else scaled.kernel_of(self.problem)
+        problem = self.problem
+        if problem.c is not None:
+            return sums.kernel_of(problem)
+        if problem.integers:
+            return int8.kernel_of(problem, self.aten_name)
+        if problem.widens_b:
+            return mixed.kernel_of(problem)
+        if problem.float8:
+            return scaled.composed_kernel(problem) if self.aten_name == COMPOSED_SCALED else scaled.kernel_of(problem)
         return dense.kernel_of(self.problem, self.aten_name, self.kwargs)

@@ -17,15 +17,14 @@ __all__ = ["offers"]
 
 def offers(problem: Problem, device: DeviceInfo) -> Offers:
     """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
-    match problem.op:
-        case "mm_plus_mm":
-            return Offers(choices=(_choice(problem, "mm_plus_mm", sum_claims(problem, device), baseline=True),))
-        case "int_mm":
-            return _int_mm(problem)
-        case "mixed_mm":
-            return Offers(choices=(_choice(problem, "mixed_mm", mixed_claims(problem, device), baseline=True),))
-        case "scaled_mm":
-            return _scaled_mm(problem, device)
+    if problem.c is not None:
+        return Offers(choices=(_choice(problem, problem.op, sum_claims(problem, device), baseline=True),))
+    if problem.integers:
+        return _int_mm(problem)
+    if problem.widens_b:
+        return Offers(choices=(_choice(problem, problem.op, mixed_claims(problem, device), baseline=True),))
+    if problem.float8:
+        return _scaled_mm(problem, device)
     return _dense(problem, device)
 
 
@@ -76,7 +75,7 @@ def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
 
 def _choice(problem: Problem, name: str, claims: Claims, *, baseline: bool, eager: bool = True, **kwargs: str) -> AtenChoice:
     """``name`` begins with ``bias_`` where the ATen operation has no such prefix; with ``eager`` an epilogue follows eagerly."""
-    if problem.op not in ("int_mm", "scaled_mm") and gemm_dtype(problem) != problem.dtype:
+    if problem.dtype.itemsize > 1 and gemm_dtype(problem) != problem.dtype:
         kwargs["gemm_dtype"] = dtype_name(gemm_dtype(problem))
     aten_name = name.removeprefix("bias_")
     return AtenChoice(

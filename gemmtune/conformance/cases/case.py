@@ -73,7 +73,7 @@ class Case:
             raise CaseError(f"property: got {self.property_name!r}, expected lower-case words joined by hyphens")
         if self.variant and not re.fullmatch(r"[A-Za-z0-9_.+]+", self.variant):
             raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
-        if self.k2 and (self.row.operand("c") is None or not self.k2.isdecimal()):
+        if self.k2 and (self.row.second != "K2" or not self.k2.isdecimal()):
             raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
             OperandLayout.parse(text)
@@ -134,7 +134,8 @@ class Case:
     @property
     def summed(self) -> tuple[int, ...]:
         """The summed dimension of each product."""
-        return (self.k, int(self.k2 or self.k)) if self.row.operand("c") is not None else (self.k,)
+        second = self.row.second
+        return (self.k, *([1] if second == "1" else [int(self.k2 or self.k)] if second else []))
 
     @property
     def added(self) -> bool:

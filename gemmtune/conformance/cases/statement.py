@@ -47,7 +47,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
 
 def _second(case: Case) -> dict[str, Any]:
     """c and d of mm_plus_mm, with the strides of a and b."""
-    if case.row.operand("c") is None:
+    if not case.row.second:
         return {}
     _, k2 = case.summed
     c, d = OperandLayout.parse(case.a), OperandLayout.parse(case.b)

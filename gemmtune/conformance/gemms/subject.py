@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ...choice import Claims, Kernel, Scalars, Tensors
+from ...dispatch.fused import BROUGHT, NAMES
 from ...errors import SubjectError
 from ...problem import Problem
 from ...problem.flags import precision_scope
@@ -99,9 +100,11 @@ class _Wrapped(Subject):
         self.traits = traits
 
 
+FUSED = {own.op: name for name, own in BROUGHT.items() if own.required}
+"""Operations to the functions that have an epilogue of their own."""
 OURS = "gemmtune.conformance.gemms.own"
 """The module that ``own:triton`` and the like are in."""
-NAMED_OPS = ("bmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+NAMED_OPS = tuple(op for op in OPS if NAMES[op].operand("inp") is None)
 """A function with one of these names does that operation, if it declares none; addmm has torch's order of arguments in namespaces
 alone."""
 
@@ -133,7 +136,7 @@ class NamespaceSubject(_Wrapped):
     def __call__(self, call: Call) -> object:
         arguments, keywords = _arguments(call, self.traits)
         added = call.operands.get("inp")
-        function = self._functions["int_mm_mul" if call.problem.epilogue else call.problem.op]
+        function = self._functions[FUSED[call.problem.op] if call.problem.epilogue else call.problem.op]
         return function(*(() if added is None else (added,)), *arguments, **keywords)
 
 

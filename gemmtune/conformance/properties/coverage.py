@@ -147,7 +147,7 @@ class Sample:
                 return None
             case = forms[form_number(number + zlib.crc32(self.name.encode()), len(forms))].of(case)
             case = case.changed(k=case.k + case.k % 2) if case.packed else case
-        if NAMES[op].operand("c") is not None:
+        if NAMES[op].second == "K2":
             case = case.changed(k2=second_k(k, number, traits.multiples[2]))
         if not self.admits(case):
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...dispatch.fused import NAMES
 from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
@@ -91,10 +92,11 @@ def _k_zero_cases(scope: Scope) -> Iterator[Case]:
     wanted = [size for size in ((5, 7, 0), (64, 64, 0), (1, 1, 0), (129, 40, 0)) if _at_least(scope, size)]
     if wanted:
         yield from Sample(name="k-zero", budget=(32, 96, 200), shapes=lambda _: wanted)(scope)
-    for dtype in scope.tested_dtypes("mm_plus_mm") if "mm_plus_mm" in scope.tested_ops else ():
+    sums = [op for op in scope.tested_ops if NAMES[op].second == "K2"]
+    for name, dtype in ((op, dtype) for op in sums for dtype in scope.tested_dtypes(op)):
         m, n, other = fitting(scope, 33, 40, 65)
         for k, k2 in ((other, 0), (0, other)):
-            case = Case(property_name="k-zero", op="mm_plus_mm", dtype=dtype, m=m, n=n, k=k, k2=str(k2))
+            case = Case(property_name="k-zero", op=name, dtype=dtype, m=m, n=n, k=k, k2=str(k2))
             if scope.allows(case):
                 yield case
 
