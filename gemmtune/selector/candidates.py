@@ -14,7 +14,7 @@ from ..store.key import fingerprint_text, now
 from ..store.store import Row, Store
 from .offers import offers_for, widest_offers_for
 from .pick import pick
-from .result import DISTURBED, Outcome
+from .result import DISTURBED, SETTLED, Outcome
 from .variants import known_variants
 
 __all__ = ["Candidates", "candidates_for", "row_of"]
@@ -87,7 +87,24 @@ class Candidates:
             for digest, row in rows.items()
             if digest in choices
         }
-        return dataclasses.replace(self, choices=choices, known=known)
+        return dataclasses.replace(self, choices=choices, known=_reopened(known))
+
+
+def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
+    """The outcomes, those among them unsettled that lost to none who may run.
+
+    Filters may leave torch alone of all that were ranked. What was faster than torch at a first look and dropped for the sake of
+    others has then to be ranked again.
+    """
+    torch_us = [o.time_us for o in known.values() if o.baseline and o.time_us]
+    if not torch_us or any(o.finalist and not o.baseline for o in known.values()):
+        return known
+    return {
+        digest: o
+        if o.baseline or o.time_us is None or o.time_us > min(torch_us)
+        else dataclasses.replace(o, info={key: value for key, value in o.info.items() if key != SETTLED})
+        for digest, o in known.items()
+    }
 
 
 def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, host_us: float = 0.0) -> Candidates:

@@ -1,0 +1,59 @@
+"""What the store knows of a problem's choices, as the settings in force see it."""
+
+from __future__ import annotations
+
+from fake_choices import CLAIMS, PROBLEM, Fake
+
+from gemmtune.choice import Offers, Status
+from gemmtune.device import detect
+from gemmtune.selector.candidates import Candidates, row_of
+from gemmtune.selector.result import SETTLED, Outcome
+from gemmtune.settings import current
+
+TIMES = {"aten:mm": 20.0, "fake:multiply": 10.0, "fake:dropped": 12.0, "fake:slow": 30.0}
+
+
+class Known:
+    """A store in which torch and the fastest were ranked, and the others dropped before that."""
+
+    def rows(self, key: str, fingerprint: str) -> dict[str, object]:
+        found = {}
+        for name, time_us in TIMES.items():
+            one = Outcome(
+                name=name, backend=name.partition(":")[0], content_hash=name, status=Status.OK, time_us=time_us,
+                finalist=time_us in (10.0, 20.0), baseline=name == "aten:mm", info={SETTLED: True},
+            )  # fmt: skip
+            found[name] = row_of(one, PROBLEM, fingerprint)
+        return found
+
+
+class Named(Fake):
+    """A choice whose hash is its name."""
+
+    @property
+    def content_hash(self) -> str:
+        return self.name
+
+
+def stored(*names: str) -> Candidates:
+    """What the store knows, where only these choices may run."""
+    offered = [Named(name=name, backend=name.partition(":")[0], problem=PROBLEM, claims=CLAIMS, run="multiply") for name in names]
+    empty = Candidates(
+        problem=PROBLEM, device=detect("cpu"), settings=current(), offers=Offers(choices=offered),
+        choices={c.content_hash: c for c in offered}, known={},
+    )  # fmt: skip
+    return empty.stored(Known())
+
+
+def test_what_was_ranked_is_complete() -> None:
+    assert stored(*TIMES).complete
+
+
+def test_what_lost_to_a_choice_that_may_no_longer_run_is_ranked_again() -> None:
+    left = stored("aten:mm", "fake:dropped", "fake:slow")
+    assert not left.complete
+    assert [name for name, outcome in left.known.items() if not outcome.settled] == ["fake:dropped"]
+
+
+def test_torch_alone_is_complete_where_nothing_looked_faster() -> None:
+    assert stored("aten:mm", "fake:slow").complete
