@@ -26,6 +26,8 @@ def main(path: str, device: str, names: str, out: str) -> None:
     answer = {
         "seconds": seconds,
         "picks": {entry.name: result.pick for entry, result in zip(entries, results, strict=True)},
+        "speedups": {entry.name: result.speedup_over_torch for entry, result in zip(entries, results, strict=True)},
+        "disturbed": {entry.name: result.disturbed for entry, result in zip(entries, results, strict=True) if result.disturbed},
         "measured": [entry.name for entry, result in zip(entries, results, strict=True) if result.source == "measured"],
     }
     Path(out).write_text(json.dumps(answer))

@@ -29,20 +29,33 @@ def second_run(path: str, device: str, names: str, environment: Mapping[str, str
 def repeated_picks(path: str, device: str, names: str, environment: Mapping[str, str], count: int) -> dict[str, Any]:
     """Tune cold in ``count`` fresh processes, one after the other, and see how often each shape's commonest pick was picked.
 
-    The compiled kernels are shared; each process has a store of its own.
+    The compiled kernels are shared; each process has a store of its own. ``speedups`` are those over torch, in each process;
+    ``disturbed`` counts the processes that found the machine busy.
     """
     picks: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    speedups: dict[str, list[float | None]] = collections.defaultdict(list)
+    disturbed: collections.Counter[str] = collections.Counter()
     for i in range(count):
         with tempfile.TemporaryDirectory() as folder:
             answer = _answer(path, device, names, {**environment, "GEMMTUNE_STORE_PATH": f"{folder}/store.sqlite"})
         click.echo(f"process {i + 1} of {count}: {answer['seconds']:.1f} s")
         for name, pick in answer["picks"].items():
             picks[name][str(pick)] += 1
+            speedups[name].append(answer["speedups"][name])
+        disturbed.update(answer["disturbed"])
     shares = {name: counts.most_common(1)[0][1] / count for name, counts in picks.items()}
     return {
         "processes": count,
         "same_pick": sum(shares.values()) / len(shares),
-        "shapes": {name: {"share": shares[name], "picks": dict(counts)} for name, counts in picks.items()},
+        "shapes": {
+            name: {
+                "share": shares[name],
+                "picks": dict(counts),
+                "speedups": speedups[name],
+                "disturbed": disturbed[name],
+            }
+            for name, counts in picks.items()
+        },
     }
 
 

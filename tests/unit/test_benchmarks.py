@@ -45,6 +45,7 @@ def shapes(tmp_path):
         ("models", "cuda", 64),
         ("reference18", "cuda", 18),
         ("cpu", "cpu", 19),
+        ("cpu_picks", "cpu", 5),
         ("quantized", "cuda", 42),
         ("long_sums", "cuda", 8),
         ("sums", "cuda", 6),
@@ -172,3 +173,19 @@ def test_the_ranking_is_compared_with_long_runs(script, tmp_path):
     assert row["pick"] == row["best"] == "aten:mm"
     assert row["used_us"]["aten:mm"] > 0
     assert report["summary"] == {"median": 0.0, "most": 0.0, "behind": []}
+
+
+def test_repeated_picks_are_compared(script, monkeypatch):
+    fresh = script("fresh")
+    answers = iter(
+        {"seconds": 1.0, "picks": {"one": pick, "two": "cpp:c"}, "speedups": {"one": 2.0, "two": None}, "disturbed": disturbed}
+        for pick, disturbed in (("cpp:a", {}), ("cpp:b", {"one": "other processes had 80% of the cores"}), ("cpp:a", {}))
+    )
+    stores = []
+    monkeypatch.setattr(fresh, "_answer", lambda *given: stores.append(given[3]["GEMMTUNE_STORE_PATH"]) or next(answers))
+    told = fresh.repeated_picks("shapes.json", "cpu", "", {}, 3)
+    assert len(set(stores)) == told["processes"] == 3
+    assert told["same_pick"] == pytest.approx((2 / 3 + 1) / 2)
+    assert told["shapes"]["one"] == {
+        "share": 2 / 3, "picks": {"cpp:a": 2, "cpp:b": 1}, "speedups": [2.0, 2.0, 2.0], "disturbed": 1,
+    }  # fmt: skip
