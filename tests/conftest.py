@@ -22,6 +22,7 @@ from interpreter import Run, interpreting_process
 from parallel import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_auto_num_workers
 
 from gemmtune import settings
+from gemmtune.workers.pool import WORKERS
 
 __all__ = [
     "interpreted",
@@ -32,6 +33,9 @@ __all__ = [
     "shipped_compiler",
 ]
 
+IDLE_S = 3600.0
+"""Worker processes that compile or measure wait for the next test that needs them, instead of importing torch anew each minute."""
+
 if parallel.WORKER is None:
     _kept = os.environ.get("GEMMTUNE_CACHE_DIR")
     _folder = Path(tempfile.mkdtemp(prefix="gemmtune-tests-"))
@@ -40,6 +44,8 @@ if parallel.WORKER is None:
     quick_compiler.put_on_path(_folder / "compiler")
     rotation.choose()
     settings.from_environment.cache_clear()
+
+WORKERS._idle_s = IDLE_S
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,11 +1,12 @@
 """CUTLASS's operations compiled with nvcc, through the architecture matrix: resources and instructions.
 
-In an ordinary run two kernels; ``pytest -m sm90`` (and so ``tox -e sm90``) compiles one of each family of an architecture.
+In an ordinary run one kernel or two; ``pytest -m sm90`` (and so ``tox -e sm90``) compiles one of each family of an architecture.
 """
 
 from __future__ import annotations
 
 import pytest
+from rotation import rotated
 
 from gemmtune import settings
 from gemmtune.architectures import compile_and_inspect, matrix_choices, matrix_problems, run_matrix
@@ -20,7 +21,9 @@ FAMILIES = {
     "sm90": ("mm-bf16-nt", "addmm-f16-tn", "mm-tf32-nt", "mm-f32-nt", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm-f16-nn-padded"),
 }
 """By architecture, names of the matrix's problems: every element, with and without an epilogue, aligned or not."""
-SAMPLED = (("sm80", "mm-f16-nn-padded"), ("sm90", "mm-bf16-nt-silu-mul"))
+MODERN = [("sm90", name) for name in FAMILIES["sm90"]]
+SAMPLED = (("sm80", "mm-f16-nn-padded"), *(rotated(MODERN, len(MODERN)) if rotated((True, False, False), 3)[0] else ()))
+"""One kernel of CUTLASS 2.x; and in one of three commits one of 3.x, which alone takes a minute."""
 
 
 def _missing() -> str | None:

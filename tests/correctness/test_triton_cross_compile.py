@@ -1,6 +1,7 @@
 """The Triton backend's configs, compiled for architectures that this machine lacks, through the architecture matrix.
 
-In an ordinary run a sample of each; ``pytest -m sm90`` (and so ``tox -e sm90``) compiles the whole default set of each problem.
+In an ordinary run one config of each of some problems, another one for each commit; ``pytest -m sm90`` (and so ``tox -e sm90``)
+compiles the whole default set of each problem.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+from rotation import rotated
 
 from gemmtune.architectures import ARCHITECTURES, inspect_choices, matrix_choices, matrix_problems
 from gemmtune.backends.triton.build import TritonChoice
@@ -41,7 +43,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     if arch in str(request.config.getoption("markexpr")):
         choices = matrix_choices(arch, "default", problems=problems)
     else:
-        choices = matrix_choices(arch, "quick", problems=problems, most=2)
+        choices = rotated(matrix_choices(arch, "quick", problems=problems, most=4), 4, f"{arch} {name}")
     assert choices
     inspections = list(inspect_choices(choices))
     wrong = [f"{inspection}: {text}" for inspection in inspections for text in inspection.problems]

@@ -9,37 +9,81 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOADED = ("-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance")
+IMPORTABLE = (str(ROOT), str(Path(__file__).parent))
+LOADED = ("-p", "no:cacheprovider", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance")
 SUITE = (*LOADED, "--gemm-backend=conformance_functions:right", "--gemm-device=cpu")
 Pytest = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def in_another_project(tmp_path: Path) -> Pytest:
-    """Runs pytest in a folder that has nothing to do with gemmtune but that it can be imported."""
+def another_project(tmp_path: Path) -> Path:
+    """A folder that has nothing to do with gemmtune."""
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    return tmp_path
+
+
+@pytest.fixture
+def in_a_new_process(another_project: Path) -> Pytest:
+    """Runs pytest in that folder; all that it knows of gemmtune is that it can be imported."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST") and name != "CI"}
+    environment["PYTHONPATH"] = os.pathsep.join(IMPORTABLE)
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        command = [sys.executable, "-m", "pytest", *arguments]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=200
+            command, cwd=another_project, env=environment, capture_output=True, text=True, check=False, timeout=200
         )
 
     return call
 
 
-def test_a_project_that_does_not_load_it_sees_nothing_of_it(in_another_project: Pytest) -> None:
-    assert "gemm" not in in_another_project("--help").stdout
+@pytest.fixture
+def in_another_project(another_project: Path) -> Pytest:
+    """The same in a fork of this process, which has imported torch already."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        texts = [another_project / name for name in ("stdout", "stderr")]
+        child = os.fork()
+        if child == 0:
+            _run_pytest(another_project, texts, arguments)
+        _, status = os.waitpid(child, 0)
+        out, err = (text.read_text() for text in texts)
+        return subprocess.CompletedProcess(arguments, os.waitstatus_to_exitcode(status), out, err)
+
+    return call
+
+
+def _run_pytest(folder: Path, texts: list[Path], arguments: tuple[str, ...]) -> NoReturn:
+    """In the forked process: without what the run that it comes from has set and loaded."""
+    status = -1
+    try:
+        os.chdir(folder)
+        for number, text in enumerate(texts, 1):
+            os.dup2(os.open(text, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False, buffering=1) for number in (1, 2))  # noqa: SIM115 - ends with the process
+        for name in [name for name in os.environ if name.startswith("PYTEST") or name == "CI"]:
+            del os.environ[name]
+        os.environ["PYTHONPATH"] = os.pathsep.join(IMPORTABLE)
+        for name in [name for name in sys.modules if name == "conftest" or name.endswith(".conftest")]:
+            del sys.modules[name]
+        status = int(pytest.main(list(arguments)))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status & 0xFF)
+
+
+def test_a_project_that_does_not_load_it_sees_nothing_of_it(in_a_new_process: Pytest) -> None:
+    assert "gemm" not in in_a_new_process("--help").stdout
 
 
 def test_loaded_without_a_gemm_it_changes_nothing(in_another_project: Pytest) -> None:
-    done = in_another_project(*LOADED[:2], "-q")
+    done = in_another_project(*LOADED[:4], "-q")
     assert done.returncode == 0
     assert "1 passed" in done.stdout
     assert "conformance" not in done.stdout
@@ -52,7 +96,7 @@ def test_the_suite_without_a_gemm_says_what_is_missing(in_another_project: Pytes
 
 
 def test_a_gemm_without_the_suite_says_what_is_missing(in_another_project: Pytest) -> None:
-    done = in_another_project(*SUITE[:2], *SUITE[4:])
+    done = in_another_project(*SUITE[:4], *SUITE[6:])
     assert done.returncode == 2
     assert "the suite was not collected: add --pyargs gemmtune.conformance" in done.stdout
 
@@ -113,10 +157,10 @@ def test_a_failure_is_text_without_the_stack_of_the_suite(in_another_project: Py
     ],
 )
 def test_gpu_tests_are_skipped_without_a_gpu_and_an_error_if_asked_for(
-    in_another_project: Pytest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], status: int, text: str
+    in_a_new_process: Pytest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], status: int, text: str
 ) -> None:
     (tmp_path / "test_gpu.py").write_text("import pytest\n\n@pytest.mark.gpu\ndef test_gpu():\n    assert False\n")
     (tmp_path / "conftest.py").write_text("import os\n\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n")
-    done = in_another_project(*LOADED[:2], *arguments)
+    done = in_a_new_process(*LOADED[:4], *arguments)
     assert done.returncode == status
     assert text in done.stdout + done.stderr
