@@ -238,7 +238,7 @@ def _by_exponential(value: torch.Tensor, args: Sequence[Approximate]) -> torch.T
     The absolute term is for exp(-x) that overflows inside, where the result is 0 instead of a very small number.
     """
     x = args[0].value.abs()
-    return (8 + 2 * x) * value.abs() + (1 + x) * 2.0**-100
+    return (8 + 2 * x) * value.abs() + x * 2.0**-100
 
 
 def _by_difference(value: torch.Tensor, _: Sequence[Approximate]) -> torch.Tensor:

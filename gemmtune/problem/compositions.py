@@ -24,6 +24,7 @@ __all__ = [
     "scaled_composed",
     "scaled_product",
     "spread",
+    "sums_of_blocks",
     "two_products",
     "unpacked",
 ]
@@ -131,11 +132,19 @@ def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Te
         return _wide_product(a, b) * factor_a * factor_b
     if not a.is_cuda:
         return (a.float() * factor_a) @ (b.float() * factor_b)
-    total = torch.zeros((m, n), dtype=torch.float32, device=a.device)
-    for first in range(0, k, SCALE_BLOCK):
-        length = min(SCALE_BLOCK, k - first)
+    return sums_of_blocks(a, b, factor_a, factor_b)
+
+
+def sums_of_blocks(a: Tensor, b: Tensor, factor_a: Tensor, factor_b: Tensor) -> Tensor:
+    """(a · factor_a) @ (b · factor_b) as a sum of products of SCALE_BLOCK elements of K, along which no factor changes.
+
+    Factors are 0-D, or as large as their operand but for 1 where they are the same along a dimension.
+    """
+    total = torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32, device=a.device)
+    for first in range(0, a.shape[1], SCALE_BLOCK):
+        length = min(SCALE_BLOCK, a.shape[1] - first)
         part = _wide_product(a.narrow(1, first, length), b.narrow(0, first, length))
-        total = total + part * _column(factor_a, first) * _row(factor_b, first)
+        total = total + part * _at(factor_a, 1, first) * _at(factor_b, 0, first)
     return total
 
 
@@ -145,13 +154,9 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float()
 
 
-def _column(factor: Tensor, index: int) -> Tensor:
-    """The scales of a for the block of K that begins at ``index``."""
-    return factor if factor.dim() == 0 or factor.shape[1] == 1 else factor.narrow(1, index, 1)
-
-
-def _row(factor: Tensor, index: int) -> Tensor:
-    return factor if factor.dim() == 0 or factor.shape[0] == 1 else factor.narrow(0, index, 1)
+def _at(factor: Tensor, dim: int, index: int) -> Tensor:
+    """The factors at one place along K, which is dimension ``dim``."""
+    return factor if factor.dim() == 0 or factor.shape[dim] == 1 else factor.narrow(dim, index, 1)
 
 
 def added(function: Callable[..., Tensor], a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float) -> Tensor:

@@ -31,6 +31,7 @@ from gemmtune.backends.scaling import MODES, at_blocks, mode_of
 from gemmtune.choice import Choice, Kernel
 from gemmtune.device import detect, preset
 from gemmtune.problem import Layout, Problem
+from gemmtune.problem.compositions import sums_of_blocks
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
@@ -232,6 +233,26 @@ def test_scaled_mm_on_copies_that_cuda_takes(size: tuple[int, int, int], scales:
         extra = (scale_a, scale_b, bias) if fused else (scale_a, scale_b)
         for got in results(scaled_kernel(problem), problem, out, x, y, *extra):
             assert within(got, exact, wide_a.abs() @ wide_b.abs() + 2, k)
+
+
+@pytest.mark.parametrize("shape_a", [(), (5, 1), (5, 300)], ids=str)
+@pytest.mark.parametrize("shape_b", [(), (1, 7), (300, 7)], ids=str)
+def test_sums_of_blocks_along_k(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def factors(shape: tuple[int, ...], dim: int) -> torch.Tensor:
+        """Another one for each 128 elements of K."""
+        values = torch.rand(shape, generator=generator) + 0.5
+        if shape and shape[dim] == 300:
+            values = values.index_select(dim, torch.arange(300) // 128 * 128)
+        return values
+
+    a, b = (torch.randint(-4, 5, size, generator=generator).float() for size in ((5, 300), (300, 7)))
+    factor_a, factor_b = factors(shape_a, 1), factors(shape_b, 0)
+    want = (a.double() * factor_a.double()) @ (b.double() * factor_b.double())
+    got = sums_of_blocks(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), factor_a, factor_b)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-3)
 
 
 def test_blocks_are_torchs_business_for_e4m3_alone() -> None:

@@ -68,3 +68,24 @@ def test_what_is_set_is_what_is_recorded(dtype: torch.dtype, reduced: bool) -> N
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
     set_precision(problem)
     assert precision_of(dtype, "cuda") == problem.precision
+
+
+@pytest.mark.usefixtures("_flags")
+def test_the_cpus_flag_is_touched_for_float32_alone_and_only_if_it_differs() -> None:
+    cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    cpu.fp32_precision = "bf16"
+    set_precision(Problem.mm(8, 8, 8, dtype=torch.float16, device_type="cpu"))
+    assert cpu.fp32_precision == "bf16"
+    cpu.fp32_precision = "none"
+    set_precision(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"))
+    assert cpu.fp32_precision == "none"
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_a_flag_that_comes_with_another_is_read_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Matmul:
+        fp32_precision = "ieee"
+
+    setattr(Matmul, f"allow_{name}_reduced_precision_reduction", (True, False))
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Matmul())
+    assert precision_of(torch.float16 if name == "fp16" else torch.bfloat16, "cuda").reduced_partials

@@ -269,3 +269,8 @@ def test_tracing_leaves_the_random_state() -> None:
     state = torch.get_rng_state()
     trace(lambda acc, s: torch.relu(acc * s - 1.234), torch.float32, [SCALE])
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_method_called_with_keywords_alone_is_refused_with_the_remedy() -> None:
+    with pytest.raises(EpilogueError, match=r"where cannot be used so"):
+        trace(lambda x: x.where(condition=x > 0, other=0.0), torch.float32, [])
