@@ -39,12 +39,12 @@ class Option:
 
     @property
     def spelling(self) -> str:
-        """As the command has it."""
+        """The option as the command has it."""
         return "--" + self.word.replace("_", "-")
 
     @property
     def pytest_spelling(self) -> str:
-        """As pytest has it."""
+        """The option as pytest has it."""
         return self.spelling if self.shared else "--gemm-" + self.word.replace("_", "-")
 
 

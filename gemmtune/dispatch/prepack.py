@@ -37,7 +37,7 @@ class PackedOperand:
 
     @property
     def device(self) -> torch.device:
-        """Where the operand lives."""
+        """The device on which the operand lives."""
         return self.tensor.device
 
     @property

@@ -124,7 +124,7 @@ class QuantizedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where the parts live."""
+        """The device on which the parts live."""
         return self.tensor.device
 
     @property

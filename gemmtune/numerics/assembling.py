@@ -54,7 +54,7 @@ class Assembling(Drawing):
         return factor if undo is None else factor * undo.to(factor.dtype)[index]
 
     def picked_scaling(self) -> Scaling:
-        """For numbers that are picked: zero points as large as b's integers, with a fraction where a's dtype holds differences."""
+        """Scaling of picked numbers: zero points as large as b's integers, with a fraction where a's dtype holds differences."""
         if self.problem.b.dtype in FLOAT8:
             return self.scaling(most_zero=MOST_ZERO)
         most = number_range(self.problem)[1]

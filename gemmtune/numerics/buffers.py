@@ -91,7 +91,7 @@ def guard_mask(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """From the first to the last element of ``tensor`` in memory as one dimension, padding between them included."""
+    """The memory from the first to the last element of ``tensor`` as one dimension, padding between them included."""
     return tensor.as_strided((Layout.of(tensor).span,), (1,))
 
 

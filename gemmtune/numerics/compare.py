@@ -50,7 +50,7 @@ class BadElement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Where a comparison's [b, r, n] block lies in out."""
+    """The place in out of a comparison's [b, r, n] block."""
 
     batch: int
     row: int

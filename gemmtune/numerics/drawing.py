@@ -38,7 +38,7 @@ class Drawing:
         self.work_b = torch.float32 if problem.widens_b else self.work_a
 
     def integers(self, size: tuple[int, ...], low: int, high: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """From ``low`` to ``high``, of a's working dtype unless given."""
+        """Integers from ``low`` to ``high``, of a's working dtype unless given."""
         return torch.randint(low, high + 1, size, generator=self.generator, dtype=dtype or self.work_a, device=self.device)
 
     def signs(self, size: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:

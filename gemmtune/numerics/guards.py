@@ -49,7 +49,7 @@ class Guards:
         return torch.stack([changed.any(), position]).double()
 
     def describe(self, position: int) -> str:
-        """Where ``position`` of the buffer lies, seen from out."""
+        """The place of ``position`` of the buffer, seen from out."""
         distance = position - self._first
         if distance < 0:
             return f"wrote outside of out, {-distance} elements before its first"

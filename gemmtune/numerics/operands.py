@@ -142,7 +142,7 @@ def _most(*tensors: torch.Tensor | None) -> float:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Of 8-bit floats torch has no maximum."""
+    """A tensor in a dtype that has a maximum: torch has none for 8-bit floats."""
     return x.float() if x.element_size() == 1 else x
 
 

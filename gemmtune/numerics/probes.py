@@ -253,7 +253,7 @@ class Probes:
         return factor
 
     def _places(self, dim: int, *, few: bool = False) -> list[tuple[int, int]]:
-        """Where a (whose lines are along ``dim`` −2) or b (−1) gets numbers that are not finite: (line, place along K).
+        """The places where a (whose lines are along ``dim`` −2) or b (−1) gets numbers that are not finite: (line, place along K).
 
         The last place and the first are those where a tail or a head goes wrong. In such a line nothing else is seen.
         """

@@ -129,7 +129,7 @@ def _step(node: Node, args: Sequence[Approximate], precision: torch.dtype, flush
 
 
 def _exactly_rounded(node: Node, value: torch.Tensor, args: Sequence[Approximate], precision: torch.dtype) -> torch.Tensor:
-    """Where a sum or product of exact arguments is exact in float32 already: then the node's one rounding has one right result."""
+    """Says where a sum or product of exact arguments is exact in float32 already: the node's one rounding has one right result."""
     if node.op not in ("add", "sub", "mul") or node.dtype != precision or precision == torch.float64:
         return torch.zeros((), dtype=torch.bool, device=value.device)
     return (args[0].error == 0) & (args[1].error == 0) & (value.float().double() == value)

@@ -90,7 +90,7 @@ def exact_scaling(
 
 
 def _powers(layout: Layout, generator: torch.Generator, device: torch.device, *, separable: bool) -> torch.Tensor:
-    """As many as the layout holds; of neighbours none is like the other. All alike where elements overlap."""
+    """Powers of two, as many as the layout holds; of neighbours none is like the other. All alike where elements overlap."""
     size = held_size(layout)
     if len(size) < 2:
         return torch.full(size, ONLY, device=device)

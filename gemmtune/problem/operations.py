@@ -73,7 +73,7 @@ class Operand:
         return tuple(dict.fromkeys((*self.dtypes, dtype))) if self.like_a else self.dtypes
 
     def described(self, *, batched: bool = False) -> str:
-        """Such as ``c [M, K2]``, for messages."""
+        """The role and its shape for messages, such as ``c [M, K2]``."""
         if self.shape is None:
             return f"{self.role} that broadcasts to out"
         return f"{self.role} [{', '.join(('B', *self.shape) if batched else self.shape)}]"

@@ -10,7 +10,7 @@ __all__ = ["describe"]
 
 
 def describe(problem: ProblemFields) -> str:
-    """Such as ``addmm 16x64x32 bfloat16 nt inp[64] alpha=one beta=one on cuda``: everything but strides that are not contiguous."""
+    """All but strides that are not contiguous, such as ``addmm 16x64x32 bfloat16 nt inp[64] alpha=one beta=one on cuda``."""
     p = problem
     shape = f"{p.batch}x" * p.batched + f"{p.m}x{p.n}x" + (f"{p.k}" if p.c is None else f"({p.k}+{p.k2})")
     parts = [p.op, shape, p.dtype_label, p.layout_letters]

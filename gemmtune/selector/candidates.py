@@ -63,11 +63,11 @@ class Candidates:
         return fingerprint_text(self.device, self.settings.timing)
 
     def including(self, more: Sequence[Choice]) -> Candidates:
-        """With choices that are no offers, such as variants."""
+        """The candidates with choices that are no offers, such as variants."""
         return dataclasses.replace(self, choices={**self.choices, **{c.content_hash: c for c in more}})
 
     def stored(self, store: Store, *, reliable: bool = False) -> Candidates:
-        """With what the store knows by now; nothing is enumerated again but what only a wider search offers.
+        """The candidates with what the store knows by now; nothing is enumerated again but what only a wider search offers.
 
         ``search`` and ``max_profiling_configs`` say how much is tried, not what may be picked: a choice that an earlier, wider
         search measured stays a candidate. Every choice has the name that it has now, whatever it was called when it was measured:

@@ -85,7 +85,7 @@ def examine_all(
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
-    """By what factor the fastest choice known runs slower now than when it was ranked; 1 where nothing is known.
+    """The factor by which the fastest choice known runs slower now than when it was ranked; 1 where nothing is known.
 
     Machines differ from hour to hour by more than choices do: what is measured now is divided by it before it is compared.
     """

@@ -35,7 +35,7 @@ class Progress(Protocol):
         ...
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Of the ``total`` steps of the stage called ``name``, such as ``compile`` or ``measure``, ``done`` are done."""
+        """``done`` of the ``total`` steps of the stage called ``name``, such as ``compile`` or ``measure``, are done."""
         ...
 
     def end(self, result: ProblemResult) -> None:

@@ -52,7 +52,7 @@ class RemoteSession:
         WORKERS.give(self._kind, worker)
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
-        """As ``Session.examine``."""
+        """``Session.examine`` in the worker."""
         try:
             sample, dead = self._opened().call(_examine, choice, best_us, timeout_s=self._timeout_s)
         except WorkerTimedOut as error:
@@ -66,14 +66,14 @@ class RemoteSession:
         return sample
 
     def rank(self, choices: Sequence[Choice]) -> Ranking:
-        """As ``Session.rank``. If the worker dies, each choice is tried alone, and those that survive are ranked."""
+        """``Session.rank`` in the worker. If that dies, each choice is tried alone, and those that survive are ranked."""
         ranking = self._rank(choices)
         if ranking is None and len(choices) > 1:
             ranking = self._rank([c for c in choices if self._rank([c]) is not None])
         return ranking or Ranking(times={})
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
-        """As ``Session.limits``; nothing if the worker dies of it."""
+        """``Session.limits`` in the worker; nothing if that dies of it."""
         try:
             return self._opened().call(_limits, dict(known), timeout_s=self._timeout_s)
         except (WorkerCrashed, WorkerTimedOut) as error:

@@ -17,7 +17,7 @@ __all__ = ["known_variants", "untried_variants"]
 
 
 def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings: Settings) -> dict[str, Choice]:
-    """Of the variants of ``choices``, and of the variants found, those whose content hash is ``wanted``; by content hash.
+    """The variants of ``choices``, and of variants found, whose content hash is ``wanted``; by content hash.
 
     As for everything that the store knows, regexes and the size threshold hold, caps do not.
     """

@@ -130,7 +130,7 @@ def _ratios(rounds: Mapping[str, list[float]]) -> dict[str, _Ratio]:
 
 
 def _ratio(times: Sequence[float], reference: Sequence[float]) -> _Ratio:
-    """From the rounds in which neither was disturbed; with too few of these the shortest times compare, and nothing is certain."""
+    """The ratio in rounds in which neither was disturbed; with too few, that of the shortest times, and nothing is certain."""
     both = [mine and theirs for mine, theirs in zip(_undisturbed(times), _undisturbed(reference), strict=True)]
     logs = [math.log(t / r) for t, r in itertools.compress(zip(times, reference, strict=True), both)]
     if len(logs) < min(LEAST_ROUNDS, len(times)):

@@ -74,7 +74,7 @@ class Family(Generic[C]):
 
 
 def likely(family: Family[C], problem: Problem, device: DeviceInfo, ordered: Sequence[C], count: int | None) -> list[C]:
-    """At most ``count`` of ordered configs that are likely, no shape twice; all of them for None."""
+    """The first ``count`` of ordered configs that are likely, no shape twice; all of them for None."""
     if count is None:
         return list(ordered)
     likeliest: dict[Any, C] = {}

@@ -152,7 +152,7 @@ def _bind_compiled(
     *,
     pdl: bool,
 ) -> Run:
-    """Where the version of Triton is not known, its own launcher makes the descriptors, and launches in order."""
+    """A ``Run`` on a GPU. Triton's own launcher makes the descriptors, and launches in order, where its version is not known."""
     device = torch.cuda.current_device()
     acquire = buffers.on(device) if buffers is not None else None
     launcher = launcher_of(compiled, where.grid, pdl=pdl)

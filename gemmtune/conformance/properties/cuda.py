@@ -26,7 +26,7 @@ _SIZES: tuple[Size, ...] = ((64, 64, 64), (130, 129, 96), (16, 256, 1024))
 
 
 def check_streams(bench: Bench) -> None:
-    """On a stream other than the default one, with inputs that are written there late, and the result read there at once.
+    """Run on a stream other than the default one, with inputs that are written there late, and the result read there at once.
 
     Before, the same operands hold other numbers, so that a GEMM that runs elsewhere and too early computes those. With the variant
     ``busy_default`` the default stream is busy meanwhile: what is run there comes too late.

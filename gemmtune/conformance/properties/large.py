@@ -109,12 +109,12 @@ def _far(case: Case) -> Case:
 
 
 def _has_lines(case: Case) -> bool:
-    """At least two rows and columns of everything, one matrix, and elements of at most 4 bytes: 8 GiB of addresses."""
+    """Two rows and columns of everything at least, one matrix, and elements of at most 4 bytes: 8 GiB of addresses."""
     return not case.batched and min(case.m, case.n, case.k) > 1 and DTYPES[case.dtype].itemsize <= 4
 
 
 def _far_cases(scope: Scope) -> Iterator[Case]:
-    """Of each operation the dtype of the smallest elements, or two: others need more memory and show no more."""
+    """The dtype of the smallest elements of each operation, or two: others need more memory and show no more."""
     for op in scope.tested_ops:
         kept = sorted(scope.tested_dtypes(op), key=lambda name: DTYPES[name].itemsize)[: 1 if scope.level is Level.SMOKE else 2]
         count = len(_OPERANDS) * len(kept)

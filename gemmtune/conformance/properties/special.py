@@ -85,7 +85,7 @@ def _put(tensor: torch.Tensor, index: tuple[int | slice, ...], value: float) -> 
 
 
 def check_beta_zero(bench: Bench) -> None:
-    """With beta 0 the added operand is not read: all of it is NaN, or infinite (the variant)."""
+    """The added operand is not read with beta 0: all of it is NaN, or infinite (the variant)."""
     operands = bench.probes.integers()
     if bench.case.variant == "infinite" and operands.inp is not None:
         storage_bits(operands.inp, operands.inp.dtype).fill_(math.inf)
@@ -107,7 +107,7 @@ def _has_nan(case: Case) -> bool:
 
 
 def _has_infinity(case: Case) -> bool:
-    """With zero points there may be two infinities to subtract: whether there are is the kernel's choice."""
+    """Zero points may give two infinities to subtract: whether there are is the kernel's choice."""
     return dtype_info(_dtype(case)).has_infinity and case.k > 1 and case.zeros == "no"
 
 

@@ -82,7 +82,7 @@ def _sample(summary: Summary) -> dict[str, int] | None:
 
 
 def _refusals(summary: Summary) -> list[dict[str, Any]]:
-    """By their reasons, the most frequent first: a GEMM that serves little refuses thousands of cases for a few."""
+    """Refusals by their reasons, the most frequent first: a GEMM that serves little refuses thousands of cases for a few."""
     cases: dict[str, list[str]] = {}
     for record in summary.records:
         if record.refused and record.outcome:

@@ -110,7 +110,7 @@ class Summary:
 
     @property
     def choices(self) -> dict[str, int]:
-        """In how many cases each choice ran, where the GEMM says what did; the most frequent first."""
+        """Numbers of cases in which each choice ran, where the GEMM says what did; the most frequent first."""
         return dict(Counter(r.outcome.choice for r in self.records if r.executed and r.outcome and r.outcome.choice).most_common())
 
     @property
@@ -193,7 +193,7 @@ def _sampling(run: Run, records: Sequence[Record]) -> Iterator[str]:
 
 
 def tile_places(index: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
-    """For each size of ``TILES`` the (row, column) of the tile that has an element, and the element's place in it."""
+    """The (row, column) of the tile that has an element, and the element's place in it, for each size of ``TILES``."""
     row, col = index[-2:]
     return {tile: ((row // tile, col // tile), (row % tile, col % tile)) for tile in TILES}
 
@@ -303,7 +303,7 @@ def _groups(records: Sequence[Record]) -> list[FailureGroup]:
 
 
 def _looks_like(verdict: Verdict, failure: Failure) -> str:
-    """In a few words: the diagnosis, what became of the process, or what else is known."""
+    """The diagnosis in a few words, what became of the process, or what else is known."""
     if failure.diagnosis or verdict in _SORTS:
         return failure.diagnosis or _SORTS[verdict]
     if not failure.examined:

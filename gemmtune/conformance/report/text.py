@@ -95,7 +95,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _unfolded(text: str, style: str) -> Text:
-    """For commands, which are copied: as long as it is, whatever the width of the terminal."""
+    """Text that is copied, such as a command: as long as it is, whatever the width of the terminal."""
     line = _line(text, style)
     line.no_wrap, line.overflow = True, "ignore"
     return line

@@ -76,7 +76,7 @@ class SanitizerReport:
         return tuple(finding.failure for finding in self.findings)
 
     def text(self) -> str:
-        """For people: counts, then the findings."""
+        """The findings for people, after counts."""
         runs = len(self.cases) * len(self.tools)
         lines = [
             f"compute-sanitizer {', '.join(self.tools)}: {self.executed} of {runs} runs of cases, {self.seconds:.1f} s, "

@@ -38,7 +38,7 @@ FOUND = pytest.StashKey[Found]()
 
 
 def encoded(value: object) -> str:
-    """As text, because reports travel between the processes of pytest-xdist as plain values."""
+    """The report as text: reports travel between the processes of pytest-xdist as plain values."""
     return base64.b64encode(pickle.dumps(value)).decode("ascii")
 
 

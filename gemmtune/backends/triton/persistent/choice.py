@@ -54,7 +54,7 @@ class PersistentChoice(KernelChoice):
 
 
 def operand_blocks(problem: Problem, config: Config) -> dict[str, tuple[int, int]]:
-    """Of a and b as tensor descriptors, the lines and elements of a line that are moved at a time."""
+    """The lines, and elements of a line, that are moved at a time of a and b as tensor descriptors."""
     m, n, k = config.block_m, config.block_n, config.block_k
     return {"a": (k, m) if turned(problem.a) else (m, k), "b": (n, k) if turned(problem.b) else (k, n)}
 
