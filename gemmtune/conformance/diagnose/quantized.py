@@ -16,7 +16,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def weights(view: View) -> Iterator[Suspect]:
-    """Of mixed_mm: b's numbers unpacked wrongly, zero points and scales dropped or misapplied."""
+    """Bugs of mixed_mm: b's numbers unpacked wrongly, zero points and scales dropped or misapplied."""
     if not view.problem.widens_b:
         return
     numbers, scale, zero = view.stored("b"), view.scale_of("b"), view.zero_of()
