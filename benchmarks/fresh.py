@@ -42,7 +42,7 @@ def repeated_picks(path: str, device: str, names: str, environment: Mapping[str,
         for name, pick in answer["picks"].items():
             picks[name][str(pick)] += 1
             speedups[name].append(answer["speedups"][name])
-        disturbed.update(answer["disturbed"])
+        disturbed.update(list(answer["disturbed"]))
     shares = {name: counts.most_common(1)[0][1] / count for name, counts in picks.items()}
     return {
         "processes": count,
