@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.backends.table import load
+from gemmtune.backends.triton.build import KernelChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.geometry import geometry
 from gemmtune.backends.triton.source import Argument
 from gemmtune.backends.triton.workspace import Buffers
+from gemmtune.device import preset
+from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
+from gemmtune.settings import Settings
 
 pytest.importorskip("triton", reason="the launchers are Triton's")
 
@@ -169,3 +174,60 @@ def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch
     how = Launcher(function=record, grid=GRID, middle=(), packed=False)
     launch._bind_general(how, 3, PROBLEM, arguments, {}, (), lambda _stream: acquired)(out, (out, zeros, zeros), (2.0, 3.0))
     assert record.calls == [(*GRID, stream, *(x.data_ptr() for x in (zeros, out, acquired[2], partials)))]
+
+
+PROBLEMS = {
+    "mm": Problem.mm(512, 512, 512, device_type="cuda"),
+    "long": Problem.mm(64, 64, 32768, device_type="cuda"),
+    "unread": Problem.addmm(256, 512, 4096, bias="n", beta=0.0, device_type="cuda"),
+    "row": Problem.mm(2, 4096, 4096, device_type="cuda"),
+    "sum": Problem.mm_plus_mm(128, 256, 512, device_type="cuda"),
+    "weights": Problem.mixed_mm(1, 4096, 4096, device_type="cuda"),
+    "int8": Problem.int_mm(640, 640, 640, layout="nn", device_type="cuda"),
+    "scaled": Problem.scaled_mm(128, 256, 512, device_type="cuda"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_each_family_passes_what_its_arguments_say(stream: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One choice of each family, bound to a kernel that records its launch."""
+    problem, calls = PROBLEMS[name], []
+    partials, zeros = torch.zeros(4), torch.zeros(1 << 20, dtype=torch.int32)
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(launch, "takes_encoded", lambda compiled, call: call)
+    monkeypatch.setattr(launch, "encoder", lambda description, meta: lambda address: [("encoded", address)])
+    monkeypatch.setattr(
+        "gemmtune.backends.triton.workspace.Workspace", lambda **_: SimpleNamespace(acquire=lambda _stream: (partials, zeros))
+    )
+    operands = random_operands(replace(problem, device_type="cpu"), torch.device("cpu"), seed=0)
+    tensors = dict(zip(("out", *(role for role, _ in problem.operands)), (operands.out, *operands.tensors), strict=True))
+    offers = load("triton").enumerate(problem, preset("sm90"), Settings(search="exhaustive", deterministic=False))
+    families = {type(choice): choice for choice in offers.choices if isinstance(choice, KernelChoice)}
+    assert families
+    for choice in families.values():
+        arguments = choice.source.arguments
+        words = choice.buffers.sums * choice.buffers.dtype.itemsize // 4
+        known: dict[str, Any] = {"workspace": partials, "sums": zeros, "counters": zeros[words:], **tensors}
+        expected: list[Any] = []
+        for argument in arguments:
+            match argument.source:
+                case ("pointer", operand):
+                    expected.append(known[operand].data_ptr())
+                case ("descriptor", operand):
+                    expected.append(("encoded", known[operand].data_ptr()))
+                case ("scalar", scalar):
+                    expected.append(dict(zip(problem.operation.scalars, operands.scalars, strict=True))[scalar])
+                case ("runtime", value):
+                    expected.append(getattr(choice.where, value))
+                case ("size", letter):
+                    expected.append(getattr(problem, letter))
+                case _:
+                    expected.append(None)
+        compiled = _compiled(calls)
+        compiled.metadata = SimpleNamespace(tensordesc_meta=[None for argument in arguments if argument.source[0] == "descriptor"])
+        choice.bind(compiled).run(operands.out, operands.tensors, operands.scalars)
+        _, *launched = calls.pop()
+        assert launched[:4] == [*choice.where.grid, stream], choice.name
+        passed = launched[len(launched) - len(arguments) :]
+        assert [x if y is not None else None for x, y in zip(passed, expected, strict=True)] == expected, choice.name
