@@ -97,7 +97,7 @@ OPTIONS: tuple[Option, ...] = (
         "option takes only a part of the level.",
     ),
     Option(name="in_process", kind="flag", help="No worker process: for debuggers. A crash then ends the run."),
-    Option(name="timeout", kind="seconds", metavar="S", help="Seconds for one case, imports and compilation included; 120."),
+    Option(name="timeout", kind="seconds", metavar="S", help="Seconds for one case, compilation included; 120."),
     Option(name="json", metavar="FILE", help="Write the report as JSON; - is standard output."),
     Option(name="html", metavar="FILE", help="Write the report as one HTML page, with maps of where results are wrong."),
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 
@@ -31,12 +30,6 @@ def refuses(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def aborts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.shape[0] == 17:
         os.abort()
-    return a @ b
-
-
-def segfaults(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.shape[0] == 17:
-        ctypes.string_at(0)
     return a @ b
 
 

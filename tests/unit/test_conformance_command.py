@@ -11,7 +11,6 @@ import pytest
 
 from gemmtune import cli
 from gemmtune.conformance.cases.case import Case
-from gemmtune.conformance.runs import run
 
 pytestmark = pytest.mark.usefixtures("_not_in_ci")
 IDS = [f"integers:mm-f32-17x33x65-seed.{seed}" for seed in (1, 2, 3)]
@@ -53,12 +52,13 @@ def conformance(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
 
 
 class TestVerdicts:
-    def test_a_right_gemm_conforms(self, conformance: Command, tmp_path: Path) -> None:
-        done = conformance("right", *F32, "-k", "identity or scaling")
+    def test_a_right_gemm_conforms(self, conformance: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("INFO", "gemmtune"):
+            done = conformance("right", *F32, "-k", "identity or scaling")
         assert done.status == 0, done.out + done.err
         assert done.out.splitlines()[0].split() == ["GEMM", "conformance_functions:right"]
         assert "CONFORMS in 2 of " in done.out
-        assert "  identity: " in done.err
+        assert "  identity: " in caplog.text
         assert list(tmp_path.iterdir()) == []
 
     def test_a_wrong_one_does_not_and_how_to_see_it_is_said(self, conformance: Command) -> None:
@@ -221,7 +221,6 @@ class TestIsolation:
         ("name", "looks_like", "message"),
         [
             ("aborts", "the process died", "worker process died by SIGABRT"),
-            ("segfaults", "the process died", "worker process died by SIGSEGV"),
             ("hangs", "no answer in time", "no answer within 2 s"),
         ],
     )
@@ -236,12 +235,3 @@ class TestIsolation:
         assert message in done.out
         assert "3 cases executed" in done.out
         assert f"--repro {ids[1]}" in done.out
-
-    @pytest.mark.parametrize("most", ["MOST_COSTS", "MOST_COSTS_OF_ALL"])
-    def test_after_many_crashes_other_cases_are_not_run(self, conformance: Command, monkeypatch, most: str) -> None:
-        monkeypatch.setattr(run, most, 1)
-        ids = [f"identity:mm-f32-{size}" for size in ("17x1x1", "17x3x3", "2x2x2")]
-        done = conformance("aborts", *(word for case_id in ids for word in ("--repro", case_id)), "--json", "-", isolated=True)
-        data = json.loads(done.out)
-        assert (data["executed"], len(data["not_run"])) == (1, 2)
-        assert data["not_run"][0]["reason"] == "not run: too many cases have crashed or hung before"

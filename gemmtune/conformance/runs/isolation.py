@@ -57,7 +57,7 @@ class IsolatedRunner:
     """Runs cases in a worker process, which is replaced when a case has killed it, hung it or ruined its device.
 
     Args:
-        timeout_s: seconds for one case, importing and compiling included.
+        timeout_s: seconds for one case, compiling included.
     """
 
     def __init__(self, spec: SubjectSpec, device: str, *, timeout_s: float = 120.0) -> None:
@@ -74,7 +74,7 @@ class IsolatedRunner:
             TraitsError: its declarations mean nothing.
         """
         try:
-            return self._ready().call(_describe, self._spec, self._device, timeout_s=max(self._timeout_s, IMPORT_TIMEOUT_S))
+            return self._imported(self._ready())
         except (WorkerCrashed, WorkerTimedOut) as error:
             raise SubjectError(f"{self._spec.target}: the process that imported it: {error}") from error
 
@@ -99,7 +99,11 @@ class IsolatedRunner:
     def _ready(self) -> Worker:
         if self._worker is None or not self._worker.alive:
             self._worker = Worker(gpu=self._device != "cpu")
+            self._imported(self._worker)
         return self._worker
+
+    def _imported(self, worker: Worker) -> Description:
+        return worker.call(_describe, self._spec, self._device, timeout_s=max(self._timeout_s, IMPORT_TIMEOUT_S))
 
 
 Runner = InProcessRunner | IsolatedRunner

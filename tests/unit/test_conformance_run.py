@@ -1,0 +1,72 @@
+"""What a run does after failures, crashes and hangs: what it still examines, draws and runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.conformance.options import RunOptions
+from gemmtune.conformance.runs import run as runs
+from gemmtune.conformance.runs.isolation import Description
+
+
+class Told:
+    """A runner that gives the same verdict of every case, and keeps which were to be examined."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.examined: list[bool] = []
+
+    def run(self, case: Case, *, examine: bool = True) -> Outcome:
+        self.examined.append(examine)
+        return Outcome(case=case, verdict=self.verdict)
+
+    def close(self) -> None:
+        pass
+
+
+def run_of(runner: Told, **options: object) -> runs.Run:
+    description = Description(name="told", traits=Traits(), device_name="CPU", sm=0)
+    ground = runs.Ground(description=description, device="cpu")
+    return runs.Run(RunOptions(backend="nowhere:told", **options), ground, runner)  # type: ignore[arg-type]
+
+
+def case(name: str = "bound", m: int = 1, dtype: str = "float32") -> Case:
+    return Case(property_name=name, dtype=dtype, m=m, n=1, k=1)
+
+
+def test_three_failures_of_a_property_and_of_a_dtype_are_examined() -> None:
+    runner = Told(Verdict.FAILED)
+    run = run_of(runner)
+    asked = [case(m=m) for m in range(1, 6)] + [case(m=m, dtype="float16") for m in range(1, 6)] + [case("edges"), case("nan")]
+    records = [run.judge(one) for one in asked]
+    assert all(record.failed for record in records)
+    assert runner.examined == [True] * 3 + [False] * 2 + [True] * 3 + [False] * 2 + [True, True]
+    assert run.established("bound")
+    assert not run.established("width")
+
+
+def test_what_passes_is_examined_for_ever_and_what_is_repeated_too() -> None:
+    runner = Told(Verdict.PASSED)
+    run = run_of(runner)
+    assert all(run.judge(case(m=m)).executed for m in range(1, 9))
+    assert all(runner.examined)
+    failing = Told(Verdict.FAILED)
+    repeated = run_of(failing, repro=tuple(case(m=m).id for m in range(1, 9)))
+    for one in repeated.cases():
+        repeated.judge(one)
+    assert all(failing.examined)
+
+
+@pytest.mark.parametrize(("most", "same"), [("MOST_COSTS", True), ("MOST_COSTS_OF_ALL", False)])
+def test_after_many_crashes_other_cases_are_not_run(monkeypatch: pytest.MonkeyPatch, most: str, same: bool) -> None:
+    monkeypatch.setattr(runs, most, 2)
+    runner = Told(Verdict.CRASHED)
+    run = run_of(runner)
+    first, second, third = (run.judge(case("bound" if same else name, m)) for m, name in enumerate(("bound", "edges", "nan"), 1))
+    assert first.failed
+    assert second.failed
+    assert (third.outcome, third.reason) == (None, "not run: too many cases have crashed or hung before")
+    assert run.judge(case("width")).failed == same
