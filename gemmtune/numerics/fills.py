@@ -21,7 +21,7 @@ import torch
 from ..errors import GemmtuneError
 from ..problem import Layout
 from ..problem.dtypes import dtype_info, dtype_name
-from .operands import held_size, overlapping
+from .buffers import held_size, overlapping
 
 __all__ = ["FILLS", "Fill", "fill_named", "fills_of"]
 

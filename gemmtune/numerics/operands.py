@@ -1,4 +1,4 @@
-"""The operands of a problem: their values, scales and scalars. Their memory is that of ``buffers``, whose names are here too."""
+"""The operands of a problem: their values, scales and scalars."""
 
 from __future__ import annotations
 
@@ -11,48 +11,21 @@ from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 from ..problem.operations import ROLES, Encoding
 from ..problem.problem import ScalarClass
-from .buffers import (
-    GUARD_BYTES,
-    POISONS,
-    allocate,
-    distinct,
-    distinct_size,
-    fill_nan,
-    flat,
-    guard_mask,
-    held_size,
-    overlapping,
-    placed,
-    poison,
-    storage_bits,
-)
+from .buffers import allocate, flat, held_size, placed
 
 __all__ = [
     "ALPHA",
     "BETA",
-    "GUARD_BYTES",
-    "POISONS",
     "SCALES",
     "ZEROS",
     "Lines",
     "Operands",
-    "allocate",
-    "distinct",
-    "distinct_size",
-    "fill_nan",
     "fill_random",
-    "flat",
-    "guard_mask",
-    "held_size",
-    "overlapping",
-    "placed",
-    "poison",
     "random_operands",
     "random_scale",
     "random_zero",
     "scalar_value",
     "scale_factor",
-    "storage_bits",
     "weight_unit",
 ]
 
@@ -119,15 +92,11 @@ class Operands:
         """b; where there are two products [b; d]."""
         return self.b if self.d is None else torch.cat([self.b, self.d], dim=-2)
 
-    def largest(self) -> float:
-        """max|a| + max|b|, which waits for the device; 0 for what has no elements. A zero point counts as part of b, and c as part
-        of a, d of b."""
-        return _most(self.a, self.c) + _most(self.b, self.d) + _most(self.zero_b)
-
     def beside_subnormal(self) -> float:
-        """``largest``, counting an input only where the other one has subnormal numbers, which may be read as 0.
+        """max|a| + max|b|, each only where the other one has subnormal numbers, which may be read as 0. Waits for the device.
 
-        Weights that are multiplied by a scale may have such: scales may be as small as they like.
+        A zero point counts as part of b, c as part of a, d as part of b. Weights that are multiplied by a scale may be subnormal:
+        scales may be as small as they like.
         """
         total = _most(self.a, self.c) if self._scales_weights or _has_subnormal(self.b, self.d) else 0.0
         return total + (_most(self.b, self.d) + _most(self.zero_b) if _has_subnormal(self.a, self.c) else 0.0)

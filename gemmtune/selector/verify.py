@@ -14,11 +14,11 @@ from ..choice import Choice, Claims, Kernel, Status, Tensors
 from ..errors import ErrorFromChoice
 from ..numerics.aliasing import in_one_buffer, is_product_with_itself
 from ..numerics.bounds import exact_limit
+from ..numerics.buffers import POISONS, poison
 from ..numerics.compare import BadElement, Finding
 from ..numerics.expectation import Expectation, Picked, referenced
 from ..numerics.guards import Watch, guarded_out, poison_free_memory
 from ..numerics.judging import Judge
-from ..numerics.operands import POISONS, poison
 from ..numerics.pick import Pick
 from ..numerics.probes import Probes
 from ..problem import Problem

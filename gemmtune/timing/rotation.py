@@ -9,7 +9,8 @@ import torch
 
 from ..choice import Choice
 from ..device import MIB, DeviceInfo
-from ..numerics.operands import Operands, allocate, flat, random_operands
+from ..numerics.buffers import allocate, flat
+from ..numerics.operands import Operands, random_operands
 from ..problem import Layout, Problem
 
 if TYPE_CHECKING:

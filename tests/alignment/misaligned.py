@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gemmtune.choice import Choice, Kernel, Scalars, Tensors
-from gemmtune.numerics.operands import allocate
+from gemmtune.numerics.buffers import allocate
 from gemmtune.ops import products
 from gemmtune.problem import Layout
 

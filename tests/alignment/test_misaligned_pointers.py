@@ -16,7 +16,7 @@ from gemmtune import settings
 from gemmtune.backends.aten import AtenChoice
 from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.dispatch.plan import forget_plans, ready
-from gemmtune.numerics.operands import POISONS, allocate, poison, storage_bits
+from gemmtune.numerics.buffers import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout
 from gemmtune.workers.worker import Worker
 

@@ -16,7 +16,7 @@ from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.diagnose import Evidence, diagnose
 from gemmtune.conformance.diagnose.places import place
 from gemmtune.conformance.gemms.subject import Subject
-from gemmtune.numerics.operands import storage_bits
+from gemmtune.numerics.buffers import storage_bits
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.problem import Layout, Problem
 

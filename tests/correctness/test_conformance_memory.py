@@ -14,8 +14,8 @@ from conformance_gemms import CPU, assert_conforms, assert_found, one_thread, su
 
 from gemmtune.conformance.properties import memory
 from gemmtune.numerics import guards
+from gemmtune.numerics.buffers import POISONS, storage_bits
 from gemmtune.numerics.guards import GUARD_TILE, guarded_out, poison_free_memory
-from gemmtune.numerics.operands import POISONS, storage_bits
 from gemmtune.problem import Layout
 
 OUT = {"out": True}

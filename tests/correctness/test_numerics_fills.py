@@ -9,8 +9,9 @@ import torch
 from broken_kernels import CPU
 
 from gemmtune.errors import GemmtuneError
+from gemmtune.numerics.buffers import held_size, storage_bits
 from gemmtune.numerics.fills import FILLS, fill_named, fills_of
-from gemmtune.numerics.operands import Operands, held_size, storage_bits
+from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.dtypes import dtype_info

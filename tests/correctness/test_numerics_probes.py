@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from problem_strategies import mixed_problems, narrow_problems, problems
 from quantized_kernels import terms, unpacked
 
-from gemmtune.numerics.operands import ALPHA, BETA, Operands, storage_bits
+from gemmtune.numerics.buffers import storage_bits
+from gemmtune.numerics.operands import ALPHA, BETA, Operands
 from gemmtune.numerics.pick import Pick
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Precision, Problem

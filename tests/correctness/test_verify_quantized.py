@@ -30,7 +30,7 @@ from verify_cases import BF16, F16, F32, changed, mm, verdict
 
 from gemmtune.choice import Claims, Status
 from gemmtune.device import preset
-from gemmtune.numerics.operands import storage_bits
+from gemmtune.numerics.buffers import storage_bits
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gemmtune.numerics.operands import storage_bits
+from gemmtune.numerics.buffers import storage_bits
 from gemmtune.problem import Layout
 
 from .gemm import ALL_OPS, BATCHED, Gemm

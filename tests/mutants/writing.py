@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from gemmtune.numerics.operands import distinct, storage_bits
+from gemmtune.numerics.buffers import distinct, storage_bits
 from gemmtune.problem import Layout
 
 from .gemm import ALL_OPS, DENSE, Gemm

@@ -43,8 +43,8 @@ TIME_LIMIT_S = 240.0
 POLL_S = 0.05
 LEFT_OUT = (".git", "__pycache__", "*.egg-info", ".*cache", ".hypothesis")
 """What a copy of the tree does not need."""
-NO_TESTS = 5
-"""pytest's exit status where it has run none."""
+NO_SUCH_TEST, NO_TESTS = 4, 5
+"""pytest's exit statuses where it knows no test of the name, and where it has run none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
         killers = sorted({result.killed_by for result in results.values() if result.killed_by.startswith("tests/")})
         broken = set()
         for number, status, _, _ in _finished(trees, [(None, [killer]) for killer in killers], limit_s, folder):
-            if status != 0:
+            if status not in (0, NO_SUCH_TEST):  # an edit may make cases of its own
                 broken.add(killers[number])
                 say(f"fails as it is: {killers[number]}")
     found = [results[i] for i in range(len(mutants))]

@@ -7,12 +7,13 @@ import dataclasses
 import torch
 
 from ...choice import Claims
+from ...numerics.buffers import POISONS, storage_bits
 from ...numerics.compare import BadElement, is_right
 from ...numerics.expectation import Expectation, Picked, referenced
 from ...numerics.guards import Guards, Watch, guarded_out, poison_free_memory
 from ...numerics.joined import joined, side_by_side
 from ...numerics.judging import Judge
-from ...numerics.operands import POISONS, Operands, storage_bits
+from ...numerics.operands import Operands
 from ...numerics.pick import Pick
 from ...numerics.probes import Probes
 from ...numerics.propagate import Approximate

@@ -9,7 +9,8 @@ from typing import Literal
 
 import torch
 
-from ...numerics.operands import Operands, scale_factor, storage_bits
+from ...numerics.buffers import storage_bits
+from ...numerics.operands import Operands, scale_factor
 from ...numerics.quantized import blocks_of_k, numbers, scale_at
 from ...numerics.reference import as_batches
 from ...problem import Problem

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ...numerics.operands import allocate
+from ...numerics.buffers import allocate
 from ...problem import Layout
 from ..bench.bench import Bench
 from ..cases.case import Case

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ...numerics.bounds import exact_limit
-from ...numerics.operands import Operands, placed, storage_bits
+from ...numerics.buffers import placed, storage_bits
+from ...numerics.operands import Operands
 from ...numerics.pick import Pick
 from ...numerics.quantized import packed, scales_along_k
 from ...problem import Layout, Problem

@@ -9,7 +9,8 @@ import math
 
 import torch
 
-from ...numerics.operands import Operands, storage_bits
+from ...numerics.buffers import storage_bits
+from ...numerics.operands import Operands
 from ...numerics.reference import Region, as_batches, reference
 from ...problem.dtypes import dtype_info
 from ..bench.bench import Bench
