@@ -45,8 +45,6 @@ def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Has
             name, packed, a.__class__, t.__class__, options,
         )  # fmt: skip
         for x in tensors[2:] if len(tensors) > 2 else NOTHING:
-            if x is None:
-                return None
             # A scalar of another device is moved, which no plan does.
             if x.is_neg() or x.get_device() != index or (x.requires_grad and torch.is_grad_enabled()):
                 return None

@@ -207,7 +207,8 @@ def mixed_mm(
         InvalidProblemError: operands that do not fit together.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
-    b, scale_b, zero_b, encoding = parts_of("mixed_mm", b, scale_b, zero_b, encoding)
+    if b.__class__ is QuantizedWeight:
+        b, scale_b, zero_b, encoding = parts_of("mixed_mm", b, scale_b, zero_b, encoding)
     operands = (a, b) if scale_b is None and zero_b is None else (a, b, scale_b) if zero_b is None else (a, b, scale_b, zero_b)
     return operate("mixed_mm", operands, out, epilogue, epilogue_args, (), (encoding,))
 
@@ -241,6 +242,7 @@ def scaled_mm(
         InvalidProblemError: operands that do not fit together, or one that requires grad.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
-    b, scale_b = float8_parts("scaled_mm", b, scale_b)
+    if scale_b is None or b.__class__ is QuantizedWeight:
+        b, scale_b = float8_parts("scaled_mm", b, scale_b)
     operands = (a, b, scale_a, scale_b)
     return operate("scaled_mm", operands, out, epilogue, epilogue_args, (), (fast_accum,), bias, out_dtype)
