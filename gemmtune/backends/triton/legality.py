@@ -20,7 +20,7 @@ from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds
 from .spec import specialise
 from .staging import Staging, staging_of
 
-__all__ = ["INT32_LIMIT", "Predicate", "Resources", "check", "check_problem", "check_split", "estimate"]
+__all__ = ["INT32_LIMIT", "Predicate", "Resources", "check", "check_problem", "check_split", "estimate", "why_too_large"]
 
 MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
@@ -43,6 +43,16 @@ class Resources:
 
     smem_bytes: int
     registers: int
+
+
+def why_too_large(need: Resources, device: DeviceInfo) -> str | None:
+    """Why the device lacks what a config needs, or None."""
+    if need.smem_bytes > device.smem_per_block_bytes:
+        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
+    most = arch_of(device).registers_per_thread
+    if need.registers > most:
+        return f"registers: needs about {need.registers} for each thread, {device.arch} has {most}"
+    return None
 
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
@@ -112,12 +122,7 @@ class Predicate:
                 return f"registers: {most} accumulators of a thread are the most where FMAs multiply {self.problem.dtype_label}"
         if config.stages > 1 and not any(staged.asynchronous for staged in self.staging(config)):
             return f"stages {config.stages}: neither operand can be copied asynchronously, so that stages change nothing"
-        need = self.resources(config)
-        if need.smem_bytes > device.smem_per_block_bytes:
-            return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
-        if need.registers > self.arch.registers_per_thread:
-            return f"registers: needs about {need.registers} for each thread, {device.arch} has {self.arch.registers_per_thread}"
-        return None
+        return why_too_large(self.resources(config), device)
 
     def _multiplies_as_tf32(self, config: Config) -> bool:
         """Would Triton take tcgen05 for float32, although asked for ieee? It does where an operand comes from a narrower type."""

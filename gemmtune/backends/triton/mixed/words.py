@@ -17,7 +17,7 @@ from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
 from ..configs import Config
 from ..geometry import Geometry
-from ..legality import Resources
+from ..legality import Resources, why_too_large
 from ..spec import KernelSpec
 from .configs import WordsConfig, word_format
 from .conversions import conversions
@@ -29,7 +29,6 @@ VECTOR_BYTES = 16
 WARP_GROUP_ROWS = 64
 LEAST_ROWS = 16
 BASE_REGISTERS = 40
-MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +132,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: WordsConfig) ->
         return f"{product_rows} rows of the product, {config.warps} warps: {how} would multiply"
     if config.fragments and not config.swap:
         return "fragments of a warp group are those of its first operand: they need swap"
-    return None if device.type == "cpu" else _why_too_large(problem, device, config)
-
-
-def _why_too_large(problem: Problem, device: DeviceInfo, config: WordsConfig) -> str | None:
-    need = words_resources(problem, device, config)
-    if need.smem_bytes > device.smem_per_block_bytes:
-        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
-    if need.registers > MOST_REGISTERS:
-        return f"registers: needs about {need.registers} for each thread, {device.arch} has {MOST_REGISTERS}"
-    return None
+    return None if device.type == "cpu" else why_too_large(words_resources(problem, device, config), device)
 
 
 def words_resources(problem: Problem, device: DeviceInfo, config: WordsConfig) -> Resources:

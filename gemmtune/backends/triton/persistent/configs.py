@@ -18,7 +18,7 @@ from ..classes import INT32_LIMIT
 from ..configs import Config
 from ..descriptors import describable
 from ..geometry import geometry
-from ..legality import Predicate, Resources
+from ..legality import Predicate, Resources, why_too_large
 from ..rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 
 __all__ = [
@@ -141,12 +141,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return None
     if tiles < device.sm_count // LEAST_SHARE:
         return f"{tiles} tiles: too few for {device.sm_count} multiprocessors"
-    need = persistent_resources(problem, device, config)
-    if need.smem_bytes > device.smem_per_block_bytes:
-        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
-    if need.registers > arch_of(device).registers_per_thread:
-        return f"registers: needs about {need.registers} for each thread"
-    return None
+    return why_too_large(persistent_resources(problem, device, config), device)
 
 
 def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
