@@ -110,6 +110,31 @@ def everywhere(check: Callable[[str], Iterator[str]]) -> None:
     assert not offenders, "\n" + "\n".join(offenders)
 
 
+ROOMS = (
+    "labels",
+    "layouts",
+    "option_table",
+    "gemms",
+    "cases",
+    "diagnose",
+    "bench",
+    "properties",
+    "options",
+    "runs",
+    "report",
+    "suite",
+)
+"""The rooms of the conformance suite from the bottom up, but for its plugin and what it exports."""
+
+
+def test_rooms_of_the_suite_import_those_below_them() -> None:
+    for module in SOURCES:
+        room = module.split(".")[1] if module.startswith("conformance.") else ""
+        for target, line in our_imports(module, tree_of(module)) if room in ROOMS else ():
+            other = target.split(".")[1] if target.startswith("conformance.") else room
+            assert ROOMS.index(other) <= ROOMS.index(room), f"{SOURCES[module]}:{line}: {room} imports {other}, which is above it"
+
+
 def test_imports_point_downwards() -> None:
     def check(module: str) -> Iterator[str]:
         for target, line in our_imports(module, tree_of(module)):
