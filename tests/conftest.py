@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import parallel
 import pytest
 import quick_compiler
@@ -46,6 +47,10 @@ if parallel.WORKER is None:
     settings.from_environment.cache_clear()
 
 WORKERS._idle_s = IDLE_S
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=100)
+hypothesis.settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=2000)
+hypothesis.settings.load_profile("ci")  # or --hypothesis-profile=nightly
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)

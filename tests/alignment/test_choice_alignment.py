@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from problem_strategies import problems
 
@@ -29,7 +28,6 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.layout import ALIGNED_BYTES
 from gemmtune.settings import Settings
 
-quick = hypothesis_settings(deadline=None, print_blob=True, derandomize=True, max_examples=150)
 QUICK = Settings(search="quick")
 GPUS = ("sm75", "sm80", "sm90", "gfx942")
 
@@ -83,7 +81,6 @@ def triton_choices(problem: Problem, arch: str) -> Iterator[tuple[Problem, Kerne
 
 
 @given(on_gpu, st.sampled_from(GPUS))
-@quick
 def test_triton_is_promised_no_divisor_that_a_size_stride_or_address_lacks(problem: Problem, arch: str) -> None:
     for given_problem, choice in triton_choices(problem, arch):
         assert given_problem == choice.problem
@@ -93,7 +90,6 @@ def test_triton_is_promised_no_divisor_that_a_size_stride_or_address_lacks(probl
 
 
 @given(on_gpu)
-@quick
 def test_triton_is_promised_nothing_of_operands_that_are_copied_first(problem: Problem) -> None:
     for choice in load("triton").enumerate(problem, preset("sm90"), QUICK).choices:
         if isinstance(choice, PaddedChoice):
@@ -106,7 +102,6 @@ def test_triton_is_promised_nothing_of_operands_that_are_copied_first(problem: P
 
 
 @given(on_gpu, st.sampled_from(GPUS), st.sampled_from([16, 32, 64]))
-@quick
 def test_the_width_of_an_access_is_never_above_the_alignment(problem: Problem, arch: str, block: int) -> None:
     config = Config(block_m=block, block_n=block, block_k=block, stages=2, warps=4)
     predicate = Predicate(problem, preset(arch))
@@ -135,7 +130,6 @@ def corners(layout: Layout, contiguous: int) -> Iterator[int]:
 
 
 @given(on_gpu, st.sampled_from(["sm80", "sm90"]))
-@quick
 def test_stages_are_offered_only_where_an_operand_can_be_copied_asynchronously(problem: Problem, arch: str) -> None:
     for given_problem, choice in triton_choices(problem, arch):
         if choice.config.stages > 1:
@@ -144,7 +138,6 @@ def test_stages_are_offered_only_where_an_operand_can_be_copied_asynchronously(p
 
 
 @given(on_gpu, st.integers(1, 7))
-@quick
 def test_unaligned_addresses_make_nothing_legal_and_no_access_wider(problem: Problem, offset: int) -> None:
     aligned, moved = (
         dataclasses.replace(problem, a=dataclasses.replace(problem.a, offset=at), b=dataclasses.replace(problem.b, offset=at))
@@ -158,7 +151,6 @@ def test_unaligned_addresses_make_nothing_legal_and_no_access_wider(problem: Pro
 
 
 @given(problems(), st.integers(1, 7), st.sampled_from(["avx512", "avx2", "portable"]))
-@quick
 def test_cpp_serves_every_address_alike(problem: Problem, offset: int, arch: str) -> None:
     here, moved = (
         load("cpp").enumerate(p, preset(arch), Settings(search="exhaustive")) for p in (problem, with_offsets(problem, offset))
@@ -168,7 +160,6 @@ def test_cpp_serves_every_address_alike(problem: Problem, offset: int, arch: str
 
 
 @given(problems(), st.integers(1, 7))
-@quick
 def test_aten_serves_every_address_alike(problem: Problem, offset: int) -> None:
     here, moved = (load("aten").enumerate(p, preset("avx512"), QUICK) for p in (problem, with_offsets(problem, offset)))
     assert [c.name for c in here.choices] == [c.name for c in moved.choices]
@@ -176,7 +167,6 @@ def test_aten_serves_every_address_alike(problem: Problem, offset: int) -> None:
 
 
 @given(on_gpu)
-@quick
 def test_cublaslt_is_told_the_memory_as_it_is(problem: Problem) -> None:
     gemm = gemm_or_reason(problem)
     if isinstance(gemm, str):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 from choice_lists import PROBLEMS, choices_of
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gemmtune.backends.table import BACKENDS, TEMPLATES
@@ -20,7 +19,6 @@ from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.settings import Settings
 
-quick = hypothesis_settings(deadline=None, print_blob=True, derandomize=True, max_examples=100)
 lists = st.sampled_from(sorted(PROBLEMS))
 
 
@@ -66,7 +64,6 @@ def test_names_are_unique(name: str) -> None:
 
 
 @given(lists, regexes(), regexes())
-@quick
 def test_what_is_kept_is_what_matches(name: str, allow: str, deny: str) -> None:
     names = names_of(choices_of(name))
     assert kept(choices_of(name), allow) == [n for n in names if re.search(allow, n)]
@@ -75,7 +72,6 @@ def test_what_is_kept_is_what_matches(name: str, allow: str, deny: str) -> None:
 
 
 @given(lists, regexes(), regexes(), regexes())
-@quick
 def test_allow_is_monotone_and_deny_antitone(name: str, one: str, more: str, other: str) -> None:
     choices = choices_of(name)
     assert set(kept(choices, one, other)) <= set(kept(choices, f"(?:{one})|(?:{more})", other))
@@ -83,7 +79,6 @@ def test_allow_is_monotone_and_deny_antitone(name: str, one: str, more: str, oth
 
 
 @given(lists, regexes(), regexes())
-@quick
 def test_deny_wins(name: str, regex: str, allow: str) -> None:
     assert not any(re.search(regex, n) for n in kept(choices_of(name), allow, regex))
     assert kept(choices_of(name), regex, regex) == []
@@ -99,7 +94,6 @@ def test_an_empty_regex_filters_nothing(name: str, empty: str | None) -> None:
 
 
 @given(lists, regexes(), regexes(), st.none() | st.integers(1, 12), st.sampled_from([0, 10**5, 10**10]))
-@quick
 def test_every_choice_is_either_kept_or_refused_for_the_first_filter_that_takes_it(
     name: str, allow: str, deny: str, cap: int | None, least: int
 ) -> None:
@@ -129,7 +123,6 @@ def test_every_choice_is_either_kept_or_refused_for_the_first_filter_that_takes_
 
 
 @given(lists, regexes(), st.none() | regexes())
-@quick
 def test_it_is_said_exactly_when_a_regex_leaves_nothing(name: str, allow: str, deny: str | None) -> None:
     offers = Offers(choices=choices_of(name))
     said = nothing_left(offers, Settings(choice_allowlist_regex=allow, choice_denylist_regex=deny), templates=TEMPLATES)
@@ -144,7 +137,6 @@ SIZES = st.sampled_from([1, 2, 7, 16, 33, 64])
 
 
 @given(SIZES, SIZES, SIZES, st.sampled_from([-1, 0, 1]), st.sampled_from(["sm90", "avx512"]))
-@quick
 def test_templates_serve_from_the_threshold_on(m: int, n: int, k: int, below: int, arch: str) -> None:
     problem = Problem.mm(m, n, k, device_type="cpu" if arch == "avx512" else "cuda")
     settings = Settings(template_min_gemm_size=max(m * n * k + below, 0))

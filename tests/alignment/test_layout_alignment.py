@@ -14,7 +14,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout
 from gemmtune.problem.layout import ALIGNED_BYTES
 
-quick = hypothesis_settings(deadline=None, print_blob=True, derandomize=True, max_examples=300)
+quick = hypothesis_settings(max_examples=300)
 
 
 def layout(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype = torch.float16, offset: int = 0) -> Layout:

@@ -60,7 +60,7 @@ def _offers(problem: Problem, arch: str, search: str = "default") -> list[Triton
 
 @pytest.mark.parametrize("arch", GPUS)
 @given(problem=problems)
-@hypothesis_settings(deadline=None, max_examples=5, derandomize=True)
+@hypothesis_settings(max_examples=5)
 def test_every_offer_fits_the_device(arch: str, problem: Problem) -> None:
     device = preset(arch)
     choices = _offers(problem, arch)
@@ -78,7 +78,6 @@ def test_every_offer_fits_the_device(arch: str, problem: Problem) -> None:
 
 
 @given(problem=problems, split_k=st.integers(1, 64), block_k=st.sampled_from([16, 32, 64, 128]))
-@hypothesis_settings(deadline=None, max_examples=100, derandomize=True)
 def test_every_block_of_the_sum_belongs_to_one_split(problem: Problem, split_k: int, block_k: int) -> None:
     config = Config(block_m=16, block_n=16, block_k=block_k, stages=2, warps=1, split_k=split_k)
     where = geometry(problem, config)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gemmtune.backends.table import load
@@ -38,7 +37,6 @@ def pieces(where: StreamGeometry, blocks: int, program: int) -> list[tuple[int, 
     resident=st.integers(1, 2),
     waves=st.integers(0, 1),
 )
-@hypothesis_settings(deadline=None, max_examples=200, derandomize=True)
 def test_every_block_is_added_up_once(shape: tuple[int, int, int], sm_count: int, resident: int, waves: int) -> None:
     device = replace(preset("sm90"), sm_count=sm_count)
     config = StreamConfig(block_m=64, block_n=64, block_k=64, stages=3, warps=4, resident=resident, waves=waves)

@@ -122,7 +122,7 @@ def test_packed_weights_have_an_even_k() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_drawn_cases_state_problems(data: st.DataObject) -> None:
     case = data.draw(cases(property_named("scales"), Scope(traits=QUANTIZED_ONLY)))
     assert problem_of(case, "cpu").k == case.k

@@ -1,6 +1,7 @@
 """Sources of CUTLASS 2.x operations: what they say, that nvcc takes them, what they refuse, and on a GPU what they compute.
 
-In an ordinary run a sample of the families is compiled; ``pytest -m sm75`` and ``-m sm80`` compile all of an architecture.
+In an ordinary run one of a sample of the families is compiled, another one for each commit; ``pytest -m sm75`` and ``-m sm80``
+compile all of an architecture.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import jinja2
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.backends.cutlass.compiler import compile_source
 from gemmtune.backends.cutlass.launch import Launch, Library, Strides
@@ -119,9 +121,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         }
         metafunc.parametrize("kernel", [pytest.param(kernel, marks=marks[kernel]) for kernel in KERNELS])
         return
-    asked = str(metafunc.config.getoption("markexpr"))
+    asked, sampled = str(metafunc.config.getoption("markexpr")), rotated(SAMPLED, len(SAMPLED))
     archs = {kernel: FAMILIES[kernel.rsplit("-", 1)[0]][0] for kernel in KERNELS}
-    params = [pytest.param(k, marks=getattr(pytest.mark, arch)) for k, arch in archs.items() if k in SAMPLED or arch in asked]
+    params = [pytest.param(k, marks=getattr(pytest.mark, arch)) for k, arch in archs.items() if k in sampled or arch in asked]
     metafunc.parametrize("kernel", params)
 
 

@@ -56,7 +56,7 @@ def product(problem: Problem, operands: Operands) -> torch.Tensor:
     return result
 
 
-@settings(max_examples=400, deadline=None, print_blob=True, derandomize=True)
+@settings(max_examples=400)
 @given(problem=st.one_of(problems(), narrow_problems(), mixed_problems()), limit=st.sampled_from([2**23, 2**13, 2**10, 2**7, 4]))
 def test_exact_is_exact(problem: Problem, limit: int) -> None:
     for pick in picks(problem, limit):
@@ -67,7 +67,6 @@ def test_exact_is_exact(problem: Problem, limit: int) -> None:
         assert Layout.of(pick.operands.b) == problem.b
 
 
-@settings(max_examples=200, deadline=None, print_blob=True, derandomize=True)
 @given(problem=st.one_of(problems(), narrow_problems(), mixed_problems()))
 def test_results_fit_the_output_type(problem: Problem) -> None:
     for pick in picks(problem):

@@ -63,8 +63,8 @@ def cases_of(name: str, backend: str, device: str) -> list[Case]:
     return [case for case in wanted.cases(scope) if not any(fnmatch.fnmatch(case.id, pattern) for pattern in known)]
 
 
-def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, parts: int = 1) -> None:
-    everything = cases_of(name, backend, device)
+def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, parts: int = 1, op: str | None = None) -> None:
+    everything = [case for case in cases_of(name, backend, device) if op in (None, case.op)]
     cases = rotated(everything, every, name)
     run = runner(backend, device).run
     outcomes = [run(case) for case in cases[part::parts] or cases[:1]]
@@ -91,6 +91,12 @@ def assert_conforming(outcomes: list[Outcome]) -> None:
 @pytest.mark.parametrize("backend", OPERATIONS)
 def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
     check(backend, name, "cpu", EVERY)
+
+
+@pytest.mark.parametrize(("backend", "op"), [(backend, op) for backend, ops in OPERATIONS.items() for op in ops])
+def test_each_operation_conforms_on_the_cpu(backend: str, op: str) -> None:
+    """The sample of a property may lack an operation, so each has a case of its own."""
+    check(backend, "integers", "cpu", EVERY, op=op)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ from broken_kernels import (
     split_k,
     tf32,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problem_strategies import problems
 from verify_cases import BF16, F16, F32, F64, addmm, changed, mm, padded, verdict, with_epilogue
@@ -268,7 +268,6 @@ def test_step_at_the_threshold_does_not_reject() -> None:
 PRODUCTS = {"torch": torch.matmul, "backwards": backwards, "pairwise": pairwise}
 
 
-@settings(max_examples=150, deadline=None, print_blob=True, derandomize=True)
 @given(problem=problems(), product=st.sampled_from(list(PRODUCTS)), epilogue=st.sampled_from(sorted(EPILOGUES)))
 def test_right_kernels_pass_for_drawn_problems(problem: Problem, product: str, epilogue: str) -> None:
     function = EPILOGUES[epilogue]
@@ -277,7 +276,6 @@ def test_right_kernels_pass_for_drawn_problems(problem: Problem, product: str, e
     assert result.status == Status.OK, result.reason
 
 
-@settings(max_examples=150, deadline=None, print_blob=True, derandomize=True)
 @given(problem=problems(), data=st.data())
 def test_any_wrong_element_is_found_in_drawn_problems(problem: Problem, data: st.DataObject) -> None:
     index = tuple(data.draw(st.integers(0, n - 1)) for n in problem.out.size)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,17 +128,6 @@ def test_one_that_stays_damaged_says_so(nvcc: FakeNvcc) -> None:
     nvcc.does('for last; do :; done\necho none > "$last"')
     with pytest.raises(UnavailableError, match=r"cutlass:.*: its shared object cannot be loaded here: .*\.so: file too short"):
         choices()[0].build()
-
-
-def test_of_two_processes_one_compiles(nvcc: FakeNvcc) -> None:
-    nvcc.compiles(seconds=0.5)
-    choices()  # the list of operations
-    environment = os.environ | {"GEMMTUNE_CACHE_DIR": str(nvcc.folder / "cache")}
-    path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "correctness")]
-    code = f"import sys; sys.path[:0] = {path!r}; import test_cutlass_compiler as t; t.choices()[0].compile()"
-    children = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
-    assert [child.wait(timeout=120) for child in children] == [0, 0]
-    assert nvcc.runs == len(artifacts(nvcc)) == 1
 
 
 def test_without_nvcc_what_was_compiled_before_is_used_and_the_rest_refused(nvcc: FakeNvcc) -> None:

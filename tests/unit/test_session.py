@@ -84,7 +84,7 @@ def test_failures_are_typed_and_the_next_choice_works(
 
 
 def test_crash_and_hang_cost_one_choice_each(settings: Settings) -> None:
-    with RemoteSession(PROBLEM, DEVICE, Settings(cache_dir=settings.cache_dir, choice_timeout_s=3)) as session:
+    with RemoteSession(PROBLEM, DEVICE, Settings(cache_dir=settings.cache_dir, choice_timeout_s=8)) as session:
         assert session.examine(running("multiply"), None).status is Status.OK
         crashed = session.examine(running("segfault"), None)
         assert crashed.status is Status.CRASHED
@@ -92,7 +92,7 @@ def test_crash_and_hang_cost_one_choice_each(settings: Settings) -> None:
         assert session.examine(running("multiply"), None).status is Status.OK
         hung = session.examine(running("hang"), None)
         assert hung.status is Status.TIMED_OUT
-        assert hung.reason == "no answer within 3 s; the limit is the setting choice_timeout_s"
+        assert hung.reason == "no answer within 8 s; the limit is the setting choice_timeout_s"
         assert session.examine(running("multiply"), None).status is Status.OK
 
 
@@ -112,7 +112,7 @@ TUNING = """
     from gemmtune.selector.precompile import precompile
     from gemmtune.selector.remote import RemoteSession
     from gemmtune.settings import Settings
-    settings = Settings(cache_dir=sys.argv[1], compile_threads=2)
+    settings = Settings(cache_dir=sys.argv[1], compile_threads=1)
     precompile([fake(str(i), artifact=sys.argv[1] + str(i)) for i in range(4)], settings)
     with RemoteSession(PROBLEM, dataclasses.replace(detect("cpu"), threads=1), settings) as session:
         session.examine(fake("multiply"), None)
@@ -124,7 +124,7 @@ TUNING = """
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
 def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
-    """Two compile workers, idle, and one that measures. The program has no ``__main__`` guard."""
+    """A compile worker, idle, and one that measures. The program has no ``__main__`` guard."""
     script = tmp_path / "tuning.py"
     script.write_text(textwrap.dedent(TUNING.format(tests=str(Path(__file__).parent))))
     command = [sys.executable, str(script), str(tmp_path / "cache")]
@@ -132,7 +132,7 @@ def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_pat
     assert parent.stdout is not None
     assert parent.stdout.readline() == "measuring\n"
     children = [int(p) for task in Path(f"/proc/{parent.pid}/task").iterdir() for p in (task / "children").read_text().split()]
-    assert len(children) == 3
+    assert len(children) == 2
     parent.send_signal(how)
     _, stderr = parent.communicate(timeout=60)
     assert not wait_until_gone(*children)
@@ -153,7 +153,7 @@ def test_the_worker_stays_warm_for_the_next_session(settings: Settings) -> None:
 def test_rank_orders_by_time(session: Session | RemoteSession) -> None:
     ranked = session.rank([running("slow"), running("multiply")]).times
     assert set(ranked) == {"fake:slow", "fake:multiply"}
-    assert ranked["fake:slow"].time_us > 2000 > ranked["fake:multiply"].time_us
+    assert ranked["fake:slow"].time_us > 1500 > ranked["fake:multiply"].time_us
 
 
 def test_rank_gives_packed_choices_their_own_operand(session: Session | RemoteSession) -> None:
