@@ -24,7 +24,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,12 @@ class Result:
     def killed(self) -> bool:
         """The tests noticed."""
         return self.verdict in ("killed", "timed out")
+
+    def text(self) -> str:
+        """A line, and what was changed if nobody noticed."""
+        mutant = self.mutant
+        line = f"{self.verdict:9} {self.seconds:5.1f} s  {mutant.path}:{mutant.edit.line} {mutant.edit.kind} {self.killed_by}"
+        return line if self.killed else f"{line}\n{mutant.diff}"
 
 
 def mutants_of(root: Path, paths: Iterable[Path]) -> list[Mutant]:
@@ -162,31 +168,34 @@ class Trees:
 
 
 def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: Callable[[str], None]) -> list[Result]:
-    """Try all mutants. A test that fails without any edit as well kills nothing: what it seemed to notice counts as untested."""
+    """Try all mutants. What a test that fails without any edit as well seemed to notice is tried again without that test."""
     import hypothesis  # noqa: F401 - imported once, for all processes that are forked
     import torch  # noqa: F401
 
-    tests = {path: related_tests(root, path) for path in dict.fromkeys(mutant.path for mutant in mutants)}
-    results: dict[int, Result] = {}
+    tests = {path: [str(x.relative_to(root)) for x in related_tests(root, path)] for path in {m.path for m in mutants}}
+    results: dict[Mutant, Result] = {}
+    broken: dict[str, bool] = {}
     with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
-        trees = Trees(root, jobs, Path(folder))
-        work: list[Job] = [(mutant, [str(file.relative_to(root)) for file in tests[mutant.path]]) for mutant in mutants]
-        for number, status, seconds, log in _finished(trees, work, limit_s, folder):
-            verdict = {0: "survived", NO_TESTS: "untested", None: "timed out"}.get(status, "killed")
-            mutant = mutants[number]
-            by = _first_failure(log) if verdict == "killed" else ""
-            results[number] = Result(mutant=mutant, verdict=verdict, seconds=seconds, killed_by=by)
-            say(f"{verdict:9} {seconds:5.1f} s  {mutant.path}:{mutant.edit.line} {mutant.edit.kind} {by}")
-            if verdict == "survived":
-                say(mutant.diff)
-        killers = sorted({result.killed_by for result in results.values() if result.killed_by.startswith("tests/")})
-        broken = set()
-        for number, status, _, _ in _finished(trees, [(None, [killer]) for killer in killers], limit_s, folder):
-            if status not in (0, NO_SUCH_TEST):  # an edit may make cases of its own
-                broken.add(killers[number])
-                say(f"fails as it is: {killers[number]}")
-    found = [results[i] for i in range(len(mutants))]
-    return [replace(result, verdict="untested") if result.killed_by in broken else result for result in found]
+        trees, todo = Trees(root, jobs, Path(folder)), list(mutants)
+        while todo:
+            left_out = [word for name, failing in broken.items() if failing for word in ("--deselect", name)]
+            work: list[Job] = [(mutant, [*tests[mutant.path], *left_out]) for mutant in todo]
+            for number, status, seconds, log in _finished(trees, work, limit_s, folder):
+                result = _result(todo[number], status, seconds, log)
+                results[result.mutant] = result
+                say(result.text())
+            killers = sorted({results[mutant].killed_by for mutant in todo} - broken.keys() - {""})
+            for number, status, _, _ in _finished(trees, [(None, [killer]) for killer in killers], limit_s, folder):
+                broken[killers[number]] = status not in (0, NO_SUCH_TEST)  # an edit may make cases of its own
+                if broken[killers[number]]:
+                    say(f"fails as it is: {killers[number]}")
+            todo = [mutant for mutant in todo if broken.get(results[mutant].killed_by)]
+    return [results[mutant] for mutant in mutants]
+
+
+def _result(mutant: Mutant, status: int | None, seconds: float, log: str) -> Result:
+    verdict = {0: "survived", NO_TESTS: "untested", None: "timed out"}.get(status, "killed")
+    return Result(mutant=mutant, verdict=verdict, seconds=seconds, killed_by=_first_failure(log) if verdict == "killed" else "")
 
 
 Job = tuple[Mutant | None, list[str]]
