@@ -142,7 +142,8 @@ class Drawing:
         values = torch.where(share < 1 / 8, -most - 1, torch.where(share > 7 / 8, most, values))
         if values.dim() == 2 and values.numel():
             lines = values if k_dim == -1 else values.mT
-            lines[0] = -most - 1 if k_dim == -1 else most
+            if k_dim == -2:
+                lines[0] = most
             lines[-1 if k_dim == -2 else 0] = -most - 1
         return values
 

@@ -11,11 +11,13 @@ from broken_kernels import CPU, claims_of
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit, underflow
 from gemmtune.numerics.compare import BadElement, Chunk, Finding, is_right
 from gemmtune.numerics.expectation import referenced
+from gemmtune.numerics.integers import MOST_ZERO, cancelling_range
 from gemmtune.numerics.judging import Judge
 from gemmtune.numerics.operands import Operands
-from gemmtune.numerics.propagate import Approximate
+from gemmtune.numerics.propagate import Approximate, propagate
 from gemmtune.numerics.reference import Region
-from gemmtune.problem import Problem
+from gemmtune.problem import Epilogue, Problem
+from gemmtune.problem.epilogue import Node, Ref
 
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
 INF, NAN = math.inf, math.nan
@@ -118,3 +120,36 @@ def test_sums_of_integers_up_to_what_the_claims_hold_are_exact(k: int, exact: bo
     expectation = referenced(problem, operands, name="integers", integers=True)
     finding = Judge(problem, claims).find(torch.full((1, 1), 256.0 * k + 0.25), expectation)
     assert bool(finding.state[0]) == exact
+
+
+def test_relative_errors_compound() -> None:
+    """By products of factors, not by sums: with sums in float16 the difference is large."""
+    problem = Problem.mm(4, 4, 1024, dtype=F32, device_type="cpu")
+
+    def relative(**claimed: object) -> float:
+        return accumulation_bound(problem, claims_of(F32, **{"accumulate": F16, "partials": F16, **claimed}), alpha=1).relative
+
+    plain = relative()
+    assert plain > 0.5
+    assert relative(input_mode="tf32") == pytest.approx((1 + plain) * (1 + 2.0**-10) ** 2 - 1, rel=1e-9)
+    assert relative(partials=torch.bfloat16) == pytest.approx((1 + plain) * math.exp(2 * 2.0**-8) - 1, rel=1e-9)
+
+
+@pytest.mark.parametrize("half", [1, 7, 64, 1000])
+@pytest.mark.parametrize("limit", [2**7, 2**10, 2**13, 2**23])
+def test_sums_that_cancel_stay_below_the_limit_with_zero_points_too(limit: int, half: int) -> None:
+    problem = Problem.mixed_mm(8, 8, 32, dtype=F16, scales="column", zeros=True, device_type="cpu")
+    most_a, most_b, density = cancelling_range(limit, half, problem)
+    assert min(most_a, most_b) >= 1
+    assert density * most_a * (most_b + 2 * MOST_ZERO) * half <= limit
+    assert (density == 1) == (limit >= half * (1 + 2 * MOST_ZERO))
+
+
+def test_a_node_wider_than_what_it_gets_may_be_rounded_or_not() -> None:
+    """A sum that float32 holds and bfloat16 does not is right either way."""
+    nodes = (Node(op="acc", args=(), dtype=F32), Node(op="add", args=(Ref(0), 1.0), dtype=F32))
+    acc = Approximate(value=torch.tensor([256.0], dtype=F64), error=torch.zeros(1, dtype=F64))
+    for precision, open_ in ((torch.bfloat16, True), (F32, False)):
+        got = propagate(Epilogue(nodes=nodes), acc, (), precision=precision, flush=False, reference_is_float64=False)
+        assert bool(got.error > 0) == open_
+        assert float((got.value - 257.0).abs()) <= float(got.error)

@@ -119,3 +119,11 @@ def test_grade_of_exact_data() -> None:
 def test_reference_is_a_value() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         reference(operands(torch.ones(2, 3), torch.ones(3, 4)), Region()).extended = True  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", [(0, 3, 0), (2, 0, 3), (0, 0, 0), (1, 1, 0)])
+def test_products_of_nothing(size: tuple[int, int, int]) -> None:
+    m, k, n = size
+    value, magnitude = products(torch.ones(2, m, k), torch.ones(2, k, n))
+    assert value.shape == magnitude.shape == (2, m, n)
+    assert not value.any()
