@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.build import TritonChoice
@@ -137,7 +138,8 @@ COMPILED = {
 @pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90", "sm100"])
 def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, name: str) -> None:
     device, problem = preset(arch), COMPILED[name]
-    choices = [*swapped_choices(problem, device, 3)[::2], *vector_choices(problem, device, 3)[::2]]
+    offered = (swapped_choices(problem, device, 3), vector_choices(problem, device, 3))
+    choices = [choice for found in offered for choice in rotated(found[::2], 2, f"{arch} {name}")]
     inspections = list(inspect_choices(tuple(choices)))
     wrong = [f"{inspection}: {text}" for inspection in inspections for text in inspection.problems]
     assert not wrong, "\n".join(wrong)

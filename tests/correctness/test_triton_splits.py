@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.configs import Config
@@ -163,7 +164,7 @@ def test_quantized_operations(interpreted: Run, family: str, name: str) -> None:
 
 
 def _streamed(problem: Problem, arch: str) -> list[CompiledChoice]:
-    return list(stream_choices(problem, preset(arch), "exhaustive")[:6:2])
+    return list(rotated(stream_choices(problem, preset(arch), "exhaustive")[:6:2], 3, f"{arch} {problem}"))
 
 
 def _atomic(problem: Problem, arch: str) -> list[CompiledChoice]:

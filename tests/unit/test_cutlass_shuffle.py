@@ -86,7 +86,6 @@ def numbers_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
     return (halves.to(torch.int8) ^ 8) - 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_elements_are_where_the_kernel_looks_for_them(places: dict[int, torch.Tensor], bits: int, *, columns: bool) -> None:
