@@ -84,6 +84,9 @@ def test_what_the_names_promise(dtype: torch.dtype) -> None:
     magnitudes = a["wide"].abs()
     assert magnitudes.max() / magnitudes[magnitudes > 0].min() >= (64 if dtype == INT8 else 2**8)
     if dtype == INT8:
+        assert set(a["wide"].abs().unique().tolist()) <= set(range(1, 128))
+        assert a["wide"].min() < -90
+        assert a["wide"].max() > 90
         assert (a["normal"].min(), a["normal"].max(), a["uniform"].max()) == (-128, 127, 127)
         return
     assert a["uniform"].max() <= 1

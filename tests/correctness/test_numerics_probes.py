@@ -238,3 +238,20 @@ def test_an_element_of_a_batch_is_traced_to_its_matrix() -> None:
     assert pick.row_index is not None
     place = int(pick.row_index[2, 1])
     assert pick.origin((2, 1, 4), batched=True) == f" (from b[2, {place}, 4])"
+
+
+def test_elements_along_k_are_free_unless_they_share_memory() -> None:
+    problem = Problem.mm(6, 8, 10, dtype=F32, device_type="cpu")
+
+    def free(stride: tuple[int, int]) -> bool:
+        return Probes(dataclasses.replace(problem, a=Layout(size=(6, 10), stride=stride, dtype=F32)), CPU).free_a
+
+    assert free((10, 1))
+    assert free((0, 1))
+    assert free((2, 12))
+    assert not free((1, 0))
+    assert not free((1, 1))
+    two = Problem.mm_plus_mm(6, 8, 10, dtype=F32, device_type="cpu")
+    assert Probes(two, CPU).free_a
+    assert not Probes(dataclasses.replace(two, c=Layout(size=(6, 10), stride=(0, 1), dtype=F32)), CPU).free_a
+    assert not Probes(Problem.mm(6, 8, 0, dtype=F32, device_type="cpu"), CPU).free_a

@@ -127,3 +127,26 @@ def test_products_of_nothing(size: tuple[int, int, int]) -> None:
     value, magnitude = products(torch.ones(2, m, k), torch.ones(2, k, n))
     assert value.shape == magnitude.shape == (2, m, n)
     assert not value.any()
+
+
+@pytest.mark.parametrize(
+    ("size", "whole"),
+    [
+        ((1, 10, 10, 20), True), ((1, 10, 10, 21), False), ((4, 5, 10, 10), True), ((4, 5, 10, 11), False), ((1, 30, 10, 1), True),
+        ((1, 31, 10, 1), False), ((3, 10, 10, 0), True), ((31, 2, 5, 0), False),
+    ],
+)  # fmt: skip
+def test_all_of_a_result_is_referenced_while_it_is_affordable(
+    size: tuple[int, int, int, int], whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_MACS", {"cpu": 1000, "cuda": 0})
+    monkeypatch.setattr(module, "MOST_ELEMENTS", {"cpu": 300, "cuda": 0})
+    parts = regions(*size, CPU)
+    assert (parts == (Region(),)) == whole
+    if not whole:
+        rows, cols = parts[0].rows, parts[1].cols
+        assert rows is not None
+        assert cols is not None
+        for sample, extent in ((rows, size[1]), (cols, size[2])):
+            assert {0, extent - 1} <= set(sample.tolist())
+            assert len(sample) >= min(extent, 8)

@@ -242,6 +242,29 @@ def test_exceptions_of_the_kernel_pass_through() -> None:
         verdict(mm(), run)
 
 
+CHUNKED = {
+    "several matrices at a time": Problem.bmm(5, 4, 6, 33, dtype=F32, device_type="cpu"),
+    "some rows at a time": Problem.bmm(3, 9, 40, 33, dtype=F32, device_type="cpu"),
+    "one row at a time": mm(7, 100, 33),
+    "an epilogue": with_epilogue(mm(33, 40, 64, dtype=F16), lambda x, y: torch.relu(x) + y, torch.empty(33, 1, dtype=F16)),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_large_results_are_compared_piece_by_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CHUNKED[name]
+    monkeypatch.setattr("gemmtune.numerics.judging.CHUNK_ELEMENTS", {"cpu": 80, "cuda": 80})
+    result = verdict(problem, kernel(problem))
+    assert result.status == Status.OK, result.reason
+    for position in (0, problem.out.numel // 2, problem.out.numel - 1):
+        index = tuple(int(x) for x in torch.unravel_index(torch.tensor(position), problem.out.size))
+
+        def nudge(out: torch.Tensor, *_: object, at: tuple[int, ...] = index) -> None:
+            out[at] = out[at] * 1.5 + 0.5
+
+        assert f"out[{', '.join(map(str, index))}]" in verdict(problem, changed(kernel(problem), nudge)).reason
+
+
 def test_large_cpu_problem_shares_its_probe_and_samples_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.selector.verify.SEPARATE_PROBES_MACS", 1)
     monkeypatch.setattr("gemmtune.numerics.reference.MOST_MACS", {"cpu": 20_000, "cuda": 20_000})

@@ -19,6 +19,8 @@ ALWAYS: dict[str, tuple[str, ...]] = {
 """Tests of a package that go through many of its modules without importing them; after those that do, if there is room."""
 BESIDES = {
     "numerics/buffers": ("correctness/test_numerics_operands.py",),
+    "numerics/judging": ("correctness/test_numerics_compare.py", "correctness/test_conformance_values.py"),
+    "numerics/width": ("correctness/test_numerics_quantized.py", "correctness/test_verify_quantized.py"),
     "numerics/operands": ("correctness/test_numerics_operands.py", "correctness/test_numerics_quantized.py"),
     "problem/fields": ("unit/test_sum_problem.py",),
     "selector/machine": ("unit/test_limits.py",),
