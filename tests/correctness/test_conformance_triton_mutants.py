@@ -38,7 +38,7 @@ def interpreted() -> dict[str, dict[str, int]]:
         text=True,
         timeout=200,
         check=True,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     return json.loads(done.stdout)
 
