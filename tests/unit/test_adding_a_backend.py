@@ -14,6 +14,7 @@ from gemmtune import cli, settings
 from gemmtune.backends.table import BACKENDS, BackendRow
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.problem import Problem
+from gemmtune.workers.pool import WORKERS
 
 A, B = torch.randn(24, 40), torch.randn(40, 100)
 PROBLEM = Problem.mm(24, 100, 40, dtype=torch.float32, layout="nn", device_type="cpu")
@@ -26,11 +27,13 @@ def toy(own_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package.mkdir()
     shutil.copy(Path(__file__).with_name("toy_backend.py"), package / "__init__.py")
     monkeypatch.syspath_prepend(tmp_path)
+    WORKERS.close()  # workers find modules where their parent found them at their start
     monkeypatch.setitem(BACKENDS, "toy", BackendRow(module="toy_package", compiles=True))
     forget_plans()
     with settings.patch(search="quick", backends=("aten", "toy")):
         yield
     forget_plans()
+    WORKERS.close()
 
 
 @pytest.mark.parametrize("in_subprocess", [False, True])
