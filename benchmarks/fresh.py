@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ def second_run(path: str, device: str, names: str, environment: Mapping[str, str
     return {"seconds": answer["seconds"], "measured": answer["measured"]}
 
 
-def repeated_picks(path: str, device: str, names: str, environment: Mapping[str, str], count: int) -> dict[str, Any]:
+def repeated_picks(
+    path: str, device: str, names: str, environment: Mapping[str, str], count: int, keep: Callable[[dict[str, Any]], None] = id
+) -> dict[str, Any]:
     """Tune cold in ``count`` fresh processes, one after the other, and see how often each shape's commonest pick was picked.
 
     The compiled kernels are shared; each process has a store of its own. ``speedups`` are those over torch, in each process;
-    ``disturbed`` counts the processes that found the machine busy.
+    ``disturbed`` counts the processes that found the machine busy. ``keep`` gets what is known after each process, since a run of
+    many may be cut short.
     """
     picks: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     speedups: dict[str, list[float | None]] = collections.defaultdict(list)
@@ -43,6 +46,17 @@ def repeated_picks(path: str, device: str, names: str, environment: Mapping[str,
             picks[name][str(pick)] += 1
             speedups[name].append(answer["speedups"][name])
         disturbed.update(list(answer["disturbed"]))
+        told = _told(i + 1, picks, speedups, disturbed)
+        keep(told)
+    return told
+
+
+def _told(
+    count: int,
+    picks: Mapping[str, collections.Counter[str]],
+    speedups: Mapping[str, list[float | None]],
+    disturbed: collections.Counter[str],
+) -> dict[str, Any]:
     shares = {name: counts.most_common(1)[0][1] / count for name, counts in picks.items()}
     return {
         "processes": count,

@@ -183,6 +183,10 @@ def _store_path(folder: str) -> str:
 
 
 def _processes(options: Mapping[str, Any], environment: Mapping[str, str], report: dict[str, Any]) -> None:
+    def keep(known: dict[str, Any]) -> None:
+        report["repeat_picks"] = known
+        _write(options["out"], report)
+
     which = (options["path"], options["device"], options["names"], environment)
     if options["second_run"]:
         report["second_run"] = again = fresh.second_run(*which)
@@ -190,7 +194,7 @@ def _processes(options: Mapping[str, Any], environment: Mapping[str, str], repor
             f"second run, from the store: {again['seconds']:.2f} s, measured again: {', '.join(again['measured']) or 'nothing'}"
         )
     if options["repeat_picks"]:
-        report["repeat_picks"] = same = fresh.repeated_picks(*which, options["repeat_picks"])
+        same = fresh.repeated_picks(*which, options["repeat_picks"], keep)
         click.echo(f"same pick in {same['processes']} cold processes: {100 * same['same_pick']:.1f}%")
 
 
