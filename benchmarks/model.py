@@ -1,0 +1,255 @@
+"""A whole model, ours and others': time of a step, of the first call, memory, error of the logits, and where the time goes.
+
+    python benchmarks/model.py --model llama-3-8b --layers 8 --batch 1,16,64 --prefill 512,2048 --json model.json
+    python benchmarks/model.py --model tiny --device cpu --batch 1,4 --prefill 16 --ways eager,compile,optimize+compile
+
+Weights are random. A decoding step reads a static cache of 512 positions. On a GPU each way's step is captured in a CUDA graph, and
+the graphs take turns, so that all ways see the same clocks. The first call is timed with empty caches of compiled code, and
+``tuning_s`` is what gemmtune's tuning from an empty store adds to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from environment import clocks, describe_environment
+from model_steps import MODELS, SCENARIOS, Scenario, build_model, scenarios
+from model_ways import WAYS, Prepared, prepare
+
+from gemmtune import settings
+from gemmtune.device import DeviceInfo, detect
+from gemmtune.timing.timer import collection_paused, median_margin
+
+ROUNDS = 24
+BLOCK_MS = 8.0
+"""How long a way runs before the next has its turn."""
+WARM_UPS = 3
+
+
+@dataclass(kw_only=True)
+class Runner:
+    """One way's step, ready to be repeated."""
+
+    prepared: Prepared
+    repeat: Callable[[], object]
+    first_call_s: float
+    logits: torch.Tensor | None
+    kernels: list[dict[str, Any]]
+    times_ms: list[float] = field(default_factory=list)
+
+
+def _words(known: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
+    def read(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+        found = tuple(word for word in value.split(",") if word)
+        if unknown := [word for word in found if word not in known]:
+            raise click.BadParameter(f"got {', '.join(unknown)}; known: {', '.join(known)}")
+        return found
+
+    return read
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in value.split(",") if word)
+    except ValueError as error:
+        raise click.BadParameter(f"got {value!r}, expected numbers with commas between them") from error
+
+
+@click.command()
+@click.option("--model", "name", type=click.Choice(list(MODELS)), default="llama-3-8b", show_default=True)
+@click.option("--layers", type=click.IntRange(min=1), default=8, show_default=True, help="Layers of the model that are built.")
+@click.option("--batch", default="1,16,64", callback=_numbers, show_default=True, help="Sequences of a decoding step.")
+@click.option("--prefill", default="512,2048", callback=_numbers, show_default=True, help="Tokens of a prompt.")
+@click.option("--train", default="", callback=_numbers, help="Tokens of a training step of one block, forward and backward.")
+@click.option("--ways", default="eager,compile,optimize,optimize+compile", callback=_words(list(WAYS)), show_default=True)
+@click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
+@click.option("--graph/--no-graph", default=True, show_default=True, help="On a GPU: capture each step in a CUDA graph.")
+@click.option("--rounds", default=ROUNDS, show_default=True)
+@click.option("--json", "out", help="Write everything to this file, after each scenario anew.")
+def main(name: str, layers: int, ways: Sequence[str], device: str, graph: bool, rounds: int, out: str | None, **sizes: Any) -> None:
+    """Compare ways to run a model, in one process."""
+    torch._dynamo.config.recompile_limit = 1024  # every way compiles the same functions again
+    info = detect(device)
+    report: dict[str, Any] = {
+        "environment": describe_environment(info),
+        "options": {"model": name, "layers": layers, "ways": list(ways), "graph": graph and info.type != "cpu", **sizes},
+        "scenarios": [],
+    }
+    with tempfile.TemporaryDirectory(prefix="gemmtune-model-") as folder:
+        for scenario in scenarios(MODELS[name], sizes["batch"], sizes["prefill"], sizes["train"]):
+            with settings.patch(store_path=str(Path(folder) / f"{scenario.name}.sqlite"), cache_dir=str(Path(folder) / "kernels")):
+                report["scenarios"].append(_scenario(scenario, name, layers, ways, info, graph and info.type != "cpu", rounds))
+            if out:
+                Path(out).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _scenario(
+    scenario: Scenario, name: str, layers: int, ways: Sequence[str], info: DeviceInfo, graph: bool, rounds: int
+) -> dict[str, Any]:
+    click.echo(f"\n{scenario.name}")
+    device = info.torch_device
+    model = build_model(MODELS[name], SCENARIOS[scenario.kind].layers or layers, device)
+    expected = scenario.step(model, device, torch.float32)
+    row: dict[str, Any] = {"name": scenario.name, "tokens": scenario.tokens, "ways": {}}
+    runners: dict[str, Runner] = {}
+    for way in ways:
+        try:
+            runners[way] = _runner(way, scenario, model, info, graph and scenario.kind != "train")
+        except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
+            row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")
+    with collection_paused():
+        _rounds(runners, scenario, device, rounds)
+    references = [way for way in ("compile", "max-autotune") if way in runners] or [way for way in ("eager",) if way in runners]
+    for way, runner in runners.items():
+        row["ways"][way] = told = _told(runner, expected, scenario)
+        for other in references:
+            told[f"over_{other}"], told[f"over_{other}_margin"] = median_margin(
+                [theirs / ours for theirs, ours in zip(runners[other].times_ms, runner.times_ms, strict=True)]
+            )
+        ratios = ", ".join(f"{told[f'over_{other}']:.3f} of {other}" for other in references)
+        click.echo(
+            f"  {way:24} {told['ms']:8.3f} ms  {told['tokens_per_s']:9.0f} tokens/s  {ratios}  weights {told['weights_gb']:.2f} GB"
+            f"  error {told['error']:.4f}  first call {told['first_call_s']:.1f} s + tuning {told['tuning_s']:.1f} s"
+        )
+    row["clocks"] = clocks(info)
+    runners.clear()
+    gc.collect()
+    if info.type != "cpu":
+        torch.cuda.empty_cache()
+    return row
+
+
+@contextlib.contextmanager
+def _cold_compiler() -> Iterator[None]:
+    """Empty caches of what Inductor and Triton compile."""
+    from torch._inductor.utils import fresh_cache  # noqa: PLC0415 - takes seconds to import, and eager ways need none of it
+
+    torch._dynamo.reset()
+    with fresh_cache():
+        yield
+
+
+def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceInfo, graph: bool) -> Runner:
+    device = info.torch_device
+    prepared = prepare(way, model, scenario, device)
+    step = scenario.runnable(prepared.model, device, prepared.compile)
+    with _cold_compiler():
+        begun = time.perf_counter()
+        found = step()
+        _wait(device)
+        first = time.perf_counter() - begun
+        logits = None if found is None else found.detach().float().clone()
+        for _ in range(WARM_UPS):
+            step()
+        kernels = _profile(step, device)
+    return Runner(
+        prepared=prepared, repeat=_captured(step, scenario) if graph else step, first_call_s=first, logits=logits, kernels=kernels
+    )
+
+
+def _captured(step: Callable[[], object], scenario: Scenario) -> Callable[[], object]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    scenario.rewind()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def _rounds(runners: Mapping[str, Runner], scenario: Scenario, device: torch.device, rounds: int) -> None:
+    counts = {}
+    for way, runner in runners.items():
+        scenario.rewind()
+        once = _block_ms(runner, 1, device)
+        counts[way] = max(1, min(scenario.most_steps, round(BLOCK_MS / once)))
+    order = list(runners)
+    for number in range(rounds + 2):
+        for way in order:
+            scenario.rewind()
+            time_ms = _block_ms(runners[way], counts[way], device)
+            if number >= 2:
+                runners[way].times_ms.append(time_ms)
+        order.reverse()
+
+
+def _block_ms(runner: Runner, count: int, device: torch.device) -> float:
+    if device.type == "cpu":
+        begun = time.perf_counter()
+        for _ in range(count):
+            runner.repeat()
+        return (time.perf_counter() - begun) * 1e3 / count
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(count):
+        runner.repeat()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / count
+
+
+def _profile(step: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
+    """The kernels of one step and their time in µs, the longest first; empty on a CPU."""
+    if device.type == "cpu":
+        return []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        _wait(device)
+    found = [
+        {"kernel": event.key[:120], "count": event.count, "us": event.self_device_time_total}
+        for event in profile.key_averages()
+        if event.self_device_time_total
+    ]
+    return sorted(found, key=lambda kernel: -kernel["us"])[:40]
+
+
+def _told(runner: Runner, expected: torch.Tensor | None, scenario: Scenario) -> dict[str, Any]:
+    ms = statistics.median(runner.times_ms)
+    total = sum(kernel["us"] for kernel in runner.kernels)
+    gemms = sum(kernel["us"] for kernel in runner.kernels if _is_gemm(kernel["kernel"]))
+    return {
+        "ms": ms,
+        "tokens_per_s": scenario.tokens / ms * 1e3,
+        "first_call_s": runner.first_call_s,
+        "tuning_s": runner.prepared.tuning_s,
+        "weights_gb": runner.prepared.weights_bytes / 1e9,
+        "error": 0.0 if expected is None or runner.logits is None else _error(runner.logits, expected),
+        "gemm_share": gemms / total if total else None,
+        "kernels": runner.kernels,
+        "explained": runner.prepared.explained(),
+    }
+
+
+def _is_gemm(kernel: str) -> bool:
+    lower = kernel.lower()
+    return any(word in lower for word in ("gemm", "nvjet", "cutlass", "cluster", "skinny", "wgmma", "splitk", "_mm", "mm_", "gemv"))
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a fraction of the largest number expected."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The models of ``model.py``, with random weights, and the steps that are timed: decoding, a prompt, training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticCache
+
+__all__ = ["MODELS", "SCENARIOS", "Kind", "Scenario", "build_model", "scenarios"]
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "llama-3-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "max_position_embeddings": 8192,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 1024,
+    },
+}
+"""The configurations as published; ``tiny`` is for machines without a GPU. Each has as many layers as asked."""
+
+POSITIONS, BEGIN = 512, 256
+"""Positions of the static cache, and those that are filled before the steps that are timed."""
+STD = 0.02
+"""Standard deviation of the random weights, as the models are initialized."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of step: how many layers of the model it has, where that does not depend on the options."""
+
+    layers: int | None = None
+
+
+SCENARIOS: Mapping[str, Kind] = {"decode": Kind(), "prefill": Kind(), "train": Kind(layers=1)}
+
+
+def build_model(config: Mapping[str, Any], layers: int, device: torch.device) -> PreTrainedModel:
+    """A Llama in bfloat16 with random weights."""
+    torch.manual_seed(0)
+    made = LlamaConfig(num_hidden_layers=layers, tie_word_embeddings=False, attn_implementation="sdpa", **config)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(made)
+    finally:
+        torch.set_default_dtype(default)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=STD)
+    return model.eval()
+
+
+@dataclass(kw_only=True)
+class Scenario:
+    """One size of one kind of step. Every way has a cache of its own; ``rewind`` puts all of them back to their beginning."""
+
+    kind: str
+    batch: int
+    length: int
+    config: Mapping[str, Any]
+    _caches: list[StaticCache] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """``decode-16``: sequences of a decoding step; ``prefill-512``, ``train-4096``: tokens of a sequence."""
+        return f"{self.kind}-{self.batch if self.kind == 'decode' else self.length}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.length
+
+    @property
+    def most_steps(self) -> int:
+        """Steps until the cache is full."""
+        return POSITIONS - BEGIN - 1 if self.kind == "decode" else 1000
+
+    def rewind(self) -> None:
+        """Put all caches back to where the first step began."""
+        for cache in self._caches:
+            for layer in cache.layers:
+                layer.cumulative_length.fill_(BEGIN)
+
+    def step(self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:
+        """The logits of one step of a copy of ``model`` in ``dtype``; None where a step has none."""
+        if self.kind == "train":
+            return None
+        found = self.runnable(copy.deepcopy(model).to(dtype), device, None)()
+        self._caches.pop() if self.kind == "decode" else None
+        return None if found is None else found.detach().float().clone()
+
+    def arguments(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+        """What a step gives to the model's forward."""
+        torch.manual_seed(1)
+        ids = torch.randint(0, self.config["vocab_size"], (self.batch, self.length), device=device)
+        if self.kind != "decode":
+            return {"input_ids": ids, "use_cache": False}
+        return {"input_ids": ids, "past_key_values": self._cache(model, device), "use_cache": True}
+
+    def runnable(
+        self, model: PreTrainedModel, device: torch.device, compiler: Mapping[str, Any] | None
+    ) -> Callable[[], torch.Tensor | None]:
+        """A step of ``model``, compiled by ``torch.compile(**compiler)`` unless that is None."""
+        if self.kind == "train":
+            return self._training(model, device, compiler)
+        given = self.arguments(model, device)
+        forward = model.forward if compiler is None else torch.compile(model.forward, **compiler)
+        keep = {"logits_to_keep": 1} if self.kind == "prefill" else {}
+
+        def step() -> torch.Tensor:
+            with torch.no_grad():
+                return forward(**given, **keep).logits
+
+        return step
+
+    def _training(
+        self, model: PreTrainedModel, device: torch.device, compiler: Mapping[str, Any] | None
+    ) -> Callable[[], torch.Tensor | None]:
+        torch.manual_seed(1)
+        hidden = torch.randn(self.batch, self.length, self.config["hidden_size"], device=device, dtype=torch.bfloat16)
+        block = model.model.train()
+        forward = block.forward if compiler is None else torch.compile(block.forward, **compiler)
+
+        def step() -> None:
+            found = forward(inputs_embeds=hidden, use_cache=False).last_hidden_state
+            found.backward(hidden)
+            block.zero_grad(set_to_none=True)
+
+        return step
+
+    def _cache(self, model: PreTrainedModel, device: torch.device) -> StaticCache:
+        config = model.config
+        cache = StaticCache(config=config, max_cache_len=POSITIONS)
+        head = config.hidden_size // config.num_attention_heads
+        cache.early_initialization(self.batch, config.num_key_value_heads, head, next(model.parameters()).dtype, device)
+        torch.manual_seed(2)
+        for layer in cache.layers:
+            for values in (layer.keys, layer.values):
+                values.copy_(torch.randn(values.shape, device=device))
+        self._caches.append(cache)
+        self.rewind()
+        return cache
+
+
+def scenarios(
+    config: Mapping[str, Any], batches: Sequence[int], prompts: Sequence[int], trained: Sequence[int]
+) -> Iterable[Scenario]:
+    """Decoding steps, prompts and training steps, in this order."""
+    for batch in batches:
+        yield Scenario(kind="decode", batch=batch, length=1, config=config)
+    for kind, lengths in (("prefill", prompts), ("train", trained)):
+        for length in lengths:
+            yield Scenario(kind=kind, batch=1, length=length, config=config)
