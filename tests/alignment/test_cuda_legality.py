@@ -28,13 +28,11 @@ from cuda_cases import (
 )
 
 from gemmtune.backends.cuda.cluster import configs as cluster
-from gemmtune.backends.cuda.cluster.legality import by_k, clusters_of, tiles_of
+from gemmtune.backends.cuda.cluster.configs import by_k, clusters_of, tiles_of
 from gemmtune.backends.cuda.hopper import registers_per_thread
-from gemmtune.backends.cuda.mixed.legality import is_along_k
+from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
-from gemmtune.backends.cuda.skinny import legality as skinny_legality
 from gemmtune.backends.cuda.wgmma import configs as wgmma
-from gemmtune.backends.cuda.wgmma import legality as wgmma_legality
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
@@ -132,7 +130,7 @@ def test_what_the_families_of_mixed_mm_serve(fields: dict[str, Any], scales: str
     for zeros in (False, True)[: 1 if scales == "none" else 2]:
         few, more = (mixed(m, 1000, 2048, dtype=dtype, scales=scales, zeros=zeros, **fields) for m in (13, 77))
         assert FAMILY["skinny"].why_not(few, SM90) is None
-        assert list(is_along_k(few)) == [scales.startswith("group")] * len(few.scales)
+        assert [bool(x.group) for x in weights_of(few).factors.values()] == [scales.startswith("group")] * len(few.scales)
         assert FAMILY["wgmma"].why_not(more, SM90) is None
         shapes = wgmma.SHAPES[weights_of(more).bits]
         assert sum(FAMILY["wgmma"].why_not_config(more, SM90, config(shape)) is None for shape in shapes) >= 3
@@ -174,12 +172,10 @@ def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
 
 
 def test_tiles_and_steps_cover_what_is_left_over() -> None:
-    assert (skinny_legality.tiles_of(mixed(n=1032), config(SKINNY)), skinny_legality.steps_of(mixed(k=2064))) == (9, 17)
-    assert skinny_legality.steps_of(mixed(k=2080, **INT4)) == 9
-    assert (wgmma_legality.tiles_of(mixed(129, 1032), config(WGMMA)), wgmma_legality.steps_of(mixed(k=2064), config(WGMMA))) == (
-        (2, 9), 17,
-    )  # fmt: skip
-    assert wgmma_legality.steps_of(mixed(k=2080, **INT4), config(WGMMA)) == 9
+    few, more = config(SKINNY), config(WGMMA)
+    assert (mixed_family.tiles_of(mixed(n=1032), few), mixed_family.steps_of(mixed(k=2064), few)) == ((1, 9), 17)
+    assert (mixed_family.tiles_of(mixed(129, 1032), more), mixed_family.steps_of(mixed(k=2064), more)) == ((2, 9), 17)
+    assert [mixed_family.steps_of(mixed(k=2080, **INT4), one) for one in (few, more)] == [9, 9]
 
 
 OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
@@ -200,7 +196,7 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
     (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
     (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
     (mixed(k=256), SKINNY, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
-    (mixed(n=2**22 + 2**17), skinny_shape(16, 64, 4, 2, 4), {}, "67584 tiles, at most 65535 fit a grid"),
+    (mixed(n=2**22 + 2**17), skinny_shape(16, 64, 4, 2, 4), {}, "1 by 67584 tiles, at most 65535 fit a dimension of a grid"),
     (mixed(scales="group_128"), skinny_shape(16, 256, 2, 1, 1), {}, "needs about 320 registers for each thread, 255 are left"),
     (mixed(128), dataclasses.replace(WGMMA, blocks_per_sm=2), {},
      "takes 197632 bytes of shared memory, too many for 2 blocks on a multiprocessor"),

@@ -31,8 +31,8 @@ from cuda_cases import (
 from gemmtune import settings
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda.choice import CudaChoice
-from gemmtune.backends.cuda.cluster.parameters import Work as ClusterWork
-from gemmtune.backends.cuda.skinny.parameters import Work as SkinnyWork
+from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
+from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for

@@ -15,12 +15,11 @@ from click.testing import CliRunner
 
 import gemmtune
 import gemmtune.backends.cpp.configs as cpp
-import gemmtune.backends.cuda.cluster.legality as cluster
-import gemmtune.backends.cuda.skinny.legality as skinny
 import gemmtune.backends.cutlass.configs as cutlass
 import gemmtune.backends.triton.legality as triton
 from gemmtune import cli, settings
 from gemmtune.backends.cublaslt.gemm import gemm_of
+from gemmtune.backends.cuda.backend import CLUSTER, SKINNY
 from gemmtune.backends.table import BACKENDS
 from gemmtune.cli.spec import Spec
 from gemmtune.cli.words import OPS
@@ -104,7 +103,7 @@ def serves(backend: str, operation: str) -> bool:
     reason = {
         "triton": lambda: triton.check_problem(gpu, preset("sm90")),
         "cutlass": lambda: cutlass.check_problem(gpu, preset("sm90")),
-        "cuda": lambda: cluster.why_not(gpu, preset("sm90")) and skinny.why_not(few_rows, preset("sm90")),
+        "cuda": lambda: CLUSTER.why_not(gpu, preset("sm90")) and SKINNY.why_not(few_rows, preset("sm90")),
         "cpp": lambda: cpp.unsupported(cpu),
     }[backend]()
     return reason is None

@@ -15,9 +15,9 @@ from cuda_cases import F16, INT4, addmm, choice, cluster_shape, mixed, mm, skinn
 from fake_libcuda import FakeCuda, Launched, compiled, include_folder
 
 from gemmtune.backends.cuda.choice import CudaChoice
-from gemmtune.backends.cuda.cluster.parameters import Work as ClusterWork
-from gemmtune.backends.cuda.skinny.parameters import Work as SkinnyWork
-from gemmtune.backends.cuda.wgmma.parameters import Work as WgmmaWork
+from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
+from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
+from gemmtune.backends.cuda.wgmma.family import Work as WgmmaWork
 from gemmtune.errors import ErrorFromChoice, UnavailableError
 from gemmtune.toolchain import driver as driver_module
 from gemmtune.toolchain import launcher as launcher_module
@@ -196,7 +196,7 @@ STRUCTS = [ClusterWork, SkinnyWork, WgmmaWork]
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__module__.split(".")[-2])
 def test_structs_of_kernels_are_those_that_are_filled(struct: type[ctypes.Structure], tmp_path: Path) -> None:
-    from gemmtune.backends.cuda.parameters import structs_of
+    from gemmtune.backends.cuda.kernel import structs_of
 
     names = [name for name, _ in fields_of(struct)]
     prints = "\n".join(f'  std::printf("{name} %zu %zu\\n", offsetof(Work, {name}), sizeof(Work::{name}));' for name in names)

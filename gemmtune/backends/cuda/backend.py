@@ -11,15 +11,16 @@ from ...problem import Problem
 from ...settings import Settings
 from ...toolchain.cubin import find_cubin_compiler
 from .choice import offers
-from .cluster.family import CLUSTER
+from .cluster.family import Cluster
 from .family import Family
 from .hopper import CAPABILITY
-from .skinny.family import SKINNY
-from .wgmma.family import WGMMA_FAMILY
+from .skinny.family import Skinny
+from .wgmma.family import Wgmma
 
-__all__ = ["FAMILIES", "CudaBackend"]
+__all__ = ["CLUSTER", "FAMILIES", "SKINNY", "WGMMA", "CudaBackend"]
 
-FAMILIES: tuple[Family[Any], ...] = (CLUSTER, SKINNY, WGMMA_FAMILY)
+CLUSTER, SKINNY, WGMMA = Cluster(), Skinny(), Wgmma()
+FAMILIES: tuple[Family[Any], ...] = (CLUSTER, SKINNY, WGMMA)
 """A folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits."""
 
 

@@ -23,9 +23,9 @@ from ...toolchain.driver import LoadedKernel, find_driver
 from ...toolchain.launcher import Launcher, bind, loaded_kernel
 from ...toolchain.made_once import opened
 from ...toolchain.record import Record
-from .family import Family, likely
+from .family import Family
 from .hopper import ARCH, CAPABILITY
-from .source import KernelSource
+from .kernel import KernelSource
 
 __all__ = ["NAME", "CudaChoice", "offers"]
 
@@ -171,7 +171,7 @@ def offers(family: Family[Any], problem: Problem, device: DeviceInfo, settings: 
             legal.append(config)
         else:
             refused[reason] += 1
-    tried = likely(family, problem, device, legal, EFFORT[settings.search].configs[name])
+    tried = family.likeliest(problem, device, legal, EFFORT[settings.search].configs[name])
     return Offers(
         choices=tuple(CudaChoice.of(family, config, problem, device) for config in tried),
         refusals=tuple(Refusal(name=f"{name}:{n} configs", reason=reason, count=n) for reason, n in refused.most_common()),

@@ -1,9 +1,9 @@
-"""A family of kernels: what differs from one to another, in one row."""
+"""A family of kernels: what differs from one to another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -11,10 +11,19 @@ import torch
 from ...choice import Claims
 from ...device import DeviceInfo
 from ...problem import Problem
+from ...problem.dtypes import dtype_name
+from ...toolchain.launch import MOST_OPERANDS
 from ...toolchain.record import Record
-from .source import KernelSource
+from .hopper import CAPABILITY
+from .kernel import KernelSource
 
-__all__ = ["Config", "Family", "Shape", "float32_sums", "likely"]
+__all__ = ["Config", "Family", "Shape", "float32_sums", "why_not_epilogue", "why_not_here"]
+
+INT32_LIMIT = 2**31
+FACTORS = (torch.bfloat16, torch.float16)
+"""Dtypes that are multiplied."""
+RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes that are stored, and that an epilogue reads."""
 
 
 class Shape(Protocol):
@@ -36,54 +45,104 @@ class Config(Protocol):
 C = TypeVar("C", bound=Config)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family(Generic[C]):
+class Family(ABC, Generic[C]):
     """What a family of kernels serves, which of its configs are tried, and how each is compiled and launched.
 
-    To add one: its configs, ``why_not_config``, a ranking and device code; and a row in ``backend.FAMILIES``. All functions are
-    pure.
+    To add one: its configs, a family with a predicate and a ranking, and device code; and a row in ``backend.FAMILIES``. All
+    methods are pure.
     """
 
     name: str
     likely: float
     """Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
-    why_not: Callable[[Problem, DeviceInfo], str | None]
-    """Why no config at all can serve the problem on the device, or None."""
-    why_not_likely: Callable[[Problem, DeviceInfo, str], str | None]
-    """Why nothing is tried in a search of such effort, or None."""
-    why_not_config: Callable[[Problem, DeviceInfo, C], str | None]
-    """Why a config may not be offered for a problem with which ``why_not`` found nothing wrong, or None: the legality predicate."""
-    candidates: Callable[[Problem, DeviceInfo], list[C]]
-    """Configs, legal or not, the likeliest first."""
-    estimate_us: Callable[[Problem, DeviceInfo, C], float]
-    """The model's time of one launch."""
-    launch_variants: Callable[[Problem, DeviceInfo, C], Iterator[C]]
-    """Configs that are the same kernel told otherwise, whether they are legal or not."""
-    label: Callable[[Problem, C], str]
-    """The config as the end of the choice's name: everything that the kernel is made of and told, but for the problem."""
-    claims: Callable[[Problem, C], Claims]
-    """The kernel's arithmetic."""
-    info: Callable[[Problem, C], dict[str, Any]]
-    """The config for the log."""
-    source: Callable[[Problem, C], KernelSource]
-    """What has to be compiled: the same for all sizes, and for all that a launch can be told."""
-    record: Callable[[Problem, C], Record]
-    """What launches for the problem are told; all that depends on its sizes is here."""
     instruction: Mapping[torch.dtype, str]
     """With what it multiplies, a pattern of SASS by the dtype of a."""
 
+    @abstractmethod
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        """Why no config at all can serve the problem on the device, or None."""
 
-def likely(family: Family[C], problem: Problem, device: DeviceInfo, ordered: Sequence[C], count: int | None) -> list[C]:
-    """The first ``count`` of ordered configs that are likely, no shape twice; all of them for None."""
-    if count is None:
-        return list(ordered)
-    likeliest: dict[Any, C] = {}
-    for config in ordered:
-        likeliest.setdefault(config.shape, config)
-    times_us = {config: family.estimate_us(problem, device, config) for config in likeliest.values()}
-    return [config for config, time_us in times_us.items() if time_us <= family.likely * min(times_us.values())][:count]
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - most try all
+        """Why nothing is tried in a search of such effort, or None."""
+        return None
+
+    @abstractmethod
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
+        """The legality predicate: why a config may not be offered for a problem that ``why_not`` lets pass, or None."""
+
+    @abstractmethod
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[C]:
+        """Configs, legal or not, the likeliest first."""
+
+    @abstractmethod
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: C) -> float:
+        """The model's time of one launch, in microseconds."""
+
+    @abstractmethod
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
+        """Configs that are the same kernel told otherwise, whether they are legal or not."""
+
+    @abstractmethod
+    def label(self, problem: Problem, config: C) -> str:
+        """The config as the end of the choice's name: everything that the kernel is made of and told, but for the problem."""
+
+    @abstractmethod
+    def claims(self, problem: Problem, config: C) -> Claims:
+        """The kernel's arithmetic."""
+
+    @abstractmethod
+    def info(self, problem: Problem, config: C) -> dict[str, Any]:
+        """The config for the log."""
+
+    @abstractmethod
+    def source(self, problem: Problem, config: C) -> KernelSource:
+        """What has to be compiled: the same for all sizes and strides, and for all that a launch can be told."""
+
+    @abstractmethod
+    def record(self, problem: Problem, config: C) -> Record:
+        """What launches for the problem are told; all that depends on its sizes is here."""
+
+    def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[C], count: int | None) -> list[C]:
+        """The first ``count`` of ordered configs that are likely, no shape twice; all of them for None."""
+        if count is None:
+            return list(ordered)
+        likeliest: dict[Any, C] = {}
+        for config in ordered:
+            likeliest.setdefault(config.shape, config)
+        times_us = {config: self.estimate_us(problem, device, config) for config in likeliest.values()}
+        return [config for config, time_us in times_us.items() if time_us <= self.likely * min(times_us.values())][:count]
 
 
 def float32_sums(*, splits: int = 1, weights: torch.dtype | None = None) -> Claims:
     """Claims of a kernel that adds up in float32, over so many parts of K. ``weights``: the dtype to which weights are rounded."""
     return Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32, splits=splits, weights=weights)
+
+
+def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why no kernel of ours serves the device, or the dtypes of a and of the result; or None."""
+    if device.type != "cuda" or device.capability != CAPABILITY:
+        return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
+    if problem.dtype not in FACTORS:
+        return f"a is {dtype_name(problem.dtype)}, expected bfloat16 or float16"
+    if problem.out.dtype not in RESULTS:
+        return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
+    if problem.empty or problem.k == 0:
+        return "the product is empty: nothing is launched"
+    if max(problem.m, problem.n, problem.k, problem.batch) >= INT32_LIMIT:
+        return "a size does not fit 32 bits"
+    return None
+
+
+def why_not_epilogue(problem: Problem) -> str | None:
+    """Why the epilogue cannot be expressed, or None."""
+    if problem.epilogue is None:
+        return None
+    operands, most = problem.epilogue.operands, MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales)
+    if len(operands) > most:
+        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
+    for i, x in enumerate(operands):
+        if x.dtype not in RESULTS:
+            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
+    if any(node.dtype == torch.float64 for node in problem.epilogue.nodes):
+        return "the epilogue computes in float64, this backend in float32"
+    return None

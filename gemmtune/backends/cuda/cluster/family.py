@@ -1,70 +1,203 @@
-"""The family's row."""
+"""The family of kernels for small results of long sums: what it serves, what is compiled, and what its launches are told."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ....choice import Claims
 from ....device import DeviceInfo
-from ....problem import Problem
-from ..family import Family, float32_sums
-from ..hopper import WGMMA
-from .configs import Config
-from .legality import clusters_of, why_not, why_not_config
-from .parameters import record
+from ....problem import Layout, Problem
+from ....problem.rules import why_not_dense
+from ....toolchain.launch import strides_of
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
+from .. import kernel
+from ..family import Family, float32_sums, why_not_epilogue, why_not_here
+from ..hopper import TMA_BYTES, WGMMA
+from ..kernel import PRODUCTS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
+from .configs import LINE, Config, by_k, clusters_of, grid_of, operands_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
-from .source import source
 
-__all__ = ["CLUSTER"]
+__all__ = ["Cluster", "Work"]
 
-
-def _variants(problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-    """More or fewer clusters for a tile, and how it begins."""
-    yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
-    if config.pdl:
-        yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.prefetch_stages)
-    for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
-        if count != config.clusters_per_tile:
-            yield dataclasses.replace(config, clusters_per_tile=count)
+FILES = ("device", "warp_groups", "steps", "exchange", "store", "groups")
+PATIENCE = 40
+"""How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
+ALIGNED_BYTES = 128
 
 
-def _label(_problem: Problem, config: Config) -> str:
-    return str(config)
+class Work(kernel.Work):
+    """Sizes are those of the product as the kernel sees it, p [rows, K] times q [cols, K] transposed."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("parts", ctypes.c_void_p), ("arrivals", ctypes.c_void_p), ("left", ctypes.c_void_p),
+        ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("clusters_n", ctypes.c_int), ("steps", ctypes.c_int),
+        ("clusters_per_tile", ctypes.c_int), ("prefetch_stages", ctypes.c_int), ("readers_log2", ctypes.c_int),
+        ("share", ctypes.c_int), ("p_batched", ctypes.c_bool), ("q_batched", ctypes.c_bool), ("paired", ctypes.c_bool),
+        ("interleaved_k", ctypes.c_bool),
+    )  # fmt: skip
 
 
-def _claims(_problem: Problem, config: Config) -> Claims:
-    return float32_sums(splits=config.parts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The memory for sums of clusters that share tiles: arrivals at the slices of tiles that blocks finish, then which warps left
+    their work to others, then the sums. Every launch leaves it zero."""
+
+    slices: int
+    slice_quads: int
+    clusters: int
+    warps: int
+
+    @classmethod
+    def of(cls, problem: Problem, config: Config) -> Sums:
+        """Those of a launch."""
+        shape = config.shape
+        return cls(
+            slices=clusters_of(problem, config) * shape.cluster,
+            slice_quads=shape.block_n // 8 // shape.cluster_k * 128 * shape.warp_groups,
+            clusters=config.clusters_per_tile,
+            warps=4 * shape.warp_groups,
+        )
+
+    @property
+    def left_at(self) -> int:
+        """The byte at which the marks of warps begin."""
+        return 8 * self.slices
+
+    @property
+    def parts_at(self) -> int:
+        """The byte at which the sums begin."""
+        return -(-self.slices * (8 + 4 * self.clusters * self.warps) // ALIGNED_BYTES) * ALIGNED_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all; nothing where a tile has one cluster."""
+        return self.parts_at + self.slices * self.clusters * self.slice_quads * 16 if self.clusters > 1 else 0
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The places of their addresses in a Work."""
+        places = ((Work.arrivals, 0), (Work.left, self.left_at), (Work.parts, self.parts_at))
+        return tuple(Address(offset=field.offset, operand=WORKSPACE, more_bytes=more) for field, more in places if self.size_bytes)
 
 
-def _info(_problem: Problem, config: Config) -> dict[str, Any]:
-    shape = config.shape
-    return {
-        "tile": [shape.block_m, shape.block_n, shape.block_k],
-        "stages": shape.stages,
-        "warps": shape.threads // 32,
-        "cluster": shape.cluster,
-        "splits": config.parts,
-        "swap_ab": config.swap_ab,
-        "pdl": config.pdl,
-        "prefetch_stages": config.prefetch_stages,
-    }
+class Cluster(Family[Config]):
+    """The family of ``cluster.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+
+    name = "cluster"
+    kernel = "gemmtune_cluster"
+    likely = 1.2
+    instruction = WGMMA
+    why_not_likely = staticmethod(why_not_likely)
+    why_not_config = staticmethod(why_not_config)
+    candidates = staticmethod(candidates)
+    estimate_us = staticmethod(estimate_us)
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        reason = why_not_dense(problem) or why_not_here(problem, device)
+        if reason is not None:
+            return reason
+        for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
+            if by_k(layout) is None:
+                where = f"{name} has strides {layout.stride} and offset {layout.offset}"
+                return f"{where}: TMA copies rows or columns that are aligned to 16 bytes"
+        return why_not_epilogue(problem)
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
+        """More or fewer clusters for a tile, and how it begins."""
+        yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
+        if config.pdl:
+            yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.prefetch_stages)
+        for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
+            if count != config.clusters_per_tile:
+                yield dataclasses.replace(config, clusters_per_tile=count)
+
+    def label(self, problem: Problem, config: Config) -> str:  # noqa: ARG002 - the same for all problems
+        return str(config)
+
+    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
+        return float32_sums(splits=config.parts)
+
+    def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
+        shape = config.shape
+        return {
+            "tile": [shape.block_m, shape.block_n, shape.block_k],
+            "stages": shape.stages,
+            "warps": shape.threads // 32,
+            "cluster": shape.cluster,
+            "splits": config.parts,
+            "swap_ab": config.swap_ab,
+            "pdl": config.pdl,
+            "prefetch_stages": config.prefetch_stages,
+        }
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        shape = config.shape
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        pointers = {"parts": "uint4*", "arrivals": "unsigned long long*", "left": "unsigned*"}
+        return KernelSource(
+            kernel=self.kernel,
+            unit=(__package__, "cluster.cu.jinja"),
+            files=(PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in FILES)),
+            values=common_values(problem, Work, pointers)
+            | dataclasses.asdict(shape)
+            | {
+                "name": str(shape),
+                "blocks_per_sm": shape.blocks_per_sm,
+                "threads": shape.threads,
+                "shared_bytes": shape.shared_bytes,
+                "in_flight": shape.in_flight,
+                "p_by_k": bool(by_k(p)),
+                "q_by_k": bool(by_k(q)),
+                "patience": PATIENCE,
+            },
+        )
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        shape, (p, q, oriented), sums = config.shape, operands_of(problem, swap_ab=config.swap_ab), Sums.of(problem, config)
+        below, beside = grid_of(problem, config)
+        clusters_m, clusters_n = -(-below // shape.cluster_m), -(-beside // shape.cluster_n)
+        work = Work()
+        fill_common(work, oriented.out, oriented.added)
+        work.rows, work.cols, work.clusters_n = p.size[-2], q.size[-2], clusters_n
+        work.steps, work.prefetch_stages = -(-problem.k // shape.block_k), config.prefetch_stages
+        work.clusters_per_tile, work.interleaved_k = sums.clusters, config.interleaved_k
+        # Of the threads that add up the parts of a quad of sums; and the quads that each cluster finishes of a slice.
+        work.readers_log2 = (-(-sums.clusters // shape.in_flight) - 1).bit_length()
+        work.share = -(-sums.slice_quads // sums.clusters)
+        work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
+        work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
+        told = Record(
+            kernel=self.kernel,
+            grid=(shape.cluster * sums.clusters, clusters_m, clusters_n * problem.batch),
+            cluster=shape.cluster,
+            threads=shape.threads,
+            shared_bytes=shape.shared_bytes,
+            pdl=config.pdl,
+            parameters=bytes(work),
+            addresses=(*addresses_of(len(oriented.added)), *sums.addresses),
+            scalars=scalars_of(problem),
+            aligned=aligned,
+            workspace_bytes=sums.size_bytes,
+            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
+        )
+        first, second = (B, A) if config.swap_ab else (A, B)
+        first_map = _map(problem, p, first, (shape.block_m, shape.block_k), shape.cluster_n)
+        return with_maps(told, (first_map, _map(problem, q, second, (shape.block_n, shape.block_k), shape.cluster_m)))
 
 
-CLUSTER: Family[Config] = Family(
-    name="cluster",
-    likely=1.2,
-    why_not=why_not,
-    why_not_likely=why_not_likely,
-    why_not_config=why_not_config,
-    candidates=candidates,
-    estimate_us=estimate_us,
-    launch_variants=_variants,
-    label=_label,
-    claims=_claims,
-    info=_info,
-    source=source,
-    record=record,
-    instruction=WGMMA,
-)
+def _map(problem: Problem, layout: Layout, operand: int, block: tuple[int, int], blocks: int) -> TensorMap:
+    """An operand in boxes of swizzled lines: those of a block in a stage, or the part that one of ``blocks`` copies for all."""
+    along_k, strides, extent, k = bool(by_k(layout)), strides_of(layout), layout.size[-2], problem.k
+    length, lines, pitch = (k, extent, strides.row) if along_k else (extent, k, strides.col)
+    return TensorMap(
+        operand=operand,
+        dtype=layout.dtype,
+        sizes=(length, lines, problem.batch if strides.batch else 1),
+        pitches=(pitch * 2, (strides.batch or pitch * lines) * 2),
+        box=(LINE, (block[0] if along_k else block[1]) // blocks, 1),
+        swizzle=Swizzle.BYTES_128,
+    )

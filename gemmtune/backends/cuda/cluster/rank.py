@@ -10,8 +10,7 @@ import dataclasses
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..hopper import clusters_at_a_time
-from .configs import SHAPES, Config, Shape
-from .legality import clusters_of, tiles_of
+from .configs import SHAPES, Config, Shape, clusters_of, tiles_of
 
 __all__ = ["candidates", "cluster_counts", "estimate_us", "why_not_likely"]
 

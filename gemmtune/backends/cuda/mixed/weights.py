@@ -1,9 +1,9 @@
-"""What the weights of a problem are."""
+"""What the weights of a problem are, and what a launch of a kernel for them is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 
@@ -11,7 +11,7 @@ from ....problem import Problem
 from ....problem.dtypes import dtype_info
 from ..hopper import LINE_BYTES
 
-__all__ = ["Factor", "Weights", "weights_of"]
+__all__ = ["Factor", "MixedConfig", "Weights", "weights_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +46,40 @@ class Weights:
         both = {"scale": self.scale, "zero": self.zero}
         return {name: factor for name, factor in both.items() if factor is not None}
 
-    @property
-    def along_k(self) -> tuple[Factor, ...]:
-        """Those of scale and zero that change along K."""
-        return tuple(factor for factor in self.factors.values() if factor.group)
+    def stage_bytes(self, block_m: int, block_n: int, line_bytes: int = LINE_BYTES) -> int:
+        """The size of a stage with so many bytes of each column: weights, rows of a, and what changes along K."""
+        block_k = self.block_k(line_bytes)
+        grouped = [factor for factor in self.factors.values() if factor.group]
+        more = (max(block_k // x.group, 1) * block_n * x.dtype.itemsize for x in grouped)
+        return line_bytes * block_n + 2 * block_m * block_k + sum(-(-count // 128) * 128 for count in more)
 
 
 def weights_of(problem: Problem) -> Weights:
     """The weights of a mixed_mm with integers for b."""
+    factors = {}
+    for name, layout in (("scale_b", problem.scale_b), ("zero_b", problem.zero_b)):
+        if layout is not None:
+            group = problem.scale_block(name)[0]
+            factors[name[:-2]] = Factor(dtype=layout.dtype, group=group if group < problem.k else 0)
     signed = problem.encoding == "int4" if problem.encoding else dtype_info(problem.b.dtype).name == "int8"
-    return Weights(
-        bits=4 if problem.encoding else 8, signed=signed, scale=_factor(problem, "scale_b"), zero=_factor(problem, "zero_b")
-    )
+    return Weights(bits=4 if problem.encoding else 8, signed=signed, **factors)
 
 
-def _factor(problem: Problem, name: Literal["scale_b", "zero_b"]) -> Factor | None:
-    layout = problem.scale_b if name == "scale_b" else problem.zero_b
-    if layout is None:
-        return None
-    group = problem.scale_block(name)[0]
-    return Factor(dtype=layout.dtype, group=group if group < problem.k else 0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedConfig:
+    """``cluster_k`` blocks of a cluster divide K; with ``interleaved_k`` step by step rather than a piece of it each.
+
+    ``pdl``: the launch may begin before the one before it has ended; ``prefetch_stages`` are then asked into L2 meanwhile.
+    """
+
+    shape: Any
+    cluster_k: int = 1
+    interleaved_k: bool = False
+    pdl: bool = False
+    prefetch_stages: int = 0
+
+    def label(self, weights: Weights) -> str:
+        """A name such as ``i4_16x128x256_s4_w2x2_k2_interleaved_pdl4``."""
+        overlap = f"_pdl{self.prefetch_stages or ''}" if self.pdl else ""
+        interleaved = "_interleaved" if self.interleaved_k else ""
+        return f"i{weights.bits}_{self.shape.label(weights)}_k{self.cluster_k}{interleaved}{overlap}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, registers_per_thread
-from ..mixed.config import MixedConfig
-from ..mixed.weights import Weights
+from ..mixed.weights import MixedConfig, Weights
 
 __all__ = ["SHAPES", "Config", "Shape"]
 
@@ -44,17 +43,24 @@ class Shape:
         """The accumulators of a thread."""
         return self.col_tiles * self.block_m // 2
 
-    def stage_bytes(self, weights: Weights) -> int:
-        """The size of a stage: weights, rows of a, and what changes along K."""
-        block_k = weights.block_k()
-        more = (block_k // x.group * self.block_n * x.dtype.itemsize for x in weights.along_k)
-        return LINE_BYTES * self.block_n + 2 * self.block_m * block_k + sum(-(-count // 128) * 128 for count in more)
+    @property
+    def line_bytes(self) -> int:
+        """What a stage has of each column."""
+        return LINE_BYTES
+
+    def block_k(self, weights: Weights) -> int:
+        """Elements of K in a stage."""
+        return weights.block_k()
 
     def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:
         """The shared memory of a block: stages, or in their place its sums; barriers; sums that other blocks send."""
         sums_bytes = self.warps_k * self.block_m * (self.block_n + EXTRA_COLS) * 4
         received_bytes = self.block_m * self.block_n * 4 + 128 if cluster_k > 1 else 0
-        return max(self.stages * self.stage_bytes(weights), sums_bytes) + 2 * BARRIER_BYTES * (self.stages + 1) + received_bytes
+        return (
+            max(self.stages * weights.stage_bytes(self.block_m, self.block_n), sums_bytes)
+            + 2 * BARRIER_BYTES * (self.stages + 1)
+            + received_bytes
+        )
 
     def registers(self, weights: Weights) -> int:
         """About what a thread needs: sums, those of a part of K with a scale of its own, numbers on their way."""
@@ -71,23 +77,22 @@ class Shape:
         return f"{self.block_m}x{self.block_n}x{weights.block_k()}_s{self.stages}_w{self.warps_n}x{self.warps_k}"
 
 
-def _shape(block_m: int, block_n: int, stages: int, warps_n: int, warps_k: int) -> Shape:
-    return Shape(block_m=block_m, block_n=block_n, stages=stages, warps_n=warps_n, warps_k=warps_k)
-
-
-SHAPES: tuple[Shape, ...] = (
-    _shape(8, 128, 4, 4, 2),
-    _shape(8, 128, 8, 2, 4),
-    _shape(8, 64, 8, 2, 4),
-    _shape(8, 256, 3, 4, 2),
-    _shape(16, 128, 4, 2, 2),
-    _shape(16, 128, 8, 2, 4),
-    _shape(16, 64, 8, 2, 4),
-    _shape(16, 256, 3, 4, 2),
-    _shape(32, 128, 4, 2, 2),
-    _shape(32, 128, 6, 4, 2),
-    _shape(32, 64, 4, 2, 4),
-    _shape(32, 256, 4, 8, 1),
+SHAPES: tuple[Shape, ...] = tuple(
+    Shape(block_m=block_m, block_n=block_n, stages=stages, warps_n=warps_n, warps_k=warps_k)
+    for block_m, block_n, stages, warps_n, warps_k in (
+        (8, 128, 4, 4, 2),
+        (8, 128, 8, 2, 4),
+        (8, 64, 8, 2, 4),
+        (8, 256, 3, 4, 2),
+        (16, 128, 4, 2, 2),
+        (16, 128, 8, 2, 4),
+        (16, 64, 8, 2, 4),
+        (16, 256, 3, 4, 2),
+        (32, 128, 4, 2, 2),
+        (32, 128, 6, 4, 2),
+        (32, 64, 4, 2, 4),
+        (32, 256, 4, 8, 1),
+    )
 )
 """For up to 8, 16 and 32 rows: two blocks on a multiprocessor, or more stages; few wide tiles, or many narrow ones."""
 

@@ -1,68 +1,140 @@
-"""The family's row."""
+"""The family of kernels for few rows times weights of four or eight bits; the model that ranks its configs.
+
+The model's constants are rates of an H200; for other GPUs they are as good for an order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..family import Family, float32_sums
-from ..hopper import MMA
-from ..mixed.config import told, variants
-from ..mixed.weights import weights_of
-from .configs import Config
-from .legality import why_not, why_not_config
-from .parameters import record
-from .rank import candidates, cluster_sizes, estimate_us
-from .source import source
+from ....toolchain.record import A, Aligned, TensorMap
+from ..family import float32_sums
+from ..hopper import IDLE_CLUSTERS, MMA, clusters_at_a_time, registers_per_thread
+from ..kernel import aligned_out
+from ..mixed import family
+from ..mixed.family import PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
+from ..mixed.weights import Weights, weights_of
+from .configs import SHAPES, Config, Shape
 
-__all__ = ["SKINNY"]
+__all__ = ["MOST_ROWS", "Skinny", "Work"]
 
+MOST_ROWS = 32
+"""More rows take more instructions a weight than memory leaves time for."""
 NEAR_SIZES = 3
 """How many sizes of a cluster launch variants have, the likeliest."""
+LAUNCH_US = {1: 3.5, 2: 2.5}
+"""By the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the last has ended."""
+DRAM_GBPS = 4300.0
+L2_GBPS = 5500.0
+"""The rate from L2 to all multiprocessors: b is read once, and a once for each tile."""
+HALF_RATE_BYTES = 2 * 2**20
+"""With so many bytes on their way to all multiprocessors, half of either rate is reached."""
+FILLED = 0.9
+"""The share of the multiprocessors that reads all that memory can give."""
+EXCHANGE_US = 0.3
+"""What each block of a cluster takes longer, beside the first."""
 
 
-def _why_not_likely(_problem: Problem, _device: DeviceInfo, _search: str) -> None:
-    """Every search tries it where it is legal."""
+class Work(family.Work):
+    """``paired``: neighbours in a row of the result can be stored as pairs."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("paired", ctypes.c_bool),)
 
 
-def _variants(problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-    return variants(config, cluster_sizes(config.shape, problem, device)[:NEAR_SIZES])
+class Skinny(MixedFamily[Config]):
+    """The family of ``skinny.cu.jinja``."""
 
+    name = "skinny"
+    likely = 1.35
+    instruction = MMA
+    package = __package__
+    work = Work
 
-def _label(problem: Problem, config: Config) -> str:
-    return config.label(weights_of(problem))
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        reason = super().why_not(problem, device)
+        if reason is None and problem.m > MOST_ROWS:
+            return f"a has {problem.m} rows, at most {MOST_ROWS} are served"
+        return reason
 
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        shape, weights = config.shape, weights_of(problem)
+        if problem.m > shape.block_m:
+            return f"a has {problem.m} rows, the kernel {shape.block_m}"
+        reason = super().why_not_config(problem, device, config)
+        if reason is not None:
+            return reason
+        needed, most = shape.registers(weights), registers_per_thread(shape.threads, shape.blocks_per_sm(weights))
+        return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
 
-def _splits(config: Config) -> int:
-    return config.cluster_k * config.shape.warps_k
+    def cluster_sizes(self, shape: Shape, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
+        """How many blocks of a cluster may divide K, the likeliest first."""
+        configs = [Config(shape=shape, cluster_k=size) for size in IDLE_CLUSTERS]
+        legal = [config for config in configs if config.cluster_k <= steps_of(problem, config)]
+        return tuple(config.cluster_k for config in sorted(legal, key=lambda config: self.estimate_us(problem, device, config)))
 
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """What a launch reads, at which rate."""
+        shape, blocks, weights, tiles = config.shape, config.cluster_k, weights_of(problem), tiles_of(problem, config)[1]
+        stage_bytes, resident = weights.stage_bytes(shape.block_m, shape.block_n), shape.blocks_per_sm(weights)
+        at_a_time = clusters_at_a_time(device.sm_count, blocks)
+        each = -(-tiles // at_a_time)  # clusters that one multiprocessor has a block of, at most
+        busy = tiles * blocks / each  # multiprocessors, on an average of the time
+        on_their_way = busy * min(each, resident) * shape.stages * stage_bytes
+        rate = on_their_way / (on_their_way + HALF_RATE_BYTES) * min(1.0, busy / (FILLED * device.sm_count))
+        copied = tiles * steps_of(problem, config) * stage_bytes
+        reading_us = max(copied / L2_GBPS, problem.bytes / DRAM_GBPS) / rate / 1e3
+        return LAUNCH_US[resident] + reading_us + EXCHANGE_US * (blocks - 1)
 
-def _claims(problem: Problem, config: Config) -> Claims:
-    """Weights are rounded to a's dtype when zero points are subtracted; scales multiply sums."""
-    return float32_sums(splits=_splits(config), weights=problem.dtype if weights_of(problem).zero else None)
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Every shape with the least rows that are enough, with every number of blocks; best first.
 
+        Steps are asked into L2 where a block has room to begin early. Two blocks with interleaved parts read neighbouring lines.
+        """
+        block_m = min((shape.block_m for shape in SHAPES if shape.block_m >= problem.m), default=0)
+        found = []
+        for shape in SHAPES:
+            begins_early = shape.blocks_per_sm(weights_of(problem)) > 1
+            for blocks in self.cluster_sizes(shape, problem, device) if shape.block_m == block_m else ():
+                interleaved = blocks == 2 and begins_early
+                prefetch = shape.stages if begins_early else 0
+                found.append(Config(shape=shape, cluster_k=blocks, interleaved_k=interleaved, pdl=True, prefetch_stages=prefetch))
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
 
-def _info(problem: Problem, config: Config) -> dict[str, Any]:
-    shape = config.shape
-    return told(config, tile=(shape.block_m, shape.block_n, weights_of(problem).block_k()), splits=_splits(config))
+    def near_sizes(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterable[int]:
+        return self.cluster_sizes(config.shape, problem, device)[:NEAR_SIZES]
 
+    def splits(self, config: Config) -> int:
+        return config.cluster_k * config.shape.warps_k
 
-SKINNY: Family[Config] = Family(
-    name="skinny",
-    likely=1.35,
-    why_not=why_not,
-    why_not_likely=_why_not_likely,
-    why_not_config=why_not_config,
-    candidates=candidates,
-    estimate_us=estimate_us,
-    launch_variants=_variants,
-    label=_label,
-    claims=_claims,
-    info=_info,
-    source=source,
-    record=record,
-    instruction=MMA,
-)
+    def claims(self, problem: Problem, config: Config) -> Claims:
+        """Weights are rounded to a's dtype when zero points are subtracted; scales multiply sums."""
+        return float32_sums(splits=self.splits(config), weights=problem.dtype if weights_of(problem).zero else None)
+
+    def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
+        shared_bytes = [shape.shared_bytes(weights, cluster_k) for cluster_k in (1, 2)]
+        return {"blocks_per_sm": shape.blocks_per_sm(weights), "shared_bytes": shared_bytes}
+
+    def tell(self, work: Work, problem: Problem, config: Config) -> tuple[Aligned, ...]:  # noqa: ARG002 - the same for all
+        work.paired, aligned = aligned_out(Work.paired, problem.out, 2)
+        return aligned
+
+    def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
+        """Rows in chunks, all rows of one chunk after the other."""
+        weights = weights_of(problem)
+        chunk = weights.chunk
+        return TensorMap(
+            operand=A,
+            dtype=problem.dtype,
+            sizes=(chunk, problem.m, problem.k // chunk),
+            pitches=(pitch_bytes(problem.a), chunk * 2),
+            box=(chunk, config.shape.block_m, weights.block_k() // chunk),
+            promotion_bytes=PROMOTION_BYTES,
+        )
+
+    def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
+        return config.cluster_k, tiles_of(problem, config)[1], 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..hopper import SMEM_BYTES, SYSTEM_BYTES, WGMMA_M, registers_per_thread
-from ..mixed.config import MixedConfig
-from ..mixed.weights import Weights
+from ..mixed.weights import MixedConfig, Weights
 
 __all__ = ["SHAPES", "Config", "Shape"]
 
@@ -68,12 +67,6 @@ class Shape:
         """Times 16 along K that are asked for together: at most half a stage, since two batches take turns."""
         return self.k16_batch or max(1, min(self.block_k(weights) // 32, K16_BATCH // self.col_tiles))
 
-    def stage_bytes(self, weights: Weights) -> int:
-        """The size of a stage: weights, rows of a, and what changes along K."""
-        block_k = self.block_k(weights)
-        more = (max(block_k // x.group, 1) * self.block_n * x.dtype.itemsize for x in weights.along_k)
-        return self.line_bytes * self.block_n + 2 * self.block_m * block_k + sum(-(-count // 128) * 128 for count in more)
-
     @property
     def room_bytes(self) -> int:
         """The shared memory that a block can have."""
@@ -93,17 +86,20 @@ class Shape:
         received = self.received_bytes(cluster_k)
         if self.receives_beside(weights, cluster_k):
             return BARRIERS_BYTES + self._tile_bytes(weights, cluster_k) + received
-        return BARRIERS_BYTES + max(self.stages * self.stage_bytes(weights), self._finished_bytes(cluster_k) + received)
+        return BARRIERS_BYTES + max(self._stages_bytes(weights), self._finished_bytes(cluster_k) + received)
 
     def _finished_rows(self, cluster_k: int) -> int:
         """The rows of a tile that each block of the cluster finishes."""
         return 8 * -(-self.block_m // 8 // cluster_k)
 
+    def _stages_bytes(self, weights: Weights) -> int:
+        return self.stages * weights.stage_bytes(self.block_m, self.block_n, self.line_bytes)
+
     def _finished_bytes(self, cluster_k: int) -> int:
         return self._finished_rows(cluster_k) * (self.block_n + EXTRA_COLS) * 4
 
     def _tile_bytes(self, weights: Weights, cluster_k: int) -> int:
-        return max(self.stages * self.stage_bytes(weights), self._finished_bytes(cluster_k))
+        return max(self._stages_bytes(weights), self._finished_bytes(cluster_k))
 
     def registers(self, weights: Weights) -> int:
         """About what a thread that multiplies needs."""
@@ -121,33 +117,19 @@ class Shape:
         return f"{tile}_s{self.stages}_w{self.warp_groups}t{self.col_tiles}b{self.k16_batch_of(weights)}{more}"
 
 
-def _shape(
-    block_m: int, warp_groups: int, col_tiles: int, line_bytes: int, stages: int, *, blocks_per_sm: int = 1, k16_batch: int = 0
-) -> Shape:
-    return Shape(
-        block_m=block_m,
-        warp_groups=warp_groups,
-        col_tiles=col_tiles,
-        line_bytes=line_bytes,
-        stages=stages,
-        blocks_per_sm=blocks_per_sm,
-        k16_batch=k16_batch,
-    )
-
-
 SHAPES: dict[int, tuple[Shape, ...]] = {
     8: (
-        _shape(64, 1, 1, 128, 4, blocks_per_sm=2),
-        _shape(64, 2, 1, 128, 4, k16_batch=2),
-        _shape(96, 2, 1, 128, 5),
-        _shape(128, 2, 1, 128, 4),
-        _shape(256, 2, 1, 64, 4),
+        Shape(block_m=64, warp_groups=1, col_tiles=1, line_bytes=128, stages=4, blocks_per_sm=2),
+        Shape(block_m=64, warp_groups=2, col_tiles=1, line_bytes=128, stages=4, k16_batch=2),
+        Shape(block_m=96, warp_groups=2, col_tiles=1, line_bytes=128, stages=5),
+        Shape(block_m=128, warp_groups=2, col_tiles=1, line_bytes=128, stages=4),
+        Shape(block_m=256, warp_groups=2, col_tiles=1, line_bytes=64, stages=4),
     ),
     4: (
-        _shape(64, 2, 1, 128, 4, k16_batch=2),
-        _shape(128, 2, 1, 64, 4),
-        _shape(128, 2, 2, 64, 4),
-        _shape(192, 2, 1, 64, 3),
+        Shape(block_m=64, warp_groups=2, col_tiles=1, line_bytes=128, stages=4, k16_batch=2),
+        Shape(block_m=128, warp_groups=2, col_tiles=1, line_bytes=64, stages=4),
+        Shape(block_m=128, warp_groups=2, col_tiles=2, line_bytes=64, stages=4),
+        Shape(block_m=192, warp_groups=2, col_tiles=1, line_bytes=64, stages=3),
     ),
 }
 """By the bits of a weight: few rows, for two blocks on a multiprocessor or one, to the largest tile with room in registers."""

@@ -1,60 +1,152 @@
-"""The family's row."""
+"""The family of kernels for more rows times weights of four or eight bits; the model that ranks its configs.
+
+The model's constants are those of an H200; for other GPUs they are as good for an order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..family import Family, float32_sums
-from ..hopper import WGMMA
-from ..mixed.config import told, variants
-from ..mixed.weights import weights_of
-from .configs import Config
-from .legality import why_not, why_not_config
-from .parameters import record
-from .rank import CLUSTER_SIZES, candidates, estimate_us, why_not_likely
-from .source import source
+from ....toolchain.record import A, Aligned, Swizzle, TensorMap
+from ..family import float32_sums
+from ..hopper import LINE_BYTES, MOST_BOX, SYSTEM_BYTES, WGMMA, clusters_at_a_time
+from ..kernel import PRODUCTS, aligned_out
+from ..mixed import family
+from ..mixed.family import PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
+from ..mixed.weights import Weights, weights_of
+from .configs import SHAPES, Config, Shape
 
-__all__ = ["WGMMA_FAMILY"]
+__all__ = ["Wgmma", "Work"]
 
-
-def _variants(_problem: Problem, _device: DeviceInfo, config: Config) -> Iterator[Config]:
-    """One block more or less divides K."""
-    return variants(config, (size for size in CLUSTER_SIZES if abs(size - config.cluster_k) == 1))
-
-
-def _label(problem: Problem, config: Config) -> str:
-    return config.label(weights_of(problem))
-
-
-def _claims(problem: Problem, config: Config) -> Claims:
-    """Weights are rounded to a's dtype when zero points are subtracted, and when scales change along K."""
-    weights = weights_of(problem)
-    rounds = weights.zero is not None or bool(weights.along_k)
-    return float32_sums(splits=config.cluster_k, weights=problem.dtype if rounds else None)
-
-
-def _info(problem: Problem, config: Config) -> dict[str, Any]:
-    shape = config.shape
-    return told(config, tile=(shape.block_m, shape.block_n, shape.block_k(weights_of(problem))), splits=config.cluster_k)
+CHUNK_BYTES = 16
+"""What a thread stores at once: elements of the result, or before an epilogue float32 sums."""
+CLUSTER_SIZES = (1, 2, 3, 4)
+"""The blocks of a cluster that divide K: more would add up longer than they multiply."""
+LAUNCH_US = {1: 3.5, 2: 2.5}
+"""By the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the last has ended."""
+WIDEN_NS, ROW_NS = 15.6, 0.3
+"""What a product of 64 columns and 16 along K takes: once, and for each row."""
+ALONE = 1.9
+"""Times as long, where a multiprocessor has one group of warps: nothing is multiplied while it widens."""
+DRAM_GBPS = 3800.0
+"""The rate at which b and a are read, once."""
+TILE_US, TILE_GBPS = 1.0, 50.0
+"""What the end of a tile takes, and the rate at which each block of a cluster sends its sums."""
+LEAST_ROWS = {"quick": 33, "default": 33, "exhaustive": 1}
+"""The rows of a from which on it is tried: with fewer, the skinny kernels do no more than has to be done."""
 
 
-WGMMA_FAMILY: Family[Config] = Family(
-    name="wgmma",
-    likely=1.25,
-    why_not=why_not,
-    why_not_likely=why_not_likely,
-    why_not_config=why_not_config,
-    candidates=candidates,
-    estimate_us=estimate_us,
-    launch_variants=_variants,
-    label=_label,
-    claims=_claims,
-    info=_info,
-    source=source,
-    record=record,
-    instruction=WGMMA,
-)
+class Work(family.Work):
+    """``whole_chunks``: what a thread stores at once is neighbours in a row of the result, and aligned.
+
+    ``sums_beside``: the sums of other blocks have a place beside the stages.
+    """
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("whole_chunks", ctypes.c_bool), ("sums_beside", ctypes.c_bool))
+
+
+class Wgmma(MixedFamily[Config]):
+    """The family of ``wgmma.cu.jinja``."""
+
+    name = "wgmma"
+    likely = 1.25
+    instruction = WGMMA
+    package = __package__
+    work = Work
+    files = (PRODUCTS,)
+
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - of all
+        least = LEAST_ROWS[search]
+        return f"a has {problem.m} rows, tried from {least} on" if problem.m < least else None
+
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        reason = super().why_not_config(problem, device, config)
+        if reason is not None:
+            return reason
+        shape, weights = config.shape, weights_of(problem)
+        shared_bytes = shape.shared_bytes(weights, config.cluster_k)
+        if shape.blocks_per_sm * (shared_bytes + SYSTEM_BYTES) > device.smem_per_block_bytes + SYSTEM_BYTES:
+            return f"takes {shared_bytes} bytes of shared memory, too many for {shape.blocks_per_sm} blocks on a multiprocessor"
+        if shape.block_n > MOST_BOX:
+            return f"a tile has {shape.block_n} columns, at most {MOST_BOX} are copied at once"
+        block_k = shape.block_k(weights)
+        if block_k % 64 or block_k // 16 // shape.k16_batch_of(weights) % 2:
+            return f"a stage has {block_k} of K, which is no even number of batches of lines"
+        if shape.k16_batch_of(weights) % (8 // weights.bits):
+            return f"a batch has {16 * shape.k16_batch_of(weights)} of K, less than the 16 bytes that are read at once"
+        if shape.gives_registers and (shape.warp_groups != 2 or shape.blocks_per_sm > 1):
+            return "registers are left by one group of warps to two others alone"
+        needed, most = shape.registers(weights), shape.most_registers
+        return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """What a multiprocessor multiplies and reads."""
+        shape, blocks = config.shape, config.cluster_k
+        rows, cols = tiles_of(problem, config)
+        at_a_time = clusters_at_a_time(device.sm_count, blocks)
+        each = -(-rows * cols // at_a_time)  # blocks of one multiprocessor, one after the other or beside each other
+        products = (
+            -(-steps_of(problem, config) // blocks) * shape.block_k(weights_of(problem)) // 16 * shape.warp_groups * shape.col_tiles
+        )
+        multiplying_us = products * (WIDEN_NS + ROW_NS * shape.block_m) / 1e3
+        if shape.warp_groups * min(each, shape.blocks_per_sm) == 1:
+            multiplying_us *= ALONE
+        sent = shape.block_m * shape.block_n * 4 * (blocks - 1) / blocks
+        ending_us = TILE_US + (TILE_US + sent / TILE_GBPS / 1e3 if blocks > 1 else 0.0)
+        return LAUNCH_US[shape.blocks_per_sm] + max(each * (multiplying_us + ending_us), problem.bytes / DRAM_GBPS / 1e3)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Every shape with every number of blocks, best first."""
+        shapes = SHAPES[weights_of(problem).bits]
+        told = [(shape, size) for shape in shapes for size in CLUSTER_SIZES]
+        found = [Config(shape=shape, cluster_k=size, pdl=True, prefetch_stages=shape.stages) for shape, size in told]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def near_sizes(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterable[int]:  # noqa: ARG002 - the same for all
+        """One block more or less divides K."""
+        return (size for size in CLUSTER_SIZES if abs(size - config.cluster_k) == 1)
+
+    def splits(self, config: Config) -> int:
+        return config.cluster_k
+
+    def claims(self, problem: Problem, config: Config) -> Claims:
+        """Weights are rounded to a's dtype when zero points are subtracted, and when scales change along K."""
+        weights = weights_of(problem)
+        rounds = weights.zero is not None or any(factor.group for factor in weights.factors.values())
+        return float32_sums(splits=config.cluster_k, weights=problem.dtype if rounds else None)
+
+    def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
+        return {
+            "k16_batch": shape.k16_batch_of(weights),
+            "room_bytes": shape.room_bytes,
+            "shared_bytes": [shape.shared_bytes(weights, cluster_k) for cluster_k in CLUSTER_SIZES],
+            "scaled": weights.scale is not None and not weights.scale.group,
+        }
+
+    def tell(self, work: Work, problem: Problem, config: Config) -> tuple[Aligned, ...]:
+        staged_bytes = problem.out.dtype.itemsize if problem.epilogue is None else torch.float32.itemsize
+        work.whole_chunks, aligned = aligned_out(Work.whole_chunks, problem.out, CHUNK_BYTES // staged_bytes)
+        work.sums_beside = config.shape.receives_beside(weights_of(problem), config.cluster_k)
+        return aligned
+
+    def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
+        """Rows as lines."""
+        return TensorMap(
+            operand=A,
+            dtype=problem.dtype,
+            sizes=(problem.k, problem.m),
+            pitches=(pitch_bytes(problem.a),),
+            box=(LINE_BYTES // 2, config.shape.block_m),
+            swizzle=Swizzle.BYTES_128,
+            promotion_bytes=PROMOTION_BYTES,
+        )
+
+    def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
+        return config.cluster_k, *tiles_of(problem, config)

@@ -1,0 +1,240 @@
+"""What the families for mixed_mm have in common: which problems they serve, what is compiled, and what a launch is told."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from ....device import DeviceInfo
+from ....problem import Layout, Problem
+from ....problem.dtypes import dtype_name
+from ....toolchain.record import Aligned, B, Record, Swizzle, TensorMap, operand_at, with_maps
+from ...cpp.printer import STORAGE_TYPES
+from .. import kernel
+from ..family import Family, why_not_epilogue, why_not_here
+from ..hopper import LINE_BYTES, MOST_CLUSTER, MOST_GRID, TMA_BYTES
+from ..kernel import KernelSource, addresses_of, common_values, fill_common
+from .weights import MixedConfig, Weights, weights_of
+
+__all__ = ["PROMOTION_BYTES", "MixedFamily", "Work", "pitch_bytes", "steps_of", "tiles_of"]
+
+PROMOTION_BYTES = 256
+"""What L2 asks of memory for a line that it misses."""
+PARTS = tuple((__package__, f"{name}.cuh.jinja") for name in ("ptx", "work", "copies"))
+"""The instructions of all kernels; the maps of operands, and how blocks divide K; one thread that copies."""
+FILES = ("device", "numbers", "sums", "store")
+
+C = TypeVar("C", bound=MixedConfig)
+
+
+class Work(kernel.Work):
+    """Sizes, and the division of K among blocks."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("steps", ctypes.c_int), ("cluster_k", ctypes.c_int),
+        ("prefetch_stages", ctypes.c_int), ("interleaved_k", ctypes.c_int),
+    )  # fmt: skip
+
+
+class MixedFamily(Family[C]):
+    """A family for mixed_mm, whose shapes have ``block_m``, ``block_n``, ``block_k(weights)``, ``line_bytes`` and ``stages``."""
+
+    package: str
+    """Where its templates are; the translation unit has the family's name."""
+    work: type[Work]
+    """What a launch is told."""
+    files: tuple[tuple[str, str], ...] = ()
+    """Parts of its source beside those of all families."""
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        if not problem.widens_b:
+            return f"{problem.op} is not an operation of this kernel, which has mixed_mm"
+        if problem.b.dtype not in (torch.int8, torch.uint8):
+            return f"b is {dtype_name(problem.b.dtype)}, expected integers"
+        return why_not_here(problem, device) or _why_not_operands(problem) or why_not_epilogue(problem)
+
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
+        """What all families ask."""
+        shared_bytes = config.shape.shared_bytes(weights_of(problem), config.cluster_k)
+        if shared_bytes > device.smem_per_block_bytes:
+            return f"takes {shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+        if config.cluster_k > MOST_CLUSTER:
+            return f"{config.cluster_k} blocks in a cluster, at most {MOST_CLUSTER} are allowed"
+        steps, (rows, cols) = steps_of(problem, config), tiles_of(problem, config)
+        if config.cluster_k > steps:
+            return f"K has {steps} steps, too few for {config.cluster_k} blocks"
+        if max(rows, cols) > MOST_GRID:
+            return f"{rows} by {cols} tiles, at most {MOST_GRID} fit a dimension of a grid"
+        return None
+
+    def label(self, problem: Problem, config: C) -> str:
+        return config.label(weights_of(problem))
+
+    @abstractmethod
+    def near_sizes(self, problem: Problem, device: DeviceInfo, config: C) -> Iterable[int]:
+        """The blocks of a cluster with which it is also tried."""
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
+        """How it begins, how the blocks of a cluster divide K, and how many they are."""
+        yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
+        if config.pdl:
+            yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.stages)
+        if config.cluster_k > 1:
+            yield dataclasses.replace(config, interleaved_k=not config.interleaved_k)
+        for size in self.near_sizes(problem, device, config):
+            if size != config.cluster_k:
+                yield dataclasses.replace(config, cluster_k=size)
+
+    @abstractmethod
+    def splits(self, config: C) -> int:
+        """The parts of K that are summed apart."""
+
+    def info(self, problem: Problem, config: C) -> dict[str, Any]:
+        shape = config.shape
+        return {
+            "tile": [shape.block_m, shape.block_n, shape.block_k(weights_of(problem))],
+            "stages": shape.stages,
+            "warps": shape.threads // 32,
+            "cluster": config.cluster_k,
+            "pdl": config.pdl,
+            "prefetch_stages": config.prefetch_stages,
+            "interleaved_k": config.interleaved_k,
+            "splits": self.splits(config),
+        }
+
+    @abstractmethod
+    def values(self, weights: Weights, shape: Any) -> dict[str, Any]:
+        """What the templates are given beside the fields of the shape and what all of them are."""
+
+    def source(self, problem: Problem, config: C) -> KernelSource:
+        shape, weights = config.shape, weights_of(problem)
+        factors = weights.factors
+        return KernelSource(
+            kernel=f"gemmtune_{self.name}",
+            unit=(self.package, f"{self.name}.cu.jinja"),
+            files=(*self.files, *PARTS, *((self.package, f"{file}.cuh.jinja") for file in FILES)),
+            values=common_values(problem, self.work)
+            | {
+                "family": self.name,
+                "line_bytes": shape.line_bytes,
+                "bits": weights.bits,
+                "signed": weights.signed,
+                "zero": weights.zero is not None,
+                "along_k": [name for name, factor in factors.items() if factor.group],
+                "groups": {name: factor.group for name, factor in factors.items()},
+                "types": {name: STORAGE_TYPES[factor.dtype] for name, factor in factors.items()},
+                "places": {name: place for place, name in enumerate(factors)},
+                "name": f"i{weights.bits}_{shape.label(weights)}",
+                "threads": shape.threads,
+                "direct": problem.epilogue is None and problem.out.dtype != torch.float32,
+            }
+            | dataclasses.asdict(shape)
+            | self.values(weights, shape),
+        )
+
+    @abstractmethod
+    def tell(self, work: Any, problem: Problem, config: C) -> tuple[Aligned, ...]:
+        """Fill in what the family's own ``work`` has; what that asks of the result's address."""
+
+    @abstractmethod
+    def map_of_a(self, problem: Problem, config: C) -> TensorMap:
+        """How a is copied into a stage."""
+
+    @abstractmethod
+    def grid(self, problem: Problem, config: C) -> tuple[int, int, int]:
+        """The blocks of a launch."""
+
+    def record(self, problem: Problem, config: C) -> Record:
+        shape, weights, work = config.shape, weights_of(problem), self.work()
+        block_k = shape.block_k(weights)
+        operands = [_matrix(x) for x in problem.scales]
+        operands += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
+        fill_common(work, problem.out, operands)
+        work.rows, work.cols, work.steps = problem.m, problem.n, steps_of(problem, config)
+        work.cluster_k, work.interleaved_k, work.prefetch_stages = config.cluster_k, config.interleaved_k, config.prefetch_stages
+        aligned = self.tell(work, problem, config)
+        maps = [
+            self.map_of_a(problem, config),
+            TensorMap(
+                operand=B,
+                dtype=torch.uint8,
+                sizes=(problem.k * weights.bits // 8, problem.n),
+                pitches=(pitch_bytes(problem.b.transposed),),
+                box=(shape.line_bytes, shape.block_n),
+                swizzle=Swizzle.BYTES_128 if shape.line_bytes == LINE_BYTES else Swizzle.BYTES_64,
+                promotion_bytes=PROMOTION_BYTES,
+            ),
+        ]
+        # Scales and zero points that change along K: a box has those of a stage, a row for each group of it.
+        for i, (factor, layout) in enumerate(zip(weights.factors.values(), operands, strict=False)):
+            if factor.group:
+                maps.append(
+                    TensorMap(
+                        operand=operand_at(i),
+                        dtype=factor.dtype,
+                        sizes=(problem.n, -(-problem.k // factor.group)),
+                        pitches=(layout.stride[0] * factor.dtype.itemsize,),
+                        box=(shape.block_n, max(block_k // factor.group, 1)),
+                        promotion_bytes=PROMOTION_BYTES,
+                    )
+                )
+        told = Record(
+            kernel=f"gemmtune_{self.name}",
+            grid=self.grid(problem, config),
+            cluster=config.cluster_k,
+            threads=shape.threads,
+            shared_bytes=shape.shared_bytes(weights, config.cluster_k),
+            pdl=config.pdl,
+            parameters=bytes(work),
+            addresses=addresses_of(len(operands)),
+            aligned=aligned,
+            alignment=tuple((one.operand, TMA_BYTES) for one in maps),
+        )
+        return with_maps(told, maps)
+
+
+def tiles_of(problem: Problem, config: MixedConfig) -> tuple[int, int]:
+    """How many tiles a's rows have, and b's columns."""
+    return -(-problem.m // config.shape.block_m), -(-problem.n // config.shape.block_n)
+
+
+def steps_of(problem: Problem, config: MixedConfig) -> int:
+    """How many steps K has, one stage each."""
+    block_k: int = config.shape.block_k(weights_of(problem))
+    return -(-problem.k // block_k)
+
+
+def pitch_bytes(layout: Layout) -> int:
+    """Bytes from one line to the next; of a single one, as if there were more."""
+    stride = layout.stride[0] if layout.size[0] > 1 else -(-layout.size[1] // TMA_BYTES) * TMA_BYTES
+    return stride * layout.dtype.itemsize
+
+
+def _why_not_operands(problem: Problem) -> str | None:
+    """Why an operand cannot be copied as it lies, or None."""
+    weights = weights_of(problem)
+    if problem.k % weights.chunk:
+        return f"K is {problem.k}, expected a multiple of {weights.chunk}"
+    copied = [("a", problem.a, "rows"), ("the transpose of b", problem.b.transposed, "rows, its columns,")]
+    for (name, factor), layout in zip(weights.factors.items(), problem.scales, strict=True):
+        if factor.group:
+            copied.append((f"{name}_b", layout, "rows"))
+    for name, layout, where in copied:
+        (row, col), size = layout.stride, layout.dtype.itemsize
+        pitched = layout.size[0] == 1 or (row * size % TMA_BYTES == 0 and row >= layout.size[1])
+        if (col != 1 and layout.size[1] != 1) or not pitched or layout.offset * size % TMA_BYTES:
+            strides = f"has strides {layout.stride} and offset {layout.offset}"
+            return f"{name} {strides}: TMA copies contiguous {where} that are aligned to {TMA_BYTES} bytes"
+    return None
+
+
+def _matrix(layout: Layout) -> Layout:
+    """Scales as a matrix: a single number, or one row, for all."""
+    size = (1,) * (2 - len(layout.size)) + layout.size
+    stride = (0,) * (2 - len(layout.stride)) + layout.stride if layout.numel != 1 else (0, 0)
+    return Layout(size=size, stride=stride, dtype=layout.dtype, offset=layout.offset)
