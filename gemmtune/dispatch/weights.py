@@ -1,33 +1,31 @@
-"""A weight of few bits with all that belongs to it, as one operand."""
+"""A weight of few bits with all that belongs to it, as one tensor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import torch
 
 from ..errors import InvalidProblemError
-from ..problem.compositions import dequantized, packed, spread
+from ..problem.compositions import dequantized
 from ..problem.dtypes import FLOAT8, dtype_name
 from ..problem.operations import ENCODINGS, Encoding
 from ..problem.scales import BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks, block_of, scale_shapes
 from .prepack import PackedOperand
+from .rounding import SCALE_DTYPES, Kind, rounded
+from .weight_functions import performed
 
 __all__ = ["QuantizedWeight", "float8_parts", "parts_of"]
 
 Tensor = torch.Tensor
-Kind = Literal["int8", "uint8", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"]
-_BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4}
-_KINDS = (*_BITS, *map(dtype_name, FLOAT8))
-_SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_BLOCKS = {"tensor": (None, None), "column": (None, 1), "group_32": (32, 1), "group_64": (64, 1), "group_128": (128, 1),
-           "block_128x128": (128, 128)}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantizedWeight:
+class QuantizedWeight(Tensor):
     """The weight (numbers − zero_points) · scales of shape [K, N], which ``mixed_mm`` and ``scaled_mm`` take in place of ``b``.
+
+    To the rest of torch it is a tensor of ``dtype``: ``t()`` is the weight [N, K] of an ``nn.Linear``, whose products with it are
+    ``mixed_mm`` or ``scaled_mm``; it can be copied, moved, saved, compiled, and be a Parameter. What has no rule of its own gets
+    the dequantized weight, and what would change it in place is refused.
 
     Args:
         numbers: [K, N] int8, uint8, float8_e4m3fn or float8_e5m2, or with an ``encoding`` uint8 [K/2, N] as ``pack_int4`` makes it,
@@ -36,39 +34,68 @@ class QuantizedWeight:
             along K of a column; of 8-bit floats also [⌈K/128⌉, ⌈N/128⌉]. None means 1.
         zero_points: as ``scales``, for integers; needs scales. None means 0.
         encoding: ``int4`` (two's complement) or ``uint4`` for packed numbers.
+        dtype: of what it stands for; by default that of the scales, or float32 without any.
 
     Raises:
         InvalidProblemError: the parts do not fit together.
     """
 
-    numbers: Tensor | PackedOperand
-    scales: Tensor | None = None
-    zero_points: Tensor | None = None
-    encoding: Encoding = ""
+    tensor: Tensor
+    """The numbers as a tensor, also where they are prepacked."""
+    packed: PackedOperand | None
+    """The numbers as ``prepack`` made them, if it did."""
+    scales: Tensor | None
+    zero_points: Tensor | None
+    encoding: Encoding
+    transposed: bool
+    """The shape is [N, K], as that of an ``nn.Linear``'s weight; the parts are always those of [K, N]."""
 
-    def __post_init__(self) -> None:
-        _check_numbers(self.tensor, self.encoding)
-        if self.zero_points is not None and (self.scales is None or self.tensor.dtype in FLOAT8):
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __new__(
+        cls,
+        numbers: Tensor | PackedOperand,
+        scales: Tensor | None = None,
+        zero_points: Tensor | None = None,
+        encoding: Encoding = "",
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> QuantizedWeight:
+        packed = numbers if isinstance(numbers, PackedOperand) else None
+        tensor = packed.tensor if packed is not None else numbers
+        _check_numbers(tensor, encoding)
+        assert isinstance(tensor, Tensor)
+        if zero_points is not None and (scales is None or tensor.dtype in FLOAT8):
             raise InvalidProblemError(
                 "QuantizedWeight: got zero_points without scales or for 8-bit floats, expected integers with both"
             )
-        for name, part in (("scales", self.scales), ("zero_points", self.zero_points)):
+        for name, part in (("scales", scales), ("zero_points", zero_points)):
             if part is not None:
-                self._check_part(name, part)
+                _check_part(name, part, tensor, encoding)
+        given = dtype or (torch.float32 if scales is None else scales.dtype)
+        return cls._of(tensor, scales, zero_points, encoding, given, packed=packed)
 
-    def _check_part(self, name: str, part: Tensor) -> None:
-        if not isinstance(part, Tensor) or part.dtype not in _SCALE_DTYPES:
-            got = part.dtype if isinstance(part, Tensor) else type(part).__name__
-            raise InvalidProblemError(f"QuantizedWeight: {name}: got {got}, expected a tensor of float32, float16 or bfloat16")
-        if part.device != self.device:
-            raise InvalidProblemError(
-                f"QuantizedWeight: {name}: got one on {part.device}, expected {self.device}; move one of them"
-            )
-        if block_of(tuple(part.shape), self._size, self._blocks) is None:
-            legal = " or ".join(str(list(shape)) for shape in dict.fromkeys(scale_shapes(self._size, self._blocks)))
-            raise InvalidProblemError(
-                f"QuantizedWeight: {name}: got shape {list(part.shape)} for a weight {list(self._size)}, expected {legal}"
-            )
+    @classmethod
+    def _of(
+        cls,
+        tensor: Tensor,
+        scales: Tensor | None,
+        zero_points: Tensor | None,
+        encoding: Encoding,
+        dtype: torch.dtype,
+        *,
+        transposed: bool = False,
+        packed: PackedOperand | None = None,
+    ) -> QuantizedWeight:
+        """A weight of parts that are known to fit together."""
+        (k, n), row_major = _size_of(tensor, encoding), tensor.stride(-1) == 1
+        size, stride = ((k, n), (n, 1) if row_major else (1, k))
+        if transposed:
+            size, stride = size[::-1], stride[::-1]
+        self: QuantizedWeight = Tensor._make_wrapper_subclass(cls, size, strides=stride, dtype=dtype, device=tensor.device)
+        self.tensor, self.scales, self.zero_points, self.packed = tensor, scales, zero_points, packed
+        self.encoding, self.transposed = encoding, transposed
+        return self
 
     @classmethod
     def quantize(
@@ -85,83 +112,86 @@ class QuantizedWeight:
             scale_dtype: of scales and zero points; by default that of ``weight``, and float32 for 8-bit floats, as ``scaled_mm``
                 wants it.
 
+        Returns:
+            A weight that stands for one of the dtype of ``weight``, or of float32 where that is float64.
+
         Raises:
             InvalidProblemError: a weight, kind or block that is not one of these.
         """
-        _check_weight(weight, kind)
-        if scales not in _BLOCKS or (scales == "block_128x128" and kind in _BITS):
-            raise InvalidProblemError(f"quantize: scales: got {scales!r} for {kind}, expected one of {', '.join(_BLOCKS)}")
-        default = weight.dtype if kind in _BITS and weight.dtype in _SCALE_DTYPES else torch.float32
-        dtype = scale_dtype or default
-        size, legal = (weight.shape[0], weight.shape[1]), (_BLOCKS[scales],)
-        wide = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
-        least, most = _extremes(wide, _BLOCKS[scales])
-        if kind not in _BITS:
-            float8 = getattr(torch, kind)
-            scale = _positive(torch.maximum(-least, most) / torch.finfo(float8).max, dtype)
-            return cls((wide / spread(scale.to(wide.dtype), size, legal, "scales")).to(float8), scale)
-        steps = 2 ** _BITS[kind] - 1
-        signed = not kind.startswith("u")
-        scale = _positive(torch.maximum(-least, most) / (steps // 2) if signed else (most - least) / steps, dtype)
-        zero = None if signed else (-least / scale.to(wide.dtype)).round().clamp(0, steps).to(dtype)
-        values = (wide / spread(scale.to(wide.dtype), size, legal, "scales")).round()
-        if zero is not None:
-            values = values + spread(zero.to(wide.dtype), size, legal, "zero_points")
-        low = -(steps // 2) - 1 if signed else 0
-        numbers = values.clamp(low, low + steps).to(torch.int8 if signed else torch.uint8)
-        four_bits = _BITS[kind] == 4
-        return cls(packed(numbers) if four_bits else numbers, scale, zero, kind if four_bits else "")  # type: ignore[arg-type]
+        parts = rounded(weight, kind, scales, scale_dtype)
+        return cls(*parts, dtype=weight.dtype if weight.dtype in SCALE_DTYPES else torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return performed(cls, func, args, kwargs or {})
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        parts = [name for name in ("tensor", "scales", "zero_points") if getattr(self, name) is not None]
+        return parts, (self.encoding, self.dtype, self.transposed)
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, parts: dict[str, Tensor], context: tuple[Any, ...], outer_size: object, outer_stride: object
+    ) -> QuantizedWeight:
+        encoding, dtype, transposed = context
+        scales, zero_points = parts.get("scales"), parts.get("zero_points")
+        return cls._of(parts["tensor"], scales, zero_points, encoding, dtype, transposed=transposed)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        # Without torch's own way: that saves 8-bit floats so that pickle cannot load them.
+        tensor = self.tensor.view(torch.uint8) if self.tensor.dtype in FLOAT8 else self.tensor
+        parts = (tensor, self.tensor.dtype, self.scales, self.zero_points, self.encoding)
+        return _saved, (*parts, self.dtype, self.transposed, self.packed is not None, isinstance(self, torch.nn.Parameter))
 
     @property
-    def tensor(self) -> Tensor:
-        """The numbers as a tensor, also where they are prepacked."""
-        return self.numbers.tensor if isinstance(self.numbers, PackedOperand) else self.numbers
+    def numbers(self) -> Tensor | PackedOperand:
+        """The numbers as they were given: a tensor, or what ``prepack`` made of one."""
+        return self.tensor if self.packed is None else self.packed
 
     @property
-    def shape(self) -> torch.Size:
-        """The weight's shape, [K, N]; numbers of four bits count one by one."""
-        return torch.Size(self._size)
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which the parts live."""
-        return self.tensor.device
-
-    @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of all parts, without packed copies."""
         return sum(x.nbytes for x in (self.tensor, self.scales, self.zero_points) if x is not None)
 
     @property
-    def _size(self) -> tuple[int, int]:
-        rows, cols = self.tensor.shape
-        return (rows * 2 if self.encoding else rows, cols)
-
-    @property
-    def _blocks(self) -> Blocks:
-        return tuple(dict.fromkeys((*BLOCKS_OF_WEIGHTS, *BLOCKS_OF_B))) if self.tensor.dtype in FLOAT8 else BLOCKS_OF_WEIGHTS
+    def blocks(self) -> Blocks:
+        """Legal blocks of the weight for one scale."""
+        return _blocks_of(self.tensor)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The weight [K, N] in ``dtype``, by default that of the scales, or float32 without any."""
-        dtype = dtype or (torch.float32 if self.scales is None else self.scales.dtype)
-        return dequantized(self.tensor, self.scales, self.zero_points, self.encoding, dtype, legal=self._blocks)
+        """The weight in ``dtype``, by default its own."""
+        parts = (self.tensor, self.scales, self.zero_points, self.encoding)
+        result = dequantized(*parts, dtype or self.dtype, legal=self.blocks)
+        return result.t() if self.transposed else result
 
-    def to(self, device: torch.device | str) -> QuantizedWeight:
-        """The same weight on another device; prepacked numbers stay prepacked."""
-        tensor = self.tensor.to(device)
-        return replace(
-            self,
-            numbers=PackedOperand(tensor) if isinstance(self.numbers, PackedOperand) else tensor,
-            scales=None if self.scales is None else self.scales.to(device),
-            zero_points=None if self.zero_points is None else self.zero_points.to(device),
-        )
+    def map_parts(self, function: Any, dtype: torch.dtype | None = None, *, transposed: bool | None = None) -> QuantizedWeight:
+        """The weight whose parts are what ``function`` makes of these; prepacked numbers stay prepacked."""
+        tensor = function(self.tensor)
+        scales, zero_points = (None if x is None else function(x) for x in (self.scales, self.zero_points))
+        packed = None if self.packed is None else self.packed if tensor is self.tensor else PackedOperand(tensor)
+        turned = self.transposed if transposed is None else transposed
+        return self._of(tensor, scales, zero_points, self.encoding, dtype or self.dtype, transposed=turned, packed=packed)
 
-    def __repr__(self) -> str:
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
         kind = self.encoding or dtype_name(self.tensor.dtype)
         scales = "no scales" if self.scales is None else f"scales {list(self.scales.shape)} {dtype_name(self.scales.dtype)}"
         zeros = "" if self.zero_points is None else ", zero points"
-        prepacked = ", prepacked" if isinstance(self.numbers, PackedOperand) else ""
+        prepacked = "" if self.packed is None else ", prepacked"
         return f"QuantizedWeight({list(self.shape)} {kind}, {scales}{zeros}{prepacked}, {self.device})"
+
+
+def _saved(
+    tensor: Tensor, numbers_dtype: torch.dtype, scales: Tensor | None, zero_points: Tensor | None, encoding: Encoding,
+    dtype: torch.dtype, transposed: bool, prepacked: bool, parameter: bool,
+) -> Tensor:  # fmt: skip
+    """A weight as it was when it was saved."""
+    numbers = tensor.view(numbers_dtype)
+    weight = QuantizedWeight(PackedOperand(numbers) if prepacked else numbers, scales, zero_points, encoding, dtype=dtype)
+    turned: Tensor = weight.t() if transposed else weight
+    return torch.nn.Parameter(turned, requires_grad=False) if parameter else turned
+
+
+torch.serialization.add_safe_globals([_saved])
 
 
 def parts_of(
@@ -178,6 +208,9 @@ def parts_of(
     given = [part for part, value in parts.items() if value is not None]
     if given:
         raise InvalidProblemError(f"{name}: got {' and '.join(given)} beside a QuantizedWeight, expected it alone: it has its own")
+    if b.transposed:
+        k, n = reversed(b.shape)
+        raise InvalidProblemError(f"{name}: b: got a QuantizedWeight [{n}, {k}], expected one [K, N]; give its t()")
     return b.numbers, b.scales, b.zero_points, b.encoding
 
 
@@ -195,6 +228,29 @@ def float8_parts(
     return b, scale_b
 
 
+def _size_of(tensor: Tensor, encoding: str) -> tuple[int, int]:
+    rows, cols = tensor.shape
+    return (rows * 2 if encoding else rows, cols)
+
+
+def _blocks_of(tensor: Tensor) -> Blocks:
+    return tuple(dict.fromkeys((*BLOCKS_OF_WEIGHTS, *BLOCKS_OF_B))) if tensor.dtype in FLOAT8 else BLOCKS_OF_WEIGHTS
+
+
+def _check_part(name: str, part: object, tensor: Tensor, encoding: str) -> None:
+    if not isinstance(part, Tensor) or part.dtype not in SCALE_DTYPES:
+        got = part.dtype if isinstance(part, Tensor) else type(part).__name__
+        raise InvalidProblemError(f"QuantizedWeight: {name}: got {got}, expected a tensor of float32, float16 or bfloat16")
+    if part.device != tensor.device:
+        raise InvalidProblemError(f"QuantizedWeight: {name}: got one on {part.device}, expected {tensor.device}; move one of them")
+    size, blocks = _size_of(tensor, encoding), _blocks_of(tensor)
+    if block_of(tuple(part.shape), size, blocks) is None:
+        legal = " or ".join(str(list(shape)) for shape in dict.fromkeys(scale_shapes(size, blocks)))
+        raise InvalidProblemError(
+            f"QuantizedWeight: {name}: got shape {list(part.shape)} for a weight {list(size)}, expected {legal}"
+        )
+
+
 def _check_numbers(numbers: object, encoding: str) -> None:
     if encoding not in ENCODINGS:
         expected = ", ".join(map(repr, ENCODINGS))
@@ -204,31 +260,3 @@ def _check_numbers(numbers: object, encoding: str) -> None:
         got = f"{numbers.dtype} of shape {list(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
         names = ", ".join(map(dtype_name, legal))
         raise InvalidProblemError(f"QuantizedWeight: numbers: got {got}, expected a 2-D tensor of {names}, or prepack of one")
-
-
-def _check_weight(weight: object, kind: str) -> None:
-    if kind not in _KINDS:
-        raise InvalidProblemError(f"quantize: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.numel() or not weight.dtype.is_floating_point:
-        got = f"{weight.dtype} of shape {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
-        raise InvalidProblemError(f"quantize: weight: got {got}, expected a 2-D tensor [K, N] of a float dtype, not empty")
-    if _BITS.get(kind) == 4 and weight.shape[0] % 2:
-        raise InvalidProblemError(
-            f"quantize: weight: got {weight.shape[0]} rows, expected an even number for {kind}; add one of zeros"
-        )
-    if not bool(weight.isfinite().all()):
-        raise InvalidProblemError("quantize: weight: got infinity or NaN, expected finite numbers")
-
-
-def _extremes(weight: Tensor, block: tuple[int | None, int | None]) -> tuple[Tensor, Tensor]:
-    """The least number of each block or 0, and the largest or 0: as a scale of such blocks is shaped."""
-    (k, n), (rows, cols) = weight.shape, (block[0] or weight.shape[0], block[1] or weight.shape[1])
-    padded = torch.nn.functional.pad(weight, (0, -n % cols, 0, -k % rows))
-    blocks = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols)
-    return blocks.amin((1, 3)).clamp(max=0), blocks.amax((1, 3)).clamp(min=0)
-
-
-def _positive(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scale in ``dtype``; 1 where a block is all zeros, or too small for it."""
-    scale = scale.to(dtype)
-    return torch.where(scale == 0, torch.ones_like(scale), scale)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import overload
 
 import torch
@@ -71,9 +70,9 @@ def _range(encoding: str, name: str) -> tuple[int, int]:
 
 
 @overload
-def prepack(b: torch.Tensor, *, op: str | None = None) -> PackedOperand: ...
+def prepack(b: QuantizedWeight, *, op: str | None = None) -> QuantizedWeight: ...  # type: ignore[overload-overlap]
 @overload
-def prepack(b: QuantizedWeight, *, op: str | None = None) -> QuantizedWeight: ...
+def prepack(b: torch.Tensor, *, op: str | None = None) -> PackedOperand: ...
 def prepack(b: torch.Tensor | QuantizedWeight, *, op: str | None = None) -> PackedOperand | QuantizedWeight:
     """Let the kernels keep ``b`` in a layout of their own, so that packing is not part of each call.
 
@@ -92,7 +91,8 @@ def prepack(b: torch.Tensor | QuantizedWeight, *, op: str | None = None) -> Pack
         InvalidProblemError: ``b`` is not a 2-D tensor, or not of a dtype that ``op`` takes.
     """
     if isinstance(b, QuantizedWeight):
-        return dataclasses.replace(b, numbers=prepack(b.tensor, op=op))
+        weight = QuantizedWeight(prepack(b.tensor, op=op), b.scales, b.zero_points, b.encoding, dtype=b.dtype)
+        return weight.t() if b.transposed else weight  # type: ignore[return-value]
     if not isinstance(b, torch.Tensor) or b.dim() != 2:
         got = f"a {b.dim()}-D tensor" if isinstance(b, torch.Tensor) else type(b).__name__
         raise InvalidProblemError(f"prepack: b must be a 2-D tensor [K, N], got {got}")

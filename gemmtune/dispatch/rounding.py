@@ -1,0 +1,86 @@
+"""Rounding a weight to few numbers: what ``QuantizedWeight.quantize`` computes."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from ..errors import InvalidProblemError
+from ..problem.compositions import packed, spread
+from ..problem.dtypes import FLOAT8, dtype_name
+from ..problem.operations import Encoding
+
+__all__ = ["SCALE_DTYPES", "Kind", "Rounded", "rounded"]
+
+Tensor = torch.Tensor
+Kind = Literal["int8", "uint8", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"]
+SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4}
+_KINDS = (*_BITS, *map(dtype_name, FLOAT8))
+_BLOCKS = {"tensor": (None, None), "column": (None, 1), "group_32": (32, 1), "group_64": (64, 1), "group_128": (128, 1),
+           "block_128x128": (128, 128)}  # fmt: skip
+
+
+class Rounded(NamedTuple):
+    """The parts of a weight that was rounded, as ``QuantizedWeight`` takes them."""
+
+    numbers: Tensor
+    scales: Tensor
+    zero_points: Tensor | None
+    encoding: Encoding
+
+
+def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:
+    """The nearest numbers of a kind. Raises InvalidProblemError for a weight, kind or block that is not one of those it has."""
+    _check_weight(weight, kind)
+    if scales not in _BLOCKS or (scales == "block_128x128" and kind in _BITS):
+        raise InvalidProblemError(f"quantize: scales: got {scales!r} for {kind}, expected one of {', '.join(_BLOCKS)}")
+    default = weight.dtype if kind in _BITS and weight.dtype in SCALE_DTYPES else torch.float32
+    dtype = scale_dtype or default
+    size, legal = (weight.shape[0], weight.shape[1]), (_BLOCKS[scales],)
+    wide = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
+    least, most = _extremes(wide, _BLOCKS[scales])
+    if kind not in _BITS:
+        float8 = getattr(torch, kind)
+        scale = _positive(torch.maximum(-least, most) / torch.finfo(float8).max, dtype)
+        return Rounded((wide / spread(scale.to(wide.dtype), size, legal, "scales")).to(float8), scale, None, "")
+    steps = 2 ** _BITS[kind] - 1
+    signed = not kind.startswith("u")
+    scale = _positive(torch.maximum(-least, most) / (steps // 2) if signed else (most - least) / steps, dtype)
+    zero = None if signed else (-least / scale.to(wide.dtype)).round().clamp(0, steps).to(dtype)
+    values = (wide / spread(scale.to(wide.dtype), size, legal, "scales")).round()
+    if zero is not None:
+        values = values + spread(zero.to(wide.dtype), size, legal, "zero_points")
+    low = -(steps // 2) - 1 if signed else 0
+    numbers = values.clamp(low, low + steps).to(torch.int8 if signed else torch.uint8)
+    four_bits = _BITS[kind] == 4
+    return Rounded(packed(numbers) if four_bits else numbers, scale, zero, kind if four_bits else "")  # type: ignore[arg-type]
+
+
+def _check_weight(weight: object, kind: str) -> None:
+    if kind not in _KINDS:
+        raise InvalidProblemError(f"quantize: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.numel() or not weight.dtype.is_floating_point:
+        got = f"{weight.dtype} of shape {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
+        raise InvalidProblemError(f"quantize: weight: got {got}, expected a 2-D tensor [K, N] of a float dtype, not empty")
+    if _BITS.get(kind) == 4 and weight.shape[0] % 2:
+        raise InvalidProblemError(
+            f"quantize: weight: got {weight.shape[0]} rows, expected an even number for {kind}; add one of zeros"
+        )
+    if not bool(weight.isfinite().all()):
+        raise InvalidProblemError("quantize: weight: got infinity or NaN, expected finite numbers")
+
+
+def _extremes(weight: Tensor, block: tuple[int | None, int | None]) -> tuple[Tensor, Tensor]:
+    """The least number of each block or 0, and the largest or 0: as a scale of such blocks is shaped."""
+    (k, n), (rows, cols) = weight.shape, (block[0] or weight.shape[0], block[1] or weight.shape[1])
+    padded = torch.nn.functional.pad(weight, (0, -n % cols, 0, -k % rows))
+    blocks = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols)
+    return blocks.amin((1, 3)).clamp(max=0), blocks.amax((1, 3)).clamp(min=0)
+
+
+def _positive(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scale in ``dtype``; 1 where a block is all zeros, or too small for it."""
+    scale = scale.to(dtype)
+    return torch.where(scale == 0, torch.ones_like(scale), scale)

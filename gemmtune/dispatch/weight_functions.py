@@ -1,0 +1,154 @@
+"""What torch's functions do with a QuantizedWeight: the rules that ``__torch_dispatch__`` finds here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_map_only
+
+from ..errors import InvalidProblemError
+from ..problem.compositions import mixed_composed, scaled_composed
+from ..problem.dtypes import FLOAT8
+from ..problem.scales import SCALE_BLOCK
+from .rounding import SCALE_DTYPES
+
+__all__ = ["performed", "rows_in_float8"]
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+QuantizedWeight = Any
+"""The class, which hands itself over as ``cls``: its module is above this one."""
+
+
+def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Do ``func``: by its rule, or with the dequantized weight. Raises InvalidProblemError for what would change it in place."""
+    rule = _RULES.get(func)
+    if rule is not None:
+        result = rule(cls, *args, **kwargs)
+        if result is not NotImplemented:
+            return _aliasing(func, args, dict(kwargs), result) if func in _VIEWS else result
+    if func._schema.is_mutable:
+        raise InvalidProblemError(
+            f"{func}: got a QuantizedWeight, expected a tensor that can be changed in place; dequantize() it first"
+        )
+    plain_args, plain_kwargs = tree_map_only(cls, lambda w: w.dequantize(), (args, dict(kwargs)))
+    return func(*plain_args, **plain_kwargs)
+
+
+def _same(_cls: Any, w: QuantizedWeight) -> Any:
+    return w.map_parts(lambda part: part.detach())
+
+
+def _cloned(_cls: Any, w: QuantizedWeight, *, memory_format: object = None) -> Any:  # noqa: ARG001
+    return w.map_parts(torch.clone)
+
+
+def _turned(_cls: Any, w: QuantizedWeight, *dims: int) -> Any:
+    if dims and {dim % 2 for dim in dims} != {0, 1}:
+        return NotImplemented
+    return w.map_parts(lambda part: part, transposed=not w.transposed)
+
+
+def _moved(_cls: Any, w: QuantizedWeight, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
+    """The weight elsewhere, or standing for another dtype: numbers stay, scales that are not float32 follow the dtype."""
+    if dtype is not None and dtype not in SCALE_DTYPES:
+        return NotImplemented
+    non_blocking = bool(options.get("non_blocking"))
+
+    def move(part: Tensor) -> Tensor:
+        follows = dtype is not None and part.dtype in (torch.float16, torch.bfloat16)
+        return part.to(device=device, dtype=dtype if follows else None, non_blocking=non_blocking, copy=True)
+
+    return w.map_parts(move, dtype)
+
+
+def _overwritten(cls: Any, w: QuantizedWeight, source: Any, non_blocking: bool = False) -> Any:
+    """``copy_`` of a weight of the same kind and shape."""
+    if not isinstance(w, cls) or not isinstance(source, cls):
+        return NotImplemented
+    mine, theirs = ([getattr(x, name) for name in ("tensor", "scales", "zero_points")] for x in (w, source))
+    kinds = [(x.shape, x.encoding, x.transposed, [None if p is None else (p.shape, p.dtype) for p in parts])
+             for x, parts in ((w, mine), (source, theirs))]  # fmt: skip
+    if kinds[0] != kinds[1]:
+        raise InvalidProblemError(f"copy_: got {source!r}, expected one of the same kind as {w!r}")
+    for part, other in zip(mine, theirs, strict=True):
+        if part is not None:
+            part.copy_(other, non_blocking)
+    return w
+
+
+def _product(cls: Any, a: Any, w: Any) -> Any:
+    """a @ w for a weight [K, N] on the right."""
+    fits = isinstance(w, cls) and not isinstance(a, cls) and not w.transposed and a.dtype in SCALE_DTYPES
+    if not fits:
+        return NotImplemented
+    if w.tensor.dtype in FLOAT8 and w.scales is not None and (block := _block(w)) is not None:
+        numbers, scale = rows_in_float8(a, block)
+        return scaled_composed(numbers, w.tensor, scale, w.scales.float()).to(a.dtype)
+    scales, zeros = (x if x is None or x.dtype in (torch.float32, a.dtype) else x.float() for x in (w.scales, w.zero_points))
+    return mixed_composed(a, w.tensor, scales, zeros, w.encoding)
+
+
+def _sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    if isinstance(inp, cls) or (product := _product(cls, a, w)) is NotImplemented:
+        return NotImplemented
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (inp if beta == 1 else inp * beta)
+
+
+def _linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
+    """Where nothing has taken linear apart, as in inference mode."""
+    if isinstance(x, cls) or not isinstance(w, cls) or w.dim() != 2 or not w.transposed:
+        return NotImplemented
+    product = _product(cls, x.reshape(-1, x.shape[-1]), w.t())
+    if product is NotImplemented:
+        return NotImplemented
+    product = product.reshape(*x.shape[:-1], w.shape[0])
+    return product if bias is None else product + bias
+
+
+def _matmul(cls: Any, x: Any, w: Any) -> Any:
+    if isinstance(x, cls) or not isinstance(w, cls) or x.dim() < 2:
+        return NotImplemented
+    product = _product(cls, x.reshape(-1, x.shape[-1]), w)
+    return product if product is NotImplemented else product.reshape(*x.shape[:-1], w.shape[1])
+
+
+def _block(w: QuantizedWeight) -> int | None:
+    """Elements of a row of a that share a scale where w is multiplied by scaled_mm; None where only mixed_mm has its scales."""
+    k, n = int(w.tensor.shape[0]), int(w.tensor.shape[1])
+    shape = tuple(w.scales.shape) if w.scales is not None else ()
+    if shape == (1, n):
+        return k
+    blocks = (-(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK))
+    return SCALE_BLOCK if shape == blocks and w.scales is not None and w.scales.numel() > 1 else None
+
+
+def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """a [M, K] as float8_e4m3fn with a scale for each ``block`` elements of a row: [M, ⌈K/block⌉], float32."""
+    m, k = a.shape
+    parts = torch.nn.functional.pad(a, (0, -k % block)).reshape(m, -1, block).float()
+    scale = (parts.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max).clamp(min=torch.finfo(torch.float32).tiny)
+    numbers = (parts / scale[:, :, None]).to(torch.float8_e4m3fn)
+    return numbers.reshape(m, -1)[:, :k], scale
+
+
+_aliasing: Callable[..., Any] = return_and_correct_aliasing
+_VIEWS = (aten.detach.default, aten.alias.default, aten.t.default, aten.transpose.int, aten.permute.default)
+_RULES: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.clone.default: _cloned,
+    aten.t.default: _turned,
+    aten.transpose.int: _turned,
+    aten.permute.default: lambda cls, w, dims: _turned(cls, w, *dims) if list(dims) in ([1, 0], [-1, -2]) else NotImplemented,
+    aten._to_copy.default: _moved,
+    aten.copy_.default: _overwritten,
+    aten.mm.default: _product,
+    aten.addmm.default: _sum_and_product,
+    aten.linear.default: _linear,
+    aten.matmul.default: _matmul,
+}
