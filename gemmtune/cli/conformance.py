@@ -18,6 +18,7 @@ from rich.text import Text
 
 from .. import settings
 from ..cache import cache_dir
+from ..conformance.bench.outcome import Record
 from ..conformance.option_table import OPTIONS, STDOUT
 from ..conformance.options import RunOptions
 from ..conformance.properties.table import PROPERTIES
@@ -26,7 +27,6 @@ from ..conformance.report.summary import Summary
 from ..conformance.report.text import header_lines, renderables
 from ..conformance.runs.files import json_text, write
 from ..conformance.runs.matrices import exit_status, matrix
-from ..conformance.runs.record import Record
 from ..conformance.runs.run import Run
 from ..errors import GemmtuneError
 from ..selector.progress import Progress, progress_for

@@ -15,8 +15,7 @@ from .. import settings
 from ..errors import GemmtuneError
 from ..perf_gate.gate import problems_without_names, run_gate
 from ..perf_gate.options import GateOptions
-from ..perf_gate.report import renderables, warnings
-from ..perf_gate.result import GateResult
+from ..perf_gate.result import GateResult, renderables, warnings
 from ..problem import Problem
 from ..selector.progress import Silent, progress_for
 from .asked import device_of, settings_changes, spec_of

@@ -14,7 +14,7 @@ from .gemms.subject import SubjectSpec
 from .gemms.traits import Traits
 from .labels import DTYPES, OPS, SHORT_DTYPES
 from .layouts import KINDS
-from .option_table import OPTIONS, STDOUT
+from .option_table import OPTIONS, STDOUT, Values
 from .properties.table import PROPERTIES
 
 __all__ = ["RunOptions", "declared_by"]
@@ -26,42 +26,13 @@ _LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What a run is asked to do. ``option_table.OPTIONS`` has the meanings.
+class RunOptions(Values):
+    """What a run is asked to do.
 
     Raises:
         ConformanceError: an unknown word, a number out of range, options that do not go together, a file that is not there.
         TraitsError: a declaration that means nothing.
     """
-
-    backend: str = ""
-    device: str | None = None
-    level: str = "smoke"
-    op: tuple[str, ...] = ()
-    dtype: tuple[str, ...] = ()
-    layout: tuple[str, ...] = ()
-    properties: tuple[str, ...] = ()
-    max_cases: int | None = None
-    max_seconds: float | None = None
-    trait: tuple[str, ...] = ()
-    traits: str | None = None
-    max_examples: int | None = None
-    derandomize: bool = False
-    random: bool = False
-    seed: int | None = None
-    skips_file: str | None = None
-    xfails_file: str | None = None
-    strict_lists: bool = False
-    save_failing: str | None = None
-    repro: tuple[str, ...] = ()
-    sm: tuple[str, ...] = ()
-    sm_compile_only: bool = False
-    sanitize: bool = False
-    min_executed: int | None = None
-    in_process: bool = False
-    timeout: float = 120.0
-    json: str | None = None
-    html: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunOptions:
@@ -97,10 +68,6 @@ class RunOptions:
             )
         if self.sm and self.html:
             raise ConformanceError("html: got sm beside it, expected json: a matrix has no page")
-        self._check_files()
-        declared_by(self.trait)
-
-    def _check_files(self) -> None:
         for name in ("skips_file", "xfails_file", "traits"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
@@ -111,6 +78,7 @@ class RunOptions:
                 continue
             if Path(path).is_dir() or not Path(path).parent.is_dir():
                 raise ConformanceError(f"{name}: got {path!r}, expected a file to write, in a folder that exists")
+        declared_by(self.trait)
 
     @property
     def active(self) -> bool:
@@ -147,21 +115,21 @@ def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
     defaults, declared = Traits().as_json(), dict[str, Any]()
     for word in words:
         name, equals, text = word.partition("=")
-        declared[name] = _value(text, defaults.get(name)) if equals else True
+        default = defaults.get(name)
+        if not equals:
+            declared[name] = True
+        elif isinstance(default, dict):
+            declared[name] = dict(part.partition(":")[::2] for part in text.split(","))
+        elif isinstance(default, list) or default is None:
+            declared[name] = [_plain(part) for part in text.strip("[]").split(",") if part]
+        else:
+            declared[name] = _plain(text)
     Traits().changed(declared)
     return declared
 
 
-def _value(text: str, default: Any) -> Any:
-    """A value of the same kind as ``default``: a table, a list, or one value as TOML has it, or else the text."""
-    if isinstance(default, dict):
-        return dict(part.partition(":")[::2] for part in text.split(","))
-    if isinstance(default, list) or default is None:
-        return [_plain(part) for part in text.strip("[]").split(",") if part]
-    return _plain(text)
-
-
 def _plain(text: str) -> Any:
+    """A value as TOML has it, or else the text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

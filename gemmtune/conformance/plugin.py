@@ -19,9 +19,8 @@ from .option_table import Option
 from .options import RunOptions
 from .suite import hookspecs
 from .suite.matrices import MatrixSession
-from .suite.session import ConformanceSession
+from .suite.session import ConformanceSession, PytestTerminal
 from .suite.stash import OPTIONS
-from .suite.terminal import PytestTerminal
 
 __all__ = ["options_of", "pytest_addhooks", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 

@@ -81,7 +81,7 @@ class Baselines:
             GateError: the file cannot be read, or is no file of baselines.
         """
         path = Path(folder) / f"{slug(device)}.json"
-        found = cls(path=path, device=_device(device))
+        found = cls(path=path, device={"name": device.name, "arch": device.arch})
         if not path.exists():
             return found
         try:
@@ -90,9 +90,15 @@ class Baselines:
             raise GateError(f"baselines: {path} cannot be read: {error}; put it right, or remove it") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("entries"), list):
             raise GateError(f"baselines: {path}: expected an object with format {FORMAT} and a list of entries")
+        names = {f.name for f in dataclasses.fields(Baseline)}
         for number, entry in enumerate(data["entries"], 1):
-            baseline = _entry(path, number, entry)
-            found.entries[baseline.identity] = baseline
+            if not isinstance(entry, dict) or set(entry) != names or not isinstance(entry["key"], dict):
+                got = f"fields {', '.join(sorted(entry))}" if isinstance(entry, dict) else repr(entry)
+                raise GateError(f"baselines: {path}: entry {number}: got {got}, expected exactly {', '.join(sorted(names))}")
+            try:
+                found.put(Baseline(**entry))
+            except GateError as error:
+                raise GateError(f"baselines: {path}: entry {number}: {error}") from None
         return found
 
     def get(self, problem: Problem, timing: Timing) -> Baseline | None:
@@ -110,7 +116,10 @@ class Baselines:
             GateError: it cannot be written.
         """
         entries = sorted(self.entries.values(), key=lambda b: (b.problem, b.identity))
-        text = ",\n".join(_entry_text(entry) for entry in entries)
+        # Each field on a line of its own, with the whole of its value: what changed is a line of a diff.
+        fields = [[(f.name, getattr(entry, f.name)) for f in dataclasses.fields(entry)] for entry in entries]
+        texts = [",\n".join(f'    "{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in rows) for rows in fields]
+        text = ",\n".join(f"  {{\n{rows}\n  }}" for rows in texts)
         whole = f'{{\n"format": {FORMAT},\n"device": {json.dumps(dict(self.device))},\n"entries": [\n{text}\n]\n}}\n'
         temporary = self.path.with_suffix(".tmp")
         try:
@@ -127,26 +136,5 @@ def slug(device: DeviceInfo) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _device(device: DeviceInfo) -> dict[str, str]:
-    return {"name": device.name, "arch": device.arch}
-
-
 def _canonical(key: Mapping[str, Any]) -> str:
     return json.dumps(key, sort_keys=True, separators=(",", ":"))
-
-
-def _entry(path: Path, number: int, entry: Any) -> Baseline:
-    names = {f.name for f in dataclasses.fields(Baseline)}
-    if not isinstance(entry, dict) or set(entry) != names or not isinstance(entry["key"], dict):
-        got = f"fields {', '.join(sorted(entry))}" if isinstance(entry, dict) else repr(entry)
-        raise GateError(f"baselines: {path}: entry {number}: got {got}, expected exactly {', '.join(sorted(names))}")
-    try:
-        return Baseline(**entry)
-    except GateError as error:
-        raise GateError(f"baselines: {path}: entry {number}: {error}") from None
-
-
-def _entry_text(entry: Baseline) -> str:
-    """A field on each line, its value on the same one: what changed is a line of a diff."""
-    fields = [f'    "{f.name}": {json.dumps(getattr(entry, f.name), ensure_ascii=False)}' for f in dataclasses.fields(entry)]
-    return "  {\n" + ",\n".join(fields) + "\n  }"

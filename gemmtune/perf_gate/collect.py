@@ -6,13 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .processes import Failed
-from .sampling import ProcessSample
+from ..device import DeviceInfo
+from ..settings import Settings
+from ..timing.conditions import device_to_itself
+from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from .sampling import Match, ProcessSample, Sampling, sample_match
 from .statistics import Judgement, Verdict
 
-__all__ = ["Process", "Series", "collect"]
+__all__ = ["Failed", "FreshProcess", "Process", "Series", "collect"]
 
 M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A match that could not be measured, and why."""
+
+    reason: str
+
+
 Process = Callable[[Sequence[M], int], list[ProcessSample | Failed]]
 """``process(matches, turn)`` measures the matches in a fresh process, a result for each; ``turn`` counts the calls."""
 
@@ -70,3 +82,38 @@ def collect(
                 else:
                     found[i].batches[-1].append(result)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshProcess:
+    """Measures matches in a process that is started for it and ended after it."""
+
+    device: DeviceInfo
+    settings: Settings
+    sampling: Sampling
+
+    def __call__(self, matches: Sequence[Match], turn: int) -> list[ProcessSample | Failed]:
+        """A result for each match. One that kills the process costs only itself: the others go on in another process."""
+        worker = Worker()
+        results: list[ProcessSample | Failed] = []
+        timeout_s = self.settings.choice_timeout_s + self.sampling.budget_s
+        try:
+            for match in matches:
+                if not worker.alive:
+                    worker = Worker()
+                with device_to_itself(self.settings, self.device):
+                    results.append(self._sample(worker, match, turn, timeout_s))
+        finally:
+            worker.close()
+        return results
+
+    def _sample(self, worker: Worker, match: Match, turn: int, timeout_s: float) -> ProcessSample | Failed:
+        arguments = (match, self.device, self.settings, self.sampling, turn)
+        try:
+            return worker.call(sample_match, *arguments, timeout_s=timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever a choice raises is told as the reason why it was not measured
+            if self.device.type != "cpu" and worker.alive:
+                worker.close()  # the error may have ruined the CUDA context
+            if isinstance(error, WorkerTimedOut):
+                return Failed(f"{error.reason}; the limit follows the setting choice_timeout_s")
+            return Failed(error.reason if isinstance(error, WorkerCrashed) else f"{type(error).__name__}: {error}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from .. import settings as settings_module
-from ..choice import Choice
 from ..device import DeviceInfo, detect
 from ..dispatch.tuning import tune
 from ..errors import GateError, GemmtuneError
@@ -14,18 +16,16 @@ from ..problem import Problem
 from ..problem.rebuild import rebuilt
 from ..selector.progress import Progress
 from ..settings import Settings
-from .baselines import Baselines
-from .collect import Series, collect
+from ..store.key import difference, fingerprint
+from .baselines import Baseline, Baselines
+from .collect import FreshProcess, Series, collect
 from .options import PICK, GateOptions
-from .problems import default_problems
-from .processes import FreshProcess
-from .recall import find_baselines, note_differences, update_baselines, versions
 from .result import GateResult, ProblemGate
 from .sampling import Match, Sampling
-from .statistics import Judgement, Rule, judge
+from .statistics import Estimate, Judgement, Rule, Verdict, bounds, judge
 from .subjects import TORCH, subject_for
 
-__all__ = ["problems_without_names", "run_gate"]
+__all__ = ["problems_without_names", "run_gate", "versions"]
 
 
 def run_gate(
@@ -47,19 +47,24 @@ def run_gate(
     options = options or GateOptions()
     wanted = list(dict.fromkeys(problems))
     device = detect(options.device)
-    _check(wanted, device)
+    if not wanted:
+        raise GateError("problems: got none, expected at least one")
+    for problem in wanted:
+        if problem.device_type != device.torch_device.type:
+            raise GateError(f"problems: got {problem}, expected problems for {device.torch_device}")
     settings = settings_module.current()
+    baselines = Baselines.of(options.baselines, device)
     gate = _Gate(
         entries=[ProblemGate(problem=problem) for problem in wanted],
         options=options,
         rule=Rule.for_suite(len(wanted)),
         device=device,
         settings=settings,
+        baselines=baselines,
         tell=tell,
         progress=progress,
     )
-    baselines = Baselines.of(options.baselines, device)
-    gate.run(baselines)
+    gate.run()
     file = str(baselines.path) if options.anchor == "baseline" or options.update_baseline else ""
     return GateResult(
         entries=gate.entries, options=options, rule=gate.rule, device=device.name,
@@ -87,14 +92,6 @@ def problems_without_names(options: GateOptions) -> list[Problem]:
     return known or default_problems(device.torch_device.type)
 
 
-def _check(problems: Sequence[Problem], device: DeviceInfo) -> None:
-    if not problems:
-        raise GateError("problems: got none, expected at least one")
-    for problem in problems:
-        if problem.device_type != device.torch_device.type:
-            raise GateError(f"problems: got {problem}, expected problems for {device.torch_device}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gate:
     """One run: its entries are filled as it goes on."""
@@ -104,40 +101,53 @@ class _Gate:
     rule: Rule
     device: DeviceInfo
     settings: Settings
+    baselines: Baselines
     tell: Callable[[str], None]
     progress: bool | Progress
 
-    def run(self, baselines: Baselines) -> None:
+    def run(self) -> None:
         """Compare the candidate with torch in the same process, and that ratio with the baseline's if asked."""
         if self.options.anchor == "baseline":
-            find_baselines(self.entries, baselines, self.settings, needed=not self.options.update_baseline)
+            self._recall()
         playing = [entry for entry in self.entries if not entry.missing]
-        if self.options.candidate == PICK:
-            self._tune(playing)
+        tuned = [entry.problem for entry in playing if not entry.problem.empty and 0 not in entry.problem.summed]
+        if self.options.candidate == PICK and tuned and self.settings.tune != "never":
+            # All at once, so that they compile in the background while the first ones are measured.
+            tune(tuned, settings=self.settings, progress=self.progress, device=str(self.device.torch_device))
         matches: list[Match] = []
         ready: list[ProblemGate] = []
         for entry in playing:
             try:
-                candidate, anchor = (self._subject(name, entry) for name in (self.options.candidate, TORCH))
+                candidate, anchor = (
+                    subject_for(name, entry.problem, self.device, self.settings) for name in (self.options.candidate, TORCH)
+                )
             except GemmtuneError as error:
                 entry.series.failure = str(error)
                 continue
             entry.candidate, entry.anchor = candidate.name, anchor.name
+            if entry.baseline is not None:
+                self._note_differences(entry, entry.baseline)
             matches.append(Match(problem=entry.problem, candidate=candidate, anchor=anchor))
             ready.append(entry)
-        note_differences(ready, self.device, self.settings)
         self._collect(ready, matches)
         if self.options.update_baseline:
-            update_baselines(ready, baselines, self.device, self.settings, self.rule)
+            self._update_baselines(ready)
 
-    def _subject(self, name: str, entry: ProblemGate) -> Choice:
-        return subject_for(name, entry.problem, self.device, self.settings)
+    def _recall(self) -> None:
+        """Give each entry its baseline. One without is judged at once, as missing, unless baselines are being made."""
+        for entry in self.entries:
+            entry.baseline = self.baselines.get(entry.problem, self.settings.timing)
+            if entry.baseline is None and not self.options.update_baseline:
+                entry.missing = True
+                reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
+                entry.judgement = Judgement(verdict=Verdict.INCONCLUSIVE, bounds=None, reason=reason)
 
-    def _tune(self, entries: Sequence[ProblemGate]) -> None:
-        """All at once, so that they compile in the background while the first ones are measured."""
-        problems = [entry.problem for entry in entries if not entry.problem.empty and 0 not in entry.problem.summed]
-        if problems and self.settings.tune != "never":
-            tune(problems, settings=self.settings, progress=self.progress, device=str(self.device.torch_device))
+    def _note_differences(self, entry: ProblemGate, baseline: Baseline) -> None:
+        """Note what is other than when the baseline was made: reasons for a change that are no fault of the kernels."""
+        if baseline.pick != entry.candidate:
+            entry.notes.append(f"another pick than the baseline's, which was {baseline.pick}")
+        now = versions(self.device, self.settings)
+        entry.notes += [f"since the baseline, {line}" for line in difference(baseline.versions, now)]
 
     def _collect(self, entries: Sequence[ProblemGate], matches: Sequence[Match]) -> None:
         process = FreshProcess(device=self.device, settings=self.settings, sampling=Sampling.of(self.device.type))
@@ -151,3 +161,55 @@ class _Gate:
         for index, (entry, series) in enumerate(zip(entries, collected, strict=True)):
             entry.series = series
             entry.judgement = None if series.failure else judged(index, series)
+
+    def _update_baselines(self, entries: Sequence[ProblemGate]) -> None:
+        """Write the ratios that were measured, but for those that are too noisy to compare anything with."""
+        written = False
+        for entry in entries:
+            if entry.judgement is None:
+                continue
+            estimate = Estimate.of([sample.log_ratio for sample in entry.series.samples])
+            if bounds(estimate, self.rule.level).margin > math.log(self.rule.visible / self.rule.limit):
+                entry.notes.append("too noisy for a baseline, so none was written: measure on an idle machine")
+                continue
+            written = True
+            self.baselines.put(
+                Baseline(
+                    problem=str(entry.problem),
+                    key=entry.problem.to_json(),
+                    timing=self.settings.timing,
+                    pick=entry.candidate,
+                    log_ratio=round(estimate.mean, 6),
+                    spread=round(estimate.spread, 6),
+                    processes=estimate.count,
+                    versions=versions(self.device, self.settings),
+                )
+            )
+        if written:
+            self.baselines.write()
+
+
+def versions(device: DeviceInfo, settings: Settings) -> dict[str, str]:
+    """The machine's fingerprint without the long list of instruction sets."""
+    return {name: value for name, value in fingerprint(device, settings.timing).items() if name != "isa"}
+
+
+def default_problems(device_type: str) -> list[Problem]:
+    """What a gate takes when no problems are named, on ``cpu`` or ``cuda``: one for each regime that kernels differ in, a minute in
+    all."""
+    if device_type == "cpu":
+        f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
+        sizes = [(f32, 256, 512, 512), (f32, 16, 1024, 1024), (f32, 129, 257, 383), (f16, 128, 256, 512), (bf16, 256, 512, 512)]
+        return [
+            *(Problem.mm(m, n, k, dtype=dtype, device_type="cpu") for dtype, m, n, k in sizes),
+            Problem.addmm(128, 384, 512, dtype=f32, device_type="cpu"),
+            Problem.bmm(8, 64, 128, 96, dtype=f32, layout="nn", device_type="cpu"),
+        ]
+    large = [(1, 4096, 4096), (32, 6144, 4096), (384, 4096, 4096), (3072, 4096, 4096), (256, 256, 32768), (999, 1001, 1000)]
+    return [
+        *(Problem.mm(m, n, k, dtype=torch.bfloat16, device_type=device_type) for m, n, k in large),
+        Problem.mm(2048, 2048, 2048, dtype=torch.float16, layout="nn", device_type=device_type),
+        Problem.mm(1024, 1024, 1024, dtype=torch.float32, device_type=device_type),
+        Problem.addmm(1024, 3072, 768, dtype=torch.bfloat16, device_type=device_type),
+        Problem.bmm(64, 256, 256, 128, dtype=torch.bfloat16, layout="nn", device_type=device_type),
+    ]

@@ -20,7 +20,7 @@ from ..problem import Problem
 from ..settings import Settings
 from ..timing.contenders import Contender
 from ..version import __version__
-from .recall import versions
+from .gate import versions
 
 __all__ = ["DeviceClock", "extra_info"]
 

@@ -43,12 +43,8 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
         return plan_for(problem, -1 if device.type == "cpu" else device.index).choice
     if name == TORCH:
         return fallback(problem, device, settings).choice
-    if name.partition(":")[0] in BACKENDS:
-        return _named(name, problem, device, settings)
-    return FunctionChoice.of(name, problem, device)
-
-
-def _named(name: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice:
+    if name.partition(":")[0] not in BACKENDS:
+        return FunctionChoice.of(name, problem, device)
     choices = {choice.name: choice for choice in widest_offers_for(problem, device, settings).choices}
     if name not in choices:
         known = ", ".join(list(choices)[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
@@ -91,19 +87,15 @@ class FunctionChoice(Choice):
 
     def bind(self, loaded: Subject) -> Kernel:
         """Calls of the function."""
-        return _kernel(loaded, self.problem, self.results_kept)
+        kept: collections.deque[object] = collections.deque(maxlen=max(self.results_kept, 1))
 
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            into = out if loaded.traits.out else None
+            kept.append(loaded(Call(problem=self.problem, tensors=tensors, scalars=scalars, out=into)))
 
-def _kernel(subject: Subject, problem: Problem, results_kept: int) -> Kernel:
-    kept: collections.deque[object] = collections.deque(maxlen=max(results_kept, 1))
+        def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+            result = loaded(Call(problem=self.problem, tensors=tensors, scalars=scalars))
+            assert isinstance(result, torch.Tensor)
+            return result
 
-    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        into = out if subject.traits.out else None
-        kept.append(subject(Call(problem=problem, tensors=tensors, scalars=scalars, out=into)))
-
-    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
-        result = subject(Call(problem=problem, tensors=tensors, scalars=scalars))
-        assert isinstance(result, torch.Tensor)
-        return result
-
-    return Kernel(run=run, run_new=run_new)
+        return Kernel(run=run, run_new=run_new)

@@ -14,7 +14,7 @@ from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms.subject import FunctionSubject, NamespaceSubject, Subject
 from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.properties.table import property_named
-from gemmtune.conformance.runs.judge import judge
+from gemmtune.conformance.runs.isolation import judge
 
 CPU = torch.device("cpu")
 TORCH_TRAITS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.gemms.subject import Subject
 from gemmtune.conformance.labels import BIASES
 from gemmtune.conformance.layouts import KINDS
-from gemmtune.conformance.runs.judge import judge
+from gemmtune.conformance.runs.isolation import judge
 from gemmtune.problem.dtypes import accumulator_dtype
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -24,7 +24,7 @@ from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.layouts import OperandLayout
 from gemmtune.conformance.properties.large import FAR, far_layout
-from gemmtune.conformance.runs.judge import judge
+from gemmtune.conformance.runs.isolation import judge
 
 Product = Callable[..., torch.Tensor]
 

@@ -14,7 +14,7 @@ from made_subjects import Product, diagnosis, finished, judged, made
 from gemmtune.conformance.bench.bench import Bench
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.diagnose import Evidence, diagnose
-from gemmtune.conformance.diagnose.places import place
+from gemmtune.conformance.diagnose.signs import place
 from gemmtune.conformance.gemms.subject import Subject
 from gemmtune.numerics.buffers import storage_bits
 from gemmtune.numerics.reference import Region, reference

@@ -22,7 +22,7 @@ from gemmtune.conformance.bench.outcome import Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.layouts import KINDS, OperandLayout
-from gemmtune.conformance.runs.judge import judge
+from gemmtune.conformance.runs.isolation import judge
 
 Product = Callable[..., torch.Tensor]
 

@@ -23,8 +23,8 @@ from gemmtune.conformance.gemms.subject import NamespaceSubject, Subject
 from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.labels import QUANTIZED, SCALES_OF
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
-from gemmtune.conformance.runs.judge import judge
-from gemmtune.conformance.suite.strategies import cases
+from gemmtune.conformance.runs.isolation import judge
+from gemmtune.conformance.suite.drawing import cases
 from gemmtune.errors import CaseError, TraitsError
 
 QUANTIZED_ONLY = ALL_OPS.changed({"ops": QUANTIZED})

@@ -73,11 +73,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def test_nothing_found(install: Install) -> None:
     install("fine")
     report = sanitize(SPEC, CASES[:1], "cuda", tools=("memcheck", "racecheck"))
-    assert report.failures == ()
+    assert report.findings == ()
     assert report.executed == 2
     assert "compute-sanitizer memcheck, racecheck: 2 of 2 runs of cases" in report.text()
     assert "0 findings" in report.text()
-    assert report.as_json()["cases"] == ["out-of-bounds:mm-f32-16x8x4-out.row"]
 
 
 def test_a_finding_is_that_of_the_case_that_shows_it(install: Install) -> None:
@@ -91,7 +90,6 @@ def test_a_finding_is_that_of_the_case_that_shows_it(install: Install) -> None:
         "Address 0x7f66dc400200 is out of bounds"
     )
     assert "out-of-bounds:mm-f32-16x8x9-out.row\n    Invalid __global__ write" in report.text()
-    assert json.loads(json.dumps(report.as_json()))["findings"][0]["case"] == CASES[1].id
 
 
 def test_a_sanitizer_that_refuses_the_device(install: Install) -> None:
@@ -165,4 +163,4 @@ def test_torch_is_clean_under_the_real_one() -> None:
     except UnavailableError as error:
         pytest.skip(str(error))
     assert report.executed == len(cases)
-    assert report.failures == (), report.text()
+    assert report.findings == (), report.text()

@@ -12,7 +12,7 @@ from adapters.inductor import CompiledSubject, generated_kernels, library_calls,
 
 from gemmtune.conformance.bench.outcome import Verdict
 from gemmtune.conformance.cases.case import Case
-from gemmtune.conformance.runs.judge import judge
+from gemmtune.conformance.runs.isolation import judge
 
 CASE = Case(property_name="integers", dtype="float16", m=16, n=16, k=16)
 GENERATED = """

@@ -164,7 +164,7 @@ class TestReports:
         assert (done.status, data["exit_status"], data["verdict"]) == (1, 1, "FAILS")
         assert data["failed"] == len(list((tmp_path / "bad").iterdir())) == 3
         page = (tmp_path / "r.html").read_text()
-        assert "<svg" in page
+        assert "up to 4 times the tolerance" in page
         assert data["failures"][0]["repeat"] in page
         again = conformance("drops_last", "--repro", "bad", "--json", "-")
         assert json.loads(again.out)["executed"] == data["failed"]

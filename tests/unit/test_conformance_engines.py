@@ -15,9 +15,9 @@ from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.runs import matrices
 from gemmtune.conformance.runs import run as runs
 from gemmtune.conformance.runs.sanitize import Finding, SanitizerReport
-from gemmtune.conformance.suite import test_sanitizer as sanitizer_tests
+from gemmtune.conformance.suite import test_conformance as suite_tests
 
-SUITE = Path(sanitizer_tests.__file__).parent
+SUITE = Path(suite_tests.__file__).parent
 
 
 class TestArchitectures:
@@ -68,7 +68,7 @@ class TestSanitizer:
 
     def test_a_finding_is_a_failure_of_its_own(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         failure = Failure(property_name="memcheck", message="Invalid __global__ write of size 2 bytes")
-        monkeypatch.setattr(sanitizer_tests, "sanitize", lambda spec, cases, device: self.report(cases, failure))
+        monkeypatch.setattr(suite_tests, "sanitize", lambda spec, cases, device: self.report(cases, failure))
         status, out = self.run(capsys)
         assert status == 1
         assert "1 case of memcheck: Invalid __global__ write of size 2 bytes" in out
@@ -76,11 +76,11 @@ class TestSanitizer:
         assert "again: gemmtune conformance conformance_functions:right --device cpu --sanitize --in-process --repro " in out
 
     def test_the_status_is_that_of_what_ran(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        monkeypatch.setattr(sanitizer_tests, "sanitize", lambda spec, cases, device: self.report(cases))
+        monkeypatch.setattr(suite_tests, "sanitize", lambda spec, cases, device: self.report(cases))
         status, out = self.run(capsys)
         assert status == 0, out
         assert "CONFORMS under compute-sanitizer, which is all that ran: 0 cases executed, 0 refused, 4 runs under" in out
-        monkeypatch.setattr(sanitizer_tests, "sanitize", lambda spec, cases, device: self.report(cases, executed=False))
+        monkeypatch.setattr(suite_tests, "sanitize", lambda spec, cases, device: self.report(cases, executed=False))
         status, out = self.run(capsys)
         assert status == 2
         assert "NOT TESTED" in out
@@ -89,7 +89,7 @@ class TestSanitizer:
         def missing(*_: object) -> SanitizerReport:
             raise runs.ConformanceError("sanitize: there is no compute-sanitizer on PATH")
 
-        monkeypatch.setattr(sanitizer_tests, "sanitize", missing)
+        monkeypatch.setattr(suite_tests, "sanitize", missing)
         status, out = self.run(capsys)
         assert status == 2
         assert "sanitize: there is no compute-sanitizer on PATH" in out

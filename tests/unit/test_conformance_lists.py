@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmtune.conformance.runs.lists import CaseList
+from gemmtune.conformance.runs.files import CaseList
 from gemmtune.errors import ConformanceError
 
 IDS = ["bound:mm-f16-1x2x3", "bound:mm-f32-1x2x3-a.row+8@3", "nan:bmm-f16-2x1x2x3-a.col~0"]

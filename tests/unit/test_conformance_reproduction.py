@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmtune.conformance.bench.outcome import Failure, Outcome, Verdict
+from gemmtune.conformance.bench.outcome import Failure, Outcome, Record, Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.options import RunOptions
-from gemmtune.conformance.runs.record import Record
-from gemmtune.conformance.runs.reproduction import cases_to_repeat, command, pytest_command, save_failing
+from gemmtune.conformance.runs.files import cases_to_repeat, command, pytest_command, save_failing
 from gemmtune.errors import CaseError, ConformanceError
 
 CASE = Case(property_name="bound", dtype="bfloat16", m=127, n=64, k=33, a="col+4@1", b="row~0", seed=7)

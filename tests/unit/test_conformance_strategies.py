@@ -10,7 +10,7 @@ from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
-from gemmtune.conformance.suite.strategies import cases, layouts
+from gemmtune.conformance.suite.drawing import cases, layouts
 
 SCOPES = {
     "plain function": Scope(traits=Traits(ops=("mm",))),

@@ -13,9 +13,9 @@ from gemmtune import cli, settings
 from gemmtune.device import detect
 from gemmtune.errors import GateError
 from gemmtune.perf_gate.baselines import Baselines
+from gemmtune.perf_gate.collect import Failed, FreshProcess
 from gemmtune.perf_gate.gate import problems_without_names, run_gate
 from gemmtune.perf_gate.options import GateOptions
-from gemmtune.perf_gate.processes import Failed, FreshProcess
 from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling
 from gemmtune.perf_gate.statistics import Verdict
 from gemmtune.perf_gate.subjects import TORCH, subject_for

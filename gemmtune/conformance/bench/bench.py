@@ -22,10 +22,8 @@ from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
 from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, diagnose
-from ..gemms.refusals import Impossible, Refused, is_fatal
-from ..gemms.subject import Call, Subject
-from .heat import heat_map
-from .outcome import Failure
+from ..gemms.subject import Call, Impossible, Refused, Subject, is_fatal
+from .outcome import Failure, heat_map
 
 __all__ = ["Bench", "Expected", "NoResult"]
 
@@ -98,7 +96,8 @@ class Bench:
         """
         payload = self.next_payload()
         guards: Guards | None = None
-        inputs = self._watch(operands) if watch else Watch()
+        epilogue = {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(self.given(operands).extra)}
+        inputs = Watch(operands.named | epilogue) if watch else Watch()
         kept: torch.Tensor | None = None
         if out is None and self.case.out:
             out, guards = guarded_out(self.problem.out, self.device, payload)
@@ -116,8 +115,13 @@ class Bench:
             broken, where = guards.broken(payload).tolist()
             if broken:
                 self.fail(guards.describe(int(where)), property_name="out-of-bounds")
-        self._remember(tensor)
+        if tensor.numel() <= MOST_REMEMBERED:
+            self._results = [*self._results[-2:], self._wide(tensor)]
         return tensor
+
+    def forget_results(self) -> None:
+        """Earlier results do not explain what is judged next, which may be older than they are."""
+        self._results = []
 
     def launch(self, operands: Operands, out: torch.Tensor | None = None, *, wait: bool = True) -> object:
         """The bare call, on the current stream. Raises Refused where the GEMM raises an error that leaves the device usable."""
@@ -146,10 +150,6 @@ class Bench:
         """The bits with which out is poisoned next; never the same twice in a row."""
         self._calls += 1
         return POISONS[self.problem.out.dtype][self._calls % 2]
-
-    def _watch(self, operands: Operands) -> Watch:
-        extra = self.given(operands).extra
-        return Watch(operands.named | {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(extra)})
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
         """The result as a tensor. Raises NoResult where it is none of the right size, dtype and device."""
@@ -215,11 +215,6 @@ class Bench:
         """Note a failure of this case's property, or of another one that it came upon."""
         self.failures.append(Failure(property_name=property_name or self.case.property_name, message=message, **facts))  # type: ignore[arg-type]
 
-    def require(self, condition: bool, message: str) -> None:
-        """Fail with ``message`` unless ``condition``."""
-        if not condition:
-            self.fail(message)
-
     def explain(self, result: torch.Tensor, expected: Expected) -> None:
         """One failure with all that helps: first bad element, count, map, and which known bug gives this result."""
         got = self._wide(result)
@@ -232,7 +227,8 @@ class Bench:
         count, first = int(bad.sum()), int(bad.flatten().to(torch.uint8).argmax())
         _, m, n = bad.shape
         place = (first // (m * n), first // n % m, first % n)
-        unwritten = self._unwritten(result)
+        bits = result.view(storage_bits(result).dtype).reshape(bad.shape)
+        unwritten = (bits == POISONS[self.problem.out.dtype][0]) | (bits == POISONS[self.problem.out.dtype][1])
         element = BadElement(
             index=place if self.problem.batched else place[1:],
             got=float(got[place]),
@@ -252,7 +248,8 @@ class Bench:
             index=element.index, got=element.got, expected=element.expected,
             bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
-        self._forget(got)
+        # A result that was wrong when it came is no sign of a stale one when it comes again.
+        self._results = [x for x in self._results if not bool(((x == got) | (x.isnan() & got.isnan())).all())]
 
     def _again(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> Diagnosis | None:
         """What it is called if the latest call, of which ``result`` is, is right where it was wrong when it is made again."""
@@ -278,39 +275,16 @@ class Bench:
             return Diagnosis()
         return diagnose(
             Evidence(
-                problem=joined(self.problem),
-                operands=side_by_side(self.given(expected.operands)),
-                got=got,
-                expected=expected.right.value,
-                tolerance=expected.right.error,
-                bad=bad,
-                unwritten=unwritten,
+                problem=joined(self.problem), operands=side_by_side(self.given(expected.operands)), got=got,
+                expected=expected.right.value, tolerance=expected.right.error, bad=bad, unwritten=unwritten,
                 earlier=tuple(self._results[:-1]),
             )
-        )
+        )  # fmt: skip
 
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
         """A copy in float64 [B, M, N]."""
         problem = self.problem
         return result.to(torch.float64, copy=True).reshape(problem.batch, problem.m, problem.n)
-
-    def _unwritten(self, result: torch.Tensor) -> torch.Tensor:
-        """Elements that still have the bits of a poison, [B, M, N]."""
-        bits = result.view(storage_bits(result).dtype).reshape(self.problem.batch, self.problem.m, self.problem.n)
-        first, second = POISONS[self.problem.out.dtype]
-        return (bits == first) | (bits == second)
-
-    def _remember(self, result: torch.Tensor) -> None:
-        if result.numel() <= MOST_REMEMBERED:
-            self._results = [*self._results[-2:], self._wide(result)]
-
-    def forget_results(self) -> None:
-        """Earlier results do not explain what is judged next, which may be older than they are."""
-        self._results = []
-
-    def _forget(self, wrong: torch.Tensor) -> None:
-        """A result that was wrong when it came is no sign of a stale one when it comes again."""
-        self._results = [x for x in self._results if not bool(((x == wrong) | (x.isnan() & wrong.isnan())).all())]
 
 
 def _asked(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:

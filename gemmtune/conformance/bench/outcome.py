@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import torch
+
 from ..cases.case import Case
 
-__all__ = ["Failure", "HeatMap", "Outcome", "Verdict"]
+__all__ = ["Failure", "HeatMap", "Outcome", "Record", "Verdict", "heat_map"]
 
 
 class Verdict(StrEnum):
@@ -84,3 +87,67 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         """Plain values; the case as its id."""
         return dataclasses.asdict(self) | {"case": self.case.id, "property": self.case.property_name}
+
+
+MOST_CELLS = 64
+"""Along each dimension."""
+
+
+def heat_map(got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor, batch: int) -> HeatMap:
+    """The largest |got − expected| / tolerance in each cell of matrix ``batch``, all three float64 [B, M, N].
+
+    An exact expectation (tolerance 0) is measured in units of float32 roundoff of the value, so that any difference shows.
+    """
+    x, y, t = got[batch], expected[batch], tolerance[batch]
+    unit = torch.where(t > 0, t, 2.0**-24 * y.abs().clamp_min(2.0**-100))
+    ratio = torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, (x - y).abs() / unit).nan_to_num(nan=math.inf)
+    rows, cols = ratio.shape
+    steps = (max(1, math.ceil(rows / MOST_CELLS)), max(1, math.ceil(cols / MOST_CELLS)))
+    cells = torch.nn.functional.max_pool2d(ratio[None, None], steps, steps, ceil_mode=True)[0, 0]
+    return HeatMap(batch=batch, rows=rows, cols=cols, cells=tuple(tuple(row) for row in cells.tolist()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A case with its outcome; None where it was not run, and ``reason`` says why.
+
+    ``known`` is the reason with which the case is listed as known to fail, None if it is not.
+    """
+
+    case: Case
+    outcome: Outcome | None
+    reason: str = ""
+    known: str | None = None
+    drawn: bool = False
+    sanitized: bool = False
+    """Found by compute-sanitizer, which has to be there again to see it. It is none of the cases that are judged one by one."""
+
+    @property
+    def executed(self) -> bool:
+        """The GEMM was called, and gave an answer or failed to."""
+        return self.outcome is not None and self.outcome.verdict is not Verdict.REFUSED and not self.sanitized
+
+    @property
+    def refused(self) -> bool:
+        """The GEMM said that it does not do this."""
+        return self.outcome is not None and self.outcome.verdict is Verdict.REFUSED
+
+    @property
+    def bad(self) -> bool:
+        """It failed, known or not."""
+        return self.outcome is not None and self.outcome.verdict.bad
+
+    @property
+    def failed(self) -> bool:
+        """It failed, and is not known to."""
+        return self.bad and self.known is None
+
+    @property
+    def known_failure(self) -> bool:
+        """It failed as it is known to."""
+        return self.bad and self.known is not None
+
+    @property
+    def surprise(self) -> bool:
+        """It is listed as known to fail, and passed."""
+        return self.known is not None and self.outcome is not None and self.outcome.verdict is Verdict.PASSED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,24 +33,16 @@ class Form:
 
     def fits(self, case: Case) -> bool:
         """Whether a case has this form."""
-        return self == _form(case)
+        other = case.row.float8 and bool(case.weights)
+        weights, other = "" if other else case.weights, other and case.weights != case.dtype
+        return self == Form(
+            scales=case.scales, scale_dtype=case.scale_dtype, weights=weights, zeros=case.zeros, result=case.result, other=other
+        )
 
     def of(self, case: Case) -> Case:
         """``case`` in this form."""
         weights = FLOAT8[case.dtype == FLOAT8[0]] if self.other else self.weights
         return case.changed(scales=self.scales, scale_dtype=self.scale_dtype, weights=weights, zeros=self.zeros, result=self.result)
-
-
-def _form(case: Case) -> Form:
-    other = case.row.float8 and bool(case.weights)
-    return Form(
-        scales=case.scales,
-        scale_dtype=case.scale_dtype,
-        weights="" if other else case.weights,
-        zeros=case.zeros,
-        result=case.result,
-        other=other and case.weights != case.dtype,
-    )
 
 
 def forms_of(op: str, traits: Traits) -> tuple[Form, ...]:
@@ -93,12 +86,6 @@ def _unless(default: str, word: str) -> str:
 def form_number(number: int, count: int) -> int:
     """The place of the ``number``-th form among ``count``: each once in ``count`` numbers, and near ones unlike each other."""
     step = max(1, round(count * _GOLDEN))
-    while _common(step, count) > 1:
+    while math.gcd(step, count) > 1:
         step += 1
     return number * step % count
-
-
-def _common(x: int, y: int) -> int:
-    while y:
-        x, y = y, x % y
-    return x

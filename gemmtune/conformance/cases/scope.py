@@ -88,20 +88,17 @@ class Scope:
             return False
         if case.quantized and not any(form.fits(case) for form in forms_of(case.op, traits)):
             return False
-        if case.added and (case.bias not in traits.bias or not self._scalars_declared(case)):
+        undeclared = [name for name in ("alpha", "beta") if getattr(case, name) != "one" and not getattr(traits, name)]
+        if case.added and (case.bias not in traits.bias or undeclared):
             return False
-        return traits.min_alignment <= min(DTYPES[case.dtype].itemsize, case.b_dtype.itemsize) or self._aligned(case)
+        if traits.min_alignment <= min(DTYPES[case.dtype].itemsize, case.b_dtype.itemsize):
+            return True
+        problem = problem_of(case, self.device_type)
+        layouts = [x for x in (problem.a, problem.b, problem.c, problem.d) if x is not None]
+        return all(x.alignment * x.dtype.itemsize >= min(traits.min_alignment, 16) for x in layouts)
 
     def may_refuse(self, case: Case) -> bool:
         """Whether something about an allowed case is undeclared, so that the GEMM may raise an error instead of computing it."""
         traits = self.traits
         undeclared = traits.dtypes is None or (traits.layouts is None and case.kinds != {PLAIN})
         return undeclared or (0 in (case.m, case.n, *case.summed, case.batch) and not traits.empty)
-
-    def _scalars_declared(self, case: Case) -> bool:
-        return (case.alpha == "one" or self.traits.alpha) and (case.beta == "one" or self.traits.beta)
-
-    def _aligned(self, case: Case) -> bool:
-        problem = problem_of(case, self.device_type)
-        layouts = [x for x in (problem.a, problem.b, problem.c, problem.d) if x is not None]
-        return all(x.alignment * x.dtype.itemsize >= min(self.traits.min_alignment, 16) for x in layouts)

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 
 import torch
 
-from . import addressing, epilogue, inputs, k_ranges, quantized, rounding
-from .diagnosis import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, kind_of
+from . import addressing, epilogue, k_ranges, quantized, rounding
 from .evidence import Evidence, View
-from .match import Bug, Fit, fit
-from .places import place
-from .signs import errors_in, first_sign, last_sign
+from .match import DIFFERS, FIRST_CALL, WRONG_DTYPE, Bug, Diagnosis, fitting, kind_of
+from .signs import errors_in, first_sign, last_sign, place
 
 __all__ = ["BUGS", "DIFFERS", "FIRST_CALL", "WRONG_DTYPE", "Diagnosis", "Evidence", "diagnose", "kind_of"]
 
@@ -37,10 +35,10 @@ BUGS: tuple[Bug, ...] = (
     k_ranges.k_ranges,
     addressing.clamped,
     addressing.unmasked,
-    inputs.unsigned,
+    rounding.unsigned,
     quantized.clamped_pairs,
-    inputs.narrowed,
-    inputs.flushed,
+    rounding.narrowed,
+    rounding.flushed,
     rounding.steps,
     rounding.partials,
     rounding.accumulators,
@@ -54,13 +52,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """What the wrong result looks like, such as ``last K block of 16 dropped``; without a text if like nothing known."""
     if evidence.problem.empty:
         return Diagnosis()
-    certain = first_sign(evidence) or _stale(evidence)
+    certain = first_sign(evidence)
     if certain and bool((evidence.unwritten & evidence.bad).any()):
         return Diagnosis(certain)
     with _one_thread():
         view = View(evidence)
         everywhere, confined, possible = _reproduced(view, evidence)
-        text = certain or next(iter(everywhere), "") or confined or _described(view, evidence)
+        text = certain or next(iter(everywhere), "") or confined
+        # What can be said of a result that no bug gives.
+        text = text or rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
     return Diagnosis(text, tuple(dict.fromkeys(other for other in (*everywhere, *possible) if other != text)))
 
 
@@ -75,21 +75,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _described(view: View, evidence: Evidence) -> str:
-    """What can be said of a result that no bug gives."""
-    return rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
-
-
-def _stale(evidence: Evidence) -> str:
-    """The result of an earlier call."""
-    wrong = evidence.bad
-    for earlier in evidence.earlier:
-        same = (evidence.got == earlier) | (evidence.got.isnan() & earlier.isnan())
-        if bool(same.all()) and int(wrong.sum()) > 1:
-            return "the result of an earlier call"
-    return ""
-
-
 def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[str]]:
     """The bugs that give this result everywhere; the first one that gives it where it is wrong, with the place; and those that
     would give it too, but of which it says too little."""
@@ -97,12 +82,14 @@ def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[st
     possible: list[str] = []
     confined = ""
     where = place(evidence.bad)
+    # All that is wrong is one row or one column of several: any fault of that line would do as well as one along K.
+    one_line = any(int(view.bad.any(dim).any(0).sum()) == 1 < view.bad.shape[3 - dim] for dim in (1, 2))
     for bug in BUGS:
         if bug in COSTLY and everywhere:
             break
-        for found in _fitting(view, bug):
+        for found in fitting(view, bug):
             text = found.suspect.text
-            if found.everywhere and found.certain and not (found.suspect.along_k and _one_line(view)):
+            if found.everywhere and found.certain and not (found.suspect.along_k and one_line):
                 everywhere.append(text)
                 if bug in COSTLY:
                     break
@@ -112,15 +99,5 @@ def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[st
                 confined = f"{text} in {where}"
     if everywhere and everywhere[0] in epilogue.NOTHING:
         # Beside large numbers a narrow accumulator loses every small one: nothing is left either.
-        everywhere += [found.suspect.text for found in _fitting(view, rounding.accumulators) if found.everywhere][:1]
+        everywhere += [found.suspect.text for found in fitting(view, rounding.accumulators) if found.everywhere][:1]
     return everywhere, confined, possible
-
-
-def _fitting(view: View, bug: Bug) -> Iterator[Fit]:
-    return (found for suspect in bug(view) if (found := fit(view, suspect)) is not None)
-
-
-def _one_line(view: View) -> bool:
-    """All that is wrong is one row or one column of several: any fault of that line would do as well as one along K."""
-    rows, cols = (int(view.bad.any(dim).any(0).sum()) for dim in (2, 1))
-    return (rows == 1 < len(view.rows)) or (cols == 1 < len(view.cols))

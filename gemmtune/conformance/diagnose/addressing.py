@@ -22,8 +22,13 @@ def transposed(view: View) -> Iterator[Suspect]:
     For an operand that is not row-major, that is to ignore its strides, see ``misread``.
     """
     problem = view.problem
-    turned_a = _turned(view, "a") if problem.m == problem.k and problem.a.row_major else None
-    turned_b = _turned(view, "b") if problem.k == problem.n and problem.b.row_major else None
+
+    def turned(which: Matrix) -> torch.Tensor:
+        batch, row, col = view.strides(which)
+        return view.read(which, stride=(batch, col, row))
+
+    turned_a = turned("a") if problem.m == problem.k and problem.a.row_major else None
+    turned_b = turned("b") if problem.k == problem.n and problem.b.row_major else None
     if turned_a is not None:
         yield Suspect("a transposed", view.of(a=turned_a))
     if turned_b is not None:
@@ -35,11 +40,6 @@ def transposed(view: View) -> Iterator[Suspect]:
     if problem.m == problem.n:
         rows = view.read("a", rows=view.cols), view.read("b", cols=view.rows)
         yield Suspect("result transposed", view.result((rows[0] @ rows[1]).mT * view.scales))
-
-
-def _turned(view: View, which: Matrix) -> torch.Tensor:
-    batch, row, col = view.strides(which)
-    return view.read(which, stride=(batch, col, row))
 
 
 def misread(view: View) -> Iterator[Suspect]:
@@ -83,14 +83,9 @@ def _ways(view: View, which: Matrix) -> Iterator[tuple[str, tuple[int, int, int]
         ("storage offset of {} ignored", (by_batch, by_row, by_col), start - offset),
         ("storage offset of {} ignored, read from the start of its buffer", (by_batch, by_row, by_col), 0),
     ]
-    right = _effective((by_batch, by_row, by_col), matrix.shape)
     for text, stride, begin in ways:
-        if _effective(stride, matrix.shape) != right or begin != start:
+        if begin != start or any(x != y and n > 1 for x, y, n in zip(stride, matrix.stride(), matrix.shape, strict=True)):
             yield text, stride, begin
-
-
-def _effective(stride: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(s if n > 1 else 0 for s, n in zip(stride, size, strict=True))
 
 
 def miswritten(view: View) -> Iterator[Suspect]:
@@ -122,7 +117,8 @@ def batches(view: View) -> Iterator[Suspect]:
 def clamped(view: View) -> Iterator[Suspect]:
     """The last row, column or element of K replaced by the one before, as by a bound that is off by one."""
     problem = view.problem
-    rows, cols, inner = (x.clamp_max(max(size - 2, 0)) for x, size in _dimensions(view))
+    dimensions = ((view.rows, problem.m), (view.cols, problem.n), (view.inner, problem.k))
+    rows, cols, inner = (x.clamp_max(max(size - 2, 0)) for x, size in dimensions)
     by_row = view.read("a", rows=rows) @ view.b * view.scales
     by_col = view.a @ view.read("b", cols=cols) * view.scales
     if view.inp is not None:
@@ -136,10 +132,6 @@ def clamped(view: View) -> Iterator[Suspect]:
         yield Suspect("last element of K replaced by the one before it", view.result(last), along_k=True)
         yield Suspect("last column of a replaced by the one before it", view.of(a=view.read("a", cols=inner)), along_k=True)
         yield Suspect("last row of b replaced by the one before it", view.of(b=view.read("b", rows=inner)), along_k=True)
-
-
-def _dimensions(view: View) -> tuple[tuple[torch.Tensor, int], ...]:
-    return (view.rows, view.problem.m), (view.cols, view.problem.n), (view.inner, view.problem.k)
 
 
 def unmasked(view: View) -> Iterator[Suspect]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 
-from .evidence import View
+from ...problem.dtypes import dtype_name
+from .evidence import Reading, View
 from .match import Suspect
 
 __all__ = ["NOTHING", "added_name", "missing", "per_split", "scalars", "scales", "wrong_axis"]
@@ -39,8 +41,10 @@ def scalars(view: View) -> Iterator[Suspect]:
     yield Suspect("alpha applied twice", view.result(alpha=alpha**2))
     yield Suspect("alpha rounded to an integer", view.result(alpha=float(math.trunc(alpha))))
     dtype = view.problem.dtype
-    if dtype.is_floating_point and dtype.itemsize == 2:
-        yield Suspect(f"alpha rounded to {_name(dtype)}", view.result(alpha=_through(alpha, dtype)))
+    narrow = dtype.is_floating_point and dtype.itemsize == 2
+    rounded_alpha, rounded_beta = torch.tensor([alpha, beta], dtype=torch.float64).to(dtype).tolist() if narrow else (alpha, beta)
+    if narrow:
+        yield Suspect(f"alpha rounded to {dtype_name(dtype)}", view.result(alpha=rounded_alpha))
     if view.inp is None:
         return
     inp, name = view.inp, added_name(view)
@@ -54,8 +58,8 @@ def scalars(view: View) -> Iterator[Suspect]:
     yield Suspect("alpha and beta exchanged", beta * product + alpha * inp)
     yield Suspect(f"alpha in place of beta for {name}", alpha * (product + inp))
     yield Suspect(f"{name} subtracted", alpha * product - beta * inp)
-    if dtype.is_floating_point and dtype.itemsize == 2:
-        yield Suspect(f"beta rounded to {_name(dtype)}", alpha * product + _through(beta, dtype) * inp)
+    if narrow:
+        yield Suspect(f"beta rounded to {dtype_name(dtype)}", alpha * product + rounded_beta * inp)
 
 
 def per_split(view: View) -> Iterator[Suspect]:
@@ -75,20 +79,24 @@ def wrong_axis(view: View) -> Iterator[Suspect]:
     inp, name, (m, n) = view.matrix("inp"), added_name(view), (view.problem.m, view.problem.n)
     batch_step, row_step, col_step = inp.stride()
     rows, cols = view.rows, view.cols
+
+    def read(**how: Unpack[Reading]) -> torch.Tensor:
+        return view.result(inp=view.read("inp", **how))
+
     if row_step == 0 or col_step == 0:
         length = n if row_step == 0 else m
         turned = (batch_step, col_step, row_step)
-        yield Suspect(f"{name} on the wrong axis", _with(view, stride=turned, rows=rows % length, cols=cols % length))
+        yield Suspect(f"{name} on the wrong axis", read(stride=turned, rows=rows % length, cols=cols % length))
     elif m == n:
-        yield Suspect(f"{name} transposed", _with(view, stride=(batch_step, col_step, row_step)))
-    yield Suspect(f"first element of {name} used for all", _with(view, stride=(batch_step, 0, 0)))
-    yield Suspect(f"first row of {name} used for all", _with(view, stride=(batch_step, 0, col_step)))
-    yield Suspect(f"first column of {name} used for all", _with(view, stride=(batch_step, row_step, 0)))
+        yield Suspect(f"{name} transposed", read(stride=(batch_step, col_step, row_step)))
+    yield Suspect(f"first element of {name} used for all", read(stride=(batch_step, 0, 0)))
+    yield Suspect(f"first row of {name} used for all", read(stride=(batch_step, 0, col_step)))
+    yield Suspect(f"first column of {name} used for all", read(stride=(batch_step, row_step, 0)))
     for shift, text in ((1, "one element too far"), (-1, "one element too early")):
         if col_step:
-            yield Suspect(f"{name} read {text}", _with(view, cols=(cols + shift).clamp(0, n - 1)))
+            yield Suspect(f"{name} read {text}", read(cols=(cols + shift).clamp(0, n - 1)))
         elif row_step:
-            yield Suspect(f"{name} read {text}", _with(view, rows=(rows + shift).clamp(0, m - 1)))
+            yield Suspect(f"{name} read {text}", read(rows=(rows + shift).clamp(0, m - 1)))
 
 
 def scales(view: View) -> Iterator[Suspect]:
@@ -109,22 +117,3 @@ def scales(view: View) -> Iterator[Suspect]:
     if len(first) > 1 and len(second) > 1:
         swapped = first[view.cols % len(first)] * second[view.rows % len(second)].unsqueeze(-1)
         yield Suspect("scale_a and scale_b on each other's axis", plain * swapped)
-
-
-def _with(
-    view: View,
-    *,
-    stride: tuple[int, int, int] | None = None,
-    rows: torch.Tensor | None = None,
-    cols: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The result with the added operand read in another way."""
-    return view.result(inp=view.read("inp", stride=stride, rows=rows, cols=cols))
-
-
-def _through(value: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(value, dtype=torch.float64).to(dtype))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 
@@ -16,7 +16,7 @@ from ...numerics.reference import as_batches
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
 
-__all__ = ["Evidence", "Matrix", "View"]
+__all__ = ["Evidence", "Matrix", "Reading", "View"]
 
 Matrix = Literal["a", "b", "inp"]
 MOST_LINES = 48
@@ -45,6 +45,15 @@ class Evidence:
     bad: torch.Tensor
     unwritten: torch.Tensor
     earlier: tuple[torch.Tensor, ...] = ()
+
+
+class Reading(TypedDict, total=False):
+    """How an operand is read by mistake: other strides, another storage offset, other rows and columns than those of the view."""
+
+    stride: tuple[int, int, int]
+    offset: int
+    rows: torch.Tensor
+    cols: torch.Tensor
 
 
 class View:
@@ -101,31 +110,24 @@ class View:
         of_blocks = scale_b is not None and scale_b.numel() not in (1, problem.n)
         return problem.widens_b or blocks_of_k(problem) > 1 or of_blocks
 
-    def read(
-        self,
-        which: Matrix,
-        *,
-        stride: tuple[int, int, int] | None = None,
-        offset: int | None = None,
-        rows: torch.Tensor | None = None,
-        cols: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def read(self, which: Matrix, **how: Unpack[Reading]) -> torch.Tensor:
         """An operand's part of the view, as a kernel reads it that has other strides, another offset or other indices in mind.
 
         With scales and zero points where they are ``scaled_inside``. NaN where that is outside of the operand's buffer.
         """
-        values = self.stored(which, stride=stride, offset=offset, rows=rows, cols=cols)
+        values = self.stored(which, **how)
         if not self.scaled_inside or which == "inp":
             return values
-        scale = self.scale_of(which, rows=rows, cols=cols)
-        return (values - self.zero_of(rows=rows, cols=cols)) * scale if which == "b" else values * scale
+        rows, cols = how.get("rows"), how.get("cols")
+        values = values - self.zero_of(rows, cols) if which == "b" else values
+        return values * self.scale_of(which, rows, cols)
 
-    def scale_of(self, which: Matrix, *, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
+    def scale_of(self, which: Matrix, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
         """scale_a or scale_b of these elements, those of the view unless given; 1 where there is none."""
         operands = self.evidence.operands
         return self._scale(which, operands.scale_a if which == "a" else operands.scale_b, rows, cols, 1.0)
 
-    def zero_of(self, *, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
+    def zero_of(self, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
         """zero_b alike; 0 where there is none."""
         return self._scale("b", self.evidence.operands.zero_b, rows, cols, 0.0)
 
@@ -140,20 +142,13 @@ class View:
         first, second = (x.clamp(0, max(extent - 1, 0)) for x, extent in zip(lines, size, strict=True))
         return scale_at(scale.cpu(), size, first.unsqueeze(-1), second.unsqueeze(0))
 
-    def stored(
-        self,
-        which: Matrix,
-        *,
-        stride: tuple[int, int, int] | None = None,
-        offset: int | None = None,
-        rows: torch.Tensor | None = None,
-        cols: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def stored(self, which: Matrix, **how: Unpack[Reading]) -> torch.Tensor:
         """The numbers that lie there, without scales and zero points."""
         matrix = self.matrix(which)
-        steps = stride or self.strides(which)
-        first, second = (x if x is not None else y for x, y in zip((rows, cols), self.lines(which), strict=True))
-        start = int(matrix.storage_offset()) if offset is None else offset
+        steps = how.get("stride") or self.strides(which)
+        rows, cols = self.lines(which)
+        first, second = how.get("rows", rows), how.get("cols", cols)
+        start = how.get("offset", int(matrix.storage_offset()))
         encoding = self.problem.encoding if which == "b" else ""
         lines = first // 2 if encoding else first
         index = start + self.batches[:, None, None] * steps[0] + lines[:, None] * steps[1] + second * steps[2]

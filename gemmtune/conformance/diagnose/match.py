@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -11,7 +12,7 @@ import torch
 from ...problem.dtypes import dtype_info
 from .evidence import View
 
-__all__ = ["Bug", "Fit", "Suspect", "fit"]
+__all__ = ["DIFFERS", "FIRST_CALL", "WRONG_DTYPE", "Bug", "Diagnosis", "Suspect", "fitting", "kind_of"]
 
 LEAST_BITS = 20.0
 """Of evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in 10^4."""
@@ -50,39 +51,33 @@ class Fit(NamedTuple):
     certain: bool
 
 
-def fit(view: View, suspect: Suspect) -> Fit | None:
+def _fit(view: View, suspect: Suspect) -> Fit | None:
     """None if the suspect does not explain what was got, or would spoil other elements and may explain these by coincidence."""
-    margin = _margin(view, suspect.result)
-    same = _same(view, suspect.result, margin)
-    if not _nearer(view, suspect.result) or float(same[view.bad].double().mean()) < suspect.share:
+    result, info = suspect.result, dtype_info(view.problem.out.dtype)
+    # How far from it a kernel with the bug may be: the tolerance, rounding to the output dtype, rounding on the way.
+    margin = view.tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
+    same = ((view.got - result).abs() <= margin) | (view.got.isnan() & result.isnan()) | (view.got == _stored(view, result))
+    # It has to be much nearer to what was got than the expectation is, where that is wrong.
+    before, after = ((view.got - x).abs()[view.bad] for x in (view.expected, result))
+    counted = before.isfinite() & after.isfinite()
+    nearer = bool(after[counted].sum() <= MOST_LEFT * before[counted].sum())
+    if not nearer or float(same[view.bad].double().mean()) < suspect.share:
         return None
-    bits = _evidence(view, suspect.result, margin, same) - math.log2(suspect.tried)
+    bits = _evidence(view, result, margin, same) - math.log2(suspect.tried)
     if bool(same[~view.bad].all()):
         return Fit(suspect, everywhere=True, certain=bits >= LEAST_BITS)
     return Fit(suspect, everywhere=False, certain=True) if bits >= CONFINED_BITS else None
 
 
-def _margin(view: View, result: torch.Tensor) -> torch.Tensor:
-    """How far from ``result`` a kernel with the bug may be: the tolerance, rounding to the output dtype, rounding on the way."""
-    info = dtype_info(view.problem.out.dtype)
-    return view.tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
-
-
-def _same(view: View, result: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
-    return ((view.got - result).abs() <= margin) | (view.got.isnan() & result.isnan()) | (view.got == _stored(view, result))
+def fitting(view: View, bug: Bug) -> Iterator[Fit]:
+    """The suspects of a bug that explain what was got."""
+    return (found for suspect in bug(view) if (found := _fit(view, suspect)) is not None)
 
 
 def _stored(view: View, result: torch.Tensor) -> torch.Tensor:
     """``result`` rounded to the output dtype; integers as they are."""
     dtype = view.problem.out.dtype
     return result if dtype_info(dtype).is_integer else result.to(dtype).double()
-
-
-def _nearer(view: View, result: torch.Tensor) -> bool:
-    """Whether ``result`` is much nearer to what was got than the expectation is, where that is wrong."""
-    before, after = ((view.got - x).abs()[view.bad] for x in (view.expected, result))
-    counted = before.isfinite() & after.isfinite()
-    return bool(after[counted].sum() <= MOST_LEFT * before[counted].sum())
 
 
 def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor, same: torch.Tensor) -> float:
@@ -103,3 +98,22 @@ def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor, same: torc
     nan = view.got.isnan()
     pattern = bool(nan[view.bad].any()) and not bool(nan.all()) and bool((nan == result.isnan()).all())
     return float(most.sum()) + (PATTERN_BITS if pattern else 0.0)
+
+
+DIFFERS = "differs between equal calls"
+FIRST_CALL = "wrong at the first call of a problem, right when called again"
+WRONG_DTYPE = "a result of the wrong dtype"
+_PLACE = re.compile(r" (?:in|confined to) (?=the (?:first|last) |rows? |columns? |batch |batches |every ).*")
+
+
+class Diagnosis(NamedTuple):
+    """``text`` names what the result looks like, empty if like nothing known; ``also`` the other bugs that would give it."""
+
+    text: str = ""
+    also: tuple[str, ...] = ()
+
+
+def kind_of(text: str) -> str:
+    """What two diagnoses of one bug have in common: without places, sizes and remarks in brackets."""
+    plain = _PLACE.sub("", re.sub(r" \(.*?\)", "", text))
+    return re.sub(r"\bK block of #", "K block", re.sub(r"(?<!\w)\d+", "#", plain))

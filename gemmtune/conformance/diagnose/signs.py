@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
-from ...problem import Layout
 from ...problem.dtypes import dtype_info
 from .evidence import Evidence
-from .places import place
 
-__all__ = ["errors_in", "first_sign", "last_sign"]
+__all__ = ["errors_in", "first_sign", "last_sign", "place"]
 
 MOST_TAME = 64.0
 """Products of numbers below this add up to no infinity, not even in float16, for K up to 15; and hardly ever for signed ones."""
@@ -31,8 +31,12 @@ def first_sign(evidence: Evidence) -> str:
     lost = expected.isnan() & ~got.isnan()
     if bool((lost == bad).all()):
         return _with_place("NaN swallowed", lost)
-    if bool((_flushed(evidence) == bad).all()):
+    least = dtype_info(evidence.problem.out.dtype).smallest_normal
+    if bool((((got == 0) & (expected != 0) & (expected.abs() < least)) == bad).all()):
         return "subnormal numbers became 0"
+    for earlier in evidence.earlier if int(bad.sum()) > 1 else ():
+        if bool(((got == earlier) | (got.isnan() & earlier.isnan())).all()):
+            return "the result of an earlier call"
     return ""
 
 
@@ -40,6 +44,8 @@ def last_sign(evidence: Evidence) -> str:
     """What is left to say where no bug was found that gives these numbers; empty if nothing."""
     bad, got, expected = evidence.bad, evidence.got, evidence.expected
     largest = dtype_info(evidence.problem.out.dtype).largest
+    # Around the operands there is nothing but NaN: it comes out of numbers whose sums are far from overflow.
+    tame = all(bool((x.double().abs() < MOST_TAME).all()) for x in (evidence.operands.a, evidence.operands.b))
     if bool((evidence.unwritten & bad).any()):
         return _with_place("elements left unwritten", evidence.unwritten & bad)
     for text, mask in (
@@ -47,7 +53,7 @@ def last_sign(evidence: Evidence) -> str:
         ("infinity became NaN", expected.isinf() & got.isnan()),
         ("infinity lost", expected.isinf() & got.isfinite()),
         ("NaN became infinity", expected.isnan() & got.isinf()),
-        ("NaN, as if memory outside of the operands were read", _outside(evidence)),
+        ("NaN, as if memory outside of the operands were read", got.isnan() & expected.isfinite() & tame),
         ("NaN where there should be none", expected.isfinite() & got.isnan()),
         ("overflow to infinity", expected.isfinite() & got.isinf()),
         ("zeros", (got == 0) & expected.isfinite() & (expected != 0)),
@@ -74,35 +80,72 @@ def _reads_ignored(evidence: Evidence) -> bool:
     return bool(special.any()) and bool((spoilt == forbidden).all()) and bool((spoilt == evidence.bad).all())
 
 
-def _outside(evidence: Evidence) -> torch.Tensor:
-    """NaN out of numbers whose sums are far from overflow: around the operands there is nothing but NaN."""
-    operands = evidence.operands
-    tame = all(bool((x.double().abs() < MOST_TAME).all()) for x in (operands.a, operands.b))
-    return evidence.got.isnan() & evidence.expected.isfinite() & tame
-
-
-def _flushed(evidence: Evidence) -> torch.Tensor:
-    least = dtype_info(evidence.problem.out.dtype).smallest_normal
-    return (evidence.got == 0) & (evidence.expected != 0) & (evidence.expected.abs() < least)
-
-
 def _wrapped(evidence: Evidence) -> str:
     """Errors from the row or column on at which the offsets of an operand pass 2^31 or 2^32, and nowhere before it."""
     problem, bad = evidence.problem, evidence.bad
     lines = {"a": (bad.any(-1).any(0), 0), "b": (bad.any(-2).any(0), 1)}
     for name, layout in (("a", problem.a), ("b", problem.b), ("out", problem.out)):
         for wrong, dim in (lines[name],) if name in lines else lines.values():
-            first = int(wrong.to(torch.uint8).argmax())
+            first, step = int(wrong.to(torch.uint8).argmax()), layout.stride[-2 + dim]
+            # The largest offsets in the line before the first wrong one, and in that one.
+            rest = layout.span - 1 - (layout.size[-2 + dim] - 1) * step
+            before, after = ((line * step + rest) for line in (first - 1, first))
             for unit, itemsize in (("elements", 1), ("bytes", layout.dtype.itemsize)):
-                if first and _passes(layout, dim, first, itemsize):
+                if first and before < 2**31 // itemsize <= after:
                     line = ("row", "column")[dim]
                     return f"errors from {line} {first} on, where offsets in {name} pass 2^31 {unit}: 32-bit addresses"
     return ""
 
 
-def _passes(layout: Layout, dim: int, first: int, itemsize: int) -> bool:
-    """Whether the line ``first`` is the first one with an offset past 2^31 items."""
-    span = 2**31 // itemsize
-    rest = layout.span - 1 - (layout.size[-2 + dim] - 1) * layout.stride[-2 + dim]
-    ends = [line * layout.stride[-2 + dim] + rest for line in (first - 1, first)]
-    return ends[0] < span <= ends[1]
+DENSE = 0.25
+"""The least share of wrong elements among those in the wrong rows and columns for these to be a place. With small integers, or
+where a bug changes little, some come out right by chance."""
+TILES = (256, 128, 64, 32, 16, 8)
+
+
+def place(bad: torch.Tensor) -> str:
+    """The part of a [B, M, N] mask that is True, as after "in": ``the last row``, ``batch 2, columns 64–95``.
+
+    Empty if it is everywhere, or scattered.
+    """
+    batch, m, n = bad.shape
+    batches, rows, cols = bad.any(-1).any(-1), bad.any(-1).any(0), bad.any(-2).any(0)
+    wrong = int(bad.sum())
+    within = int(batches.sum()) * int(rows.sum()) * int(cols.sum())
+    if not wrong or wrong < DENSE * within:
+        return ""
+    parts = [
+        _lines(batches, "batch", "batches", tail=False) if batch > 1 else "",
+        _lines(rows, "row", "rows") if m > 1 else "",
+        _lines(cols, "column", "columns") if n > 1 else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _lines(mask: torch.Tensor, one: str, many: str, *, tail: bool = True) -> str:
+    """Some lines of a dimension in words; empty if all, or if they are scattered."""
+    size, found = len(mask), mask.nonzero().flatten().tolist()
+    first, last, count = found[0], found[-1], len(found)
+    if count == size:
+        return ""
+    if count == last - first + 1:
+        if last == size - 1 and first > 0:
+            tiles = (tile for tile in TILES if tail and size % tile and first == size // tile * tile)
+            past = "".join(f", past a multiple of {tile}" for tile in itertools.islice(tiles, 1))
+            if count == 1:
+                return f"the last {one}{past}"
+            return f"every {one} but the first" if first == 1 else f"the last {count} of {size} {many}{past}"
+        if first == 0:
+            return f"the first {one}" if count == 1 else f"the first {count} of {size} {many}"
+        return f"{one} {first}" if count == 1 else f"{many} {first}–{last}"
+    steps = {after - before for before, after in itertools.pairwise(found)}
+    if len(steps) == 1 and count > 2:
+        step = steps.pop()
+        if first - step < 0 and last + step >= size:
+            ending = "th" if 10 <= step % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(step % 10, "th")
+            return f"every {step}{ending} {one} from {first}"
+    for tile in reversed(TILES):  # the same part of each tile
+        if tile <= size // 2 and bool((mask[tile:] == mask[:-tile]).all()):
+            part = [line for line in found if line < tile]
+            return f"{many} {part[0]}–{part[-1]} of every {tile}" if part[-1] - part[0] + 1 == len(part) else ""
+    return ""

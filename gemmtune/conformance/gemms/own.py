@@ -103,24 +103,19 @@ class BackendSubject(Subject):
         device = preset(self.arch) if self.arch else detect(problem.device_type)
         offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,)))
         if problem.empty or 0 in problem.summed or not offers.choices:
-            reasons = (
-                "; ".join(dict.fromkeys(refusal.reason for refusal in offers.refusals)) or "an empty product is not its business"
-            )
-            raise NotImplementedError(f"{self.backend} has no choice: {reasons}")
+            reasons = "; ".join(dict.fromkeys(refusal.reason for refusal in offers.refusals))
+            raise NotImplementedError(f"{self.backend} has no choice: {reasons or 'an empty product is not its business'}")
         return offers.choices[zlib.crc32(problem.key.encode()) % len(offers.choices)]
 
     def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
-        choice = self.choice(problem)
-        return choice, self._made_to_run(choice).build()
-
-    def _made_to_run(self, choice: Choice) -> Choice:
-        """The choice, or one of its PTX. Raises NotImplementedError: this device cannot run kernels of ``arch``."""
-        if self.arch is None or not isinstance(choice, CompiledChoice):
-            return choice
-        way = how_to_run(self.arch, detect(choice.problem.device_type))
-        if way.mode is None:
-            raise NotImplementedError(f"{self.backend}: {way.reason}")
-        return choice.forward() if way.mode == "forward" else choice
+        """The problem's choice with its kernel, of PTX for another architecture. Raises NotImplementedError where none runs."""
+        choice = made = self.choice(problem)
+        if self.arch is not None and isinstance(choice, CompiledChoice):
+            way = how_to_run(self.arch, detect(choice.problem.device_type))
+            if way.mode is None:
+                raise NotImplementedError(f"{self.backend}: {way.reason}")
+            made = choice.forward() if way.mode == "forward" else choice
+        return choice, made.build()
 
 
 aten = BackendSubject("aten", EVERYTHING)

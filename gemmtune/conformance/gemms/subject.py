@@ -24,13 +24,13 @@ import torch
 
 from ...choice import Claims, Kernel, Scalars, Tensors
 from ...dispatch.fused import BROUGHT, NAMES
-from ...errors import SubjectError
+from ...errors import ErrorFromChoice, SubjectError
 from ...problem import Problem
 from ...problem.flags import precision_scope
 from ..labels import OPS
 from .traits import ATTRIBUTE, Traits
 
-__all__ = ["Call", "Subject", "SubjectSpec", "load"]
+__all__ = ["Call", "Impossible", "Refused", "Subject", "SubjectSpec", "is_fatal", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,3 +203,31 @@ def _found(target: str) -> object:
         return functools.reduce(getattr, path.split("."), module) if path else module
     except AttributeError as error:
         raise SubjectError(f"{target}: {error}") from error
+
+
+_STICKY = (
+    "illegal memory access",
+    "unspecified launch failure",
+    "device-side assert",
+    "misaligned address",
+    "illegal instruction",
+)
+
+
+class Refused(Exception):
+    """The GEMM raised an error, of whatever type its library has for that, instead of computing."""
+
+
+class Impossible(Exception):
+    """What the case needs is not there, such as the memory, or the kernel that is to be tested. That says nothing of the GEMM."""
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether a CUDA error has made the device unusable for this process, so that nothing after it can be believed."""
+    if isinstance(error, ErrorFromChoice):
+        return False
+    text = str(error)
+    accelerator = getattr(torch, "AcceleratorError", ())
+    return any(words in text for words in _STICKY) or (
+        bool(accelerator) and isinstance(error, accelerator) and "out of memory" not in text
+    )

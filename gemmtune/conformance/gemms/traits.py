@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,15 +100,12 @@ class Traits:
     """Keyword of a function's added operand."""
 
     def __post_init__(self) -> None:
-        _check_words("ops", self.ops, OPS)
-        _check_words("dtypes", self.dtypes, tuple(DTYPES))
-        _check_words("layouts", self.layouts, tuple(KINDS))
-        _check_words("bias", self.bias, BIASES)
-        _check_words("scales", self.scales, SCALES)
-        _check_words("scale_dtypes", self.scale_dtypes, NARROW_FLOATS)
-        _check_words("weights", self.weights, tuple(WEIGHTS))
-        _check_words("results", self.results, NARROW_FLOATS)
-        _check_words("devices", self.devices, ("cpu", "cuda"))
+        legal: dict[str, Iterable[str]] = {
+            "ops": OPS, "dtypes": DTYPES, "layouts": KINDS, "bias": BIASES, "scales": SCALES, "scale_dtypes": NARROW_FLOATS,
+            "weights": WEIGHTS, "results": NARROW_FLOATS, "devices": ("cpu", "cuda"),
+        }  # fmt: skip
+        for name, words in legal.items():
+            _check_words(name, getattr(self, name), tuple(words))
         _check_words("input_mode", (self.input_mode,), ("ieee", "tf32"))
         for name in ("accumulate", "partials"):
             table = getattr(self, name)
@@ -158,18 +155,16 @@ class Traits:
     def claims(self, problem: Problem) -> Claims:
         """The arithmetic declared for a problem."""
         name = dtype_name(problem.dtype)
-        accumulate = _torch_dtype(self.accumulate.get(name)) or problem.accumulator
-        mode = problem.precision.input_mode if problem.dtype == torch.float32 else "ieee"
-        if problem.dtype == torch.float32 and self.input_mode == "tf32":
-            mode = "tf32"
+        accumulate = DTYPES[self.accumulate[name]] if name in self.accumulate else problem.accumulator
+        tf32 = problem.dtype == torch.float32 and "tf32" in (self.input_mode, problem.precision.input_mode)
         two = problem.c is not None
         return Claims(
             accumulate=accumulate,
-            partials=_torch_dtype(self.partials.get(name)) or (problem.dtype if two else accumulate),
+            partials=DTYPES[self.partials[name]] if name in self.partials else problem.dtype if two else accumulate,
             epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
             splits=2 * self.splits if two else self.splits,
             weights=problem.dtype if problem.widens_b and problem.scale_b is not None else None,
-            input_mode=mode,
+            input_mode="tf32" if tf32 else "ieee",
             flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,
             skips_zeros=self.skips_zeros,
@@ -192,10 +187,6 @@ def gemm(**declared: Any) -> Callable[[F], F]:
         return function
 
     return declare
-
-
-def _torch_dtype(name: str | None) -> torch.dtype | None:
-    return None if name is None else DTYPES[name]
 
 
 def _check_words(name: str, words: tuple[str, ...] | None, legal: tuple[str, ...]) -> None:

@@ -11,23 +11,19 @@ from ...numerics.buffers import allocate
 from ...problem import Layout
 from ..bench.bench import Bench
 from ..cases.case import Case
+from ..cases.sampling import Sample
 from ..cases.scope import Level, Scope
-from ..gemms.refusals import Impossible
+from ..gemms.subject import Impossible
 from ..labels import DTYPES, ONE_PRODUCT
 from ..layouts import OperandLayout
-from .coverage import Sample, Size, fitted
-from .probing import exact_probe, fill_bits
-from .property import Property
+from .property import Property, check_once, exact_probe, fill_bits
 
 __all__ = ["PROPERTIES", "far_layout"]
 
 FAR = 2**31
 """The first offset in elements that a signed 32-bit integer does not hold."""
 LEAD_MULTIPLE = 64
-_FAR_SIZES: tuple[Size, ...] = ((5, 64, 48), (64, 64, 64))
-_OPERANDS = ("a.row", "b.row", "a.col", "b.col", "out.row", "out.col")
-_LARGE_SIZES: tuple[Size, ...] = ((46400, 46400, 64), (2**21 + 16, 16, 1040), (16, 2**21 + 16, 1040))
-"""M·N, M·K and N·K beyond 2^31."""
+OPERANDS = ("a.row", "b.row", "a.col", "b.col", "out.row", "out.col")
 
 
 def check_large_offsets(bench: Bench) -> None:
@@ -35,7 +31,8 @@ def check_large_offsets(bench: Bench) -> None:
 
     Memory between the rows is never written, so that a CPU does not even provide it.
     """
-    near = bench.sibling(a=_near(bench.case.a), b=_near(bench.case.b), out="")
+    a, b = (OperandLayout.parse(text).kind for text in (bench.case.a, bench.case.b))  # the same order of elements without the gaps
+    near = bench.sibling(a=a, b=b, out="")
     probe = exact_probe(near)
     problem, operands = bench.problem, probe.operands
     far = dataclasses.replace(operands, a=_placed(problem.a, operands.a), b=_placed(problem.b, operands.b))
@@ -53,8 +50,7 @@ def check_large_sizes(bench: Bench) -> None:
     """An operand or the result has more than 2^31 elements."""
     needed = 8 * sum(layout.span * layout.dtype.itemsize for layout in (bench.problem.a, bench.problem.b, bench.problem.out))
     _expect_memory(needed, bench.device)
-    probe = exact_probe(bench)
-    probe.judge(bench, bench.call(probe.operands))
+    check_once(bench)
 
 
 def far_layout(kind: str, rows: int, cols: int) -> str:
@@ -63,11 +59,6 @@ def far_layout(kind: str, rows: int, cols: int) -> str:
     lead = -(-FAR // (lines - 1))
     lead += -lead % LEAD_MULTIPLE
     return f"{kind}+{lead - length}"
-
-
-def _near(text: str) -> str:
-    """The same order of elements without the gaps."""
-    return OperandLayout.parse(text).kind
 
 
 def _placed(layout: Layout, values: torch.Tensor) -> torch.Tensor:
@@ -108,24 +99,21 @@ def _far(case: Case) -> Case:
     return case.changed(variant="", k2="", **{name: far_layout(kind, rows, cols)})
 
 
-def _has_lines(case: Case) -> bool:
-    """Two rows and columns of everything at least, one matrix, and elements of at most 4 bytes: 8 GiB of addresses."""
-    return not case.batched and min(case.m, case.n, case.k) > 1 and DTYPES[case.dtype].itemsize <= 4
+def _far_cases(name: str, scope: Scope) -> Iterator[Case]:
+    """The dtype of the smallest elements of each operation, or two: others need more memory and show no more.
 
-
-def _far_cases(scope: Scope) -> Iterator[Case]:
-    """The dtype of the smallest elements of each operation, or two: others need more memory and show no more."""
+    Two rows and columns of everything at least, one matrix, and elements of at most 4 bytes: 8 GiB of addresses.
+    """
     for op in scope.tested_ops:
-        kept = sorted(scope.tested_dtypes(op), key=lambda name: DTYPES[name].itemsize)[: 1 if scope.level is Level.SMOKE else 2]
-        count = len(_OPERANDS) * len(kept)
+        kept = sorted(scope.tested_dtypes(op), key=lambda dtype: DTYPES[dtype].itemsize)[: 1 if scope.level is Level.SMOKE else 2]
+        count = len(OPERANDS) * len(kept)
         yield from Sample(
-            name="large-offsets",
             budget=(count,) * 3,
-            shapes=fitted(*_FAR_SIZES),
-            variants=_OPERANDS,
-            admits=_has_lines,
+            shapes=((5, 64, 48), (64, 64, 64)),
+            variants=OPERANDS,
+            admits=lambda case: not case.batched and min(case.m, case.n, case.k) > 1 and DTYPES[case.dtype].itemsize <= 4,
             finish=_far,
-        )(dataclasses.replace(scope, ops=(op,), dtypes=tuple(kept)))
+        )(name, dataclasses.replace(scope, ops=(op,), dtypes=tuple(kept)))
 
 
 def _large_needs(scope: Scope) -> str | None:
@@ -139,16 +127,15 @@ PROPERTIES = (
         name="large-offsets",
         meaning="rows of a, b or out that begin beyond 2^31 elements",
         check=check_large_offsets,
-        cases=_far_cases,
+        enumerate=_far_cases,
     ),
     Property(
         name="large-sizes",
         meaning="more than 2^31 elements in a, b or the result",
         check=check_large_sizes,
-        cases=Sample(
-            name="large-sizes",
+        enumerate=Sample(
             budget=(0, 0, 8),
-            shapes=fitted(*_LARGE_SIZES),
+            shapes=((46400, 46400, 64), (2**21 + 16, 16, 1040), (16, 2**21 + 16, 1040)),  # M·N, M·K and N·K beyond 2^31
             ops=ONE_PRODUCT,
             admits=lambda case: not case.batched and DTYPES[case.dtype].itemsize <= 2,
         ),

@@ -16,16 +16,14 @@ from ...problem import Layout
 from ...problem.dtypes import dtype_info
 from ..bench.bench import Bench
 from ..cases.case import Case
-from ..cases.scope import Scope
+from ..cases.sampling import Sample, Size
 from ..labels import DTYPES, ONE_PRODUCT
-from .coverage import Sample, Size, fitted
-from .probing import exact_integers, keeps_significands, made, made_b
-from .property import Property
+from .property import Property, exact_integers, keeps_significands, made, made_b, tested
 from .special import expect_exactly
 
 __all__ = ["PROPERTIES"]
 
-_SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 31), (96, 40, 65), (17, 130, 16), (1, 40, 64), (65, 1, 33))
+SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 31), (96, 40, 65), (17, 130, 16), (1, 40, 64), (65, 1, 33))
 TRANSPOSABLE = ("mm", "bmm", "int_mm", "scaled_mm")
 """Operations with operands of one kind, and nothing besides but scales."""
 A_SCALE, B_SCALE = 8.0, 4.0
@@ -98,7 +96,8 @@ def check_transpose(bench: Bench) -> None:
     operands = exact_integers(bench)
     if operands is None:
         return _bounded(bench)
-    other = bench.sibling(m=bench.case.n, n=bench.case.m, a=bench.case.b, b=bench.case.a)
+    turned = _transposed_case(bench.case)
+    other = bench.sibling(m=turned.m, n=turned.n, a=turned.a, b=turned.b)
     mirrored = dataclasses.replace(
         operands,
         a=made(other.problem.a, operands.b.double().mT),
@@ -203,43 +202,20 @@ def _identity(like: torch.Tensor) -> torch.Tensor:
     return torch.eye(like.shape[-1], dtype=torch.float64, device=like.device).expand(like.shape)
 
 
-def _square(case: Case) -> Case:
-    return case.changed(m=case.k) if case.variant == "b" else case.changed(n=case.k)
+def _transposed_case(case: Case) -> Case:
+    return case.changed(m=case.n, n=case.m, a=case.b, b=case.a)
 
 
-def _transposable(scope: Scope, name: str) -> Sample:
-    return Sample(
-        name=name,
-        budget=(36, 100, 500),
-        shapes=fitted(*_SIZES),
-        admits=lambda case: (
-            case.op in TRANSPOSABLE
-            and case.scales == "tensor"
-            and not case.weights
-            and scope.allows(case.changed(m=case.n, n=case.m, a=case.b, b=case.a))
-        ),
-    )
-
-
-def _wide(case: Case) -> bool:
-    """8-bit floats have too few exponents to be scaled, and integers of 8 bits too few bits."""
-    return (case.b_dtype if case.variant == "b" else DTYPES[case.dtype]).itemsize > 1
-
-
-def _needs_products(scope: Scope) -> str | None:
-    plain = {*TRANSPOSABLE, "mixed_mm"} & set(scope.tested_ops)
-    return None if plain else "every tested operation adds something to the product"
-
+_has_products = tested((*TRANSPOSABLE, "mixed_mm"), "every tested operation adds something to the product")
 
 PROPERTIES = (
     Property(
         name="permutation",
         meaning="rows of a and columns of b in another order give the same numbers in that order",
         check=check_permutation,
-        cases=Sample(
-            name="permutation",
+        enumerate=Sample(
             budget=(36, 100, 500),
-            shapes=fitted(*_SIZES),
+            shapes=SIZES,
             ops=ONE_PRODUCT,
             admits=lambda case: case.scales != "block_128x128",  # columns that share a scale would have to stay together
         ),
@@ -248,47 +224,45 @@ PROPERTIES = (
         name="transpose",
         meaning="bᵀ @ aᵀ is the transposed a @ b",
         check=check_transpose,
-        cases=lambda scope: _transposable(scope, "transpose")(scope),
-        needs=_needs_products,
+        enumerate=Sample(
+            budget=(36, 100, 500),
+            shapes=SIZES,
+            admits=lambda case: case.op in TRANSPOSABLE and case.scales == "tensor" and not case.weights,
+            further=lambda case: [_transposed_case(case)],
+        ),
+        needs=_has_products,
     ),
     Property(
         name="scaling",
         meaning="operands times a power of two give the result times that",
         check=check_scaling,
-        cases=Sample(
-            name="scaling",
+        enumerate=Sample(
             budget=(36, 100, 500),
-            shapes=fitted(*_SIZES),
+            shapes=SIZES,
             variants=("a", "b"),
             ops=ONE_PRODUCT,
-            admits=_wide,
+            # 8-bit floats have too few exponents to be scaled, and integers of 8 bits too few bits.
+            admits=lambda case: (case.b_dtype if case.variant == "b" else DTYPES[case.dtype]).itemsize > 1,
         ),
     ),
     Property(
         name="k-padding",
         meaning="zeros appended along K change nothing",
         check=check_k_padding,
-        cases=Sample(
-            name="k-padding",
-            budget=(36, 100, 500),
-            shapes=fitted(*_SIZES),
-            variants=("a.1", "b.7", "a.64", "b.31"),
-            ops=ONE_PRODUCT,
-        ),
+        enumerate=Sample(budget=(36, 100, 500), shapes=SIZES, variants=("a.1", "b.7", "a.64", "b.31"), ops=ONE_PRODUCT),
     ),
     Property(
         name="identity",
         meaning="a times the identity is a, bit by bit",
         check=check_identity,
-        cases=Sample(
-            name="identity",
+        enumerate=Sample(
             budget=(36, 100, 500),
-            shapes=fitted(*_SIZES),
+            shapes=SIZES,
             variants=("a", "b"),
             ops=ONE_PRODUCT,
             admits=lambda case: not case.added and case.op == case.row.name,
-            finish=_square,
+            finish=lambda case: case.changed(m=case.k) if case.variant == "b" else case.changed(n=case.k),
         ),
-        needs=_needs_products,
+        needs=_has_products,
     ),
 )

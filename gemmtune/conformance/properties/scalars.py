@@ -1,26 +1,26 @@
-"""alpha, beta and the added operand."""
+"""What is multiplied and added besides a and b: alpha, beta, the added operand; scales and zero points."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 
+from ...numerics.bounds import exact_limit
 from ..bench.bench import Bench
-from ..cases.case import Case
+from ..cases.sampling import ADDED, Sample, Size, Variant
 from ..cases.scope import Scope
-from .coverage import ADDED, Sample, Size, fitted
-from .property import Property
+from ..labels import SCALES_OF
+from .property import Property, stage, tested
 from .special import added_needs
-from .values import expect_integers
+from .values import check_integers
 
 __all__ = ["PROPERTIES"]
 
 VALUES: dict[str, tuple[float, float]] = {"plain": (2.0, -3.0), "half": (-0.5, 3.0), "odd": (0.3, -1.7), "large": (100.0, 0.01)}
 """alpha and beta of class general, by variant. The first two are exact; the others are for random data, within the bound."""
 EXACT = ("plain", "half")
-_SIZES: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (48, 48, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
-_STRIDES: dict[str, tuple[str, ...]] = {
+SIZES: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (48, 48, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
+STRIDES: dict[str, tuple[str, ...]] = {
     "n": ("row", "every2", "row@3"),
     "mn": ("row", "col", "row+8", "every2", "row@1", "rows0", "cols0"),
     "m1": ("row", "row+3", "row@1"),
@@ -33,63 +33,43 @@ _STRIDES: dict[str, tuple[str, ...]] = {
 def check_alpha_beta(bench: Bench) -> None:
     """The case's classes of alpha and beta, and for the general one the values of its variant."""
     variant = bench.case.variant or "plain"
+    exact = variant in EXACT
+    operands = bench.probes.integers() if exact else bench.probes.random()
     alpha, beta = VALUES[variant]
-    operands = bench.probes.integers() if variant in EXACT else bench.probes.random()
     if bench.case.alpha == "general":
         operands = dataclasses.replace(operands, alpha=alpha)
     if bench.case.beta == "general":
         operands = dataclasses.replace(operands, beta=beta)
-    if variant in EXACT:
-        expect_integers(bench, operands)
-    else:
-        bench.expect(bench.call(operands), operands, name=f"alpha {operands.alpha}, beta {operands.beta}")
+    name = "integers" if exact else f"alpha {operands.alpha}, beta {operands.beta}"
+    bench.expect(bench.call(operands), operands, name=name, exact=exact)
 
 
-def check_bias(bench: Bench) -> None:
-    """Integers, of which the added ones are seldom alike."""
-    expect_integers(bench, bench.probes.integers())
+def check_scales(bench: Bench) -> None:
+    """Single products with scales and zero points of any numbers, within a few roundings; then cancelling sums, whose scales are
+    powers of two that no neighbour has. Random data where the strides do not let elements be chosen."""
+    probes = bench.probes
+    random = probes.random()
+    if probes.free_a and bench.problem.scales:
+        with stage(bench, "single products"):
+            pick = probes.scaled_rows(random.b)
+            if not bench.expect_pick(bench.call(pick.operands), pick, scaled=True):
+                return
+    if probes.free_a and probes.free_b:
+        with stage(bench, "sums"):
+            pick = probes.cancel(exact_limit(bench.problem, bench.claims))
+            if not bench.expect_pick(bench.call(pick.operands), pick):
+                return
+    bench.expect(bench.call(random), random)
 
 
-def _scalar_cases(scope: Scope) -> Iterator[Case]:
-    classes = list(
-        itertools.product(
-            ("general", "zero", "one") if scope.traits.alpha else ("one",),
-            ("general", "zero", "one") if scope.traits.beta else ("one",),
-        )
-    )
-    variants = [
-        f"{alpha}.{beta}.{name}" for name in VALUES for alpha, beta in classes if name == "plain" or "general" in (alpha, beta)
+def _classes(scope: Scope) -> list[Variant]:
+    every = [("general", "zero", "one") if there else ("one",) for there in (scope.traits.alpha, scope.traits.beta)]
+    return [
+        {"alpha": alpha, "beta": beta, "variant": "" if name == "plain" else name}
+        for name in VALUES
+        for alpha, beta in itertools.product(*every)
+        if name == "plain" or "general" in (alpha, beta)
     ]
-    return Sample(
-        name="alpha-beta",
-        budget=(64, 256, 1500),
-        shapes=fitted(*_SIZES),
-        variants=tuple(variants),
-        ops=ADDED,
-        finish=_with_scalars,
-    )(scope)
-
-
-def _with_scalars(case: Case) -> Case:
-    alpha, beta, name = case.variant.split(".")
-    return case.changed(alpha=alpha, beta=beta, variant="" if name == "plain" else name)
-
-
-def _bias_cases(scope: Scope) -> Iterator[Case]:
-    variants = tuple(f"{shape}.{i}" for shape in scope.traits.bias for i in range(len(_STRIDES[shape])))
-    return Sample(
-        name="bias",
-        budget=(64, 256, 1500),
-        shapes=fitted(*_SIZES),
-        variants=variants,
-        ops=ADDED,
-        finish=_with_bias,
-    )(scope)
-
-
-def _with_bias(case: Case) -> Case:
-    shape, number = case.variant.split(".")
-    return case.changed(bias=shape, inp=_STRIDES[shape][int(number)], variant="")
 
 
 def _scalar_needs(scope: Scope) -> str | None:
@@ -102,14 +82,36 @@ PROPERTIES = (
         name="alpha-beta",
         meaning="alpha and beta of 0, 1 and other values count, each where it belongs",
         check=check_alpha_beta,
-        cases=_scalar_cases,
+        enumerate=Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=ADDED),
         needs=_scalar_needs,
     ),
     Property(
         name="bias",
         meaning="the added operand in each declared shape and several strides",
-        check=check_bias,
-        cases=_bias_cases,
+        check=check_integers,
+        enumerate=Sample(
+            budget=(64, 256, 1500),
+            shapes=SIZES,
+            variants=lambda scope: [{"bias": shape, "inp": text} for shape in scope.traits.bias for text in STRIDES[shape]],
+            ops=ADDED,
+        ),
         needs=added_needs,
     ),
-)
+    Property(
+        name="scales",
+        meaning="scales and zero points of every declared kind count, each for the elements that it is for",
+        check=check_scales,
+        enumerate=Sample(
+            budget=(96, 400, 2500),
+            # K below, at and above the elements that share a scale, and several times those; M and N beyond a block of 128.
+            shapes=(
+                (33, 40, 300), (64, 64, 256), (5, 48, 96), (130, 136, 130),
+                (17, 300, 128), (1, 64, 512), (64, 1, 66), (48, 129, 31),
+            ),
+            variants=tuple({"inp": text} for text in ("row", "col", "row+3", "every2", "row@1")),
+            ops=tuple(SCALES_OF),
+        ),
+        needs=tested(SCALES_OF, f"none of {', '.join(SCALES_OF)} is tested"),
+        drawn=True,
+    ),
+)  # fmt: skip

@@ -1,10 +1,12 @@
-"""Special numbers: NaN, infinities, and what may not be read.
+"""Special numbers: NaN, infinities, the ends of the range, and what may not be read.
 
-Operands are small integers with NaN or infinities among them, so that every element of the result is known exactly.
+Operands are small integers with NaN or infinities among them, or as large and as small as can be, so that every element of the
+result is known exactly.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -13,18 +15,22 @@ from ...numerics.buffers import storage_bits
 from ...numerics.operands import Operands
 from ...numerics.reference import Region, as_batches, reference
 from ...problem.dtypes import dtype_info
+from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
-from ..cases.scope import Scope
+from ..cases.sampling import ADDED, Sample, Size
 from ..labels import DTYPES
-from .coverage import ADDED, Sample, Size, fitted
-from .property import Property
+from .property import Property, tested
 
 __all__ = ["PROPERTIES", "added_needs", "expect_exactly"]
 
 ZERO_BLOCK = 16
 SHORT: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
 """K is short, so that sums of integers are exact in every dtype."""
+RANGED: tuple[Size, ...] = ((33, 65, 64), (64, 64, 31), (17, 128, 129), (96, 40, 257), (5, 6, 16))
+ABOUT = 4
+"""Products that are not 0 in an element, on average; so many of them overflow."""
+added_needs = tested(ADDED, "neither addmm nor baddbmm is tested")
 
 
 def expect_exactly(bench: Bench, operands: Operands, *, name: str) -> bool:
@@ -93,13 +99,68 @@ def check_beta_zero(bench: Bench) -> None:
     expect_exactly(bench, operands, name="beta 0")
 
 
-def added_needs(scope: Scope) -> str | None:
-    """Why nothing about an added operand is tested."""
-    return None if set(ADDED) & set(scope.tested_ops) else "neither addmm nor baddbmm is tested"
+def check_overflow(bench: Bench) -> None:
+    """Sums beyond the largest number are infinite, those up to it are not; in the variant ``largest`` they just reach it.
+
+    All terms of an element have one sign and are multiples of one power of two, so that the order of summation does not matter.
+    """
+    largest = dtype_info(bench.problem.out.dtype).largest - _cut_off(bench, 2.0**104)
+    operands = bench.probes.integers()
+    a, b = operands.a, operands.b
+    if bench.case.variant == "largest":
+        one_hot = torch.zeros(a.shape, device=bench.device)
+        one_hot[..., torch.arange(a.shape[-2], device=bench.device), _draw(bench, (a.shape[-2],), 0, a.shape[-1] - 1)] = 1
+        a.copy_(one_hot)
+        b.copy_(largest * _signs(bench, tuple(b.shape)))
+    else:
+        half = 2.0 ** (math.frexp(largest)[1] // 2 - 1)
+        a.copy_(half * _sparse(bench, tuple(a.shape)) * _signs(bench, (*a.shape[:-1], 1)))
+        b.copy_(half * _sparse(bench, tuple(b.shape)) * _signs(bench, (*b.shape[:-2], 1, b.shape[-1])))
+    if operands.inp is not None:
+        operands.inp.zero_()
+    expect_exactly(bench, operands, name="overflow")
 
 
-def _beta_needs(scope: Scope) -> str | None:
-    return added_needs(scope) or (None if scope.traits.beta else "beta= is not declared")
+def check_subnormal(bench: Bench) -> None:
+    """Sums of subnormal numbers, or in the variant ``results`` of normal ones that are subnormal, are exact.
+
+    Where flushing is declared, they may be 0.
+    """
+    operands = bench.probes.integers()
+    a, b = operands.a, operands.b
+    if bench.case.variant == "results":
+        exponent = round(math.log2(dtype_info(bench.problem.out.dtype).smallest_subnormal))
+        units = (2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2))
+    else:
+        smallest = dtype_info(bench.problem.a.dtype).smallest_subnormal
+        units = (smallest + _cut_off(bench, smallest), 1.0)
+    a.copy_(_draw(bench, tuple(a.shape), -2, 2).double() * units[0])
+    b.copy_(_draw(bench, tuple(b.shape), -2, 2).double() * units[1])
+    if operands.inp is not None:
+        operands.inp.zero_()
+    if bench.claims.flush_subnormals:
+        bench.expect(bench.call(operands), operands, name="subnormal numbers")
+    else:
+        expect_exactly(bench, operands, name="subnormal numbers")
+
+
+def _cut_off(bench: Bench, unit: float) -> float:
+    """The last 13 bits of a float32 whose last place is ``unit``, which an input has not where it is read as tf32; else 0."""
+    return (2**13 - 1) * unit if bench.problem.precision.input_mode == "tf32" else 0.0
+
+
+def _draw(bench: Bench, size: tuple[int, ...], low: int, high: int) -> torch.Tensor:
+    return torch.randint(low, high + 1, size, generator=bench.generator, device=bench.device)
+
+
+def _signs(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
+    return _draw(bench, size, 0, 1).double() * 2 - 1
+
+
+def _sparse(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
+    """Zeros and ones, so many that of two such matrices ABOUT products are not 0 in an element."""
+    density = min(1.0, math.sqrt(ABOUT / bench.problem.k))
+    return (torch.rand(size, generator=bench.generator, device=bench.device) < density).double()
 
 
 def _has_nan(case: Case) -> bool:
@@ -124,20 +185,14 @@ def _has_zeros(case: Case) -> bool:
     return not case.packed and case.zeros == "no" and not dtype.is_integer and (value == "nan" or dtype.has_infinity)
 
 
-def _with_beta_zero(case: Case) -> Case:
-    """alpha is 1 for odd M and as declared for even M, so that neither class is left out."""
-    return case.changed(beta="zero", alpha="one" if case.m % 2 else case.alpha)
-
-
 PROPERTIES = (
     Property(
         name="nan",
         meaning="a NaN reaches the elements that depend on it, and no others",
         check=check_nan,
-        cases=Sample(
-            name="nan",
+        enumerate=Sample(
             budget=(48, 160, 800),
-            shapes=fitted(*SHORT),
+            shapes=SHORT,
             variants=("a", "b", "a.last", "b.last", "c", "a.first", "b.first"),
             admits=_has_nan,
         ),
@@ -146,21 +201,18 @@ PROPERTIES = (
         name="infinity",
         meaning="infinities keep their signs; ∞ − ∞ and ∞ · 0 are NaN",
         check=check_infinity,
-        cases=Sample(name="infinity", budget=(32, 160, 800), shapes=fitted(*SHORT), variants=("a", "b"), admits=_has_infinity),
+        enumerate=Sample(budget=(32, 160, 800), shapes=SHORT, variants=("a", "b"), admits=_has_infinity),
     ),
     Property(
         name="zeros",
         meaning="lines, blocks and ranges of zeros against NaN and infinity give NaN",
         check=check_zeros,
-        cases=Sample(
-            name="zeros",
+        enumerate=Sample(
             budget=(48, 160, 800),
-            shapes=fitted(*SHORT),
+            shapes=SHORT,
             variants=tuple(
                 f"{which}.{where}.{value}"
-                for where in ("lines", "block", "range", "all")
-                for which in ("a", "b")
-                for value in ("nan", "inf")
+                for where, which, value in itertools.product(("lines", "block", "range", "all"), "ab", ("nan", "inf"))
             ),
             admits=_has_zeros,
         ),
@@ -170,14 +222,39 @@ PROPERTIES = (
         name="beta-zero",
         meaning="with beta 0 the added operand is not read, be it NaN or infinite",
         check=check_beta_zero,
-        cases=Sample(
-            name="beta-zero",
+        enumerate=Sample(
             budget=(24, 96, 400),
-            shapes=fitted(*SHORT),
+            shapes=SHORT,
             variants=("", "infinite"),
             ops=ADDED,
-            finish=_with_beta_zero,
+            # alpha is 1 for odd M and as declared for even M, so that neither class is left out.
+            finish=lambda case: case.changed(beta="zero", alpha="one" if case.m % 2 else case.alpha),
         ),
-        needs=_beta_needs,
+        needs=lambda scope: added_needs(scope) or (None if scope.traits.beta else "beta= is not declared"),
+    ),
+    Property(
+        name="overflow",
+        meaning="results beyond the largest number are the right infinity, and only those",
+        check=check_overflow,
+        enumerate=Sample(
+            budget=(32, 96, 400),
+            shapes=RANGED,
+            variants=tuple({"variant": name, "alpha": "one", "beta": "one"} for name in ("", "largest")),
+            ops=DENSE_OPS,
+        ),
+    ),
+    Property(
+        name="subnormal",
+        meaning="subnormal inputs and results are kept, or become 0 where that is declared",
+        check=check_subnormal,
+        needs=lambda scope: "flush_subnormals is not declared" if scope.traits.flush_subnormals is None else None,
+        enumerate=Sample(
+            budget=(32, 96, 400),
+            shapes=RANGED,
+            variants=("", "results"),
+            # Products of 8-bit floats are not subnormal in 16 bits; the last bits of tf32's subnormal numbers are cut off.
+            admits=lambda case: case.op in DENSE_OPS or (case.row.float8 and case.variant == ""),
+            dtypes=tuple(name for name in DTYPES if name != "tf32"),
+        ),
     ),
 )

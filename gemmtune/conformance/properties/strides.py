@@ -1,17 +1,23 @@
-"""Strides and addresses of a and b: every kind, pointers off their boundaries, and one kind after the other."""
+"""Where operands lie: strides of every kind, pointers off their boundaries, batches, operands that share memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from ...numerics.aliasing import Sharing, can_share, in_one_buffer
+from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
-from ..cases.scope import Scope
+from ..cases.sampling import Pair, Sample, Size
+from ..cases.scope import Level, Scope
+from ..cases.statement import problem_of
+from ..diagnose import DIFFERS, FIRST_CALL
 from ..labels import DTYPES
 from ..layouts import OperandLayout
-from .coverage import Pair, Sample, Size, fitted
-from .probing import exact_probe, stage
-from .property import Property
+from .property import Property, check_once, exact_probe, made, stage, tested
 
 __all__ = ["PROPERTIES"]
 
@@ -20,21 +26,22 @@ STRIDES = (
     "row+4", "col+4", "row+8", "col+8", "row+17", "col+17", "row@2", "col@4", "row@5", "col@6", "row@7", "col@8",
     "row+8@3", "col+4@1~1", "every2+3", "every2@1", "rows0@1", "cols0@2", "window@2", "row+1~0", "col+1@7",
 )  # fmt: skip
-_SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40))
-_APART = 7
+APART = 7
 """a and b have different strides at once: each with the one that is so many places further on."""
-
+SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40))
 OFFSETS = (1, 4, 2, 7, 3, 8, 5, 6, 12, 15, 9, 10, 11, 13, 14)
 """In elements; those below 16 bytes count."""
 PADS = (0, 1, 3, 8, 2)
 BOUNDARY_BYTES = 16
-_ALIGNED: tuple[Size, ...] = ((64, 64, 64), (16, 32, 128), (48, 96, 80))
 
+BATCHES = ({"batch": 1}, {"batch": 2}, {"batch": 17}, {"batch": 5})
+BATCH_STRIDES = ("row", "row~0", "col", "row~1", "col+8~1", "col~0", "row+1@1~1")
+MOST_BLOCKS = 65535
+"""Of a CUDA grid along its second and third dimension: a larger batch needs more than one launch, or another order."""
 
-def check_layouts(bench: Bench) -> None:
-    """The right elements are read."""
-    probe = exact_probe(bench)
-    probe.judge(bench, bench.call(probe.operands))
+SHARED = "wrong where operands share memory"
+SHARINGS: dict[str, Sharing] = {"start": "same start", "overlap": "overlapping"}
+"""By variant."""
 
 
 def check_relayout(bench: Bench) -> None:
@@ -52,19 +59,39 @@ def check_relayout(bench: Bench) -> None:
                 return
 
 
-def _stride_pairs(_: Scope) -> list[Pair]:
-    both = list(zip(STRIDES, STRIDES[_APART:] + STRIDES[:_APART], strict=True))
-    return [pair for text, apart in zip(STRIDES, both, strict=True) for pair in ((text, "row"), ("row", text), apart)]
+def check_sharing(bench: Bench) -> None:
+    """a, b, c, d and the added operand in one buffer, after the same numbers in buffers of their own."""
+    problem, how = bench.problem, SHARINGS[bench.case.variant or "start"]
+    shared = in_one_buffer(problem, bench.probes.integers(), how, seed=bench.case.seed)
+    if problem.a == problem.b and how == "same start":
+        shared = dataclasses.replace(shared, b=shared.a)
+    copies: dict[str, Any] = {
+        name: made(getattr(problem, name), x) for name in ("a", "b", "c", "d", "inp") if (x := getattr(shared, name)) is not None
+    }
+    apart = dataclasses.replace(shared, **copies)
+    if not bench.expect(bench.call(apart), apart, name="operands apart", exact=True):
+        return
+    noted = len(bench.failures)
+    bench.expect(bench.call(shared), shared, name=f"operands in one buffer, {how}", exact=True)
+    bench.failures[noted:] = [
+        failure
+        if failure.diagnosis in (DIFFERS, FIRST_CALL)
+        else dataclasses.replace(failure, diagnosis=SHARED, also=(*((failure.diagnosis,) * bool(failure.diagnosis)), *failure.also))
+        for failure in bench.failures[noted:]
+    ]
 
 
-def _misaligned_pairs(_: Scope) -> list[Pair]:
-    pairs: list[Pair] = []
+def _stride_pairs() -> Iterator[Pair]:
+    for text, apart in zip(STRIDES, STRIDES[APART:] + STRIDES[:APART], strict=True):
+        yield from ((text, "row"), ("row", text), (text, apart))
+
+
+def _misaligned_pairs() -> Iterator[Pair]:
     for number, offset in enumerate(OFFSETS):
         first, second = (PADS[(number + i) % len(PADS)] for i in (0, 2))
         row, col = (str(OperandLayout(kind=kind, pad=pad, offset=offset)) for kind, pad in (("row", first), ("col", second)))
         again = str(OperandLayout(kind="row", pad=second, offset=offset))
-        pairs += [(row, "row"), ("row", row), (again, col), ("row", col), (col, row), (col, "col")]
-    return pairs
+        yield from ((row, "row"), ("row", row), (again, col), ("row", col), (col, row), (col, "col"))
 
 
 def _off_boundary(case: Case) -> bool:
@@ -72,43 +99,79 @@ def _off_boundary(case: Case) -> bool:
     return all(OperandLayout.parse(text).offset * dtype.itemsize < BOUNDARY_BYTES for text, dtype in sides)
 
 
-def _relayout_cases(scope: Scope) -> Iterator[Case]:
-    def admits(case: Case) -> bool:
-        if case.variant and (case.variant == case.dtype or case.variant not in scope.tested_dtypes(case.op)):
-            return False
-        return all(scope.allows(case.changed(a=a, b=b)) for a, b in (("row", "row"), (case.a, "row"), ("row", case.b)))
+def _other_dtypes(scope: Scope) -> list[str]:
+    return ["", *dict.fromkeys(dtype for op in scope.tested_ops for dtype in scope.tested_dtypes(op))]
 
-    others = dict.fromkeys(dtype for op in scope.tested_ops for dtype in scope.tested_dtypes(op))
-    return Sample(
-        name="relayout",
-        budget=(18, 200, 1000),
-        shapes=fitted((64, 64, 64), (32, 48, 80)),
-        pairs=lambda _: [("row@1", "row+1"), ("col", "col"), ("row+1", "row@3"), ("every2", "col+1@1"), ("col+8", "every2")],
-        variants=("", *others),
-        admits=admits,
-    )(scope)
+
+def _relayouts(case: Case) -> Iterator[Case]:
+    for a, b in (("row", "row"), (case.a, "row"), ("row", case.b)):
+        yield case.changed(a=a, b=b)
+    if case.variant:
+        yield case.changed(dtype=case.variant)
+
+
+def _batches(name: str, scope: Scope) -> Iterable[Case]:
+    some = Sample(
+        budget=(48, 240, 1200),
+        shapes=((33, 40, 47), (64, 64, 64), (1, 96, 65), (16, 1, 31)),
+        pairs=tuple(itertools.product(BATCH_STRIDES, BATCH_STRIDES)),
+        variants=BATCHES,
+        admits=lambda case: case.batched,
+    )
+    many = Sample(budget=(0, 2, 8), shapes=((8, 8, 8),), variants=({"batch": MOST_BLOCKS + 2},), admits=lambda case: case.batched)
+    return (*some(name, scope), *(many(name, scope) if scope.level >= Level.FULL else ()))
 
 
 PROPERTIES = (
     Property(
         name="layouts",
         meaning="a and b of any strides: transposed, padded, strided, repeated, overlapping",
-        check=check_layouts,
-        cases=Sample(name="layouts", budget=(180, 800, 5000), shapes=fitted(*_SIZES), pairs=_stride_pairs, every_pair=True),
+        check=check_once,
+        enumerate=Sample(budget=(180, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True),
         drawn=True,
     ),
     Property(
         name="alignment",
         meaning="a and b at addresses and with row lengths that are no multiples of 16 bytes",
-        check=check_layouts,
-        cases=Sample(
-            name="alignment", budget=(72, 360, 2500), shapes=fitted(*_ALIGNED), pairs=_misaligned_pairs, admits=_off_boundary
+        check=check_once,
+        enumerate=Sample(
+            budget=(72, 360, 2500),
+            shapes=((64, 64, 64), (16, 32, 128), (48, 96, 80)),
+            pairs=tuple(_misaligned_pairs()),
+            admits=_off_boundary,
         ),
     ),
     Property(
         name="relayout",
         meaning="the same sizes again with other strides, alignment and dtype, and back",
         check=check_relayout,
-        cases=_relayout_cases,
+        enumerate=Sample(
+            budget=(18, 200, 1000),
+            shapes=((64, 64, 64), (32, 48, 80)),
+            pairs=(("row@1", "row+1"), ("col", "col"), ("row+1", "row@3"), ("every2", "col+1@1"), ("col+8", "every2")),
+            variants=_other_dtypes,
+            admits=lambda case: case.variant != case.dtype,
+            further=_relayouts,
+        ),
+    ),
+    Property(
+        name="shared-operands",
+        meaning="operands that are views of the same memory, as in mm(x, x) and mm(x, x.t())",
+        check=check_sharing,
+        enumerate=Sample(
+            budget=(36, 100, 400),
+            # Most are square, or as wide as high, so that b may be a or the transposed a.
+            shapes=((64, 64, 64), (33, 33, 65), (48, 48, 48), (96, 40, 65), (65, 65, 65), (1, 40, 33), (40, 40, 128)),
+            variants=tuple(SHARINGS),
+            admits=lambda case: can_share(problem_of(case, "cpu")),
+        ),
+    ),
+    Property(
+        name="batch",
+        meaning="each matrix of a batch gets its own product, whatever the batch strides",
+        check=check_once,
+        enumerate=_batches,
+        needs=tested(BATCHED_OPS, "neither bmm nor baddbmm is tested"),
+        drawn=True,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import CaseError
-from . import batch, cuda, edges, extremes, large, memory, metamorphic, repeat, scalars, scales, sharing, special, strides, values
+from . import calls, edges, large, memory, metamorphic, scalars, special, strides, values
 from .property import Property
 
 __all__ = ["PROPERTIES", "property_named"]
@@ -12,16 +12,11 @@ PROPERTIES: tuple[Property, ...] = (
     *values.PROPERTIES,
     *edges.PROPERTIES,
     *scalars.PROPERTIES,
-    *scales.PROPERTIES,
     *special.PROPERTIES,
-    *extremes.PROPERTIES,
     *strides.PROPERTIES,
-    *sharing.PROPERTIES,
-    *batch.PROPERTIES,
     *memory.PROPERTIES,
     *metamorphic.PROPERTIES,
-    *repeat.PROPERTIES,
-    *cuda.PROPERTIES,
+    *calls.PROPERTIES,
     *large.PROPERTIES,
 )
 """In the order of reports."""

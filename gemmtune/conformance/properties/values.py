@@ -2,73 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 from ...numerics.bounds import exact_limit
 from ...numerics.grade import MOST, grade
-from ...numerics.operands import Operands
+from ...numerics.pick import Pick
 from ...numerics.propagate import Approximate
 from ...numerics.reference import Region, reference
 from ...problem.dtypes import dtype_info
 from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench, Expected
 from ..cases.case import Case
+from ..cases.sampling import Sample, Size, all_pairs, long_shapes
 from ..cases.scope import Scope
 from ..layouts import OperandLayout
-from .coverage import Sample, Size, all_pairs, fitted, long_shapes
 from .property import Check, Property
 
-__all__ = ["PROPERTIES", "check_cancellation", "expect_integers"]
+__all__ = ["PROPERTIES", "check_cancellation", "check_integers"]
 
 FILLS = ("normal", "uniform", "wide", "cancelling", "ones")
-_GRADED: tuple[Size, ...] = ((64, 96, 256), (128, 96, 1000), (72, 80, 40), (100, 101, 515), (64, 64, 4096))
+GRADED: tuple[Size, ...] = ((64, 96, 256), (128, 96, 1000), (72, 80, 40), (100, 101, 515), (64, 64, 4096))
 """At least 4096 elements each: their root mean square is then certain to a few percent."""
 
 
-def expect_integers(bench: Bench, operands: Operands) -> bool:
-    """The one right result of small integers."""
-    return bench.expect(bench.call(operands), operands, name="integers", exact=True)
-
-
 def check_integers(bench: Bench) -> None:
-    """−1, 0 and 1, and an added operand of small integers."""
-    expect_integers(bench, bench.probes.integers())
+    """−1, 0 and 1, and an added operand of small integers: the result is exact."""
+    operands = bench.probes.integers()
+    bench.expect(bench.call(operands), operands, name="integers", exact=True)
+
+
+def _expect_pick(bench: Bench, pick: Pick | None) -> None:
+    """The one right result of a probe; integers where K or the strides do not let there be such a probe."""
+    if pick is None:
+        check_integers(bench)
+    else:
+        bench.expect_pick(bench.call(pick.operands), pick)
 
 
 def check_one_hot_a(bench: Bench) -> None:
-    """Each row of a has a single 1. Integers where the strides of a do not let that be."""
-    if not bench.probes.free_a:
-        return check_integers(bench)
-    pick = bench.probes.rows_of_b(bench.probes.random().right, special=False)
-    bench.expect_pick(bench.call(pick.operands), pick)
-    return None
+    """Each row of a has a single 1."""
+    probes = bench.probes
+    _expect_pick(bench, probes.rows_of_b(probes.random().right, special=False) if probes.free_a else None)
 
 
 def check_one_hot_b(bench: Bench) -> None:
-    """Each column of b has a single 1. Integers where the strides of b do not let that be."""
-    if not bench.probes.free_b:
-        return check_integers(bench)
-    pick = bench.probes.cols_of_a(bench.probes.random().left, special=False)
-    bench.expect_pick(bench.call(pick.operands), pick)
-    return None
+    """Each column of b has a single 1."""
+    probes = bench.probes
+    _expect_pick(bench, probes.cols_of_a(probes.random().left, special=False) if probes.free_b else None)
 
 
 def check_width(bench: Bench) -> None:
-    """Small products beside a large one. Integers where K or the strides are too small for that."""
-    if not bench.probes.can_measure_width:
-        return check_integers(bench)
-    pick = bench.probes.width(exact_limit(bench.problem, bench.claims))
-    bench.expect_pick(bench.call(pick.operands), pick)
-    return None
+    """Small products beside a large one."""
+    limit = exact_limit(bench.problem, bench.claims)
+    _expect_pick(bench, bench.probes.width(limit) if bench.probes.can_measure_width else None)
 
 
 def check_cancellation(bench: Bench) -> None:
-    """Integers whose sums over K are large and cancel. Smaller ones where the strides do not let that be."""
-    if not (bench.probes.free_a and bench.probes.free_b):
-        return check_integers(bench)
-    pick = bench.probes.cancel(exact_limit(bench.problem, bench.claims))
-    bench.expect_pick(bench.call(pick.operands), pick)
-    return None
+    """Integers whose sums over K are large and cancel: every element of a and b counts, the last of K most of all."""
+    limit = exact_limit(bench.problem, bench.claims)
+    _expect_pick(bench, bench.probes.cancel(limit) if bench.probes.free_a and bench.probes.free_b else None)
 
 
 def check_bound(bench: Bench) -> None:
@@ -85,7 +77,9 @@ def check_grade(bench: Bench) -> None:
     """
     operands = bench.probes.random()
     result = bench.call(operands)
-    if not bench.expect(result, operands, name="normal random data") or _narrow(bench):
+    claims, least = bench.claims, dtype_info(bench.problem.accumulator).unit_roundoff
+    narrow = any(dtype_info(x).unit_roundoff > least for x in (claims.accumulate, claims.partials, claims.epilogue_input))
+    if not bench.expect(result, operands, name="normal random data") or narrow:
         return
     exact = reference(operands, Region()).value
     bench.grade = grade(result.reshape(exact.shape), exact)
@@ -97,12 +91,6 @@ def check_grade(bench: Bench) -> None:
             right=Approximate(value=exact, error=info.unit_roundoff * exact.abs() + info.smallest_subnormal),
         )
         bench.explain(result, once)
-
-
-def _narrow(bench: Bench) -> bool:
-    least = dtype_info(bench.problem.accumulator).unit_roundoff
-    claims = bench.claims
-    return any(dtype_info(x).unit_roundoff > least for x in (claims.accumulate, claims.partials, claims.epilogue_input))
 
 
 def _graded(scope: Scope) -> tuple[str, ...]:
@@ -118,8 +106,8 @@ def _grade_needs(scope: Scope) -> str | None:
     return "float16 and bfloat16 are not tested, or are declared to be summed in a narrow dtype"
 
 
-def _grade_cases(scope: Scope) -> Iterator[Case]:
-    return Sample(name="grade", budget=(16, 48, 200), shapes=fitted(*_GRADED), dtypes=_graded(scope), ops=DENSE_OPS)(scope)
+def _grades(name: str, scope: Scope) -> Iterable[Case]:
+    return Sample(budget=(16, 48, 200), shapes=GRADED, dtypes=_graded(scope), ops=DENSE_OPS)(name, scope)
 
 
 def _free_a(case: Case) -> bool:
@@ -130,35 +118,33 @@ def _free_b(case: Case) -> bool:
     return OperandLayout.parse(case.b).kind not in ("rows0", "window")
 
 
+def _free(case: Case) -> bool:
+    return _free_a(case) and _free_b(case)
+
+
 def _probe(name: str, meaning: str, check: Check, smoke: int, admits: Callable[[Case], bool] = lambda _: True) -> Property:
-    sample = Sample(name=name, budget=(smoke, 320, 1900), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits)
-    return Property(name=name, meaning=meaning, check=check, cases=sample, drawn=True)
+    sample = Sample(budget=(smoke, 320, 1900), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits)
+    return Property(name=name, meaning=meaning, check=check, enumerate=sample, drawn=True)
 
 
 PROPERTIES = (
     _probe("integers", "products of −1, 0 and 1 are exact, with alpha, beta and an added operand", check_integers, 64),
     _probe("one-hot-a", "rows of a with a single 1 give rows of b, every bit of them", check_one_hot_a, 32, _free_a),
     _probe("one-hot-b", "columns of b with a single 1 give columns of a, every bit of them", check_one_hot_b, 32, _free_b),
-    _probe("width", "small products are not lost beside large ones", check_width, 32, lambda case: _free_a(case) and _free_b(case)),
-    _probe(
-        "cancellation",
-        "integers whose sums grow large and cancel give the exact difference",
-        check_cancellation,
-        64,
-        lambda case: _free_a(case) and _free_b(case),
-    ),
+    _probe("width", "small products are not lost beside large ones", check_width, 32, _free),
+    _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, _free),
     Property(
         name="bound",
         meaning="random data of several kinds within the error bound of the claimed arithmetic",
         check=check_bound,
-        cases=Sample(name="bound", budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True),
+        enumerate=Sample(budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True),
         drawn=True,
     ),
     Property(
         name="grade",
         meaning="the error of 16-bit results is hardly larger than that of rounding them once",
         check=check_grade,
-        cases=_grade_cases,
+        enumerate=_grades,
         needs=_grade_needs,
     ),
 )

@@ -24,8 +24,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..runs.files import json_text
-from ..runs.reproduction import command
+from ..runs.files import command, json_text
 from .summary import FailureGroup, Summary, tile_places, versions
 
 __all__ = ["SCHEMA", "as_json", "as_json_text"]
@@ -54,11 +53,16 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "failed": summary.failed,
         "refused": summary.refused,
         "sanitized": summary.sanitized,
-        "sample": _sample(summary),
+        "sample": {"cases": len(run.cases()), "of": len(run.everything), "seed": run.options.seed or 0, "not_run": summary.not_run}
+        if summary.sampled
+        else None,
         "choices": summary.choices,
         "seconds": round(summary.seconds, 3),
         "interrupted": summary.interrupted,
-        "properties": [_property(dataclasses.asdict(p)) for p in summary.properties],
+        "properties": [
+            {"verdict" if name == "standing" else name: value for name, value in dataclasses.asdict(p).items()}
+            for p in summary.properties
+        ],
         "failures": [failure for group in summary.groups for failure in _failures(summary, group)],
         "refusals": _refusals(summary),
         "known": [{"case": r.case.id, "reason": r.known} for r in summary.records if r.known_failure],
@@ -66,18 +70,6 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "complaints": list(summary.complaints),
         "warnings": list(summary.warnings),
         "notes": list(summary.notes),
-    }
-
-
-def _sample(summary: Summary) -> dict[str, int] | None:
-    run = summary.run
-    if not summary.sampled:
-        return None
-    return {
-        "cases": len(run.cases()),
-        "of": len(run.everything),
-        "seed": run.options.seed or 0,
-        "not_run": summary.not_run,
     }
 
 
@@ -89,10 +81,6 @@ def _refusals(summary: Summary) -> list[dict[str, Any]]:
             cases.setdefault(record.outcome.reason, []).append(record.case.id)
     by_count = sorted(cases.items(), key=lambda item: -len(item[1]))
     return [{"reason": reason, "count": len(ids), "cases": ids[:MOST_EXAMPLES]} for reason, ids in by_count]
-
-
-def _property(data: dict[str, Any]) -> dict[str, Any]:
-    return {"verdict" if name == "standing" else name: value for name, value in data.items()}
 
 
 def _failures(summary: Summary, group: FailureGroup) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import platform
 from collections import Counter
@@ -13,11 +14,10 @@ from operator import attrgetter
 import torch
 
 from ...version import __version__
-from ..bench.outcome import Failure, Verdict
+from ..bench.outcome import Failure, Record, Verdict
 from ..cases.case import Case
 from ..diagnose import kind_of
 from ..properties.table import PROPERTIES
-from ..runs.record import Record
 from ..runs.run import PAST_TIME, Run
 
 __all__ = ["NOT_ASKED", "TILES", "FailureGroup", "PropertySummary", "Standing", "Summary", "summarise", "tile_places", "versions"]
@@ -119,14 +119,14 @@ class Summary:
         return sum(record.outcome is None for record in self.records)
 
     @property
+    def late(self) -> int:
+        """Cases that were not run because the time was over."""
+        return sum(record.outcome is None and record.reason.startswith(PAST_TIME) for record in self.records)
+
+    @property
     def sampled(self) -> bool:
         """A sample was asked for, and was not all that there is."""
         return self.run.options.sampled and (self.late > 0 or len(self.run.cases()) < len(self.run.everything))
-
-    @property
-    def late(self) -> int:
-        """Cases that were not run because the time was over."""
-        return _late(self.records)
 
     @property
     def standing(self) -> Standing:
@@ -158,38 +158,31 @@ def summarise(
     interrupted: bool = False,
 ) -> Summary:
     """Sum up what became of the cases of a run. ``narrowed``: something other than its options took only a part of the cases."""
-    records = tuple(sorted(records, key=_place))
+    order = {p.name: i for i, p in enumerate(PROPERTIES)}
+    records = tuple(sorted(records, key=lambda r: (order.get(r.case.property_name, len(order)), r.drawn, _size(r.case))))
     stale = run.stale_lines({record.case.id for record in records}) if not interrupted else []
     surprises = [f"{r.case.id} is listed as known to fail ({r.known}), but passes: remove the line" for r in records if r.surprise]
     executed = sum(record.executed for record in records)
     least = run.least_executed(narrowed=narrowed or interrupted)
     few = [f"only {executed} cases were executed, expected at least {least} (min_executed)"] if 0 < executed < least else []
     properties = tuple(_property_summaries(run, records, narrowed=narrowed or interrupted))
-    return Summary(
+    summary = Summary(
         run=run,
         properties=properties,
         groups=tuple(_groups(records)),
         records=records,
         complaints=(*complaints, *surprises, *few, *(stale if run.lists_are_strict else [])),
         warnings=() if run.lists_are_strict else tuple(stale),
-        notes=(*notes, *_sampling(run, records)),
+        notes=tuple(notes),
         seconds=seconds,
         sanitized=sanitized,
         interrupted=interrupted,
     )
-
-
-def _late(records: Sequence[Record]) -> int:
-    """Cases that were not run because the time was over."""
-    return sum(record.outcome is None and record.reason.startswith(PAST_TIME) for record in records)
-
-
-def _sampling(run: Run, records: Sequence[Record]) -> Iterator[str]:
-    """What part of the cases a sample was, where it was not all of them."""
-    late = _late(records)
-    if run.options.sampled and (late or len(run.cases()) < len(run.everything)):
-        over = f", of which {late} were not run in time ({run.options.max_seconds:g} s)" if late else ""
-        yield f"sampled {len(run.cases())} of {len(run.everything)} cases, seed {run.options.seed or 0}{over}"
+    if not summary.sampled:
+        return summary
+    over = f", of which {summary.late} were not run in time ({run.options.max_seconds:g} s)" if summary.late else ""
+    note = f"sampled {len(run.cases())} of {len(run.everything)} cases, seed {run.options.seed or 0}{over}"
+    return dataclasses.replace(summary, notes=(*summary.notes, note))
 
 
 def tile_places(index: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
@@ -203,15 +196,6 @@ def versions() -> dict[str, str]:
     """What the result depends on besides the GEMM and the device."""
     found = {"gemmtune": __version__, "torch": torch.__version__, "Python": platform.python_version()}
     return found | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
-
-
-def _order() -> dict[str, int]:
-    return {p.name: i for i, p in enumerate(PROPERTIES)}
-
-
-def _place(record: Record) -> tuple[int, bool, int]:
-    case = record.case
-    return _order().get(case.property_name, len(PROPERTIES)), record.drawn, _size(case)
 
 
 def _size(case: Case) -> int:
@@ -231,8 +215,8 @@ def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) 
     for record in records:
         for name in _violations(record):
             violated.setdefault(name, []).append(record)
-    meanings = {p.name: p.meaning for p in PROPERTIES} | {name: "" for name in violated if name not in _order()}
-    for name, meaning in meanings.items():
+    known = {p.name: p.meaning for p in PROPERTIES}
+    for name in dict.fromkeys((*known, *violated)):
         own = [record for record in records if record.case.property_name == name and not record.sanitized]
         against = violated.get(name, [])
         executed, failed = sum(r.executed for r in own), sum(r.failed for r in against)
@@ -240,7 +224,7 @@ def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) 
         standing = Standing.FAILS if failed else Standing.CONFORMS if executed else Standing.NOT_TESTED
         yield PropertySummary(
             name=name,
-            meaning=meaning,
+            meaning=known.get(name, ""),
             standing=standing,
             reason=_why_not(run, name, own, narrowed=narrowed) if standing is Standing.NOT_TESTED else "",
             executed=executed,
@@ -266,39 +250,30 @@ def _why_not(run: Run, name: str, own: Sequence[Record], *, narrowed: bool) -> s
     return wanted.needs(run.scope) or "no case of this level fits what is declared and asked for"
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A failure with the kinds of bugs that it may be a sign of: what it looks like, then what would give it too."""
-
-    record: Record
-    failure: Failure
-    kinds: tuple[str, ...]
-
-
 def _groups(records: Sequence[Record]) -> list[FailureGroup]:
     """The fewest kinds that account for all failures: again and again the one that accounts for most of what is left.
+
+    The kinds of a failure are what it looks like, then what would give it too.
 
     A case that is too small to tell two bugs apart thus goes to the one that other cases tell. A kind counts if some failure looks
     like it more than like any other.
     """
     left = [
-        _Found(record, failure, tuple(kind_of(text) for text in (_looks_like(record.outcome.verdict, failure), *failure.also)))
+        (record, failure, tuple(kind_of(text) for text in (_looks_like(record.outcome.verdict, failure), *failure.also)))
         for record in records
         if record.failed and record.outcome is not None
         for failure in _violations(record).values()
     ]
     groups: list[FailureGroup] = []
     while left:
-        certain, support = Counter(x.kinds[0] for x in left), Counter(kind for x in left for kind in set(x.kinds))
+        certain, support = Counter(kinds[0] for *_, kinds in left), Counter(kind for *_, kinds in left for kind in set(kinds))
         kind = max(certain, key=lambda name: (name not in (UNKNOWN, UNEXAMINED), support[name], certain[name]))
-        same = [x for x in left if kind in x.kinds]
-        same.sort(key=lambda x: (x.kinds[0] != kind, _size(x.record.case)))
-        left = [x for x in left if kind not in x.kinds]
-        first = same[0]
-        verdict = first.record.outcome.verdict if first.record.outcome is not None else Verdict.FAILED
-        groups.append(
-            FailureGroup(looks_like=_looks_like(verdict, first.failure), found=tuple((x.record, x.failure) for x in same))
-        )
+        same = [x for x in left if kind in x[2]]
+        same.sort(key=lambda x: (x[2][0] != kind, _size(x[0].case)))
+        left = [x for x in left if kind not in x[2]]
+        first, failure, _ = same[0]
+        verdict = first.outcome.verdict if first.outcome is not None else Verdict.FAILED
+        groups.append(FailureGroup(looks_like=_looks_like(verdict, failure), found=tuple((r, f) for r, f, _ in same)))
     return sorted(groups, key=lambda group: (group.looks_like in (UNKNOWN, UNEXAMINED), -group.cases))
 
 

@@ -1,14 +1,18 @@
-"""A run as text: what is tested, then the verdict on each property, the failures, and what to do next."""
+"""A run as text, on a terminal or on an HTML page: what is tested, the verdict on each property, the failures, what to do next."""
 
 from __future__ import annotations
 
+import html
+import io
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...selector.table import new_table
+from ..bench.outcome import HeatMap
 from ..gemms.traits import Traits
 from ..options import RunOptions
-from ..runs.reproduction import command, pytest_command
+from ..runs.files import command, pytest_command
 from ..runs.run import Ground
 from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, tile_places, versions
 
@@ -17,11 +21,33 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["declarations", "header_lines", "renderables"]
+__all__ = ["as_html", "declarations", "header_lines", "heat_lines", "renderables"]
 
 MOST_GROUPS = 12
 MOST_REASON = 160
 MOST_LINES = 14
+PAGE_GROUPS = 60
+PAGE_IDS = 40
+"""Further cases that are listed below the first one of a group."""
+PAGE_WIDTH = 180
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>TITLE</title>
+<style>
+html {{ background: #ffffff; color: #1b1f24; }}
+@media (prefers-color-scheme: dark) {{ html {{ filter: invert(0.9) hue-rotate(180deg); }} }}
+pre {{ font: 13px/1.45 ui-monospace, monospace; overflow-x: auto; padding: 1rem; }}
+{stylesheet}
+</style>
+</head>
+<body><pre>{code}</pre></body>
+</html>
+"""
+SHADES = {1.0: "right", 4.0: "up to 4 times the tolerance", 64.0: "up to 64 times", 1e4: "up to 10,000 times", math.inf: "more"}
+"""|got − expected| over the tolerance: what a shade goes up to. NaN and infinity have their own."""
+COLOURS = ("#e4e8ee", "#f8d477", "#f0953f", "#d9482b", "#8f1616", "#6a1fb1")
 _STYLES = {Standing.CONFORMS: "green", Standing.FAILS: "bold red", Standing.NOT_TESTED: "dim"}
 
 
@@ -52,32 +78,42 @@ def _declaration(name: str, value: Any) -> str:
     return f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}"
 
 
-def renderables(summary: Summary) -> Iterator[RenderableType]:
-    """The report as parts that a rich console prints."""
-    yield _table(tuple(p for p in summary.properties if p.reason != NOT_ASKED))
-    for group in summary.groups[:MOST_GROUPS]:
-        yield from _group_parts(summary, group)
-    if len(summary.groups) > MOST_GROUPS:
-        yield _line(
-            f"\n{len(summary.groups) - MOST_GROUPS} more kinds of failures: --json FILE or --html FILE has them all", "bold"
-        )
+def as_html(summary: Summary) -> str:
+    """One page that needs nothing else: no scripts, no files beside it. Text that came from elsewhere is escaped."""
+    from rich.console import Console  # noqa: PLC0415 - see _line
+
+    console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH)
+    for part in (*map(_line, header_lines(summary.run.options, summary.run.ground)), *renderables(summary, page=True)):
+        console.print(part)
+    title = html.escape(f"{summary.standing}: {summary.run.ground.description.name}").replace("{", "{{").replace("}", "}}")
+    return console.export_html(code_format=PAGE.replace("TITLE", title))
+
+
+def renderables(summary: Summary, *, page: bool = False) -> Iterator[RenderableType]:
+    """The report as parts that a rich console prints. A ``page`` has more of everything, and maps of where results are wrong."""
+    yield _table(tuple(p for p in summary.properties if p.reason != NOT_ASKED), page=page)
+    most = PAGE_GROUPS if page else MOST_GROUPS
+    for group in summary.groups[:most]:
+        yield from _group_parts(summary, group, page=page)
+    if len(summary.groups) > most:
+        where = "--json FILE" if page else "--json FILE or --html FILE"
+        yield _line(f"\n{len(summary.groups) - most} more kinds of failures: {where} has them all", "bold")
     if summary.complaints or summary.warnings or summary.notes or summary.choices:
         yield _line("")
-    for text in (*summary.notes, *_choices(summary)):
+    choices = list(summary.choices.items())
+    for text in summary.notes:
         yield _line(text)
+    if choices and not page:
+        more = ", …: --json FILE has them all" if len(choices) > 1 else ""
+        yield _line(f"{_count(len(choices), 'choice')} ran: {choices[0][0]} in {_count(choices[0][1], 'case')}{more}")
+    for name, cases in choices if page else ():
+        yield _line(f"ran: {name} in {_count(cases, 'case')}")
     yield from _listed("error", summary.complaints, "bold red")
     yield from _listed("warning", summary.warnings, "yellow")
     yield _line("")
     yield _line(_verdict(summary), "bold green" if summary.standing is Standing.CONFORMS else "bold red")
-    for text in _next_steps(summary):
+    for text in () if page else _next_steps(summary):
         yield _line(text)
-
-
-def _choices(summary: Summary) -> Iterator[str]:
-    if choices := summary.choices:
-        first = next(iter(choices))
-        more = ", …: --json FILE has them all" if len(choices) > 1 else ""
-        yield f"{_count(len(choices), 'choice')} ran: {first} in {_count(choices[first], 'case')}{more}"
 
 
 def _listed(sort: str, texts: tuple[str, ...], style: str) -> Iterator[Text]:
@@ -101,14 +137,23 @@ def _unfolded(text: str, style: str) -> Text:
     return line
 
 
-def _table(properties: tuple[PropertySummary, ...]) -> Table:
-    known, skipped = any(p.known for p in properties), any(p.skipped for p in properties)
-    more = [title for title, there in (("known", known), ("not run", skipped)) if there]
-    table = new_table(texts=("property", "meaning"), numbers=("executed", "failed", "refused", *more), last="verdict")
-    for p in properties:
-        numbers = [p.executed, p.failed, p.refused, *([p.known] if known else []), *([p.skipped] if skipped else [])]
+def _table(properties: tuple[PropertySummary, ...], *, page: bool) -> Table:
+    columns = {
+        "executed": [str(p.executed) for p in properties],
+        "failed": [str(p.failed) for p in properties],
+        "refused": [str(p.refused) for p in properties],
+    }
+    if any(p.known for p in properties):
+        columns["known"] = [str(p.known) for p in properties]
+    if any(p.skipped for p in properties):
+        columns["not run"] = [str(p.skipped) for p in properties]
+    if page:
+        errors = [p.error_over_bound for p in properties]
+        columns["error / bound"] = ["" if x is None else "> 1" if x > 1 else f"{x:.2f}" for x in errors]
+    table = new_table(texts=("property", "meaning"), numbers=tuple(columns), last="verdict")
+    for p, *numbers in zip(properties, *columns.values(), strict=True):
         verdict = f"{p.standing}: {_short(p.reason)}" if p.reason else str(p.standing)
-        table.add_row(_line(p.name), _line(p.meaning), *map(str, numbers), _line(verdict, _STYLES[p.standing]))
+        table.add_row(_line(p.name), _line(p.meaning), *numbers, _line(verdict, _STYLES[p.standing]))
     return table
 
 
@@ -117,7 +162,7 @@ def _short(text: str) -> str:
     return text if len(text) <= MOST_REASON else text[: MOST_REASON - 1] + "…"
 
 
-def _group_parts(summary: Summary, group: FailureGroup) -> Iterator[Text]:
+def _group_parts(summary: Summary, group: FailureGroup, *, page: bool) -> Iterator[Text]:
     record, failure = group.found[0]
     names = group.by_property
     of = f" of {next(iter(names))}" if len(names) == 1 else ""
@@ -126,15 +171,37 @@ def _group_parts(summary: Summary, group: FailureGroup) -> Iterator[Text]:
         yield _line(f"  {', '.join(f'{name} {number}' for name, number in names.items())}; the smallest:", "dim")
     yield _line(f"  {record.case.id}" + (f"  choice {record.outcome.choice}" if record.outcome and record.outcome.choice else ""))
     lines = failure.message.splitlines()
-    for line in lines[:MOST_LINES]:
+    for line in lines if page else lines[:MOST_LINES]:
         yield _line(f"    {line}")
-    if len(lines) > MOST_LINES:
+    if len(lines) > MOST_LINES and not page:
         yield _line(f"    … ({len(lines) - MOST_LINES} more lines)", "dim")
     if failure.index is not None:
         places = (f"of {tile} {at} at {place}" for tile, (at, place) in tile_places(failure.index).items())
         yield _line(f"    in the tile {', '.join(places)}", "dim")
+    mapped = next(((r.case.id, f.heat) for r, f in group.found if f.heat is not None), None) if page else None
+    if mapped is not None:
+        yield _line(f"    where {mapped[0]} is wrong, batch {mapped[1].batch}, {mapped[1].rows} by {mapped[1].cols}:", "dim")
+        yield from heat_lines(mapped[1])
     yield _unfolded(f"  again: {command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "cyan")
     yield _unfolded(f"     or: {pytest_command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "dim")
+    others = [case_id for case_id in dict.fromkeys(r.case.id for r, _ in group.found) if case_id != record.case.id]
+    for case_id in others[:PAGE_IDS] if page else ():
+        yield _unfolded(f"  and {case_id}", "dim")
+    if page and len(others) > PAGE_IDS:
+        yield _line(f"  and {len(others) - PAGE_IDS} others", "dim")
+
+
+def heat_lines(heat: HeatMap) -> Iterator[Text]:
+    """The cells of a heat map in colours, row by row, and what these mean."""
+    for cells in heat.cells:
+        line = _line("    ")
+        for value in cells:
+            line.append("  ", style=f"on {COLOURS[sum(value > step for step in SHADES) if math.isfinite(value) else -1]}")
+        yield line
+    key = _line("    ")
+    for colour, words in zip(COLOURS, (*SHADES.values(), "NaN or infinity"), strict=True):
+        key.append("  ", style=f"on {colour}").append(f" {words}  ")
+    yield key
 
 
 def _verdict(summary: Summary) -> str:

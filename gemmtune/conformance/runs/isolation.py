@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from dataclasses import dataclass
 
 import torch
 
 from ...errors import GemmtuneError, SubjectError, TraitsError
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ..bench.bench import Bench, NoResult
 from ..bench.outcome import Failure, Outcome, Verdict
 from ..cases.case import Case
-from ..gemms.refusals import is_fatal
-from ..gemms.subject import Subject, SubjectSpec, load
+from ..cases.scope import Scope
+from ..gemms.subject import Impossible, Refused, Subject, SubjectSpec, is_fatal, load
 from ..gemms.traits import Traits
-from .judge import judge
+from ..properties.table import property_named
 
-__all__ = ["Description", "InProcessRunner", "IsolatedRunner", "Runner"]
-
+__all__ = ["Description", "InProcessRunner", "IsolatedRunner", "Runner", "judge"]
 
 IMPORT_TIMEOUT_S = 60.0
 """Seconds to import the GEMM at the least, however short a case may take."""
@@ -141,3 +143,38 @@ def _job(spec: SubjectSpec, case: Case, device: str, examine: bool) -> Outcome:
 
 def _bad(case: Case, verdict: Verdict, reason: str) -> Outcome:
     return Outcome(case=case, verdict=verdict, reason=reason, failures=(Failure(property_name=case.property_name, message=reason),))
+
+
+def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool = True) -> Outcome:
+    """Run a case and say what became of it; without ``examine`` not what a wrong result looks like.
+
+    Raises:
+        Exception: the GEMM made the device unusable, or the suite itself is at fault.
+    """
+    started = time.perf_counter()
+    scope = Scope(traits=subject.traits, device_type=device.type)
+    bench = Bench(subject, case, device, examine=examine)
+    verdict, reason = Verdict.PASSED, ""
+    try:
+        with subject.conditions(bench.problem), contextlib.suppress(NoResult):
+            property_named(case.property_name).check(bench)
+    except Refused as refusal:
+        verdict = Verdict.REFUSED if scope.may_refuse(case) else Verdict.RAISED
+        reason = str(refusal)
+    except Impossible as obstacle:
+        verdict, reason = Verdict.REFUSED, f"not possible here: {obstacle}"
+    failures = tuple(bench.failures)
+    if verdict is Verdict.RAISED:
+        failures += (Failure(property_name=case.property_name, message=f"raised for what it declares: {reason}"),)
+    elif failures:
+        verdict = Verdict.FAILED
+    return Outcome(
+        case=case,
+        verdict=verdict,
+        failures=failures,
+        reason=reason,
+        choice=bench.choice,
+        error_over_bound=bench.error_over_bound,
+        grade=bench.grade,
+        seconds=time.perf_counter() - started,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...architectures import MatrixReport, how_to_run, run_matrix
-from ...device import DeviceInfo, detect
+from ...device import detect
 from ...selector.progress import Progress
 from ...settings import Search
 from ..cases.scope import Level
@@ -22,7 +22,8 @@ def matrix(options: RunOptions, sm: str, *, must_run: bool = False, progress: Pr
     Raises:
         UnavailableError: nothing here compiles for it, or the device is not here.
     """
-    arch, gpu = f"sm{sm}", _gpu(options)
+    arch, wanted = f"sm{sm}", options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = None if wanted == "cpu" else detect(wanted)
     runs = not options.sm_compile_only and (must_run or how_to_run(arch, gpu).mode is not None)
     return run_matrix(arch, search=SEARCH[Level.of(options.level)], device=gpu, run=runs, progress=progress)
 
@@ -32,8 +33,3 @@ def exit_status(reports: list[MatrixReport]) -> int:
     if not any(report.executed for report in reports):
         return 2
     return 1 if any(report.failures for report in reports) else 0
-
-
-def _gpu(options: RunOptions) -> DeviceInfo | None:
-    wanted = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return None if wanted == "cpu" else detect(wanted)

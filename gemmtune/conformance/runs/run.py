@@ -14,21 +14,17 @@ import torch
 from ... import settings
 from ...device import detect
 from ...errors import ConformanceError, SubjectError
-from ..bench.outcome import Verdict
+from ..bench.outcome import Record, Verdict
 from ..cases.case import Case
 from ..cases.sampling import sample_order
 from ..cases.scope import Level, Scope
-from ..gemms.traits import Traits
 from ..options import RunOptions
 from ..properties.property import Property
 from ..properties.table import PROPERTIES
-from .files import make_folder
+from .files import CaseList, cases_to_repeat, make_folder
 from .isolation import Description, InProcessRunner, IsolatedRunner, Runner
-from .lists import CaseList
-from .record import Record
-from .reproduction import cases_to_repeat
 
-__all__ = ["PAST_TIME", "Ground", "Run", "find_ground", "scope_of"]
+__all__ = ["PAST_TIME", "Ground", "Run", "find_ground"]
 
 COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
 """A crash costs a worker process, a hang the whole time that a case may take as well."""
@@ -77,7 +73,14 @@ def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
             device = "cpu"
             runner = runner_for(options, device)
             description = runner.describe()
-        _check(description, device)
+        traits, name, kind = description.traits, description.name, torch.device(device).type
+        if kind not in traits.devices:
+            raise SubjectError(
+                f"{name}: declares devices {', '.join(traits.devices)}, and this is {kind}; name another with device"
+            )
+        if description.sm and traits.sms is not None and description.sm not in traits.sms:
+            sms = ", ".join(map(str, traits.sms))
+            raise SubjectError(f"{name}: declares SM {sms}, and {description.device_name} is SM {description.sm}")
         if options.sanitize:
             _check_sanitizer(device)
     except BaseException:
@@ -93,31 +96,9 @@ def runner_for(options: RunOptions, device: str) -> Runner:
     return IsolatedRunner(options.spec, device, timeout_s=options.timeout)
 
 
-def _check(description: Description, device: str) -> None:
-    traits, name = description.traits, description.name
-    if (kind := torch.device(device).type) not in traits.devices:
-        raise SubjectError(f"{name}: declares devices {', '.join(traits.devices)}, and this is {kind}; name another with device")
-    if description.sm and traits.sms is not None and description.sm not in traits.sms:
-        raise SubjectError(
-            f"{name}: declares SM {', '.join(map(str, traits.sms))}, and {description.device_name} is SM {description.sm}"
-        )
-
-
 def _check_sanitizer(device: str) -> None:
     if device == "cpu":
         raise ConformanceError("sanitize: got device cpu, expected a CUDA device: compute-sanitizer sees no other code")
-
-
-def scope_of(options: RunOptions, traits: Traits, device_type: str) -> Scope:
-    """What the options take in of what is declared."""
-    return Scope(
-        traits=traits,
-        device_type=device_type,
-        level=Level.of(options.level),
-        ops=options.op,
-        dtypes=options.dtype,
-        layouts=options.layout,
-    )
 
 
 def _check_asked(scope: Scope) -> None:
@@ -141,7 +122,14 @@ class Run:
     def __init__(self, options: RunOptions, ground: Ground, runner: Runner | None = None) -> None:
         self.options = options
         self.ground = ground
-        self.scope = scope_of(options, ground.description.traits, ground.device_type)
+        self.scope = Scope(
+            traits=ground.description.traits,
+            device_type=ground.device_type,
+            level=Level.of(options.level),
+            ops=options.op,
+            dtypes=options.dtype,
+            layouts=options.layout,
+        )
         self.skips = CaseList.read(options.skips_file)
         self.xfails = CaseList.read(options.xfails_file)
         self._repeated = cases_to_repeat(options.repro)

@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import UnavailableError
 from ..bench.outcome import Failure, Verdict
@@ -70,11 +69,6 @@ class SanitizerReport:
     findings: tuple[Finding, ...]
     seconds: float
 
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """Those of all findings."""
-        return tuple(finding.failure for finding in self.findings)
-
     def text(self) -> str:
         """The findings for people, after counts."""
         runs = len(self.cases) * len(self.tools)
@@ -85,24 +79,6 @@ class SanitizerReport:
         for finding in self.findings:
             lines += [f"  {finding.case.id if finding.case else 'several cases in a row'}", f"    {finding.failure.message}"]
         return "\n".join(lines)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; cases as their ids."""
-        findings = [
-            {
-                "tool": finding.tool,
-                "case": finding.case.id if finding.case else None,
-                "failure": dataclasses.asdict(finding.failure),
-            }
-            for finding in self.findings
-        ]
-        return {
-            "tools": list(self.tools),
-            "cases": [case.id for case in self.cases],
-            "executed": self.executed,
-            "findings": findings,
-            "seconds": self.seconds,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

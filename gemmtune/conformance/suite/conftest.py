@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..bench.outcome import Record
 from ..cases.case import Case
 from ..properties.property import Property
 from ..properties.table import PROPERTIES
-from ..runs.record import Record
 from ..runs.run import Run
 from ..runs.sanitize import few_cases
-from .settle import settle
-from .stash import FOUND, OPTIONS, RUN, Found
+from .stash import FOUND, OPTIONS, RUN, CaseFailed, Found, encoded, settle
 
 FOLDER = Path(__file__).parent
 PLUGIN = "gemmtune.conformance.plugin"
@@ -36,16 +35,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         properties = run.drawn_properties() if run is not None else ()
         metafunc.parametrize("gemm_drawn", properties, ids=[p.name for p in properties])
     if "gemm_sanitized" in metafunc.fixturenames:
-        chosen = [_sanitized(run)] if run is not None and run.options.sanitize else []
+        chosen = []
+        if run is not None and run.options.sanitize:
+            chosen = [tuple(run.cases() if run.options.repro else few_cases(run.scope))]
         metafunc.parametrize("gemm_sanitized", chosen, ids=["sanitizer" for _ in chosen])
     if "gemm_sm" in metafunc.fixturenames:
         asked = options.sm if options is not None else ()
         marks = [pytest.mark.gpu] if metafunc.config.getoption("markexpr") == "gpu" else []
         metafunc.parametrize("gemm_sm", [pytest.param(sm, id=f"sm{sm}", marks=marks) for sm in asked])
-
-
-def _sanitized(run: Run) -> tuple[Any, ...]:
-    return tuple(run.cases() if run.options.repro else few_cases(run.scope))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,6 +74,19 @@ def _property_of(item: pytest.Item) -> str | None:
         if isinstance(value, (str, tuple)):
             return ""
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what a test found into its report, in the place of a stack that says nothing."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, CaseFailed):
+        report.longrepr = str(call.excinfo.value)
+    if call.when == "call":
+        report.gemm_found = encoded(item.stash.get(FOUND, Found()))  # type: ignore[attr-defined]
+    return report
 
 
 @pytest.fixture

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
 
+from ..bench.outcome import Record
 from ..cases.case import Case
+from ..cases.sampling import EDGES, fitting
+from ..cases.scope import Scope
+from ..labels import OPS
+from ..layouts import PLAIN, OperandLayout
 from ..properties.property import Property
-from ..runs.record import Record
 from ..runs.run import Run
-from .strategies import cases
 
-__all__ = ["explore"]
-
+__all__ = ["cases", "explore", "layouts"]
 
 MOST_SHRUNK = 100
 """Cases that are judged to find the smallest one."""
@@ -24,30 +28,6 @@ class _Found(Exception):
     """A drawn case failed."""
 
 
-class _Explorer:
-    """Judges each case once, so that hypothesis, which runs a failing case again, gets the same answer from a racing kernel."""
-
-    def __init__(self, run: Run, wanted: Property) -> None:
-        self.run = run
-        self.wanted = wanted
-        self.records: dict[Case, Record] = {}
-        self.smallest: Record | None = None
-        self.most = run.max_examples + MOST_SHRUNK
-
-    def attempt(self, case: Case) -> None:
-        """Fails where the case does. Once no more are run, cases that are new count as right, which ends the shrinking."""
-        if case not in self.records:
-            if self.run.ended(self.wanted.name) is not None:
-                return
-            if len(self.records) >= self.most:
-                return
-            self.records[case] = self.run.judge(case, drawn=True)
-        record = self.records[case]
-        if record.failed or record.surprise:
-            self.smallest = record
-            raise _Found
-
-
 def explore(run: Run, wanted: Property) -> list[Record]:
     """What drawn cases of a property gave: all that did not fail and, where one did, the smallest that was found.
 
@@ -55,7 +35,8 @@ def explore(run: Run, wanted: Property) -> list[Record]:
     """
     if run.established(wanted.name) and run.options.max_examples is None:
         return []
-    explorer = _Explorer(run, wanted)
+    records: dict[Case, Record] = {}
+    smallest: list[Record] = []
 
     @hypothesis.settings(
         max_examples=run.max_examples,
@@ -68,12 +49,74 @@ def explore(run: Run, wanted: Property) -> list[Record]:
     )
     @hypothesis.given(cases(wanted, run.scope))
     def attempt(case: Case) -> None:
-        explorer.attempt(case)
+        # Each case is judged once, so that hypothesis, which runs a failing case again, gets the same answer from a racing kernel.
+        if case not in records:
+            if run.ended(wanted.name) is not None or len(records) >= run.max_examples + MOST_SHRUNK:
+                return  # cases that are new count as right, which ends the shrinking
+            records[case] = run.judge(case, drawn=True)
+        if records[case].failed or records[case].surprise:
+            smallest[:] = [records[case]]
+            raise _Found
 
     if run.options.seed is not None:
         attempt = hypothesis.seed(run.options.seed)(attempt)
     # The first has its record, the second means that nothing can be drawn within what is declared.
     with contextlib.suppress(_Found, hypothesis.errors.Unsatisfiable):
         attempt()
-    fine = [record for record in explorer.records.values() if not (record.failed or record.surprise)]
-    return fine + ([explorer.smallest] if explorer.smallest is not None else [])
+    return [record for record in records.values() if not (record.failed or record.surprise)] + smallest
+
+
+LONG_K = (512, 1000, 1024, 2048)
+MORE = (0, 0, 0, 0, 1, 2, 3, 5, 9, 13, 21, 34)
+"""Added to a size at the edge of a tile."""
+MOST_BATCH = 5
+MOST_PRODUCTS = 2**23
+"""M·N·K of one matrix, so that references stay quick."""
+PADS = (0, 0, 1, 4, 8, 17)
+MOST_OFFSET = 8
+
+
+@st.composite
+def cases(draw: st.DrawFn, wanted: Property, scope: Scope) -> Case:
+    """A case of a property within a scope: one of the enumerated ones with other sizes, strides, dtype and seed."""
+    fields = operator.attrgetter(
+        "op", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "variant"
+    )  # what is not drawn: the first case of each sort is a base
+    bases = {fields(case): case for case in reversed(list(wanted.cases(scope)))}
+    base = draw(st.sampled_from(sorted(bases.values(), key=lambda case: OPS.index(case.op))))
+    wanted_sizes = (draw(st.sampled_from(edges)) + draw(st.sampled_from(MORE)) for edges in (EDGES, EDGES, EDGES + LONG_K))
+    m, n, k = fitting(scope, *wanted_sizes)
+    hypothesis.assume(m * n * k <= MOST_PRODUCTS)
+    case = base.changed(
+        m=m, n=n, k=k,
+        batch=draw(st.integers(1, MOST_BATCH)) if base.batched else 1,
+        dtype=draw(st.sampled_from(scope.tested_dtypes(base.op))),
+        a=draw(layouts(scope, batched=base.batched)),
+        b=draw(layouts(scope, batched=base.batched)),
+        seed=draw(st.integers(0, 2**16 - 1)),
+    )  # fmt: skip
+    if case.packed:
+        case = case.changed(k=k + k % 2)
+    hypothesis.assume(scope.allows(case))
+    return case
+
+
+@st.composite
+def layouts(draw: st.DrawFn, scope: Scope, *, batched: bool) -> str:
+    """The strides of a or b, of the kinds that a scope has.
+
+    Each kind draws as much as any other: hypothesis takes what draws less for simpler, and would not shrink to plain rows.
+    """
+    kinds = scope.tested_kinds
+    kind = draw(st.sampled_from([k for k in kinds if k not in ("padded", "offset", "batch0", "batchgap")]))
+    pad = draw(st.sampled_from(PADS)) if "padded" in kinds else 0
+    offset = draw(st.integers(0, MOST_OFFSET)) if "offset" in kinds else 0
+    gaps = [""] + [mark for name, mark in (("batchgap", "1"), ("batch0", "0")) if name in kinds]
+    return str(
+        OperandLayout(
+            kind=kind,
+            pad=pad if kind in (PLAIN, "col") else 0,
+            offset=offset,
+            batch=draw(st.sampled_from(gaps)) if batched else "",
+        )
+    )

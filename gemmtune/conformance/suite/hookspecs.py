@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ..bench.outcome import Record
 from ..options import RunOptions
 from ..report.summary import Summary
-from ..runs.record import Record
 from ..runs.run import Run
 
 __all__ = ["pytest_gemm_begin", "pytest_gemm_end", "pytest_gemm_open", "pytest_gemm_progress"]

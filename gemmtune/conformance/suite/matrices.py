@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import pytest
 
 from ...architectures import MatrixReport
@@ -12,7 +10,7 @@ from ..option_table import STDOUT
 from ..options import RunOptions
 from ..runs.files import json_text, write
 from ..runs.matrices import exit_status
-from .stash import FOUND, Found, decoded, encoded
+from .stash import Found, decoded
 
 __all__ = ["MatrixSession"]
 
@@ -24,16 +22,6 @@ class MatrixSession:
         self._options = options
         self._is_worker = hasattr(config, "workerinput")
         self._reports: list[MatrixReport] = []
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put the matrix into the report of its test."""
-        report = yield
-        if call.when == "call":
-            report.gemm_found = encoded(item.stash.get(FOUND, Found()))  # type: ignore[attr-defined]
-        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the matrix."""

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from ...errors import ConformanceError, GemmtuneError
+from ...selector.table import plain_text
+from ..bench.outcome import Record
 from ..option_table import STDOUT
 from ..options import RunOptions
 from ..report.as_json import as_json_text
-from ..report.html import as_html
 from ..report.summary import Summary, summarise
-from ..runs.files import write
-from ..runs.record import Record
-from ..runs.reproduction import save_failing
+from ..report.text import as_html, header_lines, renderables
+from ..runs.files import save_failing, write
 from ..runs.run import Run
-from .settle import CaseFailed
-from .stash import FOUND, RUN, Found, decoded, encoded
+from .stash import RUN, Found, decoded, encoded
 
-__all__ = ["ConformanceSession"]
+__all__ = ["ConformanceSession", "PytestTerminal"]
 
 INTERRUPTED = 130
 UNTESTED = 2
@@ -46,8 +44,6 @@ class ConformanceSession:
     def run(self) -> Run | None:
         """The run, once the GEMM has been found."""
         return self._config.stash.get(RUN, None)
-
-    # Beginning
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -78,20 +74,6 @@ class ConformanceSession:
         """The same, from a worker of pytest-xdist."""
         self._total = len(ids)
 
-    # Gathering
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put what a test found into its report, in the place of a stack that says nothing."""
-        report = yield
-        if call.excinfo is not None and isinstance(call.excinfo.value, CaseFailed):
-            report.longrepr = str(call.excinfo.value)
-        if call.when == "call":
-            report.gemm_found = encoded(item.stash.get(FOUND, Found()))  # type: ignore[attr-defined]
-        return report
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take what a test found."""
         if self._workerinput is not None:
@@ -119,8 +101,6 @@ class ConformanceSession:
         """Ctrl-C: what was found until then is reported."""
         self._interrupted = isinstance(excinfo.value, KeyboardInterrupt)
 
-    # Summing up
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Sum up, write the reports, and decide on the exit status."""
@@ -132,7 +112,13 @@ class ConformanceSession:
             return
         if not self._records and not any("gemmtune" in arg for arg in session.config.args):
             self._complaints.append("the suite was not collected: add --pyargs gemmtune.conformance to the arguments of pytest")
-        summary = self._summary(run, session)
+        option = session.config.option
+        narrowed = bool(option.keyword or option.markexpr or option.deselect or any("::" in arg for arg in session.config.args))
+        summary = summarise(
+            run, self._records, narrowed=narrowed, seconds=time.monotonic() - self._started_s, complaints=self._complaints,
+            notes=self._notes, sanitized=self._sanitized,
+            interrupted=self._interrupted or bool(session.shouldstop or session.shouldfail),
+        )  # fmt: skip
         try:
             if self._options.json not in (None, STDOUT):
                 write("json", str(self._options.json), as_json_text(summary))
@@ -148,16 +134,33 @@ class ConformanceSession:
             others_failed = exitstatus == pytest.ExitCode.TESTS_FAILED and not summary.failed and not summary.complaints
             session.exitstatus = 1 if others_failed else summary.exit_status
 
-    def _summary(self, run: Run, session: pytest.Session) -> Summary:
-        option = session.config.option
-        narrowed = bool(option.keyword or option.markexpr or option.deselect or any("::" in arg for arg in session.config.args))
-        return summarise(
-            run,
-            self._records,
-            narrowed=narrowed,
-            seconds=time.monotonic() - self._started_s,
-            complaints=self._complaints,
-            notes=self._notes,
-            sanitized=self._sanitized,
-            interrupted=self._interrupted or bool(session.shouldstop or session.shouldfail),
-        )
+
+class PytestTerminal:
+    """Prints among what pytest prints. ``-p no:gemm-terminal`` leaves it out."""
+
+    NAME = "gemm-terminal"
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+        self._summary: Summary | None = None
+
+    def pytest_gemm_begin(self, run: Run) -> None:
+        """Keep the run for the header."""
+        self._run = run
+
+    def pytest_report_header(self) -> list[str]:
+        """What is tested."""
+        return header_lines(self._run.options, self._run.ground) if self._run is not None else []
+
+    def pytest_gemm_end(self, summary: Summary) -> None:
+        """Keep the summary until pytest has printed its own."""
+        self._summary = summary
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The verdicts."""
+        if self._summary is None:
+            return
+        terminalreporter.section("conformance")
+        terminalreporter.write_line(plain_text(renderables(self._summary)))
+        if self._summary.run.options.json == STDOUT:
+            terminalreporter.write_line(as_json_text(self._summary))

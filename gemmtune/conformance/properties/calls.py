@@ -1,28 +1,84 @@
-"""Streams and CUDA graphs."""
+"""How it is called: again, from several threads, on another stream, in a CUDA graph. The result is right every time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from threading import Barrier
 
 import torch
 
 from ...numerics.guards import guarded_out
 from ...numerics.operands import Operands
 from ..bench.bench import Bench
-from ..cases.case import Case
+from ..cases.sampling import Sample, Size
 from ..cases.scope import Scope
-from ..gemms.refusals import Refused
-from .coverage import Sample, Size, fitted
-from .probing import exact_probe, fill_bits, overwrite, stage
-from .property import Property
+from ..gemms.subject import Refused
+from .property import Probe, Property, declared, exact_probe, fill_bits, overwrite, same_bits, stage
 
 __all__ = ["PROPERTIES"]
 
+SAME_RUNS = 20
+RIGHT_RUNS = 24
+THREADS = 4
+RUNS_OF_THREAD = 6
+SIZES: tuple[Size, ...] = ((64, 64, 64), (48, 56, 1024), (130, 129, 96), (16, 16, 4096), (256, 256, 128), (33, 47, 65))
 SHORT_CYCLES, LONG_CYCLES = 30_000_000, 300_000_000
 """About 15 ms and 150 ms of a GPU's clock: several times what the host needs for a call."""
 WARM_UPS = 3
 REPLAYS = 3
-_SIZES: tuple[Size, ...] = ((64, 64, 64), (130, 129, 96), (16, 256, 1024))
+ON_CUDA: tuple[Size, ...] = ((64, 64, 64), (130, 129, 96), (16, 256, 1024))
+
+
+def check_determinism(bench: Bench) -> None:
+    """Random data, the same operands, other memory for the result each time: the same bits."""
+    operands = bench.probes.random()
+    first = bench.call(operands)
+    for number in range(2, SAME_RUNS + 1):
+        result = bench.call(operands, watch=False)
+        if same_bits(result, first):
+            continue
+        with stage(bench, f"call {number} of {SAME_RUNS}"):
+            if bench.expect_equal(result, first, operands, name="the bits of the first call", known=False):
+                bench.fail("the first call gave the same numbers with another sign of 0, or another NaN")
+        return
+
+
+def check_repeatability(bench: Bench) -> None:
+    """The same exact probe many times, since a race shows on some runs only."""
+    probe = exact_probe(bench)
+    first = bench.call(probe.operands)
+    right = probe.judge(bench, first)
+    for number in range(2, RIGHT_RUNS + 1):
+        if not right:
+            return
+        result = bench.call(probe.operands, watch=False)
+        with stage(bench, f"call {number} of {RIGHT_RUNS}"):
+            right = same_bits(result, first) or probe.judge(bench, result)
+
+
+def check_threads(bench: Bench) -> None:
+    """Several threads call at once, each with operands of its own. The variant ``sizes``: and each with another M."""
+    m, step = bench.case.m, bench.subject.traits.multiples[0]
+    sizes = [m + i * step * (bench.case.variant == "sizes") for i in range(THREADS)]
+    benches = [bench.sibling(m=size, seed=bench.case.seed + i) for i, size in enumerate(sizes)]
+    jobs = [(own, [exact_probe(own) for _ in range(RUNS_OF_THREAD)]) for own in benches]
+    start = Barrier(THREADS)
+
+    def run(own: Bench, probes: list[Probe]) -> list[object]:
+        start.wait()
+        if bench.device.type == "cuda":
+            torch.cuda.set_device(bench.device)
+        return [own.launch(probe.operands) for probe in probes]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = [waiting.result() for waiting in [pool.submit(run, *job) for job in jobs]]
+    for thread, ((own, probes), received) in enumerate(zip(jobs, results, strict=True), 1):
+        for number, (probe, result) in enumerate(zip(probes, received, strict=True), 1):
+            with stage(bench, f"thread {thread} of {THREADS}, call {number}"):
+                if not probe.judge(own, own.received(result)):
+                    return
 
 
 def check_streams(bench: Bench) -> None:
@@ -100,29 +156,43 @@ def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, captur
         raise Refused(f"while captured in a CUDA graph: {' '.join(str(error).split())[:400]}") from error
 
 
-def _given_out(case: Case) -> Case:
-    return case.changed(out="row", variant="") if case.variant == "out" else case
-
-
-def _needs(scope: Scope, trait: str) -> str | None:
-    if scope.device_type != "cuda":
-        return "needs a CUDA device"
-    return None if getattr(scope.traits, trait) else f"{trait} is not declared"
+def _on_cuda(trait: str) -> Callable[[Scope], str | None]:
+    return lambda scope: "needs a CUDA device" if scope.device_type != "cuda" else declared(trait)(scope)
 
 
 PROPERTIES = (
     Property(
+        name="determinism",
+        meaning="equal inputs give equal bits",
+        check=check_determinism,
+        enumerate=Sample(budget=(18, 72, 300), shapes=SIZES),
+        needs=declared("deterministic"),
+    ),
+    Property(
+        name="repeatability",
+        meaning="the same call is right every time",
+        check=check_repeatability,
+        enumerate=Sample(budget=(18, 72, 300), shapes=SIZES),
+    ),
+    Property(
+        name="threads",
+        meaning="calls from several threads at once are right",
+        check=check_threads,
+        enumerate=Sample(budget=(18, 72, 200), shapes=((64, 64, 64), (72, 129, 96), (48, 56, 256)), variants=("sizes", "")),
+        needs=declared("threads"),
+    ),
+    Property(
         name="streams",
         meaning="work goes to the current stream, which need not be the default one",
         check=check_streams,
-        cases=Sample(name="streams", budget=(24, 72, 200), shapes=fitted(*_SIZES), variants=("late_inputs", "busy_default")),
-        needs=lambda scope: _needs(scope, "streams"),
+        enumerate=Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("late_inputs", "busy_default")),
+        needs=_on_cuda("streams"),
     ),
     Property(
         name="graph-replay",
         meaning="a captured CUDA graph computes from the numbers that its operands have when it is replayed",
         check=check_graph_replay,
-        cases=Sample(name="graph-replay", budget=(24, 72, 200), shapes=fitted(*_SIZES), variants=("", "out"), finish=_given_out),
-        needs=lambda scope: _needs(scope, "capturable"),
+        enumerate=Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("", {"out": "row"})),
+        needs=_on_cuda("capturable"),
     ),
 )
