@@ -8,14 +8,20 @@ import shutil
 import subprocess
 import tempfile
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ..choice import Choice
 from ..device import DeviceInfo
+from ..errors import UnavailableError
 from .loops import AMDGCN, SASS, spilled_share
+from .made_once import opened
 
-__all__ = ["Artifact", "CompiledChoice", "Usage", "amdgcn_usage", "binary_usage", "cubin_usage", "find_cuobjdump"]
+__all__ = ["Artifact", "CompiledChoice", "FileChoice", "Usage", "amdgcn_usage", "cubin_usage", "find_cuobjdump"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,74 @@ class CompiledChoice(Choice):
         """The same kernels for a GPU newer than ``arch``: ``build`` loads their PTX, which the driver translates for that GPU."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileChoice(CompiledChoice):
+    """A choice whose kernel is in one file of the cache folder, which a compiler for CUDA made."""
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """The file, made or not."""
+
+    @abstractmethod
+    def make(self) -> Path:
+        """The file, made if it is missing. Raises CompileError; UnavailableError without a compiler."""
+
+    @staticmethod
+    @abstractmethod
+    def compiler() -> object:
+        """What makes it. Raises UnavailableError: there is none here."""
+
+    @property
+    def compiled(self) -> bool:
+        """The file is in the cache."""
+        return self.path.exists()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Without a compiler, what was not compiled before cannot be run."""
+        try:
+            self.compiler()
+        except UnavailableError as error:
+            return None if self.compiled else str(error)
+        return None
+
+    def compile(self) -> None:
+        """Make the file, unless it is there. Raises what ``make`` does."""
+        self.make()
+
+    def opened(self, load: Callable[[Path], T]) -> T:
+        """What ``load`` makes of the file, which is made if it is missing or damaged.
+
+        Raises:
+            CompileError: it was not compiled yet, and the compiler refused it.
+            UnavailableError: it was not compiled yet, and there is no compiler; or it cannot be loaded here.
+        """
+        try:
+            return opened(self.make, load)
+        except OSError as error:
+            raise UnavailableError(f"{self.name}: what was compiled cannot be loaded here: {error}") from error
+
+    def artifact(
+        self, path: Path, *, kernel: str, threads: int, shared_bytes: int, expected: str, predicted_bytes: int | None = None
+    ) -> Artifact:
+        """The only kernel of the file, which multiplies with the instruction ``expected``; without cuobjdump, what is told."""
+        tool = find_cuobjdump()
+        usage = _usage(path, tool, code=True) if tool else None
+        return Artifact(
+            kernel=kernel,
+            threads=threads,
+            shared_bytes=shared_bytes,
+            registers=usage.registers if usage else None,
+            stack_bytes=usage.stack_bytes if usage else None,
+            code=usage.code if usage else "",
+            spilled_share=usage.spilled_share if usage else 0.0,
+            expected=expected if usage else None,
+            predicted_bytes=predicted_bytes,
+            slack_bytes=None if predicted_bytes is None else 0,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Registers of a thread, its local memory, ``Artifact.spilled_share``; and the assembly text, where it was asked for."""
@@ -96,12 +170,8 @@ def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
         return _usage(Path(file.name), cuobjdump, code=False)
 
 
-def binary_usage(path: Path, cuobjdump: Path) -> Usage:
-    """The most that a kernel of a cubin, or of a shared object of nvcc, uses, with all code as SASS. Raises as ``cubin_usage``."""
-    return _usage(path, cuobjdump, code=True)
-
-
 def _usage(path: Path, cuobjdump: Path, *, code: bool) -> Usage:
+    """The most that a kernel of a cubin, or of a shared object of nvcc, uses; its ``code`` is SASS."""
     text = _printed(cuobjdump, "-res-usage", path)
     found = [(int(registers), int(stack)) for registers, stack in re.findall(r"REG:(\d+) STACK:(\d+)", text)]
     if not found:

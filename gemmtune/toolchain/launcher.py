@@ -17,9 +17,8 @@ from ..errors import ErrorFromChoice
 from ..problem import Problem
 from .driver import CLUSTER_DIMENSION, INVALID_CONTEXT, PROGRAMMATIC_STREAM_SERIALIZATION, Attribute, Config, Driver, LoadedKernel
 from .record import MAP_BYTES, Record, TensorMap
-from .workspace import Workspace
 
-__all__ = ["Launcher", "bind", "loaded_kernel"]
+__all__ = ["Launcher", "Workspace", "bind", "loaded_kernel"]
 
 MOST_READY = 512
 """Sets of addresses whose parameters are kept: measuring takes turns with up to 256 sets of operands."""
@@ -110,6 +109,38 @@ def _config(record: Record, stream: int) -> Config:
     config.grid[:], config.block[:], config.shared_bytes = record.grid, (record.threads, 1, 1), record.shared_bytes
     config.stream, config.attributes, config.attribute_count = stream, attributes, 2 if record.pdl else 1
     return config
+
+
+class Workspace:
+    """Memory of one bound kernel, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
+
+    That of a capture is kept until the next one on the same stream: a graph that is replayed zeroes it anew. ``capture`` gives the
+    number of the capture that a stream is in, 0 for none.
+    """
+
+    def __init__(self, capture: Callable[[int], int], size_bytes: int, device: int) -> None:
+        self._capture = capture
+        self.size_bytes = size_bytes
+        self._device = torch.device("cuda", device)
+        self._by_stream: dict[int, torch.Tensor] = {}
+        self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def address(self, stream: int) -> int:
+        """The address of the memory for launches on ``stream``."""
+        capture = self._capture(stream)
+        if capture == 0:
+            memory = self._by_stream.get(stream)
+            if memory is None:
+                memory = self._by_stream[stream] = self._new()
+            return memory.data_ptr()
+        number, memory = self._by_capture.get(stream, (0, None))
+        if memory is None or number != capture:
+            memory = self._new()
+            self._by_capture[stream] = (capture, memory)
+        return memory.data_ptr()
+
+    def _new(self) -> torch.Tensor:
+        return torch.zeros(self.size_bytes, dtype=torch.uint8, device=self._device)
 
 
 def bind(launcher: Launcher, problem: Problem, name: str) -> Run:

@@ -6,13 +6,24 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Strides", "declared", "fields_of", "struct_text"]
+from ..problem import Layout
+
+__all__ = ["MOST_OPERANDS", "Strides", "declared", "fields_of", "strides_of", "struct_text"]
+
+MOST_OPERANDS = 8
+"""That a launch can pass beside a and b."""
 
 
 class Strides(ctypes.Structure):
     """How far apart neighbours are, in elements; ``batch`` is the distance from one product to the next."""
 
     _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
+
+
+def strides_of(layout: Layout) -> Strides:
+    """Strides of a matrix, or of a batch of them; of a batch of one, none from one product to the next."""
+    batch = layout.stride[0] if len(layout.stride) == 3 and layout.size[0] > 1 else 0
+    return Strides(*layout.stride[-2:], batch)
 
 
 C_TYPES: dict[Any, str] = {

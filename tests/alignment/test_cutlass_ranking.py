@@ -11,10 +11,9 @@ import torch
 
 from gemmtune.backends.cutlass import BACKEND
 from gemmtune.backends.cutlass.build import CutlassChoice
-from gemmtune.backends.cutlass.catalogue import operations
 from gemmtune.backends.cutlass.configs import MOST_ACCUMULATORS
 from gemmtune.backends.cutlass.tiles import KINDS, SHARED, SLICED, TILES, Tile, is_shared, own_operations
-from gemmtune.backends.cutlass.toolkit import find_toolkit
+from gemmtune.backends.cutlass.toolkit import find_toolkit, operations
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings

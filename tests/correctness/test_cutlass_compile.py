@@ -81,7 +81,7 @@ def test_a_kernel_of_another_kind_than_expected_is_found(monkeypatch: pytest.Mon
     name = SAMPLED[0][1]
     with settings.patch(backends=("cutlass",), compile_timeout_s=250.0):
         [choice] = matrix_choices("sm80", "quick", problems={name: matrix_problems()[name]}, most=1)
-        monkeypatch.setattr("gemmtune.backends.cutlass.build.instruction", lambda operation: "HMMA.*.F32.BF16")
+        monkeypatch.setattr("gemmtune.backends.cutlass.operation.Operation.sass", "HMMA.*.F32.BF16")
         inspection = compile_and_inspect(choice)
     [text] = inspection.problems
     assert "expected HMMA.*.F32.BF16, found HMMA.1688.F32" in text

@@ -15,15 +15,15 @@ import pytest
 import torch
 from rotation import rotated
 
-from gemmtune.backends.cutlass.compiler import compile_source
-from gemmtune.backends.cutlass.launch import Launch, Library, Strides
+from gemmtune.backends.cutlass.build import compile_source
+from gemmtune.backends.cutlass.launch import Launch, Library, load
 from gemmtune.backends.cutlass.operation import ELEMENTS, Operation
 from gemmtune.backends.cutlass.source import Source
 from gemmtune.backends.cutlass.toolkit import find_toolkit
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem.trace import trace
 from gemmtune.toolchain.nvcc import find_compiler
-from gemmtune.toolchain.shared_object import load
+from gemmtune.toolchain.structs import Strides
 
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 """cutlass::Status."""
@@ -108,7 +108,7 @@ KERNELS = [f"{name}-{way}" for name, (_, op) in FAMILIES.items() for way in ("pl
 def library(name: str) -> Library:
     """Compiled for the oldest GPU that gemmtune knows to run the operation: a newer one runs its PTX."""
     capability = max(75, FAMILIES[name.rsplit("-", 1)[0]][1].introduced)
-    return load(Library, compile_source(source(name), find_toolkit(None), capability, name))
+    return load(compile_source(source(name), find_toolkit(None), capability, name))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
-from gemmtune.backends.cutlass.catalogue import operations
-from gemmtune.backends.cutlass.toolkit import find_toolkit
+from gemmtune.backends.cutlass.toolkit import find_toolkit, operations
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 

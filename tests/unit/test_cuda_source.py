@@ -205,7 +205,7 @@ def test_a_refusal_is_a_compile_error_and_leaves_nothing(compiler: FakeCompiler)
 
 
 def test_a_damaged_cubin_is_made_anew(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmtune.backends.cuda.choice.find_cuobjdump", lambda: None)
+    monkeypatch.setattr("gemmtune.toolchain.compiled.find_cuobjdump", lambda: None)
     one = choice(mm(), LONG)
     one.compile()
     one.path.write_bytes(b"\x7fEL")

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
-from gemmtune.backends.cutlass import catalogue
-from gemmtune.backends.cutlass.catalogue import operations
+from gemmtune.backends.cutlass import toolkit as catalogue
 from gemmtune.backends.cutlass.operation import ELEMENTS
-from gemmtune.backends.cutlass.toolkit import Toolkit, find_toolkit
+from gemmtune.backends.cutlass.toolkit import Toolkit, find_toolkit, operations
 from gemmtune.errors import UnavailableError
 
 GENERATOR = """

@@ -118,7 +118,7 @@ def test_a_damaged_shared_object_is_made_anew(nvcc: FakeNvcc, damage: str) -> No
     [path] = artifacts(nvcc)
     whole = path.read_bytes()
     path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"no shared object" * 100}[damage])
-    _, library = choice.open()
+    library = choice.load()
     assert (library.threads, library.shared_bytes) == (384, 200000)
     assert nvcc.runs == 2
     assert path.read_bytes() == whole
@@ -126,7 +126,7 @@ def test_a_damaged_shared_object_is_made_anew(nvcc: FakeNvcc, damage: str) -> No
 
 def test_one_that_stays_damaged_says_so(nvcc: FakeNvcc) -> None:
     nvcc.does('for last; do :; done\necho none > "$last"')
-    with pytest.raises(UnavailableError, match=r"cutlass:.*: its shared object cannot be loaded here: .*\.so: file too short"):
+    with pytest.raises(UnavailableError, match=r"cutlass:.*: what was compiled cannot be loaded here: .*\.so: file too short"):
         choices()[0].build()
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmtune.backends.cutlass.launch import Launch as CutlassLaunch
-from gemmtune.toolchain.launch import GIVEN, Launch, launch_text
+from gemmtune.backends.cutlass.launch import GIVEN, Launch, launch_text
 
 MAIN = """
 #include <cstddef>
@@ -29,14 +28,13 @@ int main() {{
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_the_struct_is_that_of_the_source(tmp_path: Path) -> None:
-    launch = CutlassLaunch
-    names = [name for base in (Launch, launch) for name, _ in base.__dict__["_fields_"]]
+    names = [name for name, _ in Launch._fields_]
     prints = "\n".join(f'  std::printf("{name} %zu %zu\\n", offsetof(Launch, {name}), sizeof(Launch::{name}));' for name in names)
     source, program = tmp_path / "offsets.cpp", tmp_path / "offsets"
-    source.write_text(MAIN.format(text=launch_text(launch, 3), prints=prints))
+    source.write_text(MAIN.format(text=launch_text(3), prints=prints))
     subprocess.run(["g++", "-std=c++17", str(source), "-o", str(program)], check=True)
     *printed, sizes = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines()
-    fields = {name: getattr(launch, name) for name in names}
+    fields = {name: getattr(Launch, name) for name in names}
     assert printed == [f"{name} {field.offset} {field.size}" for name, field in fields.items()]
     last = fields[names[-1]]
-    assert sizes == f"{ctypes.sizeof(launch)} {last.offset + last.size} {struct.calcsize(f'{GIVEN}3P')}"
+    assert sizes == f"{ctypes.sizeof(Launch)} {last.offset + last.size} {struct.calcsize(f'{GIVEN}3P')}"

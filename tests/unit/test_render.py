@@ -1,4 +1,4 @@
-"""Rendering: deferred hooks, and what the Triton source of a kernel does and does not depend on."""
+"""Rendering: what the Triton source of a kernel does and does not depend on."""
 
 from __future__ import annotations
 
@@ -12,75 +12,24 @@ import torch
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.source import Source, render_source
 from gemmtune.backends.triton.spec import specialise
+from gemmtune.backends.triton.writer import Writer
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.toolchain.render import HookError, PartialRender, load_template, render, template_digest
+from gemmtune.toolchain.render import environment, load_template, template_digest
 
 CONFIG = Config(block_m=64, block_n=64, block_k=32, stages=3, warps=4)
 SPLIT = replace(CONFIG, split_k=4)
 
 
-def _partial() -> tuple[PartialRender, list[str]]:
-    """A template whose head is known only after its body: the body asks for names, the head lists them."""
-    asked: list[str] = []
-    partial = PartialRender()
-
-    def name(text: str) -> str:
-        asked.append(text)
-        return text
-
-    hooks = {"head": lambda: partial.defer("head", lambda: ",".join(asked)), "name": name}
-    return render("({{ head() }}) {{ name('x') }}{{ name(y) }}", hooks, {"y": "z"}, partial), asked
-
-
-def test_a_deferred_hook_sees_what_the_body_asked_for() -> None:
-    partial, _ = _partial()
-    assert partial.pending == ("head",)
-    assert partial.finalize_all() == "(x,z) xz"
-    assert partial.pending == ()
-
-
-def test_text_with_a_pending_hook_is_an_error() -> None:
-    partial, _ = _partial()
-    with pytest.raises(HookError, match="hooks head are not finalized"):
-        _ = partial.text
-
-
-def test_finalizing_twice_is_an_error() -> None:
-    partial, _ = _partial()
-    partial.finalize("head")
-    with pytest.raises(HookError, match="'head' was finalized before"):
-        partial.finalize("head")
-
-
-def test_finalizing_an_unregistered_hook_is_an_error() -> None:
-    partial, _ = _partial()
-    with pytest.raises(HookError, match="'tail' was never registered; the registered ones are: head"):
-        partial.finalize("tail")
-
-
-def test_registering_twice_is_an_error() -> None:
-    partial = PartialRender()
-    partial.defer("head", str)
-    with pytest.raises(HookError, match="'head' is registered twice"):
-        partial.defer("head", str)
-
-
-def test_a_hook_whose_placeholder_the_template_dropped_is_an_error() -> None:
-    partial = PartialRender()
-    render("{% set unused = head() %}text", {"head": lambda: partial.defer("head", str)}, {}, partial)
-    with pytest.raises(HookError, match="stands 0 times"):
-        partial.finalize_all()
-
-
 def test_an_undefined_name_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError, match="'missing' is undefined"):
-        render("{{ missing }}", {}, {}, PartialRender())
+        environment().from_string("{{ missing }}").render()
 
 
-def test_a_name_that_is_both_hook_and_value_is_an_error() -> None:
-    with pytest.raises(HookError, match="for a hook and for a value: size"):
-        render("", {"size": str}, {"size": 1}, PartialRender())
+def test_the_signature_stands_once() -> None:
+    writer = Writer(specialise(_mm(512, 512, 512), CONFIG), "", {})
+    with pytest.raises(AssertionError, match="a template calls def_kernel once"):
+        writer.finished("a text without it")
 
 
 def test_the_digest_is_of_the_template_text() -> None:

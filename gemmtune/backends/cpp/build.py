@@ -9,21 +9,24 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import torch
 
-from ...choice import Choice, Kernel, Run, Scalars, Tensors
+from ...choice import Choice, Claims, Kernel, Run, Scalars, Tensors
+from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from ...toolchain.made_once import opened
 from .compiler import artifact_path, compile_source, find_compiler
 from .configs import Config
-from .operands import numbers_per_step, oriented, sides
+from .operands import numbers_per_step, oriented, sides, uses_vnni
 from .plan import Plan, make_plan, packed_shape
 from .source import Source
 
-__all__ = ["CppChoice", "load"]
+__all__ = ["NAME", "CppChoice", "load", "name_of"]
+
+NAME = "cpp"
 
 _OPENMP_ENTRIES = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -35,6 +38,33 @@ class CppChoice(Choice):
     arch: str
     config: Config
     vnni: bool = False
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
+        """The choice of ``config`` for a problem on a device.
+
+        Sums are in the accumulator's dtype throughout; weights are scaled as float32 numbers before they are multiplied.
+        """
+        accumulator = problem.accumulator
+        return cls(
+            name=name_of(config, problem, device),
+            backend=NAME,
+            problem=problem,
+            claims=Claims(
+                accumulate=accumulator,
+                partials=accumulator,
+                epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
+                splits=max(1, -(-problem.k // config.kc)),
+                weights=torch.float32 if problem.widens_b and problem.scale_b is not None else None,
+            ),
+            info={
+                "mode": config.mode, "mr": config.mr, "nr": config.nr(device.arch, accumulator), "kc": config.kc,
+                "task_m": config.task_m, "task_n": config.task_n, "direct": config.direct,
+            },
+            arch=device.arch,
+            vnni=uses_vnni(problem, device),
+            config=config,
+        )  # fmt: skip
 
     @property
     def source(self) -> Source:
@@ -115,14 +145,21 @@ class CppChoice(Choice):
         return packed.view(b.dtype)
 
 
+def name_of(config: Config, problem: Problem, device: DeviceInfo) -> str:
+    """The name of a choice, such as ``cpp:avx512_14x32_columns_kc512_t8x1_direct``."""
+    tile = f"{config.mr}x{config.nr(device.arch, problem.accumulator)}"
+    isa = f"{device.arch}{'vnni' if uses_vnni(problem, device) else ''}"
+    name = f"{NAME}:{isa}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
+    return f"{name}_direct" if config.direct else name
+
+
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
     """The library at ``path``, given the threads of torch's OpenMP runtime where there is one. Raises OSError."""
     library = ctypes.CDLL(str(path))
-    entries = _openmp_entries()
     library.gemmtune_runtime.argtypes = [ctypes.c_void_p] * len(_OPENMP_ENTRIES)
     library.gemmtune_runtime.restype = None
-    library.gemmtune_runtime(*entries)
+    library.gemmtune_runtime(*_openmp_entries())
     return library
 
 

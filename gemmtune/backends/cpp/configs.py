@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -13,7 +13,7 @@ from ...problem import Problem
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not
 from ...settings import Search
-from .blockings import Blocking, Mode, blockings
+from .blockings import Mode, blockings
 from .operands import VECTOR_BYTES, numbers_per_step, oriented, sides, uses_vnni
 from .printer import COMPUTE_TYPES, STORAGE_TYPES
 
@@ -124,25 +124,13 @@ def _steps(problem: Problem, device: DeviceInfo) -> int:
 
 def configs(problem: Problem, device: DeviceInfo, search: Search) -> tuple[Config, ...]:
     """The legal configurations to try, most promising first."""
-    tiles = MICRO_TILES[device.arch]
+    tiles, steps = MICRO_TILES[device.arch], _steps(problem, device)
     found: dict[Config, None] = {}
     for mr, nv in tiles if search == "exhaustive" else tiles[:1]:
         nr = nv * VECTOR_BYTES[device.arch] // problem.accumulator.itemsize
-        ways = blockings(problem, device, mr, nr, everything=search == "exhaustive")
-        found |= dict.fromkeys(_made(_steps(problem, device), mr, nv, blocking) for blocking in ways)
+        for blocking in blockings(problem, device, mr, nr, everything=search == "exhaustive"):
+            # ``kc`` is made smaller so that all blocks of K are about equally long.
+            kc = -(-steps // max(1, -(-steps // blocking.kc)))
+            found[Config(mr=mr, nv=nv, **(asdict(blocking) | {"kc": max(1, kc)}))] = None
     legal = (config for config in found if refusal(config, problem, device) is None)
     return tuple(itertools.islice(legal, EFFORT[search].configs["cpp"]))
-
-
-def _made(steps: int, mr: int, nv: int, blocking: Blocking) -> Config:
-    """The config of a blocking, with ``kc`` made smaller so that all blocks of K are about equally long."""
-    blocks = max(1, -(-steps // blocking.kc))
-    return Config(
-        mr=mr,
-        nv=nv,
-        mode=blocking.mode,
-        kc=max(1, -(-steps // blocks)),
-        task_m=blocking.task_m,
-        task_n=blocking.task_n,
-        direct=blocking.direct,
-    )

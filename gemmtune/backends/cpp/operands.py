@@ -11,17 +11,9 @@ from ...problem import Layout, Problem
 from ...problem.operations import Encoding
 
 __all__ = [
-    "EVERYTHING",
-    "VECTOR_BYTES",
-    "Oriented",
-    "ScaleWords",
-    "Side",
-    "numbers_per_step",
-    "oriented",
-    "scale_words",
-    "sides",
+    "EVERYTHING", "VECTOR_BYTES", "Oriented", "ScaleWords", "Side", "numbers_per_step", "oriented", "scale_words", "sides",
     "uses_vnni",
-]
+]  # fmt: skip
 
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
 EVERYTHING = 48
@@ -94,14 +86,10 @@ def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
         stride = layout.stride if len(layout.stride) == 2 else (0, 0)
         row = 0 if name == "scale_a" else 1
         size = ((problem.m, problem.n)[row], problem.k)
-        shifts = [_shift(block[i], n) for i, n in zip((row, 1 - row), size, strict=True)]
+        # Legal blocks are powers of two, or as large as the operand.
+        shifts = [EVERYTHING if block[i] >= n else block[i].bit_length() - 1 for i, n in zip((row, 1 - row), size, strict=True)]
         found.append(ScaleWords(row_shift=shifts[0], k_shift=shifts[1], row=stride[row], k=stride[1 - row]))
     return tuple(found)
-
-
-def _shift(block: int, size: int) -> int:
-    """Legal blocks are powers of two, or as large as the operand."""
-    return EVERYTHING if block >= size else block.bit_length() - 1
 
 
 def uses_vnni(problem: Problem, device: DeviceInfo) -> bool:

@@ -47,7 +47,9 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     m, n = x.a.size[-2], x.b.size[-1]
     numbers = numbers_per_step(problem.accumulator, arch, vnni=vnni)
     k = -(-problem.k // numbers)
-    kc = _steps_at_a_time(problem, config, k)
+    # ``config.kc`` rounded up to what the kernels read at a time, or all steps.
+    whole = (_DOT_STEP if config.mode == "dots" else 1) * (2 if problem.encoding else 1)
+    kc = min(-(-config.kc // whole) * whole, max(k, 1))
     itemsize = problem.accumulator.itemsize
     direct, b_words = _b_words(problem, config, x.b, nr, numbers)
     rows = _even(m, config.rows(arch))
@@ -55,21 +57,17 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     block_n = _block(n, nr, most)
     block_m = _block(m, rows, min(most, _SUMS_BYTES // (block_n * itemsize)) if k > kc else most)
     inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
+    work_us = problem.flops / _FLOPS_PER_US[problem.accumulator] + problem.bytes / _BYTES_PER_US
     words = [
         problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
         _even(-(-m // rows), config.task_m), _even(-(-n // nr), config.task_n),
         int(config.mode != "steps"), direct, int(config.mode == "dots"),
-        int(problem.alpha == "zero"), int(problem.beta == "zero"), _threads(problem), *_scale_words(problem, x.swapped),
+        int(problem.alpha == "zero"), int(problem.beta == "zero"), max(1, int(work_us / _US_PER_THREAD)),
+        *_scale_words(problem, x.swapped),
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():
         words += _strides(layout, problem, x.swapped)
     return Plan(words=(ctypes.c_int64 * len(words))(*words), swapped=x.swapped)
-
-
-def _steps_at_a_time(problem: Problem, config: Config, steps: int) -> int:
-    """``config.kc`` rounded up to what the kernels read at a time, or all steps."""
-    whole = (_DOT_STEP if config.mode == "dots" else 1) * (2 if problem.encoding else 1)
-    return min(-(-config.kc // whole) * whole, max(steps, 1))
 
 
 def _scale_words(problem: Problem, swapped: bool) -> list[int]:
@@ -116,9 +114,3 @@ def _strides(layout: Layout, problem: Problem, swapped: bool) -> tuple[int, int,
     """Strides of an operand that broadcasts to the result."""
     expanded = layout.expanded(problem.out.size)
     return _three(expanded.transposed if swapped else expanded)
-
-
-def _threads(problem: Problem) -> int:
-    """How many threads are worth their start."""
-    work_us = problem.flops / _FLOPS_PER_US[problem.accumulator] + problem.bytes / _BYTES_PER_US
-    return max(1, int(work_us / _US_PER_THREAD))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -53,46 +54,31 @@ def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result
         if node.op == "acc":
             names.append(acc)
         elif node.op == "operand":
-            names.append(operands[_operand_number(node)])
+            number = node.args[0]
+            assert not isinstance(number, Ref)
+            names.append(operands[int(number)])
         else:
             names.append(f"v{index}")
             lines.append(f"const {COMPUTE_TYPES[node.dtype]} {names[-1]} = {_expression(node, epilogue.nodes, names)};")
     return [*lines, f"{result} = {names[-1]};"]
 
 
-def _operand_number(node: Node) -> int:
-    number = node.args[0]
-    assert not isinstance(number, Ref)
-    return int(number)
-
-
 def _expression(node: Node, nodes: Sequence[Node], names: Sequence[str]) -> str:
-    dtype = _compared_dtype(node, nodes) if node.op in _COMPARISONS else node.dtype
+    dtype, compares = node.dtype, node.op in _COMPARISONS
+    if compares:  # torch compares in the promoted dtype of the tensors
+        dtype = functools.reduce(torch.promote_types, [nodes[arg.index].dtype for arg in node.args if isinstance(arg, Ref)])
     args = [_value(arg, dtype, nodes, names, rounded=node.op in _ROUNDED_NUMBERS) for arg in node.args]
-    if node.op in _COMPARISONS:
-        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
-    text = _arithmetic(node, args, nodes, names)
-    return f"{_ROUND[node.dtype]}({text})" if node.dtype in _ROUND else text
-
-
-def _arithmetic(node: Node, args: Sequence[str], nodes: Sequence[Node], names: Sequence[str]) -> str:
-    if node.op == "cast":
-        return args[0]
-    if node.op == "neg":
-        return f"-{args[0]}"
-    if node.op == "where":
-        return f"{_value(node.args[0], torch.bool, nodes, names, rounded=False)} ? {args[1]} : {args[2]}"
     if node.op in _INFIX:
-        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
-    if node.op in _FUNCTIONS:
-        return f"f_{node.op}({', '.join(args)})"
-    raise EpilogueError(f"epilogue: the C++ printer has no form for {node.op!r}")
-
-
-def _compared_dtype(node: Node, nodes: Sequence[Node]) -> torch.dtype:
-    """torch compares in the promoted dtype of the tensors."""
-    dtypes = [nodes[arg.index].dtype for arg in node.args if isinstance(arg, Ref)]
-    return dtypes[0] if len(dtypes) == 1 else torch.promote_types(dtypes[0], dtypes[1])
+        text = f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    elif node.op in _FUNCTIONS:
+        text = f"f_{node.op}({', '.join(args)})"
+    elif node.op == "where":
+        text = f"{_value(node.args[0], torch.bool, nodes, names, rounded=False)} ? {args[1]} : {args[2]}"
+    elif node.op in ("cast", "neg"):
+        text = f"{'-' if node.op == 'neg' else ''}{args[0]}"
+    else:
+        raise EpilogueError(f"epilogue: the C++ printer has no form for {node.op!r}")
+    return f"{_ROUND[node.dtype]}({text})" if node.dtype in _ROUND else text
 
 
 def _value(arg: Arg, dtype: torch.dtype, nodes: Sequence[Node], names: Sequence[str], *, rounded: bool) -> str:

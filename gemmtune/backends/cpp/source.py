@@ -85,7 +85,8 @@ class Source:
     @property
     def digest(self) -> str:
         """A hash over the source and the flags: equal for equal kernels."""
-        return _digest(self)
+        text = "\n".join((*self.flags, self.text))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @functools.cache
@@ -97,9 +98,17 @@ def _environment() -> jinja2.Environment:
 
 @functools.lru_cache(maxsize=1024)
 def _render(source: Source) -> str:
-    values = _types(source) | _operands(source) | _epilogue(source)
+    accumulator, vector_bytes = source.accumulator, VECTOR_BYTES[source.arch]
+    kind, suffix = {torch.float64: ("d", "pd"), torch.float32: ("", "ps"), torch.int32: ("i", "epi32")}[accumulator]
     return _environment().get_template("gemm.cpp.jinja").render(
-        **values,
+        **_operands(source),
+        **_epilogue(source),
+        c_type=_C_TYPES[accumulator],
+        suffix=suffix,
+        register=f"__m{vector_bytes * 8}{kind}",
+        vector_bytes=vector_bytes,
+        integers=accumulator == torch.int32,
+        numbers=numbers_per_step(accumulator, source.arch, vnni=source.vnni),
         arch=source.arch,
         mr=source.mr,
         nv=source.nv,
@@ -110,20 +119,6 @@ def _render(source: Source) -> str:
         dot_columns=DOT_TILES[source.arch][1],
         fused=source.arch != "portable",
     )  # fmt: skip
-
-
-def _types(source: Source) -> dict[str, object]:
-    """The types of the sums, and of vectors of them."""
-    accumulator, vector_bytes = source.accumulator, VECTOR_BYTES[source.arch]
-    kind = {torch.float64: "d", torch.float32: "", torch.int32: "i"}[accumulator]
-    return {
-        "c_type": _C_TYPES[accumulator],
-        "suffix": {torch.float64: "pd", torch.float32: "ps", torch.int32: "epi32"}[accumulator],
-        "register": f"__m{vector_bytes * 8}{kind}",
-        "vector_bytes": vector_bytes,
-        "integers": accumulator == torch.int32,
-        "numbers": numbers_per_step(accumulator, source.arch, vnni=source.vnni),
-    }
 
 
 def _operands(source: Source) -> dict[str, object]:
@@ -165,9 +160,3 @@ def _epilogue(source: Source) -> dict[str, object]:
         "statements": print_epilogue(epilogue, "acc[j]", names, "result[j]"),
         "result_type": "float" if result == "bool" else result,
     }
-
-
-@functools.lru_cache(maxsize=1024)
-def _digest(source: Source) -> str:
-    text = "\n".join((*source.flags, source.text))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -17,11 +17,10 @@ from ...effort import EFFORT
 from ...errors import ErrorFromChoice, UnavailableError
 from ...problem import Problem
 from ...settings import Settings
-from ...toolchain.compiled import Artifact, CompiledChoice, binary_usage, find_cuobjdump
+from ...toolchain.compiled import Artifact, FileChoice
 from ...toolchain.cubin import cubin_path, find_cubin_compiler, make_cubin
 from ...toolchain.driver import LoadedKernel, find_driver
 from ...toolchain.launcher import Launcher, bind, loaded_kernel
-from ...toolchain.made_once import opened
 from ...toolchain.record import Record
 from .family import Family
 from .hopper import ARCH, CAPABILITY
@@ -33,12 +32,13 @@ NAME = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CudaChoice(CompiledChoice):
+class CudaChoice(FileChoice):
     """The kernel of ``family`` with one ``config``, for ``device``; its name tells all of the config."""
 
     family: Family[Any] = field(repr=False, compare=False)
     config: Any = field(repr=False)
     device: DeviceInfo = field(repr=False)
+    compiler = staticmethod(find_cubin_compiler)
 
     @classmethod
     def of(cls, family: Family[Any], config: Any, problem: Problem, device: DeviceInfo) -> CudaChoice:
@@ -86,36 +86,14 @@ class CudaChoice(CompiledChoice):
         """The file of the cubin, made or not."""
         return cubin_path(NAME, self.source.digest)
 
-    @property
-    def compiled(self) -> bool:
-        """The cubin is in the cache."""
-        return self.path.exists()
-
-    @property
-    def obstacle(self) -> str | None:
-        """Without a compiler, what was not compiled before cannot be run."""
-        try:
-            find_cubin_compiler()
-        except UnavailableError as error:
-            return None if self.compiled else str(error)
-        return None
-
-    def compile(self) -> None:
-        """Make the cubin, unless it is there. Raises CompileError; UnavailableError without a compiler."""
-        self.make()
-
     def make(self) -> Path:
         """The cubin, made if it is missing. Raises what ``compile`` does."""
         return make_cubin(lambda: self.path, lambda: self.source.text, ARCH, self.name)
 
     def load(self) -> LoadedKernel:
-        """The kernel, loaded on the current device.
-
-        Raises:
-            CompileError: it was not compiled yet, and the compiler refused it.
-            UnavailableError: it was not compiled yet, and there is no compiler; or the driver cannot load it.
-        """
-        return loaded_kernel(find_driver(), self._whole(), self.source.kernel, torch.cuda.current_device())
+        """The kernel, loaded on the current device. Raises what ``opened`` does; UnavailableError: the driver cannot load it."""
+        path = self.opened(lambda path: path)
+        return loaded_kernel(find_driver(), path, self.source.kernel, torch.cuda.current_device())
 
     def bind(self, loaded: LoadedKernel) -> Kernel:
         """The launch for the problem. Raises ErrorFromChoice: the device cannot run it."""
@@ -124,28 +102,16 @@ class CudaChoice(CompiledChoice):
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
         """The kernel that multiplies; its shared memory and threads are checked where it is compiled."""
-        tool, path, record = find_cuobjdump(), self._whole(), self.record
-        usage = binary_usage(path, tool) if tool else None
-        artifact = Artifact(
+        record = self.record
+        artifact = self.artifact(
+            self.opened(lambda path: path),
             kernel=record.kernel,
             threads=record.threads,
             shared_bytes=record.shared_bytes,
-            registers=usage.registers if usage else None,
-            stack_bytes=usage.stack_bytes if usage else None,
-            code=usage.code if usage else "",
-            spilled_share=usage.spilled_share if usage else 0.0,
-            expected=self.family.instruction[self.problem.dtype] if usage else None,
+            expected=self.family.instruction[self.problem.dtype],
             predicted_bytes=record.shared_bytes,
-            slack_bytes=0,
         )
         return (artifact,)
-
-    def _whole(self) -> Path:
-        """The cubin, made anew if it is damaged."""
-        try:
-            return opened(self.make, lambda path: path)
-        except OSError as error:
-            raise UnavailableError(f"{self.name}: its cubin cannot be loaded here: {error}") from error
 
     @property
     def arch(self) -> str:

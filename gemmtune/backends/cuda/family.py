@@ -12,8 +12,8 @@ from ...choice import Claims
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
-from ...toolchain.launch import MOST_OPERANDS
 from ...toolchain.record import Record
+from ...toolchain.structs import MOST_OPERANDS
 from .hopper import CAPABILITY
 from .kernel import KernelSource
 

@@ -14,10 +14,9 @@ import torch
 
 from ...problem import Layout, Problem
 from ...toolchain.cubin import FLAGS
-from ...toolchain.launch import MOST_OPERANDS, strides_of
 from ...toolchain.record import OUT, Address, Aligned, Scalar, operand_at
 from ...toolchain.render import epilogue_functions, template, template_digest
-from ...toolchain.structs import Strides, struct_text
+from ...toolchain.structs import MOST_OPERANDS, Strides, strides_of, struct_text
 from ..cpp.printer import STORAGE_TYPES, print_epilogue
 from .hopper import ARCH
 

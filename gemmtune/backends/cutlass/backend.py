@@ -16,12 +16,11 @@ from ...settings import Settings, current
 from ...toolchain.nvcc import find_compiler
 from ...toolchain.orientation import Oriented
 from .build import NAME, CutlassChoice, name_of
-from .catalogue import distinct_operations, without_twins
 from .configs import Config, Legality, check_problem, elements_of
 from .operation import Operation
 from .quantized import quantized_operations
 from .rank import estimate_us, select
-from .toolkit import Toolkit, find_toolkit
+from .toolkit import distinct_operations, find_toolkit, without_twins
 from .variants import Grid, Variant, legal_variants
 
 __all__ = ["CutlassBackend"]
@@ -37,10 +36,18 @@ class CutlassBackend:
 
     def available(self, device: DeviceInfo) -> Availability:
         """Yes on a CUDA device with CUTLASS; without nvcc, what was compiled before is used."""
-        found = _toolchain(current())
+        try:
+            toolkit = f"CUTLASS {find_toolkit(current().cutlass_dir).version}"
+        except UnavailableError as error:
+            ok, detail = False, str(error)
+        else:
+            try:
+                ok, detail = True, f"{toolkit}, nvcc {find_compiler().cuda}"
+            except UnavailableError as error:
+                ok, detail = True, f"{toolkit}, only kernels that were compiled before: {error}"
         if device.type != "cuda":
-            return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}; here: {found.detail}")
-        return found
+            return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}; here: {detail}")
+        return Availability(ok=ok, detail=detail)
 
     def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - nowhere
         """Only where it is named: its kernels take half a minute each to compile."""
@@ -53,42 +60,24 @@ class CutlassBackend:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
         try:
             toolkit = find_toolkit(settings.cutlass_dir)
-            found = _operations(problem, toolkit, device.capability)
+            if problem.op in QUANTIZED_OPS:
+                found = without_twins(quantized_operations(problem, toolkit, device.capability))
+            else:
+                elements = elements_of(problem)
+                found = [op for element in elements for op in distinct_operations(toolkit, device.capability, element)]
         except UnavailableError as error:
             return Offers(refusals=(Refusal(name=NAME, reason=str(error)),))
         legal, refusals = _legal(found, problem, device)
         allowed, left_out = _allowed(legal, problem, device, settings)
+        most = EFFORT[settings.search].configs[NAME]
+        if most is not None and problem.widens_b:
+            most = min(most, MOST_CONVERTING)
         timed = [(estimate_us(op, legal[op], problem, device), op) for op in allowed]
         choices = [
             CutlassChoice.of(Config(operation=op, variant=allowed[op]), problem, device, toolkit, swap_ab=legal[op].swap_ab)
-            for op in select(timed, _most(problem, settings))
+            for op in select(timed, most)
         ]
         return Offers(choices=tuple(choices), refusals=(*refusals, *left_out))
-
-
-def _most(problem: Problem, settings: Settings) -> int | None:
-    """How many operations are tried; None for all."""
-    most = EFFORT[settings.search].configs[NAME]
-    return min(most, MOST_CONVERTING) if most is not None and problem.widens_b else most
-
-
-def _toolchain(settings: Settings) -> Availability:
-    """CUTLASS and nvcc of this machine."""
-    try:
-        toolkit = find_toolkit(settings.cutlass_dir)
-    except UnavailableError as error:
-        return Availability(ok=False, detail=str(error))
-    try:
-        return Availability(ok=True, detail=f"CUTLASS {toolkit.version}, nvcc {find_compiler().cuda}")
-    except UnavailableError as error:
-        return Availability(ok=True, detail=f"CUTLASS {toolkit.version}, only kernels that were compiled before: {error}")
-
-
-def _operations(problem: Problem, toolkit: Toolkit, capability: int) -> list[Operation]:
-    """Those with the problem's elements."""
-    if problem.op in QUANTIZED_OPS:
-        return without_twins(quantized_operations(problem, toolkit, capability))
-    return [op for element in elements_of(problem) for op in distinct_operations(toolkit, capability, element)]
 
 
 def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tuple[dict[Operation, Oriented], list[Refusal]]:

@@ -11,26 +11,48 @@ from typing import Any, Self
 
 import torch
 
-from ...choice import Claims, Run
+from ...cache import cache_dir
+from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
-from ...toolchain.compiled import Artifact
+from ...toolchain.compiled import Artifact, FileChoice
+from ...toolchain.made_once import compile_text, made_once
+from ...toolchain.nvcc import find_compiler
 from ...toolchain.orientation import Oriented, orient
-from ...toolchain.shared_object import SharedObjectChoice, kernel_artifact
-from .compiler import artifact_path, compile_source
 from .configs import Config
-from .instruction import instruction
-from .launch import Library, bind
+from .launch import Library, bind, load
 from .operation import bits_of
 from .shuffle import format_name, shuffled
-from .source import Source
+from .source import Source, flags
 from .toolkit import Toolkit
 from .variants import Grid, Variant, legal_variants, most_splits, neighbours
 
-__all__ = ["NAME", "CutlassChoice", "name_of"]
+__all__ = ["NAME", "CutlassChoice", "compile_source", "name_of"]
 
 NAME = "cutlass"
+
+
+def artifact_path(source: Source, toolkit: Toolkit, capability: int) -> Path:
+    """The file of the shared object, made or not. Not named by the compiler: what another machine's nvcc made is used as it is."""
+    parts = (source.digest, toolkit.version, *flags(source.operation, capability))
+    digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+    return cache_dir(NAME) / f"{digest}.so"
+
+
+def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str) -> Path:
+    """The shared object of ``source``, made if it is missing. Of several processes that need it, one compiles.
+
+    Raises:
+        CompileError: nvcc refused the source, or the cache folder cannot be written.
+        UnavailableError: it is missing, and there is no nvcc.
+    """
+
+    def make(made: Path) -> None:
+        command = [find_compiler().path, *flags(source.operation, capability), *(f"-I{include}" for include in toolkit.include)]
+        compile_text(command, source.text, ".cu", made, name)
+
+    return made_once(lambda: artifact_path(source, toolkit, capability), make, name)
 
 
 def name_of(config: Config) -> str:
@@ -39,7 +61,7 @@ def name_of(config: Config) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutlassChoice(SharedObjectChoice[Library]):
+class CutlassChoice(FileChoice):
     """One operation with one launch variant, compiled for ``capability`` with the CUTLASS copy ``toolkit``."""
 
     config: Config = field(repr=False)
@@ -47,6 +69,7 @@ class CutlassChoice(SharedObjectChoice[Library]):
     capability: int = field(repr=False)
     swap_ab: bool = field(repr=False)
     multiprocessors: int = field(repr=False)
+    compiler = staticmethod(find_compiler)
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, swap_ab: bool) -> Self:
@@ -120,11 +143,6 @@ class CutlassChoice(SharedObjectChoice[Library]):
         return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
 
     @property
-    def library(self) -> type[Library]:
-        """The loaded functions of the shared object."""
-        return Library
-
-    @property
     def path(self) -> Path:
         """The file of the shared object, made or not."""
         return artifact_path(self.source, self.toolkit, self.capability)
@@ -133,14 +151,20 @@ class CutlassChoice(SharedObjectChoice[Library]):
         """The shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
         return compile_source(self.source, self.toolkit, self.capability, self.name)
 
-    def launcher(self, library: Library) -> Run:
-        """The launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
-        return bind(library, self.config, self.problem, self._oriented, self.name)
+    def load(self) -> Library:
+        """The functions of the shared object. Raises what ``opened`` does."""
+        return self.opened(load)
 
-    def describe(self, path: Path, library: Library) -> Artifact:
-        """The kernel, and what was expected of it."""
-        operation = self.config.operation
-        return kernel_artifact(path, library, kernel=operation.name, expected=instruction(operation))
+    def bind(self, loaded: Library) -> Kernel:
+        """The launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
+        return Kernel(run=bind(loaded, self.config, self.problem, self._oriented, self.name))
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
+        """The only kernel, and what was expected of it."""
+        path, library = self.opened(lambda path: (path, load(path)))
+        kernel, expected = self.config.operation.name, self.config.operation.sass
+        threads, shared_bytes = library.threads, library.shared_bytes
+        return (self.artifact(path, kernel=kernel, threads=threads, shared_bytes=shared_bytes, expected=expected),)
 
     @property
     def packed_format(self) -> str | None:

@@ -11,8 +11,8 @@ from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not
-from ...toolchain.launch import MOST_OPERANDS
 from ...toolchain.orientation import Oriented, letter, orient
+from ...toolchain.structs import MOST_OPERANDS
 from .operation import ELEMENTS, ENCODED, Operation
 from .scales import why_not_grouped, why_not_quantized
 from .variants import Variant

@@ -1,26 +1,83 @@
-"""What a compiled operation is told of a problem, and how its launches are made."""
+"""Launching a compiled operation: a struct that is filled once, and one call of a C function with what differs."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from ...choice import Run
+from ...choice import Run, Scalars, Tensors
 from ...errors import ErrorFromChoice
-from ...problem import Layout, Problem
-from ...toolchain import launch, shared_object
-from ...toolchain.launch import strides_of
+from ...problem import Problem
+from ...toolchain.launcher import Workspace
 from ...toolchain.orientation import Oriented
-from ...toolchain.structs import Strides
+from ...toolchain.render import template
+from ...toolchain.structs import MOST_OPERANDS, Strides, declared, fields_of, strides_of
 from .configs import Config
 from .operation import ENCODED, bytes_of
 from .variants import DECOMPOSITIONS
 
-__all__ = ["Launch", "Library", "bind"]
+__all__ = ["GIVEN", "Launch", "Library", "bind", "launch_text", "load"]
+
+GIVEN = "5P2d"
+"""``struct Given`` of launch.h.jinja before x: stream, out, a, b, workspace; alpha, beta."""
+WRITTEN = {"out": "void*", "workspace": "void*"}
+"""Addresses to which a kernel stores."""
+
+
+class Launch(ctypes.Structure):
+    """What a kernel is told: addresses and scalars, which a call fills in; strides, sizes, and a launch variant."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("out", ctypes.c_void_p), ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("x", ctypes.c_void_p * MOST_OPERANDS),
+        ("workspace", ctypes.c_void_p), ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
+        ("out_strides", Strides), ("a_strides", Strides), ("b_strides", Strides), ("x_strides", Strides * MOST_OPERANDS),
+        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
+        ("raster", ctypes.c_int), ("swizzle", ctypes.c_int), ("decomposition", ctypes.c_int), ("splits", ctypes.c_int),
+        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int), ("group", ctypes.c_int),
+    )  # fmt: skip
+
+
+@functools.cache
+def launch_text(passed: int) -> str:
+    """C++: ``struct Launch``; ``gemmtune_call``, which is given ``passed`` operands beside a and b; ``prepared``."""
+    return template(__package__, "launch.h.jinja").render(
+        fields=[declared(name, kind, WRITTEN) for name, kind in fields_of(Launch)],
+        size=ctypes.sizeof(Launch),
+        used=Launch.group.offset + Launch.group.size,
+        passed=passed,
+    )
+
+
+class Library:
+    """The functions of a loaded shared object. Raises OSError where the file is none.
+
+    ``check`` says whether the operation serves a launch, ``launch`` launches what has its addresses, and ``call`` what has those of
+    a ``Given``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        functions = ctypes.CDLL(str(path))
+        self.capture, self.workspace_bytes = functions.gemmtune_capture, functions.gemmtune_workspace_bytes
+        self.capture.argtypes, self.capture.restype = [ctypes.c_void_p], ctypes.c_ulonglong
+        self.workspace_bytes.argtypes, self.workspace_bytes.restype = [ctypes.c_void_p], ctypes.c_longlong
+        self.check, self.launch, self.call = functions.gemmtune_check, functions.gemmtune_launch, functions.gemmtune_call
+        self.check.argtypes, self.launch.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_void_p]
+        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self.threads, self.shared_bytes = int(functions.gemmtune_threads()), int(functions.gemmtune_shared_bytes())
+
+
+@functools.lru_cache(maxsize=512)
+def load(path: Path) -> Library:
+    """The shared object at ``path``, opened once."""
+    return Library(path)
+
 
 STATUSES = {
     1: "misaligned operand", 2: "invalid data type", 3: "invalid layout", 4: "invalid problem", 5: "not supported",
@@ -28,26 +85,6 @@ STATUSES = {
     11: "cannot implement it",
 }  # fmt: skip
 """cutlass::Status by number, ``cutlass/cutlass.h``."""
-
-
-class Launch(launch.Launch):
-    """A launch with the sizes of CUTLASS and a launch variant."""
-
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
-        ("raster", ctypes.c_int), ("swizzle", ctypes.c_int), ("decomposition", ctypes.c_int), ("splits", ctypes.c_int),
-        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int), ("group", ctypes.c_int),
-    )  # fmt: skip
-
-
-class Library(shared_object.Library):
-    """``check`` says whether the operation serves a launch; ``launch`` is a launch of what has its addresses."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.check, self.launch = self._functions.gemmtune_check, self._functions.gemmtune_launch
-        self.check.argtypes = [ctypes.c_void_p]
-        self.launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 
 
 def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Run:
@@ -60,11 +97,36 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     def refuse(status: int) -> ErrorFromChoice:
         return ErrorFromChoice(name, str(problem), f"CUTLASS: {STATUSES.get(status, f'status {status}')}")
 
-    planned = _planned(config, problem, oriented, torch.cuda.current_device())
+    device, operation = torch.cuda.current_device(), config.operation
+    planned = _planned(config, problem, oriented, device)
     status = library.check(ctypes.addressof(planned))
     if status:
         raise refuse(status)
-    return launch.bind(library, planned, problem, name, refuse=refuse, swap_ab=oriented.swap_ab, aligned_bytes=_alignments(config))
+    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
+    call, what, swap_ab = library.call, ctypes.byref(planned), oriented.swap_ab
+    current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
+    out_bytes = bytes_of(operation.d, operation.alignment_d)
+    a_bytes, b_bytes = bytes_of(operation.a, operation.alignment_a), bytes_of(operation.b, operation.alignment_b)
+    first = 3 if problem.inp is not None and problem.inp_read is None else 2
+    without = (1.0, 0.0)
+    # One block of bytes costs the host less than as many arguments of a C function.
+    packed = struct.Struct(f"{GIVEN}{len(oriented.added)}P").pack
+
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        left, right = tensors[0].data_ptr(), tensors[1].data_ptr()
+        if swap_ab:
+            left, right = right, left
+        to, x = out.data_ptr(), [tensor.data_ptr() for tensor in tensors[first:]]
+        if to % out_bytes or left % a_bytes or right % b_bytes:
+            addresses = " ".join(f"{address:#x}" for address in (to, left, right, *x))
+            raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {addresses}")
+        stream = current_stream(device)
+        memory = workspace.address(stream) if needs_workspace else 0
+        status = call(what, packed(stream, to, left, right, memory, *(scalars or without), *x))
+        if status:
+            raise refuse(status)
+
+    return run
 
 
 def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:
@@ -74,7 +136,9 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.batch = problem.batch
     words.alpha = 1.0
     words.out_strides, words.b_strides = strides_of(oriented.out), strides_of(oriented.b)
-    words.a_strides = _elements(oriented.a, in_a_byte=2 if config.operation.a in ENCODED else 1)
+    words.a_strides = strides_of(oriented.a)
+    if config.operation.a in ENCODED:  # two numbers of a byte are neighbours in a row
+        words.a_strides.row *= 2
     for i, layout in enumerate(oriented.added):
         words.x_strides[i] = strides_of(layout)
     variant = config.variant
@@ -85,17 +149,3 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.group = problem.scale_block("scale_b")[0] if config.operation.weights else 0
     words.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return words
-
-
-def _elements(layout: Layout, in_a_byte: int) -> Strides:
-    """Strides of elements, ``in_a_byte`` of which are one of the layout's, as neighbours in a row."""
-    strides = strides_of(layout)
-    return Strides(strides.row * in_a_byte, strides.col, strides.batch)
-
-
-def _alignments(config: Config) -> tuple[int, int, int]:
-    """The alignments of out, a and b, in bytes."""
-    operation = config.operation
-    elements = ((operation.d, operation.alignment_d), (operation.a, operation.alignment_a), (operation.b, operation.alignment_b))
-    out, a, b = (bytes_of(element, count) for element, count in elements)
-    return out, a, b

@@ -31,6 +31,9 @@ FAST_ACCUM = "FP8FastAccum"
 BLOCKWISE = "FP8Blockwise"
 """The end of a schedule's name where they are scaled before they are added to others."""
 
+SASS_SUFFIX = {"bf16": ".BF16", "tf32": ".TF32", "e4m3": ".E4M3", "e5m2": ".E5M2"}
+"""What follows the type of the sum in the name of an instruction, by the element of the operands."""
+
 
 def bits_of(element: str) -> int:
     """How wide an element is."""
@@ -171,3 +174,17 @@ class Operation:
     def scales_per_thread(self) -> int:
         """Registers that hold scales of blocks in the main loop: each thread has sums of every fourth column."""
         return self.tile[1] // 4 if self.scales_b and self.scales_b.extent == 1 else 0
+
+    @property
+    def sass(self) -> str:
+        """The SASS instruction that multiplies, with ``*`` for its shape: CUDA Binary Utilities, sm75 to sm90."""
+        if self.opcode == "Simt":
+            return "DFMA*" if self.a == "f64" else "FFMA*"
+        if self.a == "f64":
+            return "DMMA*"
+        group = "G" if self.modern else ""
+        if self.multiplied == "s8":
+            return f"I{group}MMA.*.S8.S8*"
+        letter = "Q" if bits_of(self.multiplied) == 8 else "H"
+        suffix = [SASS_SUFFIX.get(x, "") for x in ((self.a, self.b) if letter == "Q" else (self.multiplied,))]
+        return f"{letter}{group}MMA.*.F32{''.join(suffix)}"

@@ -13,11 +13,10 @@ import torch
 
 from ...problem import Layout, Problem
 from ...toolchain.orientation import block_scaled, scales_weights
-from .catalogue import operations
 from .operation import BLOCKWISE, ELEMENTS, ENCODED, FAST_ACCUM, BlockScales, Operation, WeightScales, bits_of, bytes_of
 from .shuffle import atom_depth
 from .tiles import LINE_BYTES, SLICED, TILES, Tile, tiled
-from .toolkit import Toolkit
+from .toolkit import Toolkit, operations
 
 __all__ = ["quantized_operations"]
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass
 
-import jinja2
 import torch
 
 from ...problem import Epilogue
 from ...problem.problem import ScalarClass
 from ...problem.scales import SCALE_BLOCK
-from ...toolchain.launch import launch_text
-from ...toolchain.render import driver_functions, epilogue_functions, template, template_digest
+from ...toolchain.render import epilogue_functions, template, template_digest
 from ..cpp.printer import print_epilogue
 from .configs import OPERAND_ELEMENTS
-from .launch import Launch
+from .launch import launch_text
 from .operation import Operation
 
 __all__ = ["Source", "flags"]
@@ -80,7 +79,18 @@ class Source:
     @property
     def pointwise(self) -> str:
         """The part of the text that computes the epilogue of one element."""
-        return _pointwise(self)
+        epilogue = self.epilogue
+        names = [f"x{i}[i]" for i in range(self.added + self.scales, len(self.operands))]
+        return template(__package__, "pointwise.cuh.jinja").render(
+            functions=epilogue_functions(self.compute),
+            alpha=self.alpha,
+            beta=self.beta,
+            added=self.added,
+            scales=self.scales - self.first,
+            first=self.first,
+            operands=len(self.operands),
+            statements=print_epilogue(epilogue, "acc", names, "results[i]") if epilogue else ["results[i] = acc;"],
+        )
 
     @property
     def text(self) -> str:
@@ -95,92 +105,44 @@ class Source:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(source: Source) -> str:
-    name = "gemm3x.cu.jinja" if source.operation.modern else "gemm2x.cu.jinja"
-    headers = [*((STREAM_K,) if source.operation.stream_k else ()), *(SPECIAL if _special(source.operation) else ())]
-    files = (name, "pointwise.cuh.jinja", *headers)
+    operation = source.operation
+    name = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
+    headers = [*((STREAM_K,) if operation.stream_k else ()), *(SPECIAL if operation.shuffled or operation.slices > 1 else ())]
+    files = (name, "pointwise.cuh.jinja", "driver.h.jinja", *headers)
     made_of = [template_digest(__package__, file) for file in files]
-    host = driver_functions() + launch_text(Launch, len(source.operands))
-    return hashlib.blake2b(f"{made_of} {source} {source.pointwise} {host}".encode(), digest_size=16).hexdigest()
-
-
-def _special(operation: Operation) -> bool:
-    """Says whether the main loop or the kernel is ours."""
-    return operation.shuffled or operation.slices > 1
+    return hashlib.blake2b(
+        f"{made_of} {source} {source.pointwise} {launch_text(len(source.operands))}".encode(), digest_size=16
+    ).hexdigest()
 
 
 @functools.lru_cache(maxsize=1024)
 def _render(source: Source) -> str:
     operation = source.operation
-    template = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
-    return _template(template).render(
-        compute=source.compute,
-        operands=[OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],
-        first=source.first,
-        scales_a=operation.scales_a,
-        scales_b=operation.scales_b,
-        scale_block=SCALE_BLOCK,
-        weights=operation.weights,
-        element_scale=CPP_ELEMENTS[operation.weights.element] if operation.weights else "",
-        shuffled=_text("order.cuh.jinja") + "\n" + _text("shuffled.cuh.jinja") if operation.shuffled else "",
-        slices=operation.slices,
-        stream_k_scheduler=_text(STREAM_K) if operation.stream_k else "",
-        sliced=_text("sliced.cuh.jinja") if operation.slices > 1 else "",
-        name=operation.name,
-        launch=launch_text(Launch, len(source.operands)),
-        driver=driver_functions(),
-        pointwise=source.pointwise if source.fused else "",
-        fused=source.fused,
-        element_a=CPP_ELEMENTS[operation.a],
-        element_b=CPP_ELEMENTS[operation.b],
-        element_d=CPP_ELEMENTS[operation.d],
-        accumulator=CPP_ELEMENTS[operation.accumulator],
-        layout_a=LAYOUTS[operation.layout_a],
-        layout_b=LAYOUTS[operation.layout_b],
-        layout_d=LAYOUTS[operation.layout_d],
-        alignment_a=operation.alignment_a,
-        alignment_b=operation.alignment_b,
-        alignment_d=operation.alignment_d,
-        tile=_integers(operation.tile, operation.modern),
-        cluster=_integers(operation.cluster, operation.modern),
-        stages=operation.stages,
-        warps=operation.warps,
-        instruction=operation.instruction,
-        opcode=operation.opcode,
-        math=operation.math,
-        introduced=operation.introduced,
-        kernel_schedule=operation.kernel_schedule,
-        epilogue_schedule=operation.epilogue_schedule,
-        scheduler=SCHEDULERS[operation.scheduler],
-        stream_k=operation.stream_k,
-    )
-
-
-def _pointwise(source: Source) -> str:
-    epilogue = source.epilogue
-    first = source.added + source.scales
-    names = [f"x{i}[i]" for i in range(first, len(source.operands))]
-    statements = print_epilogue(epilogue, "acc", names, "results[i]") if epilogue else ["results[i] = acc;"]
-    return _template("pointwise.cuh.jinja").render(
-        functions=epilogue_functions(source.compute),
-        alpha=source.alpha,
-        beta=source.beta,
-        added=source.added,
-        scales=source.scales - source.first,
-        first=source.first,
-        operands=len(source.operands),
-        statements=statements,
-    )
-
-
-def _integers(values: tuple[int, ...], modern: bool) -> list[str]:
-    """cute's static integers for 3.x, plain ones for 2.x."""
-    return [f"cute::Int<{value}>" if modern else str(value) for value in values]
+    values = dataclasses.asdict(operation) | {
+        "compute": source.compute,
+        "operands": [OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],
+        "first": source.first,
+        "scale_block": SCALE_BLOCK,
+        "element_scale": CPP_ELEMENTS[operation.weights.element] if operation.weights else "",
+        "shuffled": _text("order.cuh.jinja") + "\n" + _text("shuffled.cuh.jinja") if operation.shuffled else "",
+        "stream_k_scheduler": _text(STREAM_K) if operation.stream_k else "",
+        "sliced": _text("sliced.cuh.jinja") if operation.slices > 1 else "",
+        "launch": launch_text(len(source.operands)),
+        "driver": _text("driver.h.jinja"),
+        "pointwise": source.pointwise if source.fused else "",
+        "fused": source.fused,
+        "element_a": CPP_ELEMENTS[operation.a],
+        "element_b": CPP_ELEMENTS[operation.b],
+        "element_d": CPP_ELEMENTS[operation.d],
+        "accumulator": CPP_ELEMENTS[operation.accumulator],
+        "layout_a": LAYOUTS[operation.layout_a],
+        "layout_b": LAYOUTS[operation.layout_b],
+        "layout_d": LAYOUTS[operation.layout_d],
+        "scheduler": SCHEDULERS[operation.scheduler],
+        "stream_k": operation.stream_k,
+    }
+    return template(__package__, "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja").render(values)
 
 
 def _text(name: str) -> str:
-    return _template(name).render()
-
-
-@functools.cache
-def _template(name: str) -> jinja2.Template:
-    return template(__package__, name)
+    return template(__package__, name).render()

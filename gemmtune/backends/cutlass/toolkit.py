@@ -1,19 +1,36 @@
-"""Where CUTLASS is on this machine: the nvidia-cutlass package or a checkout."""
+"""Where CUTLASS is on this machine, the nvidia-cutlass package or a checkout; and its operations.
+
+These are listed once by its own generator, and then kept in the cache folder.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...cache import cache_dir
 from ...errors import UnavailableError
+from .operation import Operation
+from .tiles import own_operations
 
-__all__ = ["Toolkit", "find_toolkit"]
+__all__ = ["Toolkit", "distinct_operations", "find_toolkit", "operations", "without_twins"]
 
 VERSION_HEADER = "cutlass/version.h"
+LISTING = Path(__file__).with_name("listing.py")
+TIMEOUT_S = 120.0
+CUDA = "13.0"
+"""What the generator is told: newer versions only add operations, and enumeration does not depend on what is installed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +72,62 @@ def _toolkit(source: Path, package: Path, complaint: str) -> Toolkit:
     numbers = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", header.read_text()))
     version = ".".join(numbers.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
     return Toolkit(version=version, package=package, include=(source / "include", source / "tools" / "util" / "include"))
+
+
+def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
+    """Operations with a and b of ``element`` that run on ``capability``: the generator's in the order of their names, then ours.
+
+    Raises:
+        UnavailableError: the generator of this copy failed, with what it printed.
+    """
+    return _operations(toolkit, capability, element, cache_dir("cutlass"))
+
+
+def distinct_operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
+    """``operations``, ``without_twins``. Raises UnavailableError."""
+    return _distinct(toolkit, capability, element, cache_dir("cutlass"))
+
+
+def without_twins(found: Iterable[Operation]) -> list[Operation]:
+    """One of each group that we would make the same kernel of: the type of c, which is never read, does not matter."""
+    kept: dict[Operation, Operation] = {}
+    for op in sorted(found, key=lambda op: op.c != "void"):
+        kept.setdefault(dataclasses.replace(op, name="", c=""), op)
+    return list(kept.values())
+
+
+@functools.lru_cache(maxsize=32)
+def _distinct(toolkit: Toolkit, capability: int, element: str, folder: Path) -> tuple[Operation, ...]:
+    return tuple(without_twins(_operations(toolkit, capability, element, folder)))
+
+
+@functools.lru_cache(maxsize=32)
+def _operations(toolkit: Toolkit, capability: int, element: str, folder: Path) -> tuple[Operation, ...]:
+    program = hashlib.blake2b(LISTING.read_bytes(), digest_size=8).hexdigest()
+    path = folder / f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
+    try:
+        plain = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # it is not there, or damaged
+        text = _listed(toolkit, capability, element)
+        plain = json.loads(text)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, path)
+    listed = [Operation.of(values) for values in plain]
+    names = {op.name for op in listed}
+    return tuple(listed + [op for op in own_operations(listed) if op.name not in names])
+
+
+def _listed(toolkit: Toolkit, capability: int, element: str) -> str:
+    program = (
+        f"import runpy, sys; sys.path.insert(0, {str(toolkit.package)!r}); runpy.run_path({str(LISTING)!r}, run_name='__main__')"
+    )
+    command = [sys.executable, "-P", "-c", program, str(capability), element, CUDA]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    except subprocess.CalledProcessError as error:
+        tail = "\n".join(error.stderr.strip().splitlines()[-5:])
+        raise UnavailableError(f"the generator of CUTLASS {toolkit.version} at {toolkit.package} failed:\n{tail}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"the generator of CUTLASS {toolkit.version} at {toolkit.package}: {error}") from error
+    return done.stdout

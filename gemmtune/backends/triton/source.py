@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ...toolchain.render import load_template, render
+from ...toolchain import render
 from .arguments import SIGNATURE_DTYPES, Argument, Source
 from .printer import TRITON_DTYPES
 from .spec import KernelSpec
@@ -33,7 +33,6 @@ def render_source(
     operands that the kernel has as tensor descriptors instead of pointers, each with the block that is moved at a time.
     """
     writer = Writer(spec, preamble, dict(described))
-    partial = writer.partial
     names: dict[str, Any] = {
         "block_m": spec.block_m,
         "block_n": spec.block_n,
@@ -56,6 +55,5 @@ def render_source(
         **dict(values),
     }
     writer.values = names
-    render(load_template(PACKAGE, template), writer.hooks, names, partial)
-    text = partial.finalize_all()
+    text = writer.finished(render.template(PACKAGE, template).render(**writer.hooks, **names))
     return Source(text=text, function=writer.function, arguments=writer.arguments)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...problem import Epilogue
-from ...toolchain.render import PartialRender, template
+from ...toolchain.render import template
 from .arguments import SIGNATURE_DTYPES, Argument
 from .printer import ROUND_BFLOAT16, TRITON_DTYPES, cast, print_epilogue
 from .products import FLOAT8_FROM_BITS, product, scale_load
@@ -19,6 +19,8 @@ from .spec import IntClass, KernelSpec, OperandClass
 __all__ = ["PACKAGE", "Writer"]
 
 PACKAGE = "gemmtune.backends.triton"
+SIGNATURE = "<<signature>>"
+"""Where the signature is to stand, which is known only when the body is written."""
 
 
 class Writer:
@@ -29,7 +31,6 @@ class Writer:
         self.preamble = preamble
         self.described = described
         self.values: dict[str, Any] = {}
-        self.partial = PartialRender()
         self.function = "gemmtune_mm"
         self.operands: dict[str, OperandClass] = {"a": spec.a, "b": spec.b}
         if spec.c is not None and spec.d is not None:
@@ -72,7 +73,12 @@ class Writer:
             self._pointers[name] = self._operand(name)
             if name == names[-1] and self.spec.quantized is not None:
                 self._pointers |= {scale.name: _scale_argument(scale) for scale in self.spec.quantized.scales}
-        return self.partial.defer("def_kernel", self._signature)
+        return SIGNATURE
+
+    def finished(self, text: str) -> str:
+        """What a template was rendered to, with the signature, which has every size and stride that the body uses."""
+        assert text.count(SIGNATURE) == 1, "a template calls def_kernel once"
+        return text.replace(SIGNATURE, self._signature())
 
     def _operand(self, name: str) -> Argument:
         operand = self.operands[name]

@@ -12,8 +12,8 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.launch import strides_of
 from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
+from ....toolchain.structs import strides_of
 from .. import kernel
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
