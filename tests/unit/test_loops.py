@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmtune.toolchain.loops import AMDGCN, SASS, spilled_share
+from gemmtune.toolchain.compiled import AMDGCN, SASS, spilled_share
 
 BEFORE = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;             /* 0x00000a00ff017b82 */

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...device import DeviceInfo
-from ...problem import Layout, Problem
+from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not
@@ -90,11 +90,6 @@ def elements_of(problem: Problem) -> tuple[str, ...]:
     return tuple(name for name, dtype in ELEMENTS.items() if dtype == problem.dtype)
 
 
-def needs_epilogue(problem: Problem) -> bool:
-    """More than the bare product is stored."""
-    return problem.alpha != "one" or problem.inp_read is not None or bool(problem.scales) or problem.epilogue is not None
-
-
 class Legality:
     """One problem on one device: what is asked of thousands of operations is worked out once."""
 
@@ -115,17 +110,10 @@ class Legality:
             op.alignment_a, op.alignment_b, op.alignment_d,
         )  # fmt: skip
         if asked not in self._known:
-            self._known[asked] = self._fitting(operation)
+            fits = {oriented.swap_ab: _why_not_operands(op, oriented) for oriented in self._orientations}
+            fitting = [oriented for oriented in self._orientations if fits[oriented.swap_ab] is None]
+            self._known[asked] = fitting[0] if fitting else str(fits[True])
         return self._known[asked]
-
-    def _fitting(self, operation: Operation) -> Oriented | str:
-        reasons: list[str] = []
-        for oriented in self._orientations:
-            reason = _elements(operation, oriented) or _layouts(operation, oriented)
-            if reason is None:
-                return oriented
-            reasons.append(reason)
-        return reasons[0]
 
 
 def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> str | None:
@@ -149,21 +137,19 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
     held = operation.accumulators_per_thread + operation.scales_per_thread
     if operation.scales_per_thread and held > MOST_SCALED:
         return f"{held} accumulators and scales of a thread would spill"
-    if needs_epilogue(problem) and operation.modern and not operation.tma_store:
+    fused = problem.alpha != "one" or problem.inp_read is not None or bool(problem.scales) or problem.epilogue is not None
+    if fused and operation.modern and not operation.tma_store:
         return "its epilogue cannot be a visitor tree: it stores without shared memory"
     return why_not_grouped(operation, problem)
 
 
-def _elements(operation: Operation, oriented: Oriented) -> str | None:
+def _why_not_operands(operation: Operation, oriented: Oriented) -> str | None:
+    """Why the operation cannot read the operands, or store the result, in such an orientation."""
     if operation.scales_a and not oriented.swap_ab:
         return "its scales of blocks are those of the transpose: b comes first"
-    if (ELEMENTS[operation.a], ELEMENTS[operation.b]) == (oriented.a.dtype, oriented.b.dtype):
-        return None
-    order = "swap_ab" if oriented.swap_ab else "as they are"
-    return f"reads {operation.a} and {operation.b}, which does not fit a and b {order}"
-
-
-def _layouts(operation: Operation, oriented: Oriented) -> str | None:
+    if (ELEMENTS[operation.a], ELEMENTS[operation.b]) != (oriented.a.dtype, oriented.b.dtype):
+        order = "swap_ab" if oriented.swap_ab else "as they are"
+        return f"reads {operation.a} and {operation.b}, which does not fit a and b {order}"
     for name, layout, wanted, alignment in (
         ("a", oriented.a, operation.layout_a, operation.alignment_a),
         ("b", oriented.b, operation.layout_b, operation.alignment_b),
@@ -171,13 +157,9 @@ def _layouts(operation: Operation, oriented: Oriented) -> str | None:
     ):
         if name == "a" and operation.shuffled:
             continue
-        if not _is(layout, wanted):
+        if not (layout.row_major if wanted == "t" else layout.column_major):
             return f"{name} is {letter(layout) or 'strided'}, expected {wanted}"
         elements = layout.alignment * (2 if name == "a" and operation.a in ENCODED else 1)
         if elements < alignment:
             return f"{name} is aligned to {elements} elements, expected {alignment}"
     return None
-
-
-def _is(layout: Layout, wanted: str) -> bool:
-    return layout.row_major if wanted == "t" else layout.column_major

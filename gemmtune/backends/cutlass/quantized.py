@@ -38,30 +38,28 @@ def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) ->
     if problem.widens_b:
         return tuple(_mixed(problem))
     if block_scaled(problem):
-        model = _block_scaled(problem)
-        return tuple(tiled(model, _block_tiles(model), BLOCKWISE))
+        return tuple(_block_scaled(problem))
     tiles = TILES if problem.fast_accum else _one_line(TILES)
     models = dict.fromkeys(_model(a, b, problem.out) for a, b in pairs)
     return tuple(op for model in models for op in tiled(model, tiles, FAST_ACCUM if problem.fast_accum else ""))
 
 
 def _int8(listed: Iterable[Operation], d: str) -> Iterator[Operation]:
-    """Those of ``listed`` that store their int32 sums, storing ``d`` instead."""
+    """Those of ``listed`` that store their int32 sums, storing ``d`` instead, named by CUTLASS's scheme.
+
+    A thread stores 16 bytes at once at most.
+    """
     found: dict[str, Operation] = {}
+    most = ALIGNED_BYTES // ELEMENTS[d].itemsize
     for op in sorted((op for op in listed if op.d == "s32"), key=lambda op: op.c != "void"):
-        made = _storing(op, d)
-        found.setdefault(made.name, made)
+        if op.modern:
+            c, alignment = "void", most
+            name = op.name.replace(f"_{op.accumulator}_{op.c}_{op.d}_", f"_{op.accumulator}_void_{d}_")
+        else:
+            c, alignment = d, min(op.alignment_d, most)
+            name = op.name if d == op.d else op.name.replace("tensorop_i", f"tensorop_{d}_i")
+        found.setdefault(name, dataclasses.replace(op, name=name, c=c, d=d, alignment_d=alignment))
     yield from found.values()
-
-
-def _storing(op: Operation, d: str) -> Operation:
-    """``op`` with results of type ``d``, named by CUTLASS's scheme; a thread stores 16 bytes at once at most."""
-    alignment = ALIGNED_BYTES // ELEMENTS[d].itemsize
-    if not op.modern:
-        name = op.name if d == op.d else op.name.replace("tensorop_i", f"tensorop_{d}_i")
-        return dataclasses.replace(op, name=name, c=d, d=d, alignment_d=min(op.alignment_d, alignment))
-    name = op.name.replace(f"_{op.accumulator}_{op.c}_{op.d}_", f"_{op.accumulator}_void_{d}_")
-    return dataclasses.replace(op, name=name, c="void", d=d, alignment_d=alignment)
 
 
 def _one_line(tiles: Iterable[Tile]) -> Iterable[Tile]:
@@ -78,45 +76,25 @@ def _mixed(problem: Problem) -> Iterator[Operation]:
     if scales_weights(problem):
         weights = WeightScales(element=_NAMES[problem.dtype], zero=problem.zero_b is not None)
         model = dataclasses.replace(model, weights=weights)
+    converting = [tile for tile in TILES if tile.rows // (1 if tile.kind == "pingpong" else 2) <= MOST_ROWS_CONVERTED]
     if model.weights is None or not model.weights.zero:  # CUTLASS adds zero points to scaled weights
-        yield from tiled(model, _converting_tiles())
+        yield from tiled(model, converting)
     if problem.prepacked and model.a in INTEGERS:
-        yield from tiled(dataclasses.replace(model, shuffled=True), _shuffled_tiles(model))
+        # The main loop has two batches of multiplications in a step, and whole atoms of the layout.
+        depths = {tile: tile.lines * LINE_BYTES // bytes_of(model.multiplied, 1) for tile in (*SLICED, *converting)}
+        whole = [tile for tile, depth in depths.items() if depth % atom_depth(bits_of(model.a)) == 0]
+        yield from tiled(dataclasses.replace(model, shuffled=True), whole)
 
 
-def _shuffled_tiles(model: Operation) -> Iterator[Tile]:
-    """Tiles whose main loop has two batches of multiplications in a step, and whole atoms of the layout."""
-    for tile in (*SLICED, *_converting_tiles()):
-        depth = tile.lines * LINE_BYTES // bytes_of(model.multiplied, 1)
-        if depth % atom_depth(bits_of(model.a)) == 0:
-            yield tile
-
-
-def _converting_tiles() -> Iterator[Tile]:
-    """Tiles whose first operand goes through registers."""
-    for tile in TILES:
-        groups = 1 if tile.kind == "pingpong" else 2
-        if tile.rows // groups <= MOST_ROWS_CONVERTED:
-            yield tile
-
-
-def _block_scaled(problem: Problem) -> Operation:
-    """The transpose: the first operand is b."""
+def _block_scaled(problem: Problem) -> Iterator[Operation]:
+    """The transpose, b first, in tiles of whole blocks. CUTLASS does not divide these sums along K."""
     assert problem.scale_a is not None
     assert problem.scale_b is not None
     first = BlockScales(extent=problem.scale_block("scale_b")[1], along_k=not problem.scale_b.row_major)
     second = BlockScales(extent=problem.scale_block("scale_a")[0], along_k=problem.scale_a.row_major)
-    return dataclasses.replace(_model(problem.b, problem.a, problem.out), scales_a=first, scales_b=second)
-
-
-def _block_tiles(model: Operation) -> Iterator[Tile]:
-    """Tiles of whole blocks. CUTLASS does not divide these sums along K."""
-    assert model.scales_a is not None
-    assert model.scales_b is not None
-    for tile in _one_line(TILES):
-        whole = tile.rows % model.scales_a.extent == tile.cols % model.scales_b.extent == 0
-        if whole and tile.kind != "stream_k":
-            yield tile
+    model = dataclasses.replace(_model(problem.b, problem.a, problem.out), scales_a=first, scales_b=second)
+    whole = [tile for tile in _one_line(TILES) if tile.rows % first.extent == tile.cols % second.extent == 0]
+    yield from tiled(model, [tile for tile in whole if tile.kind != "stream_k"], BLOCKWISE)
 
 
 def _model(a: Layout, b: Layout, out: Layout) -> Operation:

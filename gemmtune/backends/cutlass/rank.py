@@ -86,8 +86,13 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
     """The time of the multiprocessors, without launch and memory, and how many of them are busy."""
     tile_m, tile_n, tile_k = operation.tile
     area = tile_m * tile_n / 128**2
-    products_us = 2.0 * tile_m * tile_n * tile_k / (_rate(operation) * 1e6)
-    waits_us = LATENCY_US / max(_stages(operation, device) - 1, 1)
+    share = SIMT_SHARE[operation.a] if operation.opcode == "Simt" else OPERAND_SHARE[operation.multiplied]
+    tflops = _of(SM_TFLOPS, operation.introduced) * (share * PROMOTED if operation.promotes else share)
+    products_us = 2.0 * tile_m * tile_n * tile_k / (tflops * 1e6)
+    # As many stages as fit beside an epilogue, unless the operation has a fixed number.
+    stage_bytes = bytes_of(operation.a, tile_m * tile_k) + bytes_of(operation.b, tile_n * tile_k)
+    stages = (device.smem_per_block_bytes - EPILOGUE_BYTES) // stage_bytes if operation.modern else operation.stages
+    waits_us = LATENCY_US / max(stages - 1, 1)
     step_us = math.pow((products_us + _converts_us(operation)) ** 4 + waits_us**4, 0.25) + STEP_US
     if "CpAsync" in operation.kernel_schedule:
         step_us *= CP_ASYNC
@@ -115,24 +120,9 @@ def _converts_us(operation: Operation) -> float:
     return operation.tile[0] * operation.tile[2] / groups * each_ps / 1e6
 
 
-def _stages(operation: Operation, device: DeviceInfo) -> int:
-    """Stages of the main loop: as many as fit beside an epilogue, unless the operation has a fixed number."""
-    if not operation.modern:
-        return operation.stages
-    rows, cols, depth = operation.tile
-    stage_bytes = bytes_of(operation.a, rows * depth) + bytes_of(operation.b, cols * depth)
-    return max(1, (device.smem_per_block_bytes - EPILOGUE_BYTES) // stage_bytes)
-
-
 def _of(table: dict[int, float], capability: int) -> float:
     """The entry of the newest architecture up to ``capability``."""
     return table[max(cc for cc in table if cc <= max(capability, 75))]
-
-
-def _rate(operation: Operation) -> float:
-    """TFLOP/s of one multiprocessor."""
-    share = SIMT_SHARE[operation.a] if operation.opcode == "Simt" else OPERAND_SHARE[operation.multiplied]
-    return _of(SM_TFLOPS, operation.introduced) * (share * PROMOTED if operation.promotes else share)
 
 
 def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[Operation]:

@@ -33,27 +33,24 @@ class Schedule:
     slices: int = 1
 
 
-_PINGPONG = ("cutlass::gemm::KernelTmaWarpSpecializedPingpong", "cutlass::epilogue::TmaWarpSpecialized")
-_COOPERATIVE = ("cutlass::gemm::KernelTmaWarpSpecializedCooperative", "cutlass::epilogue::TmaWarpSpecializedCooperative")
-
-
-def _sliced(slices: int) -> Schedule:
-    """Main loop and epilogue of one warp group in a kernel of ours, in which ``slices`` of them share a tile."""
-    label = f"warpspecialized_slicedk{slices}"
-    return Schedule(label=label, kernel=_PINGPONG[0], epilogue=_PINGPONG[1], scheduler="SlicedK", slices=slices)
+def _schedule(label: str, kind: str, scheduler: str, slices: int = 1) -> Schedule:
+    return Schedule(
+        label=label,
+        kernel=f"cutlass::gemm::KernelTmaWarpSpecialized{kind}",
+        epilogue=f"cutlass::epilogue::TmaWarpSpecialized{kind.removesuffix('Pingpong')}",
+        scheduler=scheduler,
+        slices=slices,
+    )
 
 
 KINDS: dict[Kind, Schedule] = {
-    "pingpong": Schedule(label="warpspecialized_pingpong", kernel=_PINGPONG[0], epilogue=_PINGPONG[1], scheduler="Default"),
-    "cooperative": Schedule(
-        label="warpspecialized_cooperative", kernel=_COOPERATIVE[0], epilogue=_COOPERATIVE[1], scheduler="Default"
-    ),
-    "stream_k": Schedule(
-        label="stream_k_warpspecialized_cooperative", kernel=_COOPERATIVE[0], epilogue=_COOPERATIVE[1], scheduler="StreamK"
-    ),
-    "sliced2": _sliced(2),
-    "sliced3": _sliced(3),
+    "pingpong": _schedule("warpspecialized_pingpong", "Pingpong", "Default"),
+    "cooperative": _schedule("warpspecialized_cooperative", "Cooperative", "Default"),
+    "stream_k": _schedule("stream_k_warpspecialized_cooperative", "Cooperative", "StreamK"),
+    "sliced2": _schedule("warpspecialized_slicedk2", "Pingpong", "SlicedK", 2),
+    "sliced3": _schedule("warpspecialized_slicedk3", "Pingpong", "SlicedK", 3),
 }
+"""The sliced ones are main loop and epilogue of one warp group in a kernel of ours, in which so many of them share a tile."""
 LINE_BYTES = 128
 """The unit of a tile's depth: what TMA's widest swizzle has of a row."""
 
