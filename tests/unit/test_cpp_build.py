@@ -80,14 +80,12 @@ def test_a_damaged_artifact_is_made_anew(cache: Path, compiles: list[list[str]])
 @needs_compiler
 def test_a_refused_source_is_a_compile_error_with_the_compilers_words(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(source._ARCH_FLAGS, detect("cpu").arch, ("-include", "nowhere_to_be_found.h"))
-    source._digest.cache_clear()
     choice = small_choice()
     with pytest.raises(CompileError, match=r"(?s)cpp:.*did not compile.*nowhere_to_be_found") as caught:
         choice.compile()
     assert caught.value.name == choice.name
     assert not choice.compiled
     assert not list((cache / "cpp").glob("*.so"))
-    source._digest.cache_clear()
 
 
 def test_without_a_compiler_nothing_is_available(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
