@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from .device import DeviceInfo
+from .numerics.bounds import Claims
 from .problem import Problem
 from .settings import Settings
 
@@ -45,32 +46,6 @@ class Status(StrEnum):
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"
     """The worker process died, or its device became unusable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claims:
-    """What a choice says of its arithmetic; verification holds it to exactly this.
-
-    ``accumulate`` is the type of the running sum, ``partials`` the type in which partial sums are stored (of split-K, or of one of
-    two products that is rounded before the other is added), ``splits`` how many there may be, ``epilogue_input`` the type to which
-    the accumulator is rounded before the epilogue. ``accumulator_bits`` is how many significand bits the running sum really has,
-    where a matrix unit keeps fewer than its type; None: as many as the type, but for 8-bit floats on a GPU what the narrowest unit
-    has (see ``numerics.bounds``).
-    """
-
-    accumulate: torch.dtype
-    partials: torch.dtype
-    epilogue_input: torch.dtype
-    splits: int = 1
-    weights: torch.dtype | None = None
-    """To what a kernel of mixed_mm rounds (b − zero_b) · scale_b before it multiplies; None: it multiplies b as it is, and scales
-    sums."""
-    input_mode: str = "ieee"
-    flush_subnormals: bool = False
-    deterministic: bool = True
-    accumulator_bits: int | None = None
-    skips_zeros: bool = False
-    """Products with a zero may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
 
 
 Tensors = tuple[torch.Tensor, ...]

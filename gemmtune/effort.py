@@ -57,30 +57,9 @@ def _configs(column: int) -> Mapping[str, int | None]:
 
 EFFORT: Mapping[str, Effort] = MappingProxyType(
     dict[Search, Effort](
-        quick=Effort(
-            configs=_configs(0),
-            variant_kernels=1,
-            variant_near=1.1,
-            variant_rounds=1,
-            entrants=8,
-            rounds_s=0.3,
-        ),
-        default=Effort(
-            configs=_configs(1),
-            variant_kernels=3,
-            variant_near=1.25,
-            variant_rounds=3,
-            entrants=16,
-            rounds_s=0.6,
-        ),
-        exhaustive=Effort(
-            configs=_configs(2),
-            variant_kernels=8,
-            variant_near=1.6,
-            variant_rounds=6,
-            entrants=32,
-            rounds_s=2.5,
-        ),
+        quick=Effort(configs=_configs(0), variant_kernels=1, variant_near=1.1, variant_rounds=1, entrants=8, rounds_s=0.3),
+        default=Effort(configs=_configs(1), variant_kernels=3, variant_near=1.25, variant_rounds=3, entrants=16, rounds_s=0.6),
+        exhaustive=Effort(configs=_configs(2), variant_kernels=8, variant_near=1.6, variant_rounds=6, entrants=32, rounds_s=2.5),
     )
 )
 """By the setting ``search``."""

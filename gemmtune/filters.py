@@ -23,7 +23,6 @@ __all__ = [
     "by_cap",
     "by_determinism",
     "by_mixed_mm_choice",
-    "by_regex",
     "by_size",
     "filtered",
     "nothing_left",
@@ -90,8 +89,7 @@ def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] 
     """
     offers = by_determinism(by_mixed_mm_choice(offers, settings), settings)
     offers = _large_enough(offers, settings, rows, templates)
-    for row in rows:
-        offers = by_regex(offers, getattr(settings, row.allow), getattr(settings, row.deny), row)
+    offers = without(offers, lambda choice: why_not_named(choice.name, choice.backend, settings, rows))
     for row in rows:
         for backend in filter(row.covers, templates):
             offers = by_cap(offers, getattr(settings, row.cap), setting=row.cap, backend=backend)
@@ -155,44 +153,24 @@ def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
     wanted = settings.mixed_mm_choice
     if wanted == "default" or not offers.choices or not offers.choices[0].problem.widens_b:
         return offers
-    kept = [c for c in offers.choices if _is_wanted(c, wanted)]
-    kept = kept[:1] if wanted == HEURISTIC else kept
+    if wanted == HEURISTIC:
+        kept = [c for c in offers.choices if c.backend == "triton" and c.info.get(HEURISTIC)][:1]
+    else:
+        kept = [c for c in offers.choices if c.backend == wanted]
     kept = kept or [c for c in offers.choices if c.baseline]
     reason = f"mixed_mm_choice is {wanted!r}"
     refused = (Refusal(name=c.name, reason=reason) for c in offers.choices if c not in kept)
     return Offers(choices=tuple(kept), refusals=(*offers.refusals, *refused))
 
 
-def _is_wanted(choice: Choice, wanted: str) -> bool:
-    if wanted == HEURISTIC:
-        return choice.backend == "triton" and bool(choice.info.get(HEURISTIC))
-    return choice.backend == wanted
-
-
-def by_regex(offers: Offers, allow: str | None, deny: str | None, row: FilterSettings = FILTERS[0]) -> Offers:
-    """Without those of the row's choices in whose name ``allow`` is not found or ``deny`` is; empty or None filters nothing."""
-
-    def reason(choice: Choice) -> str | None:
-        return _why_not(choice.name, allow, deny, row) if row.covers(choice.backend) else None
-
-    return without(offers, reason)
-
-
 def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> str | None:
-    """Why the regexes of the settings leave out the backend's choice of this name, or None."""
-    for row in rows:
-        if row.covers(backend):
-            reason = _why_not(name, getattr(settings, row.allow), getattr(settings, row.deny), row)
-            if reason is not None:
-                return reason
-    return None
-
-
-def _why_not(name: str, allow: str | None, deny: str | None, row: FilterSettings) -> str | None:
-    if allow and not re.search(allow, name):
-        return f"{row.allow} {allow!r} is not found in the name"
-    if deny and re.search(deny, name):
-        return f"{row.deny} {deny!r} is found in the name"
+    """Why the regexes of the settings leave out the backend's choice of this name, or None; empty ones leave out nothing."""
+    for row in filter(lambda row: row.covers(backend), rows):
+        allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
+        if allow and not re.search(allow, name):
+            return f"{row.allow} {allow!r} is not found in the name"
+        if deny and re.search(deny, name):
+            return f"{row.deny} {deny!r} is found in the name"
     return None
 
 

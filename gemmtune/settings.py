@@ -113,7 +113,7 @@ class Settings:
                 raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(legal)}")
         for field, least in _LEAST.items():
             value = getattr(self, field)
-            whole, optional = isinstance(least, int), field in _OPTIONAL
+            whole, optional = isinstance(least, int), type(None) in typing.get_args(_HINTS[field])
             if optional and value is None:
                 continue
             if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not value >= least:
@@ -124,6 +124,10 @@ class Settings:
                 raise SettingsError(f"{field}: got {getattr(self, field)!r}, expected True or False")
         for field in _REGEXES:
             _check_regex(field, getattr(self, field))
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone: ``token`` is a number of this process."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @functools.cached_property
     def token(self) -> int:
@@ -151,12 +155,10 @@ class Settings:
         return self.compile_threads or len(os.sched_getaffinity(0))
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "tune": typing.get_args(Tune),
-    "search": typing.get_args(Search),
-    "timing": typing.get_args(Timing),
-    "mixed_mm_choice": typing.get_args(MixedMmChoice),
-}
+_HINTS = typing.get_type_hints(Settings)
+_CHOICES = {field: typing.get_args(hint) for field, hint in _HINTS.items() if typing.get_origin(hint) is Literal}
+_SWITCHES = tuple(field for field, hint in _HINTS.items() if hint is bool)
+_REGEXES = tuple(field for field in _HINTS if field.endswith("_regex"))
 _LEAST: dict[str, float] = {
     "compile_threads": 0,
     "compile_timeout_s": 0.1,
@@ -167,9 +169,6 @@ _LEAST: dict[str, float] = {
     "cutlass_min_gemm_size": 0,
     "cutlass_max_profiling_configs": 1,
 }
-_OPTIONAL = ("max_profiling_configs", "cutlass_max_profiling_configs")
-_REGEXES = ("choice_allowlist_regex", "choice_denylist_regex", "cutlass_op_allowlist_regex", "cutlass_op_denylist_regex")
-_SWITCHES = ("fallback_to_aten", "tune_in_subprocess", "deterministic", "verify")
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 _patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
@@ -242,17 +241,16 @@ def from_environment() -> Settings:
     Raises:
         SettingsError: a variable that names no setting, or whose value is illegal.
     """
-    hints = typing.get_type_hints(Settings)
     settings = Settings()
     for variable, text in os.environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         field = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if field not in hints:
+        if field not in _HINTS:
             known = ", ".join(ENVIRONMENT_PREFIX + f.name.upper() for f in dataclasses.fields(Settings))
             raise SettingsError(f"unknown environment variable {variable}; the known ones are {known}")
         try:
-            settings = _replace(settings, {field: _parse(text, hints[field])})
+            settings = _replace(settings, {field: _parse(text, _HINTS[field])})
         except SettingsError as error:
             raise SettingsError(f"{variable}: {str(error).removeprefix(f'{field}: ')}") from None
     return settings

@@ -14,7 +14,7 @@ from ..device import DeviceInfo, preset
 from ..errors import UnavailableError
 from ..problem import Problem
 from ..selector.offers import enabled_backends, offers_for
-from ..selector.progress import Progress, Silent
+from ..selector.progress import Progress
 from ..selector.verify import Verdict
 from ..settings import Search, Settings, current
 from ..toolchain.compiled import CompiledChoice
@@ -121,7 +121,7 @@ def run_matrix(
     """
     begun = time.monotonic()
     settings = current()
-    listener = progress or Silent()
+    listener = progress or Progress()
     choices, left_out = _enumerate(arch, search, problems, most, settings)
     inspections = []
     listener.stage(f"{arch} compile", 0, len(choices))

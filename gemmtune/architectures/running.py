@@ -15,10 +15,9 @@ from ..problem import Problem
 from ..selector.remote import measuring_kind
 from ..selector.session import failure_of
 from ..selector.verify import Verdict, Verifier
-from ..settings import Settings, current
+from ..settings import Settings, current, use
 from ..timing.conditions import conditions
 from ..toolchain.compiled import CompiledChoice
-from ..workers.apply import applied
 from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
@@ -140,7 +139,7 @@ def _verifier(problem: Problem, device: torch.device) -> Verifier:
 
 
 def _verify_with(choice: CompiledChoice, device: DeviceInfo, mode: Literal["native", "forward"], settings: Settings) -> Verdict:
-    with applied(settings):
+    with use(settings):
         return _verify(choice, device, mode)
 
 

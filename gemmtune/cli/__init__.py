@@ -40,7 +40,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         except click.ClickException as error:
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 note(error.ctx.get_usage())
-            note(f"error: {_message(error)}")
+            message = error.format_message()
+            if isinstance(error, click.NoSuchOption) and re.match(r"-\d", error.option_name):
+                message = f"shape: got one that begins with {error.option_name!r}, expected whole numbers, such as 16x4096x4096"
+            note(f"error: {message}")
             return error.exit_code
         except GemmtuneError as error:
             note(f"error: {error}")
@@ -49,13 +52,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
             note("interrupted")
             return INTERRUPTED
     return status if isinstance(status, int) else 0
-
-
-def _message(error: click.ClickException) -> str:
-    """What click says; a shape that begins with a minus sign is no option."""
-    if isinstance(error, click.NoSuchOption) and re.match(r"-\d", error.option_name):
-        return f"shape: got one that begins with {error.option_name!r}, expected whole numbers, for instance 16x4096x4096"
-    return error.format_message()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the options that several commands share mean: a device, problems' common fields, changes of the settings."""
+"""What the options that several commands share mean: a device, changes of the settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from ..backends.table import check_names
 from ..device import DeviceInfo, detect, preset
 from ..errors import SettingsError, UnavailableError
 from ..settings import Settings
-from .spec import Spec
 
-__all__ = ["arch_of", "device_of", "settings_changes", "spec_of"]
+__all__ = ["arch_of", "device_of", "settings_changes"]
 
 _OPTIONS = {
     "backends": "--backends",
@@ -43,11 +42,6 @@ def arch_of(text: str | None) -> DeviceInfo | None:
         return None if text is None else preset(text)
     except UnavailableError as error:
         raise click.UsageError(f"--{error}") from error
-
-
-def spec_of(device_type: str, options: dict[str, Any]) -> Spec:
-    """The options of ``problem_options`` as a Spec."""
-    return Spec(device_type=device_type, **options)
 
 
 def settings_changes(options: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..conformance.option_table import OPTIONS, Option
+from ..conformance.option_table import OPTIONS
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from .completion import complete_gemm
 from .options import (
@@ -141,16 +141,13 @@ def doctor(**given: Any) -> int:
     return int(_run("doctor.doctor", given))
 
 
-def _as_click(option: Option) -> Any:
-    if option.kind == "flag":
-        return click.option(option.spelling, option.name, is_flag=True, help=option.help)
-    kind = click.Choice(option.choices) if option.choices and not option.repeated else _TYPES.get(option.kind, str)
-    return click.option(option.spelling, option.name, type=kind, multiple=option.repeated, metavar=option.metavar, help=option.help)
-
-
 def _conformance_options(function: Any) -> Any:
     for option in reversed(OPTIONS):
-        function = _as_click(option)(function)
+        more: dict[str, Any] = {"is_flag": True}
+        if option.kind != "flag":
+            kind = click.Choice(option.choices) if option.choices and not option.repeated else _TYPES.get(option.kind, str)
+            more = {"type": kind, "multiple": option.repeated, "metavar": option.metavar}
+        function = click.option(option.spelling, option.name, help=option.help, **more)(function)
     return function
 
 

@@ -29,9 +29,9 @@ from ..conformance.runs.files import json_text, write
 from ..conformance.runs.matrices import exit_status, matrix
 from ..conformance.runs.run import Run
 from ..errors import GemmtuneError
-from ..selector.progress import Progress, progress_for
+from ..selector.progress import Progress
 from .output import INTERRUPTED
-from .printing import show
+from .printing import show, watched
 
 __all__ = ["conformance"]
 
@@ -71,7 +71,7 @@ def conformance(*, gemm: str | None, keyword: str | None, pytest_arguments: tupl
 
 def _matrices(options: RunOptions) -> int:
     """The exit status of the matrices that ``--sm`` asks for."""
-    with _progress() as progress:
+    with watched() as progress:
         reports = [matrix(options, sm, progress=progress) for sm in options.sm]
     text = json_text([report.as_json() for report in reports])
     if options.json == STDOUT:
@@ -92,7 +92,7 @@ def _suite(options: RunOptions, keyword: str | None, further: Sequence[str]) -> 
         run = Run.open(options)
         if options.json != STDOUT:
             show([Text(line) for line in (*header_lines(options, run.ground), "")])
-        with _progress() as progress:
+        with watched() as progress:
             output = CommandOutput(run, progress)
             status = _run_pytest(options, keyword, further, output)
     if output.summary is not None:
@@ -101,15 +101,6 @@ def _suite(options: RunOptions, keyword: str | None, further: Sequence[str]) -> 
         else:
             show(renderables(output.summary))
     return status if status in (0, 1, INTERRUPTED) else UNTESTED
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
-    progress = progress_for()
-    try:
-        yield progress
-    finally:
-        progress.close()
 
 
 @contextlib.contextmanager

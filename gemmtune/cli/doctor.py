@@ -47,7 +47,11 @@ def doctor(json_file: str | None) -> int:
     """
     data = report(settings.current())
     if json_file != STDOUT:
-        show(_parts(data))
+        parts: list[Text] = []
+        for title, lines in _sections(data):
+            parts += [Text(title, style="bold"), *(Text(f"  {line}") for line in lines)]
+        problems = [Text(f"problem: {problem}", style="bold red") for problem in data["problems"]]
+        show([*parts, *(problems or [Text("all well", style="bold green")])])
     write_json(json_file, data)
     return 1 if data["problems"] else 0
 
@@ -60,15 +64,20 @@ def report(chosen: Settings) -> dict[str, Any]:
     problems = [entry["problem"] for entry in (cache, store) if entry["problem"]]
     if not any(entry["ok"] for entry in backends.values()):
         problems.append("no backend works on any device of this machine")
+    interpreted = any(seen["ok"] for seen in backends["triton"]["devices"] if seen["device"] == "cpu")
     return {
         "gemmtune": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "cuda": {"torch_built_for": torch.version.cuda, "driver": driver_version("cuda"), "devices": torch.cuda.device_count()},
-        "devices": [_device(device) for device in devices],
+        "devices": [
+            {k: v for k, v in dataclasses.asdict(device).items() if v not in (0, (), "")}
+            | {"index": device.index, "torch_device": str(device.torch_device)}
+            for device in devices
+        ],
         "compilers": {language: _compiler(names) for language, names in COMPILERS.items()} | {"NVRTC": _nvrtc()},
-        "triton_interpreter": "on" if _works_on_cpu(backends["triton"]) else INTERPRETER_HELP,
+        "triton_interpreter": "on" if interpreted else INTERPRETER_HELP,
         "backends": backends,
         "store": store,
         "cache_folder": cache,
@@ -82,11 +91,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _device(device: DeviceInfo) -> dict[str, Any]:
-    facts = {k: v for k, v in dataclasses.asdict(device).items() if v not in (0, (), "")}
-    return facts | {"index": device.index, "torch_device": str(device.torch_device)}
 
 
 def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
@@ -134,10 +138,6 @@ def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
     }
 
 
-def _works_on_cpu(entry: dict[str, Any]) -> bool:
-    return any(seen["ok"] for seen in entry["devices"] if seen["device"] == "cpu")
-
-
 def _cache_folder(folder: Path) -> dict[str, Any]:
     """Whether the folder can be written, tried by writing, and by nobody else; and how much is in it."""
     problem = None
@@ -147,16 +147,12 @@ def _cache_folder(folder: Path) -> dict[str, Any]:
             problem = why_not_private(folder)
     except OSError as error:
         problem = f"the cache folder {folder} cannot be written ({error.strerror}); set GEMMTUNE_CACHE_DIR to one that can"
-    sizes = list(_file_sizes(folder))
-    return {"path": str(folder), "problem": problem, "files": len(sizes), "mib": round(sum(sizes) / MIB, 1)}
-
-
-def _file_sizes(folder: Path) -> Iterator[int]:
+    sizes = []
     for parent, _, names in os.walk(folder):
         for name in names:
-            # Other processes may be at work in the folder.
-            with contextlib.suppress(FileNotFoundError):
-                yield Path(parent, name).lstat().st_size
+            with contextlib.suppress(FileNotFoundError):  # other processes may be at work in the folder
+                sizes.append(Path(parent, name).lstat().st_size)
+    return {"path": str(folder), "problem": problem, "files": len(sizes), "mib": round(sum(sizes) / MIB, 1)}
 
 
 def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
@@ -167,15 +163,6 @@ def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
     facts = dataclasses.asdict(health) | {"path": str(health.path)}
     limits = {str(d.torch_device): store.limits(fingerprint_text(d, "limits")) for d in devices}
     return facts | {"problem": problem, "limits": limits}
-
-
-def _parts(data: dict[str, Any]) -> Iterator[Text]:
-    for title, lines in _sections(data):
-        yield Text(title, style="bold")
-        yield from (Text(f"  {line}") for line in lines)
-    yield from (Text(f"problem: {problem}", style="bold red") for problem in data["problems"])
-    if not data["problems"]:
-        yield Text("all well", style="bold green")
 
 
 def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:

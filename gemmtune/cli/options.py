@@ -9,20 +9,7 @@ import click
 
 from ..backends.table import BACKENDS
 from ..settings import Search, Timing
-from .words import (
-    ARCHITECTURES,
-    BIASES,
-    DTYPES,
-    ENCODINGS,
-    FACTORS,
-    LAYOUTS,
-    OPS,
-    RESULT_DTYPES,
-    SCALES,
-    SCALES_OF_SCALED_MM,
-    SCALES_OF_WEIGHTS,
-    WEIGHT_DTYPES,
-)
+from . import words
 
 __all__ = [
     "arch_option",
@@ -42,13 +29,13 @@ class _WeightDtype(click.Choice[str]):
     """The name of a dtype of b; four bits are an encoding."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value in ENCODINGS:
+        if value in words.ENCODINGS:
             self.fail(f"got {value!r}, which is a way to pack b and not a dtype; give --encoding {value}", param, ctx)
         return super().convert(value, param, ctx)
 
 
 arch_option = click.option(
-    "--arch", metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}; this machine's device when not given."
+    "--arch", metavar="ARCH", help=f"One of {', '.join(words.ARCHITECTURES)}; this machine's device when not given."
 )
 """The architecture to answer for."""
 shapes_argument = click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
@@ -62,17 +49,17 @@ timing_option = click.option(
 def problem_options(function: F) -> F:
     """The options that hold for every shape of the command line."""
     return _all(
-        click.option("--op", type=click.Choice(OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
+        click.option("--op", type=click.Choice(words.OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
         click.option(
-            "--dtype", type=click.Choice(DTYPES),
+            "--dtype", type=click.Choice(words.DTYPES),
             help="Of a, and of a dense b; bfloat16 when not given, int8 for int_mm and float8_e4m3fn for scaled_mm.",
         ),
         click.option(
-            "--layout", type=click.Choice(LAYOUTS), default="nt", show_default=True,
+            "--layout", type=click.Choice(words.LAYOUTS), default="nt", show_default=True,
             help="BLAS letters of a and b: n is row-major, t column-major, so nt has b as an nn.Linear weight.",
         ),
         click.option(
-            "--bias", type=click.Choice(BIASES),
+            "--bias", type=click.Choice(words.BIASES),
             help="Shape of the added operand; makes the operation addmm or baddbmm, if it is not scaled_mm.",
         ),
         click.option("--alpha", type=float, default=1.0, help="Factor of the product (addmm, baddbmm)."),
@@ -80,18 +67,18 @@ def problem_options(function: F) -> F:
         click.option("--k2", type=click.IntRange(min=0), help="Columns of c; K when not given (mm_plus_mm)."),
         click.option("--prepacked", is_flag=True, help="b is given through gemmtune.prepack (not for batches)."),
         click.option(
-            "--dtype-b", type=_WeightDtype(WEIGHT_DTYPES),
+            "--dtype-b", type=_WeightDtype(words.WEIGHT_DTYPES),
             help="Of b; int8 when not given (mixed_mm; uint8 with --encoding), or that of a (scaled_mm).",
         ),
-        click.option("--encoding", type=click.Choice(ENCODINGS), help="b has two numbers of four bits in each byte (mixed_mm)."),
+        click.option("--encoding", type=click.Choice(words.ENCODINGS), help="b has two 4-bit numbers in each byte (mixed_mm)."),
         click.option(
-            "--scales", type=click.Choice(SCALES), metavar="KIND",
-            help=f"What has a scale of its own. scaled_mm: {', '.join(SCALES_OF_SCALED_MM)}; mixed_mm: "
-            f"{', '.join(SCALES_OF_WEIGHTS)}; int_mm_mul: {', '.join(FACTORS)}.",
+            "--scales", type=click.Choice(words.SCALES), metavar="KIND",
+            help=f"What has a scale of its own. scaled_mm: {', '.join(words.SCALES_OF_SCALED_MM)}; mixed_mm: "
+            f"{', '.join(words.SCALES_OF_WEIGHTS)}; int_mm_mul: {', '.join(words.FACTORS)}.",
         ),
         click.option("--zeros", is_flag=True, help="b has zero points as it has scales (mixed_mm)."),
-        click.option("--scale-dtype", type=click.Choice(RESULT_DTYPES), help="Of the scales (int_mm_mul, mixed_mm)."),
-        click.option("--out-dtype", type=click.Choice(RESULT_DTYPES), help="Of the result (int_mm_mul, scaled_mm)."),
+        click.option("--scale-dtype", type=click.Choice(words.RESULT_DTYPES), help="Of the scales (int_mm_mul, mixed_mm)."),
+        click.option("--out-dtype", type=click.Choice(words.RESULT_DTYPES), help="Of the result (int_mm_mul, scaled_mm)."),
         click.option("--fast-accum", is_flag=True, help="8-bit tensor cores may keep their narrow sum (scaled_mm)."),
     )(function)  # fmt: skip
 

@@ -1,16 +1,19 @@
-"""What the commands print to standard output."""
+"""What the commands print: answers to standard output, progress to standard error."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import click
 from rich.console import Console, RenderableType
 
+from ..selector.progress import Progress, progress_for
 from ..selector.table import plain_text
+from .output import INTERRUPTED, note
 
-__all__ = ["show"]
+__all__ = ["show", "watched"]
 
 
 def show(parts: Iterable[RenderableType]) -> None:
@@ -21,3 +24,19 @@ def show(parts: Iterable[RenderableType]) -> None:
             console.print(part)
     else:
         click.echo(plain_text(parts))
+
+
+@contextlib.contextmanager
+def watched(*, quiet: bool = False, kept: str = "") -> Iterator[Progress]:
+    """A block whose progress is shown unless it is ``quiet``. ``kept`` says what is left of its work after Ctrl-C."""
+    progress = Progress() if quiet else progress_for()
+    try:
+        yield progress
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+        progress.close()
+        note(f"interrupted: {kept}")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    finally:
+        progress.close()

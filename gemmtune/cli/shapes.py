@@ -14,9 +14,9 @@ import click
 
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from . import words
 from .output import note
 from .spec import TF32_ON_CPU, Spec
-from .words import BIASES, DTYPES, ENCODINGS, LAYOUTS, OPS, RESULT_DTYPES, SCALES, WEIGHT_DTYPES
 
 __all__ = [
     "FIELDS",
@@ -27,6 +27,7 @@ __all__ = [
     "problem_of_word",
     "problems_of",
     "problems_of_file",
+    "some_problems_of",
     "why_skipped",
 ]
 
@@ -63,14 +64,12 @@ class Skipped:
 
 
 def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> list[Problem]:
-    """The problems of words and of a file; what is skipped of the file is noted.
+    """The problems of words and of a file, none where neither is given; what is skipped of the file is noted.
 
     Raises:
-        click.UsageError: there are none, or a word or the file is malformed.
+        click.UsageError: a word or the file is malformed, or all of the file is skipped.
         click.ClickException: the file cannot be read.
     """
-    if not shapes and shapes_file is None:
-        raise click.UsageError("got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE")
     problems = [problem_of_word(text, spec) for text in shapes]
     if shapes_file is not None:
         try:
@@ -80,9 +79,16 @@ def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> l
         for entry in skipped:
             note(str(entry))
         problems += found
-    if not problems:
+    if not problems and shapes_file is not None:
         raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped: nothing is left to do")
     return problems
+
+
+def some_problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> list[Problem]:
+    """``problems_of``, of which there have to be some."""
+    if not shapes and shapes_file is None:
+        raise click.UsageError("got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE")
+    return problems_of(shapes, shapes_file, spec)
 
 
 def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skipped]]:
@@ -98,7 +104,8 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
     problems: list[Problem] = []
     skipped: list[Skipped] = []
     for index, entry in enumerate(_entries(path)):
-        where = _where(path, index, entry)
+        name = entry.get("name") if isinstance(entry, dict) else None
+        where = f"{path}: entry {index + 1}" + (f" ({name})" if name else "")
         if not isinstance(entry, dict):
             raise InvalidProblemError(f"{where}: got {_show(entry)}, expected an object with m, n and k")
         reason = why_skipped(entry, options)
@@ -125,15 +132,10 @@ def _entries(path: str) -> list[Any]:
     return entries
 
 
-def _where(path: str, index: int, entry: Any) -> str:
-    name = entry.get("name") if isinstance(entry, dict) else None
-    return f"{path}: entry {index + 1}" + (f" ({name})" if name else "")
-
-
 def why_skipped(entry: Mapping[str, Any], options: Spec) -> str | None:
     """Why a well-formed entry cannot be tuned here, or None."""
     if entry.get("op") in LATER_OPS:
-        return f"{entry['op']} is not an operation of this version, which has {', '.join(OPS)}"
+        return f"{entry['op']} is not an operation of this version, which has {', '.join(words.OPS)}"
     if entry.get("dtype", options.dtype) == "tf32" and options.device_type != "cuda":
         return TF32_ON_CPU
     return None
@@ -161,44 +163,28 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _one_of(*legal: str, hint: str = "") -> tuple[Callable[[Any], bool], str]:
     return (lambda value: value in legal, f"one of {', '.join(legal)}{hint}")
 
 
-def _truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-_WEIGHT_DTYPE = _one_of(*WEIGHT_DTYPES, hint="; four bits are an encoding, int4 or uint4")
+_WHOLE = (lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a whole number")
+_NUMBER = (lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "a number")
+_TRUTH = (lambda value: isinstance(value, bool), "true or false")
+_WEIGHT_DTYPE = _one_of(*words.WEIGHT_DTYPES, hint="; four bits are an encoding, int4 or uint4")
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
-    "op": _one_of(*OPS),
-    "batch": (_whole, "a whole number"),
-    "m": (_whole, "a whole number"),
-    "n": (_whole, "a whole number"),
-    "k": (_whole, "a whole number"),
-    "k2": (_whole, "a whole number"),
-    "dtype": _one_of(*DTYPES),
-    "layout": _one_of(*LAYOUTS),
-    "bias": _one_of(*BIASES),
-    "alpha": (_number, "a number"),
-    "beta": (_number, "a number"),
-    "prepacked": (_truth, "true or false"),
-    "dtype_b": _WEIGHT_DTYPE,
-    "b_dtype": _WEIGHT_DTYPE,
-    "encoding": _one_of(*ENCODINGS),
-    "scales": _one_of(*SCALES),
-    "zeros": (_truth, "true or false"),
-    "scale_dtype": _one_of(*RESULT_DTYPES),
-    "out_dtype": _one_of(*RESULT_DTYPES),
-    "fast_accum": (_truth, "true or false"),
+    "op": _one_of(*words.OPS),
+    **dict.fromkeys(("batch", "m", "n", "k", "k2"), _WHOLE),
+    "dtype": _one_of(*words.DTYPES),
+    "layout": _one_of(*words.LAYOUTS),
+    "bias": _one_of(*words.BIASES),
+    **dict.fromkeys(("alpha", "beta"), _NUMBER),
+    "prepacked": _TRUTH,
+    **dict.fromkeys(("dtype_b", "b_dtype"), _WEIGHT_DTYPE),
+    "encoding": _one_of(*words.ENCODINGS),
+    "scales": _one_of(*words.SCALES),
+    "zeros": _TRUTH,
+    **dict.fromkeys(("scale_dtype", "out_dtype"), _one_of(*words.RESULT_DTYPES)),
+    "fast_accum": _TRUTH,
 }
 """Field of an entry to the check of its value and what the check expects. ``b_dtype`` is another name of ``dtype_b``."""

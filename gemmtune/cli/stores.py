@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,16 @@ from rich.text import Text
 
 from .. import settings
 from ..errors import StoreError
+from ..problem import Problem
 from ..selector.candidates import outcome_of
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..selector.table import new_table
 from ..store.store import Absorbed, Row, Store, open_store
-from .describe import machine_text, problem_text
 from .output import STDOUT, write_json
 from .printing import show as print_parts
 
-__all__ = ["export_store", "import_store", "merge", "show"]
+__all__ = ["export_store", "import_store", "machine_text", "merge", "problem_text", "show"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,11 @@ class Known:
 def show(rows: int, json_file: str | None) -> None:
     """Show what the store knows: for each machine and problem the pick and the next best."""
     store = _opened()
-    known = _grouped(store.every_row())
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in store.every_row():
+        groups.setdefault(row.scope, []).append(row)
+    known = [Known(key=key, fingerprint=machine, rows=tuple(group)) for (key, machine), group in groups.items()]
+    known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
     if json_file != STDOUT:
         print_parts(_parts(store, known, rows))
     write_json(json_file, [k.to_json() for k in known])
@@ -104,14 +108,6 @@ def _opened() -> Store:
     return store
 
 
-def _grouped(rows: Iterable[Row]) -> list[Known]:
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.scope, []).append(row)
-    known = (Known(key=key, fingerprint=machine, rows=tuple(group)) for (key, machine), group in groups.items())
-    return sorted(known, key=lambda k: (k.fingerprint, problem_text(k.key)))
-
-
 def _tell(store: Store, absorbed: Absorbed, source: str, json_file: str | None) -> None:
     if json_file != STDOUT:
         click.echo(
@@ -150,3 +146,20 @@ def _table(known: list[Known], rows: int) -> Table:
         for outcome in outcomes[1:rows]:
             table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}")
     return table
+
+
+def problem_text(key: str) -> str:
+    """What ``str`` of the problem gives; the key itself if it is of another version and does not read as a problem."""
+    try:
+        return str(Problem.from_json(json.loads(key)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return key
+
+
+def machine_text(fingerprint: str) -> str:
+    """The fields of a fingerprint on one line, without the long list of instruction sets; the text itself if it is no JSON."""
+    try:
+        fields: dict[str, Any] = json.loads(fingerprint)
+        return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")
+    except (ValueError, AttributeError):
+        return fingerprint

@@ -1,20 +1,5 @@
 """The words that options and files of shapes take. Plain data, as help needs no torch; a test compares it with the package."""
 
-__all__ = [
-    "ARCHITECTURES",
-    "BIASES",
-    "DTYPES",
-    "ENCODINGS",
-    "FACTORS",
-    "LAYOUTS",
-    "OPS",
-    "RESULT_DTYPES",
-    "SCALES",
-    "SCALES_OF_SCALED_MM",
-    "SCALES_OF_WEIGHTS",
-    "WEIGHT_DTYPES",
-]
-
 OPS = ("mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
 """Every operation that can be tuned: int_mm_mul is int_mm with an epilogue."""
 LAYOUTS = ("nn", "nt", "tn", "tt")

@@ -10,12 +10,11 @@ from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import candidates_for
-from ..selector.machine import ensure_limits
 from ..selector.precompile import Compilation
-from ..selector.progress import Progress, Silent, progress_for
+from ..selector.progress import Progress, progress_for
 from ..selector.remote import measuring_kind
 from ..selector.result import ProblemResult
-from ..selector.select import select
+from ..selector.select import ensure_limits, select
 from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.store import Store, open_store
@@ -64,7 +63,7 @@ def tune(
     for p in problems:
         if p.device_type != info.torch_device.type:
             raise InvalidProblemError(f"tune: got a problem for {p.device_type} ({p}), but the device is {info.torch_device}")
-    listener = progress if not isinstance(progress, bool) else progress_for() if progress else Silent()
+    listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     try:
         with settings_module.use(settings or settings_module.current()) as chosen:
             return TuningResult(tuple(_tuned(problems, info, chosen, open_store(chosen), listener)))

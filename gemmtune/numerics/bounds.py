@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -36,7 +35,7 @@ from ..problem.dtypes import dtype_info
 from .operands import SCALES
 from .quantized import blocks_of_k
 
-__all__ = ["INPUT_ERROR", "Arithmetic", "Bound", "accumulation_bound", "epilogue_input", "exact_limit", "underflow"]
+__all__ = ["INPUT_ERROR", "Bound", "Claims", "accumulation_bound", "epilogue_input", "exact_limit", "underflow"]
 
 INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "tf32": 2.0**-10}
 """Largest relative error of reading one input. tf32 keeps 11 significand bits; hardware may cut off the rest, not round."""
@@ -51,27 +50,30 @@ PROMOTED_EVERY = 128
 """Elements of K after which such a sum goes into a float32 one."""
 
 
-class Arithmetic(Protocol):
-    """What the bound depends on besides the problem; ``Claims`` is one of these, and says what the fields mean."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What a kernel says of its arithmetic; verification holds it to exactly this.
 
-    @property
-    def accumulate(self) -> torch.dtype: ...
-    @property
-    def partials(self) -> torch.dtype: ...
-    @property
-    def epilogue_input(self) -> torch.dtype: ...
-    @property
-    def splits(self) -> int: ...
-    @property
-    def weights(self) -> torch.dtype | None: ...
-    @property
-    def input_mode(self) -> str: ...
-    @property
-    def flush_subnormals(self) -> bool: ...
-    @property
-    def accumulator_bits(self) -> int | None: ...
-    @property
-    def skips_zeros(self) -> bool: ...
+    ``accumulate`` is the type of the running sum, ``partials`` the type in which partial sums are stored (of split-K, or of one of
+    two products that is rounded before the other is added), ``splits`` how many there may be, ``epilogue_input`` the type to which
+    the accumulator is rounded before the epilogue. ``accumulator_bits`` is how many significand bits the running sum really has,
+    where a matrix unit keeps fewer than its type; None: as many as the type, but for 8-bit floats on a GPU what the narrowest unit
+    has.
+    """
+
+    accumulate: torch.dtype
+    partials: torch.dtype
+    epilogue_input: torch.dtype
+    splits: int = 1
+    weights: torch.dtype | None = None
+    """To what a kernel of mixed_mm rounds (b − zero_b) · scale_b before it multiplies; None: it multiplies b as it is, and scales
+    sums."""
+    input_mode: str = "ieee"
+    flush_subnormals: bool = False
+    deterministic: bool = True
+    accumulator_bits: int | None = None
+    skips_zeros: bool = False
+    """Products with a zero may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ def underflow(dtype: torch.dtype, *, flush: bool) -> float:
 
 def accumulation_bound(
     problem: Problem,
-    arithmetic: Arithmetic,
+    claims: Claims,
     *,
     alpha: float,
     largest: Callable[[], float] = lambda: 0.0,
@@ -111,42 +113,38 @@ def accumulation_bound(
     Raises:
         GemmtuneError: an input mode of which nothing is known.
     """
-    if arithmetic.input_mode not in INPUT_ERROR:
-        raise GemmtuneError(f"input_mode: got {arithmetic.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")
-    k, splits, flush = problem.terms if terms is None else terms, arithmetic.splits, arithmetic.flush_subnormals
+    if claims.input_mode not in INPUT_ERROR:
+        raise GemmtuneError(f"input_mode: got {claims.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")
+    k, splits, flush = problem.terms if terms is None else terms, claims.splits, claims.flush_subnormals
     steps = _operations(k) + splits + _last_operations(problem)
-    relative = _accumulation(problem, arithmetic, k)
+    relative = _accumulation(problem, claims, k)
     if not extended and not dtype_info(problem.dtype).is_integer:
         relative += _growth((k + SCALAR_OPERATIONS) * 2.0**-53)
-    reading = INPUT_ERROR[arithmetic.input_mode]
+    reading = INPUT_ERROR[claims.input_mode]
     relative += (1 + relative) * (2 * reading + reading**2)
-    absolute = steps * underflow(arithmetic.accumulate, flush=flush)
-    if arithmetic.partials != arithmetic.accumulate:
-        relative += (1 + relative) * _growth((splits + 1) * dtype_info(arithmetic.partials).unit_roundoff)
-        absolute += (splits + 1) * underflow(arithmetic.partials, flush=flush)
+    absolute = steps * underflow(claims.accumulate, flush=flush)
+    if claims.partials != claims.accumulate:
+        relative += (1 + relative) * _growth((splits + 1) * dtype_info(claims.partials).unit_roundoff)
+        absolute += (splits + 1) * underflow(claims.partials, flush=flush)
     if flush and k:
-        absolute += k * largest() * _largest_flushed(problem)
-    if arithmetic.weights is not None and problem.scale_b is not None:
-        relative += (1 + relative) * _growth(2 * dtype_info(arithmetic.weights).unit_roundoff)
-        absolute += k * largest() * underflow(arithmetic.weights, flush=flush) if k else 0.0
+        # Weights are read as numbers of a's type.
+        read = (problem.a.dtype,) if problem.widens_b else (problem.a.dtype, problem.b.dtype)
+        absolute += k * largest() * max(dtype_info(dtype).smallest_normal for dtype in read)
+    if claims.weights is not None and problem.scale_b is not None:
+        relative += (1 + relative) * _growth(2 * dtype_info(claims.weights).unit_roundoff)
+        absolute += k * largest() * underflow(claims.weights, flush=flush) if k else 0.0
     absolute *= max(1.0, abs(alpha)) * SCALES[1] ** len(problem.scales) * (1 + relative)
-    before = dtype_info(epilogue_input(problem, arithmetic))
+    before = dtype_info(epilogue_input(problem, claims))
     if before.unit_roundoff > dtype_info(problem.accumulator).unit_roundoff:
         relative += (1 + relative) * before.unit_roundoff
         absolute += underflow(before.dtype, flush=flush)
     return Bound(relative=relative, absolute=absolute)
 
 
-def epilogue_input(problem: Problem, arithmetic: Arithmetic) -> torch.dtype:
+def epilogue_input(problem: Problem, claims: Claims) -> torch.dtype:
     """The type of what the epilogue gets: the claimed one, but sums of integers become float32 before any function is applied."""
-    claimed = arithmetic.epilogue_input
+    claimed = claims.epilogue_input
     return problem.epilogue_dtype if problem.epilogue is not None and dtype_info(claimed).is_integer else claimed
-
-
-def _largest_flushed(problem: Problem) -> float:
-    """The largest number of a or b that may be read as 0. Weights are read as numbers of a's type."""
-    read = (problem.a.dtype,) if problem.widens_b else (problem.a.dtype, problem.b.dtype)
-    return max(dtype_info(dtype).smallest_normal for dtype in read)
 
 
 def _growth(x: float) -> float:
@@ -165,39 +163,39 @@ def _last_operations(problem: Problem) -> int:
     return SCALAR_OPERATIONS + (blocks + 1 if blocks > 1 else 0)
 
 
-def _accumulation(problem: Problem, arithmetic: Arithmetic, k: int) -> float:
+def _accumulation(problem: Problem, claims: Claims, k: int) -> float:
     """The relative part of the bound that comes from summing ``k`` products, and from alpha, beta or scales."""
-    roundoff = dtype_info(arithmetic.accumulate).unit_roundoff
-    truncating = 2 * roundoff if _truncates(problem, arithmetic) else roundoff
-    last = arithmetic.splits + _last_operations(problem)
-    bits = _accumulator_bits(problem, arithmetic)
+    roundoff = dtype_info(claims.accumulate).unit_roundoff
+    truncating = 2 * roundoff if _truncates(problem, claims) else roundoff
+    last = claims.splits + _last_operations(problem)
+    bits = _accumulator_bits(problem, claims)
     if bits is None:
         return _growth((_operations(k) + last) * truncating)
-    narrow = 2.0 ** (1 - bits) if _truncates(problem, arithmetic) else 2.0**-bits
+    narrow = 2.0 ** (1 - bits) if _truncates(problem, claims) else 2.0**-bits
     if not problem.float8 or problem.fast_accum:
         return _growth(_operations(k) * narrow + last * truncating)
     chunk = min(k, PROMOTED_EVERY)
     return _growth(_operations(chunk) * narrow + (math.ceil(k / PROMOTED_EVERY) + last) * truncating)
 
 
-def _truncates(problem: Problem, arithmetic: Arithmetic) -> bool:
+def _truncates(problem: Problem, claims: Claims) -> bool:
     """Whether tensor cores may sum in float32: they cut off, where others round."""
-    matrix_unit = problem.dtype.itemsize <= 2 or arithmetic.input_mode != "ieee"
-    return problem.device_type != "cpu" and matrix_unit and arithmetic.accumulate == torch.float32
+    matrix_unit = problem.dtype.itemsize <= 2 or claims.input_mode != "ieee"
+    return problem.device_type != "cpu" and matrix_unit and claims.accumulate == torch.float32
 
 
-def _accumulator_bits(problem: Problem, arithmetic: Arithmetic) -> int | None:
+def _accumulator_bits(problem: Problem, claims: Claims) -> int | None:
     """Significand bits of the running sum where those are fewer than its type has, else None."""
-    bits = arithmetic.accumulator_bits
+    bits = claims.accumulator_bits
     if bits is None and problem.float8 and problem.device_type != "cpu":
         bits = FLOAT8_BITS
-    return bits if bits is not None and 2**bits < dtype_info(arithmetic.accumulate).exact_integer else None
+    return bits if bits is not None and 2**bits < dtype_info(claims.accumulate).exact_integer else None
 
 
-def exact_limit(problem: Problem, arithmetic: Arithmetic) -> int:
+def exact_limit(problem: Problem, claims: Claims) -> int:
     """Sums of integers up to this magnitude are exact in every number that the kernel holds on the way."""
-    held = (problem.accumulator, arithmetic.accumulate, arithmetic.partials)
+    held = (problem.accumulator, claims.accumulate, claims.partials)
     limits = [dtype_info(dtype).exact_integer for dtype in held]
-    bits = _accumulator_bits(problem, arithmetic)
+    bits = _accumulator_bits(problem, claims)
     limits += [2**bits] if bits is not None else []
     return min(limits) // 2  # a bit in reserve for alpha

@@ -1,4 +1,4 @@
-"""Random numbers for the operands of one problem, and buffers of its layouts that hold them."""
+"""Random numbers for the operands of one problem, and whole operands of them: with scales, zero points and what is added."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import torch
 
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
-from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
-from .fills import fill_named
-from .integers import most_factor
-from .operands import fill_random
-from .quantized import number_range, numbers, packed
-from .reference import as_batches
+from .buffers import allocate, distinct_size, held_size, overlapping, placed
+from .fills import filled
+from .integers import MOST_ADDED, MOST_ZERO, most_factor
+from .joined import joined, parted
+from .operands import ALPHA as GENERAL_ALPHA
+from .operands import BETA as GENERAL_BETA
+from .operands import Operands, fill_random, scalar_value
+from .quantized import number_range, packed, scale_at
+from .scaling import Scaling, exact_scaling, random_scaling
 
-__all__ = ["Drawing"]
+__all__ = ["ALPHA", "BETA", "Drawing"]
+
+ALPHA, BETA = 2.0, -3.0
+"""Of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
 
 _FINITE: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (0, 0x7E), torch.float8_e5m2: (0x08, 0x6F)}
 """Bits of the magnitudes of weights: all that are finite, but for e5m2 only those of which no small multiple leaves the normal
@@ -23,12 +29,15 @@ numbers of float16."""
 class Drawing:
     """Draws for one problem on one device. Values of a and b are [B, rows, cols] with size 1 where their memory is shared.
 
+    A sum of two products is drawn as one (``joined``), and its operands are parted at the end.
+
     ``work_a`` and ``work_b`` are the dtypes in which their values are put together: torch does little with 8-bit floats, and
     b's numbers may be packed.
     """
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int) -> None:
-        self.problem = problem
+        self._stated = problem
+        self.problem = problem = joined(problem)
         self.device = device
         self.generator = torch.Generator(device=device).manual_seed(seed)
         self.size_a = _batched(distinct_size(problem.a))
@@ -73,7 +82,7 @@ class Drawing:
         """
         if k_dim == -2 and self.problem.encoding:
             return packed(self._four_bits(fill))
-        values = fill_named(fill, layout.dtype)(layout, self.generator, self.device, k_dim)
+        values = filled(fill, layout, self.generator, self.device, k_dim)
         if dtype_info(self.problem.accumulator).is_integer:
             most = most_factor(self.problem.k, layout.dtype)
             return values.clamp(-most - 1, most)
@@ -83,7 +92,7 @@ class Drawing:
         low, high = number_range(self.problem)
         size = (2, self.problem.b.span) if overlapping(self.problem.b) else self.size_b[1:]
         layout = Layout.contiguous(size, torch.int8 if low else torch.uint8)
-        values = fill_named(fill, layout.dtype)(layout, self.generator, self.device, -2).to(torch.int32)
+        values = filled(fill, layout, self.generator, self.device, -2).to(torch.int32)
         if fill in ("normal", "uniform", "cancelling"):
             values = values >> 4
         return (values if low else values.abs()).clamp(low, high)
@@ -114,14 +123,6 @@ class Drawing:
     def placed_b(self, values: torch.Tensor) -> torch.Tensor:
         """b of the numbers ``values`` (of ``size_b``), packed if b is."""
         return self.placed(self.problem.b, packed(values) if self.problem.encoding else values)
-
-    def values_of_a(self, a: torch.Tensor) -> torch.Tensor:
-        """A copy of the values of an a."""
-        return as_batches(distinct(a)).to(self.work_a, copy=True)
-
-    def numbers_of_b(self, b: torch.Tensor) -> torch.Tensor:
-        """A copy of the numbers of a b."""
-        return as_batches(numbers(distinct(b), self.problem.encoding)).to(self.work_b, copy=True)
 
     def normal(self, layout: Layout, k_dim: int = -1) -> torch.Tensor:
         """Standard normal numbers away from subnormal ones, on tf32's grid for a tf32 problem; integers of the whole range.
@@ -159,6 +160,78 @@ class Drawing:
         mask = allocate(layout, self.device)
         fill_random(mask, self.generator)
         return mask
+
+    def random_b(self) -> torch.Tensor:
+        """Integers where zero points are subtracted, which is exact then."""
+        if self.problem.zero_b is not None and self.problem.b.dtype in FLOAT8:
+            most = number_range(self.problem)[1] - MOST_ZERO
+            return self.placed(self.problem.b, self.integers(held_size(self.problem.b), -most, most, torch.float32))
+        return self.normal(self.problem.b, -2)
+
+    def scaled_operands(self, a: torch.Tensor, b: torch.Tensor, scaling: Scaling) -> Operands:
+        """Operands whose sums over K are those of the values ``a`` and ``b``, up to a factor for each row and each column."""
+        undo = scaling.undo(self.problem, self.device)
+        if undo is not None:
+            a = a * undo.to(a.dtype)
+        if scaling.zero_b is not None:
+            size, rows = self.problem.b_size, torch.arange(self.problem.k, device=self.device)
+            cols = torch.arange(self.size_b[2], device=self.device)
+            b = b + scale_at(scaling.zero_b, size, rows.unsqueeze(-1), cols).to(b.dtype)
+        added = self.small_inp(MOST_ADDED)
+        return self.operands(self.placed_a(a), self.placed_b(b), added=added, scaling=scaling)
+
+    def undone(self, scaling: Scaling, factor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """What an a of ``scaled_operands`` holds at these places along K where the given one has ``factor``."""
+        undo = scaling.undo(self.problem, self.device)
+        return factor if undo is None else factor * undo.to(factor.dtype)[index]
+
+    def picked_scaling(self) -> Scaling:
+        """Scaling of picked numbers: zero points as large as b's integers, with a fraction where a's dtype holds differences."""
+        if self.problem.b.dtype in FLOAT8:
+            return self.scaling(most_zero=MOST_ZERO)
+        most = number_range(self.problem)[1]
+        exact = 8 * (most + 1) <= dtype_info(self.problem.dtype).exact_integer
+        return self.scaling(most_zero=most, zero_step=0.25 if exact else 1.0)
+
+    def scaling(self, *, separable: bool = False, most_zero: int = 0, zero_step: float = 1.0) -> Scaling:
+        """Exact scales, and zero points of both signs if b has them."""
+        zeros = (0 if number_range(self.problem)[0] == 0 else -most_zero, most_zero)
+        generator, device = self.generator, self.device
+        return exact_scaling(self.problem, generator, device, separable=separable, zeros=zeros, zero_step=zero_step)
+
+    def operands(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        added: torch.Tensor | None = None,
+        scaling: Scaling | None = None,
+        general: bool = False,
+    ) -> Operands:
+        """inp is NaN throughout where beta is zero, since it must not be read; alpha and beta are those of random or exact data."""
+        problem = self.problem
+        inp = added
+        if problem.inp is not None and problem.beta == "zero":
+            inp = self.placed(problem.inp, None)
+        elif problem.inp is not None and inp is None:
+            inp = self.normal(problem.inp)
+        if scaling is None:
+            scaling = random_scaling(problem, self.generator, self.device) if general else self.scaling()
+        alpha, beta = (GENERAL_ALPHA, GENERAL_BETA) if general else (ALPHA, BETA)
+        made = Operands(
+            a=a,
+            b=b,
+            inp=inp,
+            extra=(),
+            out=torch.empty(0, dtype=problem.out.dtype, device=self.device),
+            alpha=scalar_value(problem.alpha, alpha),
+            beta=scalar_value(problem.beta, beta),
+            scale_a=scaling.scale_a,
+            scale_b=scaling.scale_b,
+            zero_b=scaling.zero_b,
+            encoding=problem.encoding,
+        )
+        return parted(self._stated, made)
 
 
 def _batched(size: tuple[int, ...]) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ import torch
 
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
-from .bounds import Arithmetic, Bound, accumulation_bound, epilogue_input, exact_limit
+from .bounds import Bound, Claims, accumulation_bound, epilogue_input, exact_limit
 from .operands import Operands
 from .pick import Pick
 from .propagate import Approximate, rounded
@@ -47,7 +47,7 @@ class Expectation(ABC):
     operands: Operands
 
     @abstractmethod
-    def parts(self, problem: Problem, claims: Arithmetic) -> Iterator[Part]:
+    def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """What regions of the result must be by the claimed arithmetic. Waits for the device where sums may be flushed."""
 
     def origin(self, index: tuple[int, ...], *, batched: bool) -> str:  # noqa: ARG002 - for those that pick
@@ -58,7 +58,7 @@ class Expectation(ABC):
     def _beside_subnormal(self) -> float:
         return self.operands.beside_subnormal()
 
-    def _bound(self, problem: Problem, claims: Arithmetic, *, extended: bool = False, terms: int | None = None) -> Bound:
+    def _bound(self, problem: Problem, claims: Claims, *, extended: bool = False, terms: int | None = None) -> Bound:
         alpha = self.operands.alpha if terms is None else 1.0
         return accumulation_bound(
             problem, claims, alpha=alpha, largest=lambda: self._beside_subnormal, extended=extended, terms=terms
@@ -78,7 +78,7 @@ class Picked(Expectation):
         """What the result for the pick's operands must be."""
         return cls(name=pick.name, operands=pick.operands, pick=pick, scaled=scaled)
 
-    def parts(self, problem: Problem, claims: Arithmetic) -> Iterator[Part]:
+    def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """All of the result at once."""
         pick = self.pick
         if self.scaled:
@@ -95,11 +95,10 @@ class Picked(Expectation):
             acc = Approximate(value=value, error=torch.zeros_like(value))
             return acc if problem.epilogue is None else rounded(acc, epilogue_input(problem, claims), flush=False)
 
-        yield Part(
-            region=Region(),
-            sums=exact,
-            equal=(lambda batches, rows: pick.exact(batches, rows, problem.accumulator)) if _holds_picked(problem) else None,
-        )
+        # Whether out is the sums as they are: every element of a and b fits it. Of the quantized operations out may be narrower.
+        fits = not problem.widens_b or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer
+        equal = functools.partial(pick.exact, dtype=problem.accumulator) if fits and problem.epilogue is None else None
+        yield Part(region=Region(), sums=exact, equal=equal)
 
     def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
         """The element that the probe picks for ``out[index]``."""
@@ -113,13 +112,17 @@ class Referenced(Expectation):
     references: tuple[Reference, ...]
     integers: bool = False
 
-    def parts(self, problem: Problem, claims: Arithmetic) -> Iterator[Part]:
+    def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """One for each reference."""
         for known, largest_sum in zip(self.references, self._largest_sums, strict=True):
             bound = self._bound(problem, claims, extended=known.extended)
             if self.integers and largest_sum <= exact_limit(problem, claims):
                 bound = replace(bound, relative=0.0, absolute=0.0)
-            yield Part(region=known.region, sums=functools.partial(_referenced_sums, known, bound))
+
+            def sums(batches: slice, rows: slice, known: Reference = known, bound: Bound = bound) -> Approximate:
+                return Approximate(value=known.value[batches, rows], error=bound(known.magnitude[batches, rows]))
+
+            yield Part(region=known.region, sums=sums)
 
     @functools.cached_property
     def _largest_sums(self) -> tuple[float, ...]:
@@ -134,14 +137,3 @@ def referenced(problem: Problem, operands: Operands, *, name: str, integers: boo
     if problem.dtype == torch.float64 and not integers:
         references.append(extended_reference(operands, *shape))
     return Referenced(name=name, operands=operands, references=tuple(references), integers=integers)
-
-
-def _referenced_sums(known: Reference, bound: Bound, batches: slice, rows: slice) -> Approximate:
-    return Approximate(value=known.value[batches, rows], error=bound(known.magnitude[batches, rows]))
-
-
-def _holds_picked(problem: Problem) -> bool:
-    """Whether out is the sums as they are: every element of a and b fits it. Of the quantized operations out may be narrower."""
-    if problem.epilogue is not None:
-        return False
-    return not problem.widens_b or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 
@@ -23,7 +23,7 @@ from ..problem import Layout
 from ..problem.dtypes import dtype_info, dtype_name
 from .buffers import held_size, overlapping
 
-__all__ = ["FILLS", "Fill", "fill_named", "fills_of"]
+__all__ = ["FILLS", "filled", "fills_of"]
 
 LEAST_NORMAL = 2.0**-12
 """Random numbers keep this distance from 0, so that they and half of them are normal numbers even in float16."""
@@ -41,110 +41,100 @@ _BINADES: dict[torch.dtype, tuple[int, int]] = {
 of 16- or 8-bit inputs."""
 
 
-class Fill(Protocol):
-    """Makes as many numbers as ``held_size(layout)`` says, values of ``layout.dtype`` or close to such.
-
-    ``k_dim`` is the dimension that is summed: -1 for a, -2 for b.
-    """
-
-    def __call__(self, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor: ...
-
-
 def fills_of(dtype: torch.dtype) -> tuple[str, ...]:
     """The names of the fills that there are for a dtype."""
     return tuple(name for name in FILLS if name != "subnormal" or not dtype_info(dtype).is_integer)
 
 
-def fill_named(name: str, dtype: torch.dtype) -> Fill:
-    """The fill of that name. Raises GemmtuneError where ``dtype`` has no such numbers, or nothing has that name."""
-    if name not in fills_of(dtype):
-        raise GemmtuneError(f"fill: got {name!r}, expected for {dtype_name(dtype)} one of {', '.join(fills_of(dtype))}")
-    return FILLS[name]
+def filled(name: str, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:
+    """As many numbers of that fill as ``held_size(layout)`` says, values of ``layout.dtype`` or close to such.
+
+    ``k_dim`` is the dimension that is summed: -1 for a, -2 for b. Raises GemmtuneError where the dtype has no such numbers, or
+    nothing has that name.
+    """
+    if name not in fills_of(layout.dtype):
+        legal = ", ".join(fills_of(layout.dtype))
+        raise GemmtuneError(f"fill: got {name!r}, expected for {dtype_name(layout.dtype)} one of {legal}")
+    return FILLS[name](_Source(layout, generator, device, k_dim))
 
 
-def _normal(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
-    if dtype_info(layout.dtype).is_integer:
-        bounds = torch.iinfo(layout.dtype)
-        return _drawn(layout, generator, device, bounds.min, bounds.max)
-    return _away_from_0(_standard(layout, generator, device), layout.dtype)
+class _Source:
+    """What the numbers of one operand are drawn from; the public methods are fills."""
 
+    def __init__(self, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> None:
+        self._layout = layout
+        self._generator = generator
+        self._device = device
+        self._k_dim = k_dim
+        self._info = dtype_info(layout.dtype)
+        self._least = max(LEAST_NORMAL, self._info.smallest_normal)
+        # All values of the layout's dtype are such, and torch draws and computes them everywhere.
+        floats = torch.float64 if layout.dtype == torch.float64 else torch.float32
+        self._wide = torch.int32 if self._info.is_integer else floats
 
-def _uniform(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
-    if dtype_info(layout.dtype).is_integer:
-        return _drawn(layout, generator, device, 0, torch.iinfo(layout.dtype).max)
-    values = torch.empty(held_size(layout), dtype=_wide_enough(layout.dtype), device=device)
-    return values.uniform_(generator=generator).clamp_(min=_least(layout.dtype))
+    def normal(self) -> torch.Tensor:
+        if self._info.is_integer:
+            bounds = torch.iinfo(self._layout.dtype)
+            return self.between(bounds.min, bounds.max)
+        return self._away_from_0(self._standard())
 
+    def uniform(self) -> torch.Tensor:
+        if self._info.is_integer:
+            return self.between(0, torch.iinfo(self._layout.dtype).max)
+        return self._empty().uniform_(generator=self._generator).clamp_(min=self._least)
 
-def _integers(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
-    return _drawn(layout, generator, device, -MOST_SMALL, MOST_SMALL)
+    def between(self, low: int, high: int) -> torch.Tensor:
+        size = held_size(self._layout)
+        return torch.randint(low, high + 1, size, generator=self._generator, dtype=self._wide, device=self._device)
 
+    def wide(self) -> torch.Tensor:
+        if self._info.is_integer:
+            bits = torch.iinfo(self._layout.dtype).bits - 1
+            exponents = torch.empty(held_size(self._layout), device=self._device).uniform_(0, bits, generator=self._generator)
+            return torch.exp2(exponents).to(self._layout.dtype) * (self.between(0, 1) * 2 - 1)
+        values, (low, high) = self._standard(), _BINADES[self._layout.dtype]
+        exponents = torch.randint(low, high + 1, values.shape, generator=self._generator, dtype=values.dtype, device=self._device)
+        return self._away_from_0(values * torch.exp2(exponents))
 
-def _wide(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
-    if dtype_info(layout.dtype).is_integer:
-        bits = torch.iinfo(layout.dtype).bits - 1
-        exponents = torch.empty(held_size(layout), device=device).uniform_(0, bits, generator=generator)
-        signs = _drawn(layout, generator, device, 0, 1) * 2 - 1
-        return torch.exp2(exponents).to(layout.dtype) * signs
-    low, high = _BINADES[layout.dtype]
-    values = _standard(layout, generator, device)
-    exponents = torch.randint(low, high + 1, values.shape, generator=generator, dtype=values.dtype, device=device)
-    return _away_from_0(values * torch.exp2(exponents), layout.dtype)
+    def ones(self) -> torch.Tensor:
+        return torch.ones(held_size(self._layout), device=self._device)
 
+    def subnormal(self) -> torch.Tensor:
+        return self._standard().double() * self._info.smallest_normal
 
-def _ones(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
-    return torch.ones(held_size(layout), device=device)
-
-
-def _subnormal(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:  # noqa: ARG001
-    return _standard(layout, generator, device).double() * dtype_info(layout.dtype).smallest_normal
-
-
-def _cancelling(layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:
-    """The same as ``normal`` where the layout has not two elements along K to choose."""
-    values = _normal(layout, generator, device, k_dim)
-    if overlapping(layout) or values.shape[k_dim] < 2:
+    def cancelling(self) -> torch.Tensor:
+        """The same as ``normal`` where the layout has not two elements along K to choose."""
+        values, info, along = self.normal(), self._info, self._k_dim
+        if overlapping(self._layout) or values.shape[along] < 2:
+            return values
+        half = values.shape[along] // 2
+        values = values.to(self._layout.dtype).to(self._wide)
+        first, second = values.narrow(along, 0, half), values.narrow(along, half, half)
+        moved = torch.randint(0, 2, first.shape, generator=self._generator, dtype=values.dtype, device=self._device)
+        again = first - moved * first.sign() if info.is_integer else first * (1 + moved * 2 * info.unit_roundoff)
+        second.copy_(-again if along == -1 else again)
+        if info.is_integer:
+            second.clamp_(-info.largest, info.largest)
+        values.narrow(along, 2 * half, values.shape[along] - 2 * half).zero_()
         return values
-    info, half = dtype_info(layout.dtype), values.shape[k_dim] // 2
-    values = values.to(layout.dtype).to(_wide_enough(layout.dtype))
-    first, second = values.narrow(k_dim, 0, half), values.narrow(k_dim, half, half)
-    moved = torch.randint(0, 2, first.shape, generator=generator, dtype=values.dtype, device=device)
-    again = first - moved * first.sign() if info.is_integer else first * (1 + moved * 2 * info.unit_roundoff)
-    second.copy_(-again if k_dim == -1 else again)
-    if info.is_integer:
-        second.clamp_(-info.largest, info.largest)
-    values.narrow(k_dim, 2 * half, values.shape[k_dim] - 2 * half).zero_()
-    return values
+
+    def _empty(self) -> torch.Tensor:
+        return torch.empty(held_size(self._layout), dtype=self._wide, device=self._device)
+
+    def _standard(self) -> torch.Tensor:
+        return self._empty().normal_(generator=self._generator)
+
+    def _away_from_0(self, values: torch.Tensor) -> torch.Tensor:
+        values += torch.copysign(torch.where(values.abs() < self._least, self._least, 0.0), values)
+        return values
 
 
-FILLS: dict[str, Fill] = {
-    "normal": _normal, "uniform": _uniform, "integers": _integers, "wide": _wide, "ones": _ones, "subnormal": _subnormal,
-    "cancelling": _cancelling,
-}  # fmt: skip
-
-
-def _wide_enough(dtype: torch.dtype) -> torch.dtype:
-    """A dtype with all values of ``dtype`` in which torch draws and computes everywhere."""
-    if dtype_info(dtype).is_integer:
-        return torch.int32
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _standard(layout: Layout, generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    values = torch.empty(held_size(layout), dtype=_wide_enough(layout.dtype), device=device)
-    return values.normal_(generator=generator)
-
-
-def _drawn(layout: Layout, generator: torch.Generator, device: torch.device, low: int, high: int) -> torch.Tensor:
-    dtype = _wide_enough(layout.dtype)
-    return torch.randint(low, high + 1, held_size(layout), generator=generator, dtype=dtype, device=device)
-
-
-def _least(dtype: torch.dtype) -> float:
-    return max(LEAST_NORMAL, dtype_info(dtype).smallest_normal)
-
-
-def _away_from_0(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    least = _least(dtype)
-    values += torch.copysign(torch.where(values.abs() < least, least, 0.0), values)
-    return values
+FILLS: dict[str, Callable[[_Source], torch.Tensor]] = {
+    "normal": _Source.normal,
+    "uniform": _Source.uniform,
+    "integers": lambda source: source.between(-MOST_SMALL, MOST_SMALL),
+    "wide": _Source.wide,
+    "ones": _Source.ones,
+    "subnormal": _Source.subnormal,
+    "cancelling": _Source.cancelling,
+}

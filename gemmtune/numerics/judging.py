@@ -14,7 +14,7 @@ import torch
 
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
-from .bounds import Arithmetic, epilogue_input, underflow
+from .bounds import Claims, epilogue_input, underflow
 from .buffers import storage_bits
 from .compare import Chunk, Finding, is_right
 from .expectation import Expectation, Part
@@ -30,7 +30,7 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 class Judge:
     """Compares results of one problem, made with the arithmetic that a GEMM claims, with what is right."""
 
-    def __init__(self, problem: Problem, claims: Arithmetic, extra: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, problem: Problem, claims: Claims, extra: Sequence[torch.Tensor] = ()) -> None:
         self._problem = problem
         self._claims = claims
         self._extra = [as_batches(x.expand(problem.out.size)) for x in extra]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from ..problem.dtypes import FLOAT8
-from ..problem.operations import Encoding
 from .operands import Operands
 from .quantized import picked_numbers, scale_at
 from .reference import as_batches
@@ -22,15 +21,15 @@ __all__ = ["Pick"]
 class Pick:
     """A probe: operands and the exactly known alpha · a @ b + beta · inp, with scales and zero points as the operands have them.
 
-    Element [.., i, j] is alpha · v_i · b[k_i, j] where ``by_rows[i]``, else alpha · w_j · a[i, l_j]; plus beta · inp[i, j]. A zero
-    point is subtracted from b[k_i, j], and either product is multiplied by the scales of its two factors.
+    Element [.., i, j] is alpha · v_i · b[k_i, j] or alpha · w_j · a[i, l_j], and plus beta · inp[i, j]. A zero point is subtracted
+    from b[k_i, j], and either product is multiplied by the scales of its two factors.
     ``row_factor`` v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]; a dimension has size 1 where
-    the operand is broadcast along it.
+    the operand is broadcast along it. With both, ``by_rows`` [M] tells which rows are the former.
     """
 
     name: str
     operands: Operands
-    by_rows: torch.Tensor
+    by_rows: torch.Tensor | None = None
     row_factor: torch.Tensor | None = None
     row_index: torch.Tensor | None = None
     col_factor: torch.Tensor | None = None
@@ -54,7 +53,7 @@ class Pick:
         """The result [b, r, N] in these batches and rows, in ``dtype``: the accumulator's or a wider one, which hold it exactly."""
         operands = self.operands
         results = [*self._from_rows(batches, rows, dtype), *self._from_cols(batches, rows, dtype)]
-        result = results[0] if len(results) == 1 else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
+        result = results[0] if self.by_rows is None else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
         self._spread_planted(result, batches, rows)
         if operands.inp is None or operands.beta == 0:
             return result
@@ -67,7 +66,7 @@ class Pick:
                 result[:, row - rows.start].masked_fill_(_sliced(self.col_index, batches) != place, math.nan)
         for col, place in self.planted_cols:
             if self.row_index is not None:
-                index = self.row_index.expand(-1, len(self.by_rows))[:, rows]
+                index = self.row_index.expand(-1, self._m)[:, rows]
                 result[..., col].masked_fill_(_sliced(index, batches) != place, math.nan)
 
     def magnitude(self, batches: slice, rows: slice) -> torch.Tensor:
@@ -79,15 +78,19 @@ class Pick:
         """The result as multiples of rows of b, if some are that."""
         if self.row_index is None or self.row_factor is None:
             return
-        index, factor = (x.expand(-1, len(self.by_rows))[:, rows] for x in (self.row_index, self.row_factor))
+        index, factor = (x.expand(-1, self._m)[:, rows] for x in (self.row_index, self.row_factor))
         factor = _times(_sliced(factor, batches).to(dtype), self.operands.alpha).unsqueeze(-1)
-        picked = _picked_rows(self._row_major_b[batches], _sliced(index, batches), self.operands.encoding).to(dtype)
+        matrix, chosen = self._row_major_b[batches], _sliced(index, batches)
+        if len(chosen) == 1:
+            picked = picked_numbers(matrix, self.operands.encoding, chosen[0]).to(dtype)
+        else:
+            picked = matrix[torch.arange(len(matrix), device=matrix.device).unsqueeze(-1), chosen].to(dtype)
         where, cols = index[0].unsqueeze(-1), self._lines(slice(None), self.operands.b.shape[-1])
         if self.operands.zero_b is not None:
             zero = scale_at(self.operands.zero_b, self._size_b, where, cols).to(dtype)
             picked = picked.abs() + zero.abs() if magnitude else picked - zero
         result = picked.abs() * factor.abs() if magnitude else picked * factor
-        yield self._scaled(result, (self._lines(rows, len(self.by_rows)).unsqueeze(-1), where), (where, cols))
+        yield self._scaled(result, (self._lines(rows, self._m).unsqueeze(-1), where), (where, cols))
 
     def _from_cols(self, batches: slice, rows: slice, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         """The result as multiples of columns of a, if some are that; zero points are 0 where b is 0."""
@@ -95,16 +98,24 @@ class Pick:
             return
         index, factor = (x.expand(-1, self.operands.b.shape[-1]) for x in (self.col_index, self.col_factor))
         factor = _times(_sliced(factor, batches).to(dtype), self.operands.alpha).unsqueeze(-2)
-        picked = _picked_cols(self._row_major_a[batches, rows], _sliced(index, batches)).to(dtype)
+        matrix, chosen = self._row_major_a[batches, rows], _sliced(index, batches)
+        if len(chosen) == 1:
+            picked = matrix.index_select(2, chosen[0]).to(dtype)
+        else:
+            picked = matrix.gather(2, chosen.unsqueeze(1).expand(-1, matrix.shape[1], -1)).to(dtype)
         where, cols = index[0], self._lines(slice(None), self.operands.b.shape[-1])
-        yield self._scaled(picked * factor, (self._lines(rows, len(self.by_rows)).unsqueeze(-1), where), (where, cols))
+        yield self._scaled(picked * factor, (self._lines(rows, self._m).unsqueeze(-1), where), (where, cols))
+
+    @property
+    def _m(self) -> int:
+        return self.operands.a.shape[-2]
 
     @property
     def _size_b(self) -> tuple[int, int]:
         return self.operands.a.shape[-1], self.operands.b.shape[-1]
 
     def _lines(self, which: slice, count: int) -> torch.Tensor:
-        return torch.arange(count, device=self.by_rows.device)[which]
+        return torch.arange(count, device=self.operands.a.device)[which]
 
     def _scaled(
         self, result: torch.Tensor, in_a: tuple[torch.Tensor, torch.Tensor], in_b: tuple[torch.Tensor, torch.Tensor]
@@ -112,7 +123,7 @@ class Pick:
         """``result`` times the scales of the elements that it comes from, given by their rows and columns."""
         operands = self.operands
         if operands.scale_a is not None:
-            size_a = (len(self.by_rows), operands.a.shape[-1])
+            size_a = (self._m, operands.a.shape[-1])
             result = result * scale_at(operands.scale_a, size_a, *in_a).to(result.dtype)
         if operands.scale_b is not None:
             result = result * scale_at(operands.scale_b, self._size_b, *in_b).to(result.dtype)
@@ -122,7 +133,7 @@ class Pick:
         """Which element of an operand ``out[index]`` is, for messages."""
         batch, row, col = index if batched else (0, *index)
         lead = f"{batch}, " if batched else ""
-        if bool(self.by_rows[row]) and self.row_index is not None:
+        if self.row_index is not None and (self.by_rows is None or bool(self.by_rows[row])):
             picked = self.row_index[min(batch, self.row_index.shape[0] - 1), min(row, self.row_index.shape[1] - 1)]
             name, place = self._operand("b", "d", int(picked))
             return f" (from {name}[{lead}{place}, {col}])"
@@ -150,17 +161,3 @@ def _times(x: torch.Tensor, alpha: float) -> torch.Tensor:
 
 def _sliced(x: torch.Tensor, batches: slice) -> torch.Tensor:
     return x if x.shape[0] == 1 else x[batches]
-
-
-def _picked_rows(matrix: torch.Tensor, index: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-    """Rows index[b, i] of the numbers of matrix[b] as [b, i, :], for an index of one or as many batches as the matrix has."""
-    if index.shape[0] == 1:
-        return picked_numbers(matrix, encoding, index[0])
-    return matrix[torch.arange(matrix.shape[0], device=matrix.device).unsqueeze(-1), index]
-
-
-def _picked_cols(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """matrix[b, :, index[b, j]] as [b, :, j], for an index of one or as many batches as the matrix has."""
-    if index.shape[0] == 1:
-        return matrix.index_select(2, index[0])
-    return matrix.gather(2, index.unsqueeze(1).expand(-1, matrix.shape[1], -1))

@@ -31,12 +31,14 @@ import torch
 
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
-from .assembling import Assembling
 from .buffers import distinct, distinct_size, held_size, overlapping
+from .drawing import Drawing
 from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
 from .joined import joined
 from .operands import Operands
 from .pick import Pick
+from .quantized import numbers
+from .reference import as_batches
 from .width import LEAST_K, width_rows
 
 __all__ = ["Probes"]
@@ -56,7 +58,7 @@ class Probes:
         self.device = device
         self.free_a = _free([x for x in (problem.a, problem.c) if x is not None], -1)
         self.free_b = _free([x for x in (problem.b, problem.d) if x is not None], -2)
-        self._draw = Assembling(problem, device, seed=seed)
+        self._draw = Drawing(problem, device, seed=seed)
 
     @property
     def can_pick_both(self) -> bool:
@@ -121,7 +123,6 @@ class Probes:
         return Pick(
             name="P5 cancellation",
             operands=draw.scaled_operands(a, b, scaling),
-            by_rows=self._row_mask(True),
             row_factor=draw.undone(scaling, factor, index),
             row_index=index,
         )
@@ -140,7 +141,6 @@ class Probes:
         return Pick(
             name="P4 width",
             operands=draw.scaled_operands(a, b, scaling),
-            by_rows=self._row_mask(True),
             row_factor=draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index),
             row_index=index,
         )
@@ -160,7 +160,6 @@ class Probes:
         return Pick(
             name="P2 one-hot a",
             operands=made,
-            by_rows=self._row_mask(True),
             row_factor=factor,
             row_index=index,
             planted_cols=tuple(planted),
@@ -176,21 +175,23 @@ class Probes:
         factor = torch.ones(index.shape, dtype=draw.work_a, device=self.device)
         a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
         made = draw.operands(a, b, added=draw.small_inp(0), general=True)
-        return Pick(name="P6 scales", operands=made, by_rows=self._row_mask(True), row_factor=factor, row_index=index)
+        return Pick(name="P6 scales", operands=made, row_factor=factor, row_index=index)
 
     def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few: bool = False) -> Pick:
         """One-hot columns of b over the given a, ``special`` and ``few`` as for ``rows_of_b``. Needs ``free_b``."""
         draw = self._draw
         batch, k, n = draw.size_b
         index = draw.indices((batch, n), 0, k)
-        factor = self._factors_of_b(index.shape, special=special and not few)
+        if self.problem.widens_b and dtype_info(self.problem.b.dtype).is_integer:
+            factor = draw.powers(index.shape)  # whose products are exact
+        else:
+            factor = self._factors(index.shape, self.problem.b.dtype, special=special and not few).to(draw.work_b)
         b = draw.placed_b(self._one_hot((batch, n, k), index, factor).mT)
         planted = self._places(-2, few=few) if special and self.free_a else []
         made = draw.operands(self._planted(a, planted, -2), b, added=draw.small_inp(0))
         return Pick(
             name="P3 one-hot b",
             operands=made,
-            by_rows=self._row_mask(False),
             col_factor=factor,
             col_index=index,
             planted_rows=tuple(planted),
@@ -213,14 +214,13 @@ class Probes:
         row_index, col_index = draw.indices((batch_a, m), 0, half), draw.indices((batch_b, n), half, problem.k)
         row_factor = self._factors(row_index.shape, problem.a.dtype)
         col_factor = torch.ones(col_index.shape, dtype=draw.work_b, device=self.device)
-        by_rows = self._row_mask(True)
-        by_rows[1::2] = False
+        by_rows = torch.arange(problem.m, device=self.device) % 2 == 0
         row_factor[~by_rows[:m].expand(row_factor.shape)] = 1
-        a = draw.values_of_a(random.left)
+        a = as_batches(distinct(random.left)).to(draw.work_a, copy=True)
         a[:, :, :half] = 0
         picking = self._one_hot((batch_a, m, problem.k), row_index, row_factor)
         a = torch.where(by_rows[:m].unsqueeze(-1), picking, a)
-        b = draw.numbers_of_b(random.right)
+        b = as_batches(numbers(distinct(random.right), problem.encoding)).to(draw.work_b, copy=True)
         b[:, half:] = self._one_hot((batch_b, n, problem.k), col_index, col_factor).mT[:, half:]
         planted = [(m // 2 * 2 - 1, problem.k - 1)] if self._places(-2) else []
         made = draw.operands(self._planted(draw.placed_a(a), planted, -2), draw.placed_b(b), added=draw.small_inp(0))
@@ -283,18 +283,9 @@ class Probes:
         """Whether probes have infinities. With zero points there may be two to subtract: whether so is the kernel's choice."""
         return self.problem.epilogue is None and dtype_info(dtype).has_infinity and self.problem.zero_b is None
 
-    def _factors_of_b(self, size: tuple[int, ...], *, special: bool) -> torch.Tensor:
-        """The same for b; of weights that are integers powers of two, whose products are exact."""
-        if self.problem.widens_b and dtype_info(self.problem.b.dtype).is_integer:
-            return self._draw.powers(size)
-        return self._factors(size, self.problem.b.dtype, special=special).to(self._draw.work_b)
-
     def _one_hot(self, size: tuple[int, ...], index: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         zeros = torch.zeros(size, dtype=factor.dtype, device=self.device)
         return zeros.scatter_(-1, index.unsqueeze(-1), factor.unsqueeze(-1))
-
-    def _row_mask(self, value: bool) -> torch.Tensor:
-        return torch.full((self.problem.m,), value, device=self.device)
 
 
 def _free(layouts: Sequence[Layout], k_dim: int) -> bool:

@@ -56,12 +56,17 @@ def propagate(
             case "acc":
                 values.append(acc)
             case "operand":
-                values.append(_exact(operands[_index(node.args[0])].double()))
+                value = operands[int(node.args[0])].double()  # type: ignore[arg-type]
+                values.append(Approximate(value=value, error=torch.zeros((), dtype=torch.float64, device=value.device)))
             case "cast":
-                source = _as_number(_argument(node.args[0], values, precision))
+                source = _argument(node.args[0], values, precision)
+                if source.value.dtype == torch.bool:  # a comparison as 0 or 1, which is at most 1 away from the other answer
+                    source = Approximate(value=source.value.double(), error=source.error.clamp(max=1.0))
                 values.append(_with_overflow(rounded(source, node.dtype, flush=flush), node.dtype, [source]))
             case _:
-                held = _node_precision(node, precision)
+                # The coarser of the node's own type and the one that the accumulator was rounded to.
+                own = node.dtype if node.dtype in DTYPES else torch.float32
+                held = max((own, precision), key=lambda dtype: dtype_info(dtype).unit_roundoff)
                 args = [_argument(a, values, held) for a in node.args]
                 values.append(_step(node, args, held, flush, 2 if reference_is_float64 else 1))
     return values[-1]
@@ -76,22 +81,6 @@ def rounded(x: Approximate, dtype: torch.dtype, *, flush: bool) -> Approximate:
     return Approximate(value=value, error=torch.where(x.error > 0, spread, tiny if flush else 0.0))
 
 
-def _as_number(x: Approximate) -> Approximate:
-    """The answer of a comparison as 0 or 1, which is at most 1 away from the other answer; a number as it is."""
-    if x.value.dtype != torch.bool:
-        return x
-    return Approximate(value=x.value.double(), error=x.error.clamp(max=1.0))
-
-
-def _exact(value: torch.Tensor) -> Approximate:
-    return Approximate(value=value, error=torch.zeros((), dtype=torch.float64, device=value.device))
-
-
-def _index(arg: Arg) -> int:
-    assert isinstance(arg, int)
-    return arg
-
-
 def _argument(arg: Arg, values: Sequence[Approximate], precision: torch.dtype) -> Approximate:
     """An earlier node, or a number with the error of its rounding to the precision of the node."""
     if isinstance(arg, Ref):
@@ -104,17 +93,13 @@ def _argument(arg: Arg, values: Sequence[Approximate], precision: torch.dtype) -
     return Approximate(value=value, error=spread)
 
 
-def _node_precision(node: Node, precision: torch.dtype) -> torch.dtype:
-    """The coarser of the node's own type and the one that the accumulator was rounded to."""
-    own = node.dtype if node.dtype in DTYPES else torch.float32
-    return max((own, precision), key=lambda dtype: dtype_info(dtype).unit_roundoff)
-
-
 def _step(node: Node, args: Sequence[Approximate], precision: torch.dtype, flush: bool, factor: int) -> Approximate:
-    value = _evaluate(node.op, args)
+    given = [a.value.double() for a in args]
+    value = torch.where(given[0].bool(), given[1], given[2]) if node.op == "where" else OPERATIONS[node.op](*given)
     if node.op in _COMPARISONS:
         margin = args[0].error + args[1].error
-        either = (margin > 0) & ~((args[0].value - args[1].value).abs() > margin) & ~_certain_nan(args)
+        certain_nan = (given[0].isnan() & args[0].error.isfinite()) | (given[1].isnan() & args[1].error.isfinite())
+        either = (margin > 0) & ~((given[0] - given[1]).abs() > margin) & ~certain_nan
         return Approximate(value=value, error=torch.where(either, math.inf, 0.0).to(torch.float64))
     carried = _RULES[node.op](value, args)
     exact = _exactly_rounded(node, value, args, precision)
@@ -135,14 +120,6 @@ def _exactly_rounded(node: Node, value: torch.Tensor, args: Sequence[Approximate
     return (args[0].error == 0) & (args[1].error == 0) & (value.float().double() == value)
 
 
-def _evaluate(op: str, args: Sequence[Approximate]) -> torch.Tensor:
-    """The function in float64; ``clamp`` takes its bounds as tensors that broadcast, so that all arguments are alike."""
-    values = [a.value for a in args]
-    if op == "where":
-        return torch.where(values[0].bool(), values[1].double(), values[2].double())
-    return OPERATIONS[op](*(v.double() for v in values))
-
-
 def _with_overflow(x: Approximate, dtype: torch.dtype, args: Sequence[Approximate]) -> Approximate:
     """``error`` infinite where the value may not fit ``dtype`` or an argument is anything; 0 where the value is surely NaN."""
     value, error = x.value, x.error
@@ -152,11 +129,6 @@ def _with_overflow(x: Approximate, dtype: torch.dtype, args: Sequence[Approximat
     anything = anything | (error == math.inf) | (value.abs() + error > torch.finfo(dtype).max)
     settled = torch.where(value.isnan(), 0.0, torch.nan_to_num(error, nan=math.inf, posinf=math.inf))
     return Approximate(value=value, error=torch.where(anything, math.inf, settled))
-
-
-def _certain_nan(args: Sequence[Approximate]) -> torch.Tensor:
-    first, second = ((a.value.isnan() & a.error.isfinite()) for a in args[:2])
-    return first | second
 
 
 def _through(slope: float) -> Rule:
@@ -180,10 +152,6 @@ def _quotient(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
     x, y = args
     room = y.value.abs() - y.error
     return torch.where(room <= 0, math.inf, (x.error + value.abs() * y.error) / room)  # a NaN stays one
-
-
-def _exponential(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
-    return value * torch.expm1(args[0].error)
 
 
 def _root(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
@@ -210,7 +178,8 @@ def _selected(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
 _RULES: dict[str, Rule] = {
     "add": lambda _, args: args[0].error + args[1].error,
     "sub": lambda _, args: args[0].error + args[1].error,
-    "mul": _product, "div": _quotient, "exp": _exponential, "sqrt": _root, "rsqrt": _reciprocal_root,
+    "exp": lambda value, args: value * torch.expm1(args[0].error),
+    "mul": _product, "div": _quotient, "sqrt": _root, "rsqrt": _reciprocal_root,
     "neg": _through(1), "abs": _through(1), "relu": _through(1), "relu6": _through(1), "tanh": _through(1),
     "sigmoid": _through(0.25), "erf": _through(1.13), "silu": _through(1.1), "gelu": _through(1.13), "gelu_tanh": _through(1.13),
     "clamp": _largest, "minimum": _largest, "maximum": _largest, "where": _selected,
@@ -221,10 +190,6 @@ _ROUNDED = frozenset(_RULES) - {"neg", "abs", "relu", "relu6", "clamp", "minimum
 """The operations whose result has to be rounded; the others pick or change a sign."""
 
 _Evaluation = Callable[[torch.Tensor, Sequence[Approximate]], torch.Tensor]
-
-
-def _correct(value: torch.Tensor, _: Sequence[Approximate]) -> torch.Tensor:
-    return torch.zeros_like(value)
 
 
 def _units(count: float) -> _Evaluation:
@@ -252,7 +217,7 @@ def _by_product(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tenso
 
 
 _EVALUATION: dict[str, _Evaluation] = {
-    **dict.fromkeys(_RULES, _correct),
+    **dict.fromkeys(_RULES, _units(0)),
     "div": _units(4), "sqrt": _units(4), "rsqrt": _units(4), "exp": _by_exponential, "sigmoid": _by_exponential,
     "silu": _by_exponential, "tanh": _by_difference, "erf": _by_difference, "gelu": _by_product, "gelu_tanh": _by_product,
 }  # fmt: skip

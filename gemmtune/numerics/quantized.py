@@ -93,7 +93,8 @@ def dequantized_a(operands: Operands, stored: torch.Tensor, rows: torch.Tensor) 
     value = stored.double()
     if operands.scale_a is not None:
         size = (operands.a.shape[-2], operands.a.shape[-1])
-        value = value * scale_at(operands.scale_a, size, rows.unsqueeze(-1), _indices(size[1], value).unsqueeze(0))
+        cols = torch.arange(size[1], device=stored.device)
+        value = value * scale_at(operands.scale_a, size, rows.unsqueeze(-1), cols.unsqueeze(0))
     return value, value.abs()
 
 
@@ -105,7 +106,7 @@ def dequantized_b(operands: Operands, stored: torch.Tensor, cols: torch.Tensor) 
     value = numbers(stored, operands.encoding).double()
     magnitude = value.abs()
     size = (operands.a.shape[-1], operands.b.shape[-1])
-    rows, cols = _indices(size[0], value).unsqueeze(-1), cols.unsqueeze(0)
+    rows, cols = torch.arange(size[0], device=stored.device).unsqueeze(-1), cols.unsqueeze(0)
     if operands.zero_b is not None:
         zero = scale_at(operands.zero_b, size, rows, cols)
         value, magnitude = value - zero, magnitude.add_(zero.abs())
@@ -113,10 +114,6 @@ def dequantized_b(operands: Operands, stored: torch.Tensor, cols: torch.Tensor) 
         scale = scale_at(operands.scale_b, size, rows, cols)
         value, magnitude = value * scale, magnitude.mul_(scale.abs())
     return value, magnitude
-
-
-def _indices(count: int, like: torch.Tensor) -> torch.Tensor:
-    return torch.arange(count, device=like.device)
 
 
 def blocks_of_k(problem: Problem) -> int:

@@ -158,10 +158,10 @@ def _tiles(batch: int, m: int, n: int, k: int) -> Iterator[tuple[slice, slice, s
         step = max(1, words // max(m + n, 1))
         yield from ((slice(i, i + step), slice(None), slice(None)) for i in range(0, batch, step))
         return
-    rows, cols = max(1, min(m, words // 2)), max(1, min(n, words // 2))
+    side = max(1, words // 2)
     for i in range(batch):
-        for col in range(0, n, cols):
-            yield from ((slice(i, i + 1), slice(row, row + rows), slice(col, col + cols)) for row in range(0, m, rows))
+        for col in range(0, n, side):
+            yield from ((slice(i, i + 1), slice(row, row + side), slice(col, col + side)) for row in range(0, m, side))
 
 
 def _extended_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

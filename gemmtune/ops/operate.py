@@ -19,7 +19,7 @@ from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
-from ..problem.scalar import scalar_class
+from ..problem.fields import scalar_class
 from .autograd import differentiable
 
 __all__ = ["operate"]

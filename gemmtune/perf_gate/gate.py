@@ -13,7 +13,6 @@ from ..device import DeviceInfo, detect
 from ..dispatch.tuning import tune
 from ..errors import GateError, GemmtuneError
 from ..problem import Problem
-from ..problem.rebuild import rebuilt
 from ..selector.progress import Progress
 from ..settings import Settings
 from ..store.key import difference, fingerprint
@@ -86,7 +85,7 @@ def problems_without_names(options: GateOptions) -> list[Problem]:
     baselines = Baselines.of(options.baselines, device)
     timing = settings_module.current().timing
     try:
-        known = [rebuilt(b.key) for b in baselines.entries.values() if b.timing == timing]
+        known = [Problem.from_json(b.key) for b in baselines.entries.values() if b.timing == timing]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GateError(f"baselines: {baselines.path}: got a key that is no problem of this version: {error}") from error
     return known or default_problems(device.torch_device.type)

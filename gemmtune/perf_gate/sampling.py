@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
-from ..settings import Settings
+from ..settings import Settings, use
 from ..timing.conditions import conditions
 from ..timing.contenders import CPU_US, Contender
 from ..timing.timer import Timer, collection_paused
-from ..workers.apply import applied
 
 __all__ = ["Match", "ProcessSample", "Sampling", "Steady", "compare", "in_blocks", "sample_match"]
 
@@ -89,7 +88,7 @@ def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling:
 
     What the choices raise is not caught.
     """
-    with applied(settings), conditions(match.problem, device), collection_paused():
+    with use(settings), conditions(match.problem, device), collection_paused():
         timer = Timer(match.problem, device, settings.timing)
         choices = {"candidate": match.candidate, "anchor": match.anchor}
         order = list(choices)[:: -1 if turn % 2 else 1]

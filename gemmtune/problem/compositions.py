@@ -95,13 +95,10 @@ def int_product(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.shape[1] == 0:
         return a.new_zeros((a.shape[0], b.shape[1]), dtype=torch.int32)
-    if not a.is_cuda or _fits_cuda(a, b):
+    multiples = not (a.shape[1] % CUDA_INT_MULTIPLE or b.shape[1] % CUDA_INT_MULTIPLE)
+    if not a.is_cuda or (multiples and a.shape[0] >= CUDA_INT_LEAST_ROWS):
         return torch._int_mm(_plain(a), _plain(b))
     return (a.double() @ b.double()).to(torch.int32)
-
-
-def _fits_cuda(a: Tensor, b: Tensor) -> bool:
-    return a.shape[0] >= CUDA_INT_LEAST_ROWS and not (a.shape[1] % CUDA_INT_MULTIPLE or b.shape[1] % CUDA_INT_MULTIPLE)
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, get_args
+import math
+from typing import Any, Literal, Self, get_args
 
 import torch
 
 from ..errors import InvalidProblemError
+from .fields import scalar_class
+from .layout import Layout
 from .operations import Encoding, Op
 from .precision import Precision, precision_of
-from .scalar import scalar_class
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
-from .standard import BiasShape, check_size, device_type_here, inp_layout, operand_layouts
 
-__all__ = ["Constructors"]
+__all__ = ["BiasShape", "Constructors"]
+
+MOST = 2**31 - 1
+"""The largest size of a dimension: the libraries count in 32 bits."""
+MOST_ELEMENTS = 2**46
+"""More than an address space has room for."""
+
+BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
 
 
 class Constructors:
@@ -22,8 +30,10 @@ class Constructors:
     __slots__ = ()
 
     @classmethod
-    def _of(cls, **fields: Any) -> Self:
+    def _of(cls, device_type: str | None, precision: Precision | None = None, **fields: Any) -> Self:
         """The problem with these fields; ``Problem`` is a dataclass, of which this class knows nothing."""
+        kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+        fields |= {"device_type": kind, "precision": precision or precision_of(fields["a"].dtype, kind)}
         return cls(**fields)
 
     @classmethod
@@ -44,7 +54,7 @@ class Constructors:
         ``layout`` has BLAS letters: ``nt`` is a row-major, b stored N×K as a Linear weight. ``device_type`` is cuda if there is
         a CUDA device, else cpu; ``precision`` is what torch's flags say now.
         """
-        return cls._dense("mm", None, m, n, k, dtype, layout, device_type, precision, prepacked=prepacked)
+        return cls._dense("mm", (m, n, k), dtype, layout, device_type, precision, prepacked=prepacked)
 
     @classmethod
     def addmm(
@@ -63,7 +73,7 @@ class Constructors:
         prepacked: bool = False,
     ) -> Self:
         """out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with inp of shape [N], [M, N], [M, 1], [1, N] or a scalar."""
-        return cls._dense("addmm", None, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta, prepacked=prepacked)
+        return cls._dense("addmm", (m, n, k), dtype, layout, device_type, precision, bias, alpha, beta, prepacked=prepacked)
 
     @classmethod
     def bmm(
@@ -79,7 +89,7 @@ class Constructors:
         precision: Precision | None = None,
     ) -> Self:
         """out[B, M, N] = a[B, M, K] @ b[B, K, N]."""
-        return cls._dense("bmm", batch, m, n, k, dtype, layout, device_type, precision)
+        return cls._dense("bmm", (batch, m, n, k), dtype, layout, device_type, precision)
 
     @classmethod
     def baddbmm(
@@ -98,7 +108,7 @@ class Constructors:
         precision: Precision | None = None,
     ) -> Self:
         """out[B, M, N] = alpha · a[B, M, K] @ b[B, K, N] + beta · inp, with inp as for addmm (``mn`` meaning [B, M, N])."""
-        return cls._dense("baddbmm", batch, m, n, k, dtype, layout, device_type, precision, bias, alpha, beta)
+        return cls._dense("baddbmm", (batch, m, n, k), dtype, layout, device_type, precision, bias, alpha, beta)
 
     @classmethod
     def mm_plus_mm(
@@ -117,15 +127,13 @@ class Constructors:
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
         check_size("k2", k if k2 is None else k2)
         c, d, _ = operand_layouts((), m, n, k if k2 is None else k2, layout, dtype, dtype, dtype)
-        kind = device_type or device_type_here()
-        flags = precision or precision_of(dtype, kind)
-        return cls._of(op="mm_plus_mm", a=a, b=b, c=c, d=d, out=out, device_type=kind, precision=flags)
+        return cls._of(device_type, precision, op="mm_plus_mm", a=a, b=b, c=c, d=d, out=out)
 
     @classmethod
-    def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None) -> Self:
+    def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None, prepacked: bool = False) -> Self:
         """out[M, N] = a[M, K] @ b[K, N], int8 into int32."""
         a, b, out = operand_layouts((), m, n, k, layout, torch.int8, torch.int8, torch.int32)
-        return cls._of(op="int_mm", a=a, b=b, out=out, device_type=device_type or device_type_here())
+        return cls._of(device_type, op="int_mm", a=a, b=b, out=out, prepacked=prepacked)
 
     @classmethod
     def scaled_mm(
@@ -141,12 +149,13 @@ class Constructors:
         fast_accum: bool = False,
         layout: str = "nt",
         device_type: str | None = None,
+        prepacked: bool = False,
     ) -> Self:
         """out[M, N] = (scale_a · a[M, K]) @ (scale_b · b[K, N]), with contiguous scales as ``scales`` names them."""
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b or dtype, out_dtype)
         scale_a, scale_b = scale_layouts(m, n, k, scales)
-        kind = device_type or device_type_here()
-        return cls._of(op="scaled_mm", a=a, b=b, out=out, scale_a=scale_a, scale_b=scale_b, fast_accum=fast_accum, device_type=kind)
+        scaled: dict[str, Any] = {"scale_a": scale_a, "scale_b": scale_b}
+        return cls._of(device_type, op="scaled_mm", a=a, b=b, out=out, fast_accum=fast_accum, prepacked=prepacked, **scaled)
 
     @classmethod
     def mixed_mm(
@@ -164,6 +173,7 @@ class Constructors:
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
+        prepacked: bool = False,
     ) -> Self:
         """out[M, N] = a[M, K] @ ((b[K, N] − zero_b) · scale_b), of a's dtype.
 
@@ -173,33 +183,20 @@ class Constructors:
         Raises:
             InvalidProblemError: zero points without scales.
         """
-        kind = device_type or device_type_here()
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b, dtype)
         if encoding:
             _, b, _ = operand_layouts((), m, n, -(-k // 2), layout, dtype, torch.uint8, dtype)
         scale = weight_scale_layout(n, k, scales, scale_dtype or dtype)
         if zeros and scale is None:
             raise InvalidProblemError(f"zeros: got no scales, expected one of {', '.join(get_args(WeightScales)[1:])}")
-        return cls._of(
-            op="mixed_mm",
-            a=a,
-            b=b,
-            out=out,
-            scale_b=scale,
-            zero_b=scale if zeros else None,
-            encoding=encoding,
-            device_type=kind,
-            precision=precision or precision_of(dtype, kind),
-        )
+        weight = {"scale_b": scale, "zero_b": scale if zeros else None, "encoding": encoding, "prepacked": prepacked}
+        return cls._of(device_type, precision, op="mixed_mm", a=a, b=b, out=out, **weight)
 
     @classmethod
     def _dense(
         cls,
         op: Op,
-        batch: int | None,
-        m: int,
-        n: int,
-        k: int,
+        sizes: tuple[int, ...],
         dtype: torch.dtype,
         layout: str,
         device_type: str | None,
@@ -209,11 +206,12 @@ class Constructors:
         beta: float = 0,
         prepacked: bool = False,
     ) -> Self:
-        lead = () if batch is None else (batch,)
-        inp = inp_layout(lead, m, n, bias, dtype) if bias is not None else None
-        a, b, out = operand_layouts(lead, m, n, k, layout, dtype, dtype, dtype)
-        kind = device_type or device_type_here()
+        *lead, m, n, k = sizes
+        inp = inp_layout(tuple(lead), m, n, bias, dtype) if bias is not None else None
+        a, b, out = operand_layouts(tuple(lead), m, n, k, layout, dtype, dtype, dtype)
         return cls._of(
+            device_type,
+            precision,
             op=op,
             a=a,
             b=b,
@@ -221,7 +219,47 @@ class Constructors:
             inp=inp,
             alpha=scalar_class(alpha),
             beta=scalar_class(beta) if inp else "zero",
-            device_type=kind,
-            precision=precision or precision_of(dtype, kind),
             prepacked=prepacked,
         )
+
+
+def operand_layouts(
+    lead: tuple[int, ...], m: int, n: int, k: int, letters: str, a: torch.dtype, b: torch.dtype, out: torch.dtype
+) -> tuple[Layout, Layout, Layout]:
+    """a, b and out of these sizes and dtypes. ``letters`` says for a and for b: ``n`` row-major, ``t`` stored transposed.
+
+    Raises:
+        InvalidProblemError: other letters, or a size that no operand has.
+    """
+    for name, size in (*((("batch", lead[0]),) if lead else ()), ("m", m), ("n", n), ("k", k)):
+        check_size(name, size)
+    if len(letters) != 2 or set(letters) - {"n", "t"}:
+        raise InvalidProblemError(f"layout: got {letters!r}, expected one of nn, nt, tn, tt")
+    first, second = (letter == "t" for letter in letters)
+    return (
+        _layout((*lead, m, k), a, transposed=first),
+        _layout((*lead, k, n), b, transposed=second),
+        Layout.contiguous((*lead, m, n), out),
+    )
+
+
+def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: torch.dtype) -> Layout:
+    """The added operand of shape [N], [M, N] (with the batch before it), [M, 1], [1, N] or a scalar."""
+    shapes = {"n": (n,), "mn": (*lead, m, n), "m1": (m, 1), "1n": (1, n), "scalar": ()}
+    if bias not in shapes:
+        raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
+    return Layout.contiguous(shapes[bias], dtype)
+
+
+def check_size(name: str, size: object) -> None:
+    """Raises InvalidProblemError unless ``size`` is an integer that a dimension of an operand can have."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST:
+        raise InvalidProblemError(f"{name}: got {size!r}, expected an integer from 0 to {MOST}")
+
+
+def _layout(size: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> Layout:
+    if math.prod(size) > MOST_ELEMENTS:
+        raise InvalidProblemError(f"sizes: got an operand of {size}, expected at most 2^46 elements; take smaller sizes")
+    if not transposed:
+        return Layout.contiguous(size, dtype)
+    return Layout.contiguous((*size[:-2], size[-1], size[-2]), dtype).transposed

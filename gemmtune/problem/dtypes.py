@@ -22,20 +22,24 @@ class DTypeInfo:
 
     dtype: torch.dtype
     short: str
-    itemsize: int
-    unit_roundoff: float
-    smallest_subnormal: float
-    smallest_normal: float
     exact_integer: int
     """Every integer up to this magnitude is a value of the dtype."""
     largest: float
-    has_infinity: bool
-    has_nan: bool
+    unit_roundoff: float = 0.0
+    smallest_subnormal: float = 0.0
+    smallest_normal: float = 0.0
+    has_infinity: bool = False
+    has_nan: bool = False
 
     @property
     def name(self) -> str:
         """torch's name, such as ``bfloat16``."""
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
 
     @property
     def is_integer(self) -> bool:
@@ -47,7 +51,6 @@ def _float(dtype: torch.dtype, short: str, significand_bits: int, least_exponent
     return DTypeInfo(
         dtype=dtype,
         short=short,
-        itemsize=dtype.itemsize,
         unit_roundoff=2.0**-significand_bits,
         smallest_subnormal=2.0 ** (least_exponent - significand_bits + 1),
         smallest_normal=2.0**least_exponent,
@@ -60,18 +63,7 @@ def _float(dtype: torch.dtype, short: str, significand_bits: int, least_exponent
 
 def _integer(dtype: torch.dtype, short: str) -> DTypeInfo:
     most = torch.iinfo(dtype).max
-    return DTypeInfo(
-        dtype=dtype,
-        short=short,
-        itemsize=dtype.itemsize,
-        unit_roundoff=0.0,
-        smallest_subnormal=0.0,
-        smallest_normal=0.0,
-        exact_integer=most,
-        largest=most,
-        has_infinity=False,
-        has_nan=False,
-    )
+    return DTypeInfo(dtype=dtype, short=short, exact_integer=most, largest=most)
 
 
 DTYPES: dict[torch.dtype, DTypeInfo] = {

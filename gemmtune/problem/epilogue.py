@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -73,10 +72,6 @@ class Epilogue:
         return text[-1]
 
 
-def _clamp(x: torch.Tensor, low: Any, high: Any) -> torch.Tensor:
-    return torch.clamp(x, low, high)
-
-
 def _as_tensor(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """torch.maximum, minimum and where take no Python numbers: give them one of the other argument's dtype."""
 
@@ -95,7 +90,7 @@ OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "erf": torch.erf,
     "relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu, "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "clamp": _clamp, "minimum": _as_tensor(torch.minimum), "maximum": _as_tensor(torch.maximum), "where": torch.where,
+    "clamp": torch.clamp, "minimum": _as_tensor(torch.minimum), "maximum": _as_tensor(torch.maximum), "where": torch.where,
     "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne,
 }  # fmt: skip
 """Every function that an epilogue may use, by its name in the graph. NaN goes through all of them as in torch, so
@@ -128,6 +123,7 @@ def evaluate(
     last = len(epilogue.nodes) - 1
     for i, node in enumerate(epilogue.nodes):
         args = [values[a.index] if isinstance(a, Ref) else a for a in node.args]
+        dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
         match node.op:
             case "acc":
                 values.append(acc)
@@ -135,13 +131,9 @@ def evaluate(
                 values.append(operands[int(args[0])])
             case "cast":
                 values.append(args[0].to(node.dtype))  # type: ignore[union-attr]
-            case _ if i == last and out is not None and _writes_into(node.op, args, out):
-                return _INTO[node.op](*args, out=out)
+            # Not into a strided tensor: torch's CPU kernel of gelu ignores the strides of ``out``.
+            case op if i == last and op in _INTO and out is not None and out.is_contiguous() and dtypes == {out.dtype}:
+                return _INTO[op](*args, out=out)
             case _:
                 values.append(OPERATIONS[node.op](*args))
     return values[-1] if out is None else out.copy_(values[-1])
-
-
-def _writes_into(op: str, args: Sequence[object], out: torch.Tensor) -> bool:
-    """Not into a strided tensor: torch's CPU kernel of gelu ignores the strides of ``out``."""
-    return op in _INTO and out.is_contiguous() and all(a.dtype == out.dtype for a in args if isinstance(a, torch.Tensor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -11,10 +12,17 @@ from .epilogue import Epilogue
 from .layout import Layout
 from .operations import OPERATIONS, ROLES, Encoding, Op, Operation
 from .precision import Precision
-from .scalar import ScalarClass
 from .scales import block_of
 
-__all__ = ["ProblemFields"]
+__all__ = ["ProblemFields", "ScalarClass", "scalar_class"]
+
+ScalarClass = Literal["zero", "one", "general"]
+"""What is known of alpha and beta before a call; the value itself is an argument of the launch."""
+
+
+def scalar_class(value: float) -> ScalarClass:
+    """The class of a value of alpha or beta."""
+    return "zero" if value == 0 else "one" if value == 1 else "general"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

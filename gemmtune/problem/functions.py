@@ -49,7 +49,8 @@ class GraphBuilder:
         for arg in args:
             if not isinstance(arg, (Ref, bool, int, float)):
                 raise EpilogueError(f"{op}: got an argument of type {type(arg).__name__}, expected a tensor or a Python number")
-        args = tuple(map(_plain, args))
+        # A bool as 0 or 1, numpy.float64 as the float that it is: printers write a number by its repr.
+        args = tuple(arg if isinstance(arg, Ref) else int(arg) if isinstance(arg, int) else float(arg) for arg in args)
         if not any(isinstance(arg, Ref) for arg in args):
             raise EpilogueError(f"{op}: got numbers only, expected the accumulator or an operand among the arguments")
         if len(args) == 2 and not isinstance(args[0], Ref) and (op in _COMMUTATIVE or op in _MIRRORED):
@@ -89,11 +90,6 @@ class GraphBuilder:
         return self._known[key]
 
 
-def _plain(arg: Arg) -> Arg:
-    """A bool as 0 or 1, numpy.float64 as the float that it is, …: printers write a number by its repr."""
-    return arg if isinstance(arg, Ref) else int(arg) if isinstance(arg, int) else float(arg)
-
-
 def _unary(op: str) -> Function:
     return lambda g, input: g.emit(op, input)
 
@@ -118,10 +114,6 @@ def _add(g: GraphBuilder, input: Any, other: Any, *, alpha: Any = 1) -> Ref:
 
 def _sub(g: GraphBuilder, input: Any, other: Any, *, alpha: Any = 1) -> Ref:
     return g.emit("sub", input, _scaled(g, other, alpha))
-
-
-def _rsub(g: GraphBuilder, input: Any, other: Any, *, alpha: Any = 1) -> Ref:
-    return g.emit("sub", other, _scaled(g, input, alpha))
 
 
 def _div(g: GraphBuilder, input: Any, other: Any, *, rounding_mode: str | None = None) -> Ref:
@@ -185,10 +177,6 @@ def _where(g: GraphBuilder, condition: Any, input: Any, other: Any) -> Ref:
     return g.emit("where", condition, input, other)
 
 
-def _leaky_relu(g: GraphBuilder, input: Any, negative_slope: float = 0.01) -> Ref:
-    return g.emit("where", g.emit("gt", input, 0), input, g.emit("mul", input, negative_slope))
-
-
 def _gelu(g: GraphBuilder, input: Any, *, approximate: str = "none") -> Ref:
     if approximate not in ("none", "tanh"):
         raise EpilogueError(f"torch.nn.functional.gelu: got approximate={approximate!r}, expected 'none' or 'tanh'")
@@ -234,7 +222,7 @@ FUNCTIONS: dict[str, Function] = {
     "add": _add,
     "sub": _sub,
     "subtract": _sub,
-    "rsub": _rsub,
+    "rsub": lambda g, input, other, *, alpha=1: _sub(g, other, input, alpha=alpha),
     "multiply": _binary("mul"),
     "div": _div,
     "divide": _div,
@@ -257,7 +245,9 @@ FUNCTIONS: dict[str, Function] = {
     "max": _extremum("maximum"),
     "where": _where,
     "masked_fill": lambda g, input, mask, value: _where(g, mask, value, input),
-    "leaky_relu": _leaky_relu,
+    "leaky_relu": lambda g, input, negative_slope=0.01: g.emit(
+        "where", g.emit("gt", input, 0), input, g.emit("mul", input, negative_slope)
+    ),
     "gelu": _gelu,
     **CASTS,
 }

@@ -16,12 +16,12 @@ Gradient = Callable[[Tensor, Mapping[str, Tensor], tuple[float, ...], Product], 
 
 
 def of_product(g: Tensor, x: Mapping[str, Tensor], scalars: tuple[float, ...], product: Product) -> dict[str, Callable[[], Tensor]]:  # noqa: ARG001
-    """For a @ b: grad a = g @ bᵀ, grad b = aᵀ @ g."""
+    """The gradients of a @ b: that of a is g @ bᵀ, that of b is aᵀ @ g."""
     return {"a": lambda: product(g, x["b"].mT), "b": lambda: product(x["a"].mT, g)}
 
 
 def of_sum(g: Tensor, x: Mapping[str, Tensor], scalars: tuple[float, ...], product: Product) -> dict[str, Callable[[], Tensor]]:
-    """For alpha · a @ b + beta · inp: those of the product times alpha, and beta · g summed over what was broadcast."""
+    """The gradients of alpha · a @ b + beta · inp: the product's times alpha, and beta · g summed over what was broadcast."""
     alpha, beta = scalars
     scaled = g if alpha == 1 else g * alpha
     return {**of_product(scaled, x, scalars, product), "inp": lambda: (g * beta).sum_to_size(x["inp"].shape)}
@@ -30,5 +30,5 @@ def of_sum(g: Tensor, x: Mapping[str, Tensor], scalars: tuple[float, ...], produ
 def of_two_products(
     g: Tensor, x: Mapping[str, Tensor], scalars: tuple[float, ...], product: Product
 ) -> dict[str, Callable[[], Tensor]]:
-    """For a @ b + c @ d: also grad c = g @ dᵀ, grad d = cᵀ @ g."""
+    """The gradients of a @ b + c @ d: those of a @ b, that of c is g @ dᵀ, that of d is cᵀ @ g."""
     return {**of_product(g, x, scalars, product), "c": lambda: product(g, x["d"].mT), "d": lambda: product(x["c"].mT, g)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,10 +75,7 @@ class Layout:
     @property
     def numel(self) -> int:
         """The number of elements."""
-        count = 1
-        for n in self.size:
-            count *= n
-        return count
+        return math.prod(self.size)
 
     @property
     def span(self) -> int:

@@ -33,7 +33,8 @@ def precision_of(dtype: torch.dtype, device_type: str) -> Precision:
         return Precision()
     matmul = torch.backends.cuda.matmul
     if dtype == torch.float32:
-        return Precision(input_mode="tf32" if _float32_precision() == "tf32" else "ieee")
+        # Not by ``allow_tf32``: the older flag raises once a program has set the newer one.
+        return Precision(input_mode="tf32" if matmul.fp32_precision == "tf32" else "ieee")
     if dtype == torch.float16:
         return Precision(reduced_partials=_first(matmul.allow_fp16_reduced_precision_reduction))
     if dtype == torch.bfloat16:
@@ -53,11 +54,6 @@ _FLAG_GETTERS: dict[torch.dtype, Callable[[], object]] = {
     torch.bfloat16: torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
 }
 """What the public properties read, without the Python layers between (60 ns rather than 1 µs)."""
-
-
-def _float32_precision() -> str:
-    """``fp32_precision`` rather than ``allow_tf32``: the older flag raises once a program has set the newer one."""
-    return str(torch.backends.cuda.matmul.fp32_precision)
 
 
 def _first(flag: bool | tuple[bool, ...]) -> bool:

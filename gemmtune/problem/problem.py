@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .canonical import plain
-from .constructors import Constructors
-from .fields import ProblemFields
+from .constructors import BiasShape, Constructors
+from .fields import ProblemFields, ScalarClass, scalar_class
+from .forms import describe, fields_of, plain
 from .operations import OPTIONS, ROLES
 from .rules import check
-from .scalar import ScalarClass, scalar_class
 from .scales import Scales, WeightScales
-from .standard import BiasShape
-from .text import describe
 
-__all__ = [
-    "BiasShape",
-    "Problem",
-    "ScalarClass",
-    "Scales",
-    "WeightScales",
-    "scalar_class",
-]
+__all__ = ["BiasShape", "Problem", "ScalarClass", "Scales", "WeightScales", "scalar_class"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +59,16 @@ class Problem(ProblemFields, Constructors):
         data = {name: value for name, value in plain(self).items() if name in own or name not in (*ROLES, *OPTIONS)}
         sizes = {"batch": self.batch, "m": self.m, "n": self.n, "k": self.k}
         return data | sizes | ({"k2": self.k2} if "c" in own else {})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Problem:
+        """The inverse of ``to_json``. A field of another version is left out where it says nothing (None, False, "").
+
+        Raises:
+            InvalidProblemError: a field that says something is unknown here.
+            KeyError, TypeError, ValueError: the data is no problem's.
+        """
+        return cls(**fields_of(data))
 
     def __str__(self) -> str:
         return describe(self)

@@ -156,8 +156,10 @@ class _Interpreter:
             if query is None:
                 raise _unusable(f"torch.Tensor.{args[1]}")
             return query
-        if not any(isinstance(a, Ref) for a in (*args, *kwargs.values())):
-            return _on_python_objects(node, args, kwargs)
+        if not any(isinstance(a, Ref) for a in (*args, *kwargs.values())):  # arithmetic on sizes and the like, done as it is
+            if node.op == "call_function" and callable(node.target):
+                return node.target(*args, **kwargs)
+            raise _unusable(str(node.target))
         name = getattr(node.target, "__name__", str(node.target))
         known = any(getattr(home, name, None) is node.target for home in _HOMES) or name.startswith("special_")
         return self._call(node, name if known else "", _display_name(node.target), args, kwargs)
@@ -212,13 +214,6 @@ class _Interpreter:
             )
         answer = getattr(self.operands[self.builder.operands.index(value)], name)
         return answer(*args) if callable(answer) else answer
-
-
-def _on_python_objects(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Arithmetic on sizes and the like, done as it is."""
-    if node.op == "call_function" and callable(node.target):
-        return node.target(*args, **kwargs)
-    raise _unusable(str(node.target))
 
 
 def _unusable(display: str) -> EpilogueError:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..choice import Choice, Offers
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
-from ..store.key import fingerprint_text, now
+from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import offers_for, widest_offers_for
+from .offers import known_variants, offers_for, widest_offers_for
 from .pick import pick
 from .result import DISTURBED, SETTLED, Outcome
-from .variants import known_variants
 
 __all__ = ["Candidates", "candidates_for", "row_of"]
 
@@ -61,10 +60,6 @@ class Candidates:
     def fingerprint(self) -> str:
         """The machine and the timing under which outcomes compare, as the store has it."""
         return fingerprint_text(self.device, self.settings.timing)
-
-    def including(self, more: Sequence[Choice]) -> Candidates:
-        """The candidates with choices that are no offers, such as variants."""
-        return dataclasses.replace(self, choices={**self.choices, **{c.content_hash: c for c in more}})
 
     def stored(self, store: Store, *, reliable: bool = False) -> Candidates:
         """The candidates with what the store knows by now; nothing is enumerated again but what only a wider search offers.
@@ -116,35 +111,13 @@ def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, 
 
 def outcome_of(row: Row) -> Outcome:
     """A stored row as an outcome."""
-    return Outcome(
-        name=row.name,
-        backend=row.backend,
-        content_hash=row.content_hash,
-        status=row.status,
-        time_us=row.time_us,
-        error_over_bound=row.error_over_bound,
-        reason=row.reason,
-        finalist=row.finalist,
-        baseline=row.baseline,
-        from_store=True,
-        info=row.info,
-    )
+    return Outcome(**{name: getattr(row, name) for name in _STORED}, from_store=True)
 
 
 def row_of(outcome: Outcome, problem: Problem, fingerprint: str) -> Row:
-    """An outcome as a row to store."""
-    return Row(
-        key=problem.key,
-        fingerprint=fingerprint,
-        name=outcome.name,
-        backend=outcome.backend,
-        content_hash=outcome.content_hash,
-        status=outcome.status,
-        time_us=outcome.time_us,
-        error_over_bound=outcome.error_over_bound,
-        finalist=outcome.finalist,
-        baseline=outcome.baseline,
-        reason=outcome.reason,
-        info=outcome.info,
-        measured_at=now(),
-    )
+    """An outcome as a row to store, measured now."""
+    return Row(key=problem.key, fingerprint=fingerprint, **{name: getattr(outcome, name) for name in _STORED})
+
+
+_STORED = tuple(field.name for field in dataclasses.fields(Outcome) if field.name != "from_store")
+"""What an outcome and its row have in common."""

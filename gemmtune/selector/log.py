@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..choice import Status
-from ..problem import Problem
 from ..problem.dtypes import dtype_name
 from ..store.key import now
 from ..store.row import plain
-from .result import ProblemResult
+from .result import Outcome, ProblemResult
 
 __all__ = ["append_log", "lines"]
 
@@ -48,48 +46,8 @@ def lines(result: ProblemResult) -> list[dict[str, Any]]:
     ``M``, ``N``, ``K`` and ``batch`` are the problem's. ``tile``, ``stages`` and ``warps`` are null for a choice that has none;
     ``info`` is everything that its backend tells of its configuration.
     """
-    head = _head(result.problem)
-    tried = [
-        head
-        | {
-            "name": outcome.name,
-            "backend": outcome.backend,
-            "status": str(outcome.status),
-            "reason": outcome.reason,
-            "time_us": outcome.time_us,
-            "error_over_bound": outcome.error_over_bound,
-            "pick": outcome.name == result.pick,
-            "finalist": outcome.finalist,
-            "baseline": outcome.baseline,
-            "from_store": outcome.from_store,
-            "content_hash": outcome.content_hash,
-        }
-        | _configuration(outcome.info)
-        for outcome in result.outcomes
-    ]
-    refused = [
-        head
-        | {
-            "name": refusal.name,
-            "backend": refusal.name.split(":")[0],
-            "status": str(Status.REFUSED),
-            "reason": refusal.reason,
-            "time_us": None,
-            "error_over_bound": None,
-            "pick": False,
-            "finalist": False,
-            "baseline": False,
-            "from_store": False,
-            "content_hash": None,
-        }
-        | _configuration({})
-        for refusal in result.refusals
-    ]
-    return tried + refused
-
-
-def _head(problem: Problem) -> dict[str, Any]:
-    return {
+    problem = result.problem
+    head = {
         "logged_at": now(),
         "problem": str(problem),
         "op": problem.op,
@@ -102,10 +60,14 @@ def _head(problem: Problem) -> dict[str, Any]:
         "layout": problem.layout_letters,
         "device_type": problem.device_type,
     }
-
-
-def _configuration(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tile": info.get("tile"), "stages": info.get("stages"), "warps": info.get("warps"), "info": dict(info)}
+    considered = [*result.outcomes, *map(Outcome.of_refusal, result.refusals)]
+    return [
+        head
+        | dataclasses.asdict(outcome)
+        | {"pick": outcome.name == result.pick}
+        | {key: outcome.info.get(key) for key in ("tile", "stages", "warps")}
+        for outcome in considered
+    ]
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import statistics
@@ -12,12 +13,13 @@ from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import disturbance
 from .candidates import Candidates
+from .offers import untried_variants
 from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
 from .result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
-from .variants import untried_variants
+from .session import Sample
 
 __all__ = ["measure"]
 
@@ -35,22 +37,20 @@ def measure(
     """
     todo, device, settings = candidates.missing, candidates.device, candidates.settings
     effort = EFFORT[settings.search]
-
-    def report(done: int, total: int) -> None:
-        progress.stage("compile", done, total)
-
+    report = functools.partial(progress.stage, "compile")
     failures = compilation.wait(todo, report) if compilation else {}
     failures |= precompile([c for c in todo if c.name not in failures], settings, report)
     for choice in todo:
         if choice.name in failures:
             failure = failures[choice.name]
-            outcomes[choice.content_hash] = outcome(choice, candidates, status=failure.status, reason=failure.reason)
+            outcomes[choice.content_hash] = outcome(choice, candidates, Sample(status=failure.status, reason=failure.reason))
     ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
     with open_session(candidates.problem, device, settings, candidates.host_us) as session:
         batch: Sequence[Choice] = ready or untried_variants(candidates.choices, outcomes, settings)
         drift = drift_since(session, candidates, outcomes) if batch else 1.0
         for _ in range(1 + effort.variant_rounds):
-            candidates = candidates.including(batch)
+            tried = {**candidates.choices, **{choice.content_hash: choice for choice in batch}}
+            candidates = dataclasses.replace(candidates, choices=tried)
             examine_all(session, batch, drift, outcomes, progress, candidates)
             batch = untried_variants(candidates.choices, outcomes, settings)
             if not batch:
@@ -73,14 +73,8 @@ def examine_all(
         known = right(outcomes.values())
         best_us = known[0].time_us if known else None
         sample = session.examine(choice, best_us * drift if best_us else None)
-        outcomes[choice.content_hash] = outcome(
-            choice,
-            candidates,
-            status=sample.status,
-            time_us=sample.time_us / drift if sample.time_us else None,
-            error_over_bound=sample.error_over_bound,
-            reason=sample.reason,
-        )
+        undrifted = dataclasses.replace(sample, time_us=sample.time_us / drift if sample.time_us else None)
+        outcomes[choice.content_hash] = outcome(choice, candidates, undrifted)
     progress.stage("verify and measure", len(choices), len(choices))
 
 
@@ -149,16 +143,8 @@ def play_final_rounds(
                 outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: why})
 
 
-def outcome(
-    choice: Choice,
-    candidates: Candidates,
-    *,
-    status: Status,
-    time_us: float | None = None,
-    error_over_bound: float | None = None,
-    reason: str = "",
-) -> Outcome:
-    """An outcome of one of the candidates."""
+def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
+    """How one of the candidates fared."""
     info = dict(choice.info)
     place = list(candidates.choices).index(choice.content_hash)
     if place < len(candidates.offers.choices):  # the offers come first, in their order
@@ -169,10 +155,10 @@ def outcome(
         name=choice.name,
         backend=choice.backend,
         content_hash=choice.content_hash,
-        status=status,
-        time_us=time_us,
-        error_over_bound=error_over_bound,
-        reason=reason,
+        status=sample.status,
+        time_us=sample.time_us,
+        error_over_bound=sample.error_over_bound,
+        reason=sample.reason,
         baseline=choice.baseline,
         info=info,
     )

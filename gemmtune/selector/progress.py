@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..problem import Problem
 from .result import ProblemResult
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["Bar", "FirstCall", "Lines", "Progress", "Silent", "progress_for"]
+__all__ = ["Bar", "FirstCall", "Lines", "Progress", "progress_for"]
 
 log = logging.getLogger("gemmtune")
 
 
-class Progress(Protocol):
-    """A listener of one tuning.
+class Progress:
+    """A listener of one tuning, which by itself says nothing.
 
     The calls come from the tuning thread, in this order for each problem: ``begin``, ``stage`` whenever something moved, ``end``.
     ``message`` may come at any time; ``close`` comes last, also after an exception.
@@ -32,45 +32,21 @@ class Progress(Protocol):
 
     def begin(self, problem: Problem, total_problems: int) -> None:
         """Work on the next problem, one out of ``total_problems``, starts."""
-        ...
 
     def stage(self, name: str, done: int, total: int) -> None:
         """``done`` of the ``total`` steps of the stage called ``name``, such as ``compile`` or ``measure``, are done."""
-        ...
 
     def end(self, result: ProblemResult) -> None:
         """The problem begun last has its result."""
-        ...
 
     def message(self, text: str) -> None:
         """Something that a person who waits wants to know, such as waiting for another process."""
-        ...
 
     def close(self) -> None:
         """Nothing more will come. Calling it again does nothing."""
-        ...
 
 
-class Silent:
-    """Says nothing."""
-
-    def begin(self, problem: Problem, total_problems: int) -> None:
-        """Nothing is shown."""
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        """Nothing is shown."""
-
-    def end(self, result: ProblemResult) -> None:
-        """Nothing is shown."""
-
-    def message(self, text: str) -> None:
-        """Nothing is shown."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class FirstCall(Silent):
+class FirstCall(Progress):
     """One line when a call begins to measure, and one when it knows what to run: it takes seconds, and nobody asked for it."""
 
     def __init__(self, problem: Problem) -> None:
@@ -89,7 +65,7 @@ class FirstCall(Silent):
         tell(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
 
 
-class Lines:
+class Lines(Progress):
     """Log lines for pipes: one when a problem starts and ends, one when a stage starts and ends, and in between at most one every
     ``interval_s`` seconds."""
 
@@ -122,11 +98,8 @@ class Lines:
         """The text on a line of its own."""
         log.info("  %s", text)
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class Bar:
+class Bar(Progress):
     """One moving line on a terminal that names the problem and the stage, and a line that stays for each problem that is done."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -172,7 +145,19 @@ class Bar:
 
     def _opened(self) -> RichProgress:
         if self._bar is None:
-            self._bar = _rich_bar(self._stream)
+            # Here rather than at the top: rich takes longer to import than the rest of this package, and most calls show nothing.
+            from rich.console import Console  # noqa: PLC0415
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+            from rich.table import Column  # noqa: PLC0415
+
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(file=self._stream),
+                transient=True,
+            )
             self._bar.start()
         return self._bar
 
@@ -188,19 +173,3 @@ def tell(text: str) -> None:
     log.info("%s", text)
     if not log.hasHandlers() and sys.stderr.isatty():
         print(f"gemmtune: {text}", file=sys.stderr, flush=True)
-
-
-def _rich_bar(stream: TextIO) -> RichProgress:
-    # Here rather than at the top: rich takes longer to import than the rest of this package, and most calls show no progress.
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-    from rich.table import Column  # noqa: PLC0415
-
-    return Progress(
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(file=stream),
-        transient=True,
-    )

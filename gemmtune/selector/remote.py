@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -36,7 +35,7 @@ class RemoteSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -54,7 +53,7 @@ class RemoteSession:
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
         """``Session.examine`` in the worker."""
         try:
-            sample, dead = self._opened().call(_examine, choice, best_us, timeout_s=self._timeout_s)
+            sample, dead = self._opened().call(_do, "examine", choice, best_us, timeout_s=self._timeout_s)
         except WorkerTimedOut as error:
             return Sample(status=Status.TIMED_OUT, reason=f"{error.reason}; the limit is the setting choice_timeout_s")
         except WorkerCrashed as error:
@@ -63,7 +62,7 @@ class RemoteSession:
             return Sample(status=Status.RUNTIME_ERROR, reason=f"{type(error).__name__}: {error}")
         if dead:
             self._discard()
-        return sample
+        return cast(Sample, sample)
 
     def rank(self, choices: Sequence[Choice]) -> Ranking:
         """``Session.rank`` in the worker. If that dies, each choice is tried alone, and those that survive are ranked."""
@@ -75,16 +74,17 @@ class RemoteSession:
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """``Session.limits`` in the worker; nothing if that dies of it."""
         try:
-            return self._opened().call(_limits, dict(known), timeout_s=self._timeout_s)
+            found, _ = self._opened().call(_do, "limits", dict(known), timeout_s=self._timeout_s)
         except (WorkerCrashed, WorkerTimedOut) as error:
             log.warning("the limits of %s could not be measured: %s", self._arguments[1].name, error.reason)
             return {}
+        return cast(dict[str, float], found)
 
     def _rank(self, choices: Sequence[Choice]) -> Ranking | None:
         """None if the worker died."""
         names = ", ".join(c.name for c in choices)
         try:
-            ranking, dead = self._opened().call(_rank, choices, timeout_s=self._timeout_s * max(1, len(choices)))
+            ranking, dead = self._opened().call(_do, "rank", choices, timeout_s=self._timeout_s * max(1, len(choices)))
         except (WorkerCrashed, WorkerTimedOut) as error:
             log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
             return None
@@ -92,7 +92,7 @@ class RemoteSession:
             log.warning("the final rounds of %s ruined the CUDA context", names)
             self._discard()
             return None
-        return ranking
+        return cast(Ranking, ranking)
 
     def _opened(self) -> Worker:
         """The worker with the session open in it."""
@@ -138,19 +138,12 @@ def _close() -> None:
         _sessions.pop().close()
 
 
-def _examine(choice: Choice, best_us: float | None) -> tuple[Sample, bool]:
-    return _sessions[-1].examine(choice, best_us), _sessions[-1].dead
-
-
-def _limits(known: dict[str, float]) -> dict[str, float]:
-    return _sessions[-1].limits(known)
-
-
-def _rank(choices: Sequence[Choice]) -> tuple[Ranking, bool]:
+def _do(method: str, *args: Any) -> tuple[Any, bool]:
+    """What a method of the session returns, and whether that has ruined the process."""
     session = _sessions[-1]
     try:
-        return session.rank(choices), False
+        return getattr(session, method)(*args), session.dead
     except Exception:
         if session.dead:
-            return Ranking(times={}), True
+            return None, True
         raise

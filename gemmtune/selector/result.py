@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -41,6 +42,12 @@ class Outcome:
     baseline: bool = False
     from_store: bool = False
     info: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def of_refusal(cls, refusal: Refusal) -> Outcome:
+        """What was not tried as an outcome, for those who list everything."""
+        backend = refusal.name.split(":")[0]
+        return cls(name=refusal.name, backend=backend, content_hash="", status=Status.REFUSED, reason=refusal.reason)
 
     @property
     def host_us(self) -> float:
@@ -115,21 +122,6 @@ class ProblemResult:
             "limit_us": self.limit_us,
             "seconds": self.seconds,
             "source": self.source,
-            "choices": [_outcome_json(o) for o in self.outcomes]
-            + [{"name": r.name, "backend": r.name.split(":")[0], "status": Status.REFUSED, "time_us": None,
-                "error_over_bound": None, "reason": r.reason, "count": r.count} for r in self.refusals],
-        }  # fmt: skip
-
-
-def _outcome_json(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "name": outcome.name,
-        "backend": outcome.backend,
-        "status": outcome.status,
-        "time_us": outcome.time_us,
-        "error_over_bound": outcome.error_over_bound,
-        "reason": outcome.reason,
-        "finalist": outcome.finalist,
-        "from_store": outcome.from_store,
-        "info": outcome.info,
-    }
+            "choices": [dataclasses.asdict(o) for o in self.outcomes]
+            + [dataclasses.asdict(Outcome.of_refusal(r)) | {"count": r.count} for r in self.refusals],
+        }

@@ -7,19 +7,26 @@ import time
 from typing import Literal
 
 from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..settings import Settings
+from ..store.key import fingerprint_text
 from ..store.store import Store
-from ..timing.limits import limit_us
+from ..timing.limits import limit_names, limit_us
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, row_of
 from .log import append_log
-from .machine import limits_of
 from .measure import measure
 from .pick import right
 from .precompile import Compilation
 from .progress import Progress
+from .remote import open_session
 from .result import ProblemResult
 
-__all__ = ["select"]
+__all__ = ["ensure_limits", "select"]
+
+LIMITS = "limits"
+"""Stands where the fingerprint of a measurement has its timing mode: the limits of a machine are in the store too."""
 
 
 def select(
@@ -74,7 +81,19 @@ def _result(candidates: Candidates, store: Store, begun: float, source: Literal[
         outcomes=(*right(listed), *(o for o in listed if o.status is not Status.OK)),
         refusals=tuple(candidates.offers.refusals),
         pick=picked.name if picked else None,
-        limit_us=limit_us(candidates.problem, limits_of(candidates.device, store)),
+        limit_us=limit_us(candidates.problem, store.limits(fingerprint_text(candidates.device, LIMITS))),
         seconds=time.perf_counter() - begun,
         source=source,
     )
+
+
+def ensure_limits(problem: Problem, device: DeviceInfo, settings: Settings, store: Store, progress: Progress) -> None:
+    """Measure the limits that concern a problem unless the store has them. Without them only the percentages are missing."""
+    machine = fingerprint_text(device, LIMITS)
+    known = store.limits(machine)
+    if all(name in known for name in limit_names(problem.dtype_label)):
+        return
+    progress.stage("limits of this machine", 0, 1)
+    with open_session(problem, device, settings) as session:
+        store.put_limits(machine, session.limits(known))
+    progress.stage("limits of this machine", 1, 1)

@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -18,14 +17,13 @@ from ..device import DeviceInfo
 from ..effort import EFFORT
 from ..errors import CompileError
 from ..problem import Problem
-from ..settings import Settings
+from ..settings import Settings, use
 from ..timing.conditions import conditions, device_to_itself
 from ..timing.contenders import Contender
 from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
 from ..timing.rounds import Ranked, play
 from ..timing.timer import Timer, collection_paused
-from ..workers.apply import applied
 from .verify import Verifier
 
 __all__ = ["Ranking", "Sample", "Session", "failure_of"]
@@ -85,7 +83,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -153,7 +151,7 @@ class Session:
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
         """The session's settings, and the conditions of measuring."""
-        with applied(self._settings), conditions(self._problem, self._device):
+        with use(self._settings), conditions(self._problem, self._device):
             yield
 
     def _verify(self) -> Verifier:
@@ -168,7 +166,11 @@ class Session:
 
     def _failure(self, error: Exception) -> tuple[Status, str]:
         status, reason = failure_of(error)
-        if self._device.type != "cpu" and not _usable(self._device.torch_device):
+        if self._device.type == "cpu":
+            return status, reason
+        try:  # after some errors (an illegal address) every later call in the process fails as well
+            torch.cuda.synchronize(self._device.torch_device)
+        except RuntimeError:
             self.dead = True
             return Status.CRASHED, f"{reason} (the CUDA context is lost)"
         return status, reason
@@ -183,15 +185,6 @@ def failure_of(error: Exception) -> tuple[Status, str]:
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfResources":
         return Status.OUT_OF_RESOURCES, text
     return Status.RUNTIME_ERROR, text
-
-
-def _usable(device: torch.device) -> bool:
-    """After some errors (an illegal address) every later call in the process fails as well."""
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _short_measurement(contender: Contender, best_us: float | None) -> float:

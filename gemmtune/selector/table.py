@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..choice import Refusal, Status
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from .result import Outcome, ProblemResult
 
-__all__ = ["DEFAULT_ROWS", "new_table", "pick_line", "plain_text", "refusal_lines", "render", "renderables"]
+__all__ = ["DEFAULT_ROWS", "counted", "new_table", "pick_line", "plain_text", "refusal_lines", "render", "renderables"]
 
 DEFAULT_ROWS = 12
 """Timed choices shown for a problem; the torch baseline is always shown."""
@@ -49,8 +48,9 @@ def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAU
         yield Text(heading(problem), style="bold")
         if any(_timed(problem)):
             yield _choices_table(problem, max_rows)
-        for line in (*_hidden_line(problem, max_rows), *left_out_lines(problem)):
-            yield Text(line, style="dim")
+        hidden = len(_timed(problem)) - len(_shown(problem, max_rows))
+        slower = [f"… and {counted(hidden, 'slower choice')}"] if hidden else []
+        yield from (Text(line, style="dim") for line in (*slower, *left_out_lines(problem)))
         if problem.disturbed:
             yield Text(f"measured on a busy machine ({problem.disturbed}): tune it again when it is quiet", style="yellow")
         yield Text(pick_line(problem), style="bold green" if problem.pick else "bold red")
@@ -94,7 +94,7 @@ def heading(result: ProblemResult) -> str:
     if result.source == "store":
         return f"{result.problem}: from the store"
     known = f", {len(result.outcomes) - measured} known from the store" if measured < len(result.outcomes) else ""
-    return f"{result.problem}: {_count(measured, 'choice')} tried in {result.seconds:.1f} s{known}"
+    return f"{result.problem}: {counted(measured, 'choice')} tried in {result.seconds:.1f} s{known}"
 
 
 def pick_line(result: ProblemResult) -> str:
@@ -117,7 +117,7 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
     speedups = [s for s in (p.speedup_over_torch for p in result) if s]
     stored = sum(1 for p in result if p.source == "store")
     took = f"{sum(p.seconds for p in result):.1f} s"
-    text = f"{_count(len(result), 'problem')} in {took}" + (f", {stored} of them from the store" if stored else "")
+    text = f"{counted(len(result), 'problem')} in {took}" + (f", {stored} of them from the store" if stored else "")
     if not speedups:
         return text
     mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
@@ -135,12 +135,12 @@ def left_out_lines(result: ProblemResult) -> list[str]:
     count = len(failed) + sum(r.count for r in result.refusals)
     asked, others = _by_regexes(result.refusals)
     unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in asked]
-    return [f"left out: {_count(count, 'choice')}", *_grouped((*failed, *unwanted)), *_folded(others)] if count else []
+    return [f"left out: {counted(count, 'choice')}", *_grouped((*failed, *unwanted)), *_folded(others)] if count else []
 
 
 def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
     """Refusals alone, grouped in the same way."""
-    return _grouped(("", refusal.name, refusal.reason) for refusal in refusals)
+    return list(_grouped(("", refusal.name, refusal.reason) for refusal in refusals))
 
 
 def _by_regexes(refusals: Iterable[Refusal]) -> tuple[list[Refusal], list[Refusal]]:
@@ -169,36 +169,24 @@ def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
             shown.setdefault(kind, _short(refusal.reason))
         parts = [f"{shown[kind]} ({count})" for kind, count in counts.most_common(REASONS)]
         if len(counts) > REASONS:
-            parts.append(f"and {_count(len(counts) - REASONS, 'more reason')}")
-        yield f"  {Status.REFUSED.value}: {backend}: {_count(counts.total(), 'choice')}: {'; '.join(parts)}"
+            parts.append(f"and {counted(len(counts) - REASONS, 'more reason')}")
+        yield f"  {Status.REFUSED.value}: {backend}: {counted(counts.total(), 'choice')}: {'; '.join(parts)}"
 
 
 def _numbers_aside(reason: str, name: str) -> str:
     return re.sub(r"\d+", "#", _short(reason).replace(name, ""))
 
 
-def _grouped(left_out: Iterable[tuple[str, str, str]]) -> list[str]:
-    groups: dict[tuple[str, str, str], _Group] = {}
+def _grouped(left_out: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """A line for each status (empty where all are refused), backend and kind of reason, with the first name and reason of it."""
+    groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for status, name, reason in left_out:
-        key = (status, name.split(":")[0], _numbers_aside(reason, name))
-        groups.setdefault(key, _Group(status=status, reason=_short(reason), names=[])).names.append(name)
-    return [f"  {group}" for group in groups.values()]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Group:
-    """Left-out choices with one status (empty where all are refused) and one kind of reason; ``reason`` is that of the first."""
-
-    status: str
-    reason: str
-    names: list[str]
-
-    def __str__(self) -> str:
-        first = self.names[0]
-        head = f"{self.status}: " if self.status else ""
-        if len(self.names) == 1:
-            return f"{head}{first}: {self.reason}"
-        return f"{head}{len(self.names)} × {first.split(':')[0]}, for instance {first}: {self.reason}"
+        groups.setdefault((status, name.split(":")[0], _numbers_aside(reason, name)), []).append((name, _short(reason)))
+    for (status, backend, _), members in groups.items():
+        name, reason = members[0]
+        head = f"{status}: " if status else ""
+        many = f"{len(members)} × {backend}, for instance " if len(members) > 1 else ""
+        yield f"  {head}{many}{name}: {reason}"
 
 
 def _timed(result: ProblemResult) -> list[tuple[Outcome, float]]:
@@ -214,43 +202,27 @@ def _shown(result: ProblemResult, max_rows: int | None) -> Sequence[tuple[Outcom
     return [pair for i, pair in enumerate(timed) if i < max_rows or pair[0].baseline or pair[0].name == result.pick]
 
 
-def _hidden_line(result: ProblemResult, max_rows: int | None) -> Iterable[str]:
-    hidden = len(_timed(result)) - len(_shown(result, max_rows))
-    return [f"… and {_count(hidden, 'slower choice')}"] if hidden else []
-
-
 def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
     from rich.text import Text  # noqa: PLC0415 - see renderables
 
     table = new_table(texts=("choice", "backend"), numbers=("time µs", "GFLOP/s", "% best", "% limit", "verified"), last="note")
     best_us = _timed(result)[0][1]
     for outcome, time_us in _shown(result, max_rows):
+        # There were final rounds, and this choice was too slow for them: its time is from a shorter measurement.
+        dropped = not outcome.finalist and any(o.finalist for o in result.outcomes)
+        notes = {"pick": outcome.name == result.pick, "torch": outcome.baseline, "dropped": dropped}
         cells = (
             outcome.name,
             outcome.backend,
-            "~" * _dropped_early(outcome, result) + _number(time_us),
+            "~" * dropped + _number(time_us),
             _number(result.problem.flops / time_us / 1e3),
             f"{100 * best_us / time_us:.1f}",
             f"{100 * result.limit_us / time_us:.1f}" if result.limit_us else "–",
             "–" if outcome.error_over_bound is None else f"{outcome.error_over_bound:.3f}",
-            _note(outcome, result),
+            ", ".join(note for note, holds in notes.items() if holds),
         )
         table.add_row(*map(Text, cells), style="green" if outcome.name == result.pick else None)
     return table
-
-
-def _note(outcome: Outcome, result: ProblemResult) -> str:
-    notes = ["pick"] if outcome.name == result.pick else []
-    if outcome.baseline:
-        notes.append("torch")
-    if _dropped_early(outcome, result):
-        notes.append("dropped")
-    return ", ".join(notes)
-
-
-def _dropped_early(outcome: Outcome, result: ProblemResult) -> bool:
-    """There were final rounds, and this choice was too slow for them: its time is from a shorter measurement."""
-    return not outcome.finalist and any(o.finalist for o in result.outcomes)
 
 
 def _short(reason: str) -> str:
@@ -266,5 +238,6 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """``1 choice``, ``2 choices``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

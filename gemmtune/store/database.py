@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
-from .storefile import SCHEMA, check, code_of, connect, corrupt, create
+from .storefile import FAILURES, SCHEMA, check, code_of, connect, corrupt, create, file_lock, is_corruption, move_aside
 
 __all__ = ["BUSY_TIMEOUT_S", "LOCK", "Database"]
 
@@ -145,10 +145,6 @@ class Database:
             self._cache[scope] = {row.content_hash: row for row in found if row is not None}
         return self._cache[scope]
 
-    def rows_of(self, key: str, fingerprint: str) -> list[Row]:
-        """The values of ``rows``."""
-        return list(self.rows(key, fingerprint).values())
-
     def every_row(self) -> Iterator[Row]:
         """All whole rows, problem by problem."""
         for key, fingerprint, *record in self.connection().execute(f"SELECT s.key, s.fingerprint, {_SELECT} ORDER BY m.scope"):
@@ -210,3 +206,26 @@ class Database:
             raise corrupt(finding)
         for _ in (*self.every_row(), *self.limits()):
             pass
+
+    def set_aside(self) -> Path | None:
+        """Rename a corrupt file, so that the next use makes a new one; where it is now, or None if that has been done already.
+
+        Raises:
+            one of FAILURES: the file has to stay.
+        """
+        assert self.path is not None
+        self.close()
+        with file_lock(self.path, self.busy_timeout_s):
+            if not self.path.exists():
+                return None
+            now = Database(self.path, read_only=True, busy_timeout_s=self.busy_timeout_s)
+            try:
+                now.check_all()
+            except FAILURES as error:
+                if not is_corruption(error):
+                    raise
+                now.close()
+                return move_aside(self.path)
+            finally:
+                now.close()
+        return None

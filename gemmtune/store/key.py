@@ -32,7 +32,19 @@ def fingerprint(device: DeviceInfo, timing: str) -> dict[str, str]:
     instruction sets and torch's thread count. Both have torch's version, the timing mode and ``METHOD_VERSION``. Which of several
     equal GPUs it is does not matter. A compiler belongs to the content hash of the choices that it compiles.
     """
-    return dict(_fields(device, timing))
+    fields = {"device": device.name, "arch": device.arch}
+    if device.type == "cpu":
+        fields |= {"threads": str(device.threads), "isa": " ".join(device.isa)}
+    else:
+        runtime = torch.version.hip if device.type == "hip" else torch.version.cuda
+        fields |= {
+            "sm_count": str(device.sm_count),
+            "driver": driver_version(device.type),
+            device.type: runtime or UNKNOWN,
+            "triton": _package_version("triton") or "not installed",
+            "cublas": cublas_version(),
+        }
+    return fields | {"torch": torch.__version__, "timing": timing, "method": str(METHOD_VERSION)}
 
 
 @functools.cache
@@ -48,7 +60,7 @@ def canonical(value: object) -> str:
 
 def difference(stored: Mapping[str, str] | str, current: Mapping[str, str] | str) -> list[str]:
     """The fields in which two fingerprints (mappings or their texts) differ, each as ``driver: was 550.54.15, is 560.35.03``."""
-    was, now_is = (_mapping(f) for f in (stored, current))
+    was, now_is = (json.loads(f) if isinstance(f, str) else f for f in (stored, current))
     fields = [*now_is, *(f for f in was if f not in now_is)]
     return [
         f"{field}: was {was.get(field, 'not recorded')}, is {now_is.get(field, 'not recorded')}"
@@ -60,30 +72,6 @@ def difference(stored: Mapping[str, str] | str, current: Mapping[str, str] | str
 def now() -> str:
     """The time of day in UTC, as ``measured_at`` has it: ISO 8601 with microseconds, so that texts sort as times do."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def _mapping(value: Mapping[str, str] | str) -> Mapping[str, str]:
-    if not isinstance(value, str):
-        return value
-    data: Mapping[str, str] = json.loads(value)
-    return data
-
-
-@functools.cache
-def _fields(device: DeviceInfo, timing: str) -> tuple[tuple[str, str], ...]:
-    fields = {"device": device.name, "arch": device.arch}
-    if device.type == "cpu":
-        fields |= {"threads": str(device.threads), "isa": " ".join(device.isa)}
-    else:
-        runtime = torch.version.hip if device.type == "hip" else torch.version.cuda
-        fields |= {
-            "sm_count": str(device.sm_count),
-            "driver": driver_version(device.type),
-            device.type: runtime or UNKNOWN,
-            "triton": _package_version("triton") or "not installed",
-            "cublas": cublas_version(),
-        }
-    return tuple((fields | {"torch": torch.__version__, "timing": timing, "method": str(METHOD_VERSION)}).items())
 
 
 @functools.cache

@@ -46,10 +46,11 @@ class Row:
     """UTC, ISO 8601 with microseconds."""
 
     def __post_init__(self) -> None:
-        for name in ("key", "fingerprint", "name", "backend", "content_hash"):
-            if not _is_text(getattr(self, name)) or not getattr(self, name):
-                raise StoreError(f"{name}: got {getattr(self, name)!r}, expected a text of at least one character")
-        self._set("status", _status(self.status))
+        _check_texts(self, "key", "fingerprint", "name", "backend", "content_hash")
+        try:
+            self._set("status", Status(self.status))
+        except ValueError:
+            raise StoreError(f"status: got {self.status!r}, expected one of {', '.join(Status)}") from None
         self._set("finalist", bool(self.finalist))
         self._set("baseline", bool(self.baseline))
         # What a compiler printed may hold bytes that are no text; SQLite would refuse the row.
@@ -139,9 +140,7 @@ class Limit:
     measured_at: str = field(default_factory=now)
 
     def __post_init__(self) -> None:
-        for name in ("fingerprint", "name"):
-            if not _is_text(getattr(self, name)) or not getattr(self, name):
-                raise StoreError(f"{name}: got {getattr(self, name)!r}, expected a text of at least one character")
+        _check_texts(self, "fingerprint", "name")
         value = _number(f"limit {self.name}", self.value)
         if value is None or not math.isfinite(value) or value <= 0:
             raise StoreError(f"limit {self.name}: got {self.value!r}, expected a finite number above 0")
@@ -173,13 +172,6 @@ def checksum(*values: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _status(value: Any) -> Status:
-    try:
-        return Status(value)
-    except ValueError:
-        raise StoreError(f"status: got {value!r}, expected one of {', '.join(Status)}") from None
-
-
 def _number(name: str, value: object) -> float | None:
     if value is None:
         return None
@@ -188,15 +180,12 @@ def _number(name: str, value: object) -> float | None:
     return float(value)
 
 
-def _is_text(value: object) -> bool:
-    """A string that UTF-8 can carry."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _check_texts(record: Row | Limit, *names: str) -> None:
+    """Raises StoreError unless these fields are strings that UTF-8 can carry, and not empty."""
+    for name in names:
+        value: object = getattr(record, name)
+        if not isinstance(value, str) or not value or value.encode(errors="replace").decode() != value:
+            raise StoreError(f"{name}: got {value!r}, expected a text of at least one character")
 
 
 def plain(value: Any) -> Any:

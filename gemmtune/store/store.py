@@ -19,7 +19,7 @@ from ..settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
 from .row import Limit, Row
-from .trouble import ELSEWHERE, FAILURES, explain, is_corruption, set_aside
+from .storefile import ELSEWHERE, FAILURES, explain, is_corruption
 
 __all__ = ["Absorbed", "Health", "Limit", "Row", "Store", "open_store"]
 
@@ -85,7 +85,7 @@ class Store:
 
         The file is read again only after another process has written to it.
         """
-        found = self._read(lambda database: database.rows_of(key, fingerprint))
+        found = self._read(lambda database: list(database.rows(key, fingerprint).values()))
         return {row.content_hash: row for row in found}
 
     def every_row(self) -> list[Row]:
@@ -115,7 +115,8 @@ class Store:
     def export_file(self, path: Path | str) -> int:
         """Write all rows and limits to a JSON file; returns the number of rows. Raises StoreError if the file cannot be written."""
         rows = self.every_row()
-        write_json(Path(path), rows, self._every_limit())
+        limits = {(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}
+        write_json(Path(path), rows, list(limits.values()))
         return len(rows)
 
     def import_file(self, path: Path | str) -> Absorbed:
@@ -154,9 +155,6 @@ class Store:
         with LOCK:
             if self._file:
                 self._file.close()
-
-    def _every_limit(self) -> list[Limit]:
-        return list({(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}.values())
 
     def _read(self, read: Callable[[Database], list[T]]) -> list[T]:
         """What the file has, followed by what memory has."""
@@ -201,7 +199,8 @@ class Store:
         """Do without the file from now on, or without writing to it where it can still be read."""
         assert self._file is not None
         self._file.close()
-        if writing and not isinstance(error, StoreError) and not is_corruption(error) and _is_readable(self._path):
+        readable = self._path is not None and os.path.isfile(self._path) and os.access(self._path, os.R_OK)
+        if writing and readable and not isinstance(error, StoreError) and not is_corruption(error):
             self._file.read_only = True
         else:
             self._file = None
@@ -217,7 +216,7 @@ class Store:
         """Make room for a new file where there is a corrupt one, and say so; what prevents that, if anything does."""
         assert self._file is not None
         try:
-            moved = set_aside(self._file)
+            moved = self._file.set_aside()
         except FAILURES as second:
             return second
         if moved is not None:
@@ -270,7 +269,3 @@ def _read_only_message(path: Path | None) -> str:
 
 def _is_read_only(path: Path) -> bool:
     return os.path.exists(path) and not (os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK))
-
-
-def _is_readable(path: Path | None) -> bool:
-    return path is not None and os.path.isfile(path) and os.access(path, os.R_OK)

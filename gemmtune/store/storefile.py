@@ -1,7 +1,8 @@
-"""The store's file as such: what is in it, how it comes into being, how a corrupt one is put aside."""
+"""The store's file as such: what is in it, how it comes into being, how a corrupt one is put aside, what its errors mean."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -11,7 +12,10 @@ import filelock
 from ..cache import make_private
 from ..errors import StoreError
 
-__all__ = ["SCHEMA", "VERSION", "check", "code_of", "connect", "corrupt", "create", "file_lock", "move_aside"]
+__all__ = [
+    "ELSEWHERE", "FAILURES", "SCHEMA", "VERSION",
+    "check", "code_of", "connect", "corrupt", "create", "explain", "file_lock", "is_corruption", "move_aside",
+]  # fmt: skip
 
 APPLICATION_ID = 0x67656D74
 """``gemt``: tells our files from other SQLite databases."""
@@ -51,21 +55,22 @@ COMMIT;
 """
 
 _NETWORK_FILE_SYSTEMS = (
-    "nfs",
-    "cifs",
-    "smb",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "afs",
-    "9p",
-    "fuse.",
-    "glusterfs",
-    "pvfs",
-    "orangefs",
-)
+    "nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "fuse.", "glusterfs", "pvfs", "orangefs",
+)  # fmt: skip
 _DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
+
+FAILURES = (sqlite3.Error, OSError, StoreError, UnicodeDecodeError)
+"""Everything that a use of a Database may raise; the last, when SQLite's message quotes a schema with a flipped bit."""
+ELSEWHERE = "or set store_path (GEMMTUNE_STORE_PATH) to another file"
+
+_CORRUPTION = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+)
+"""Codes that a whole store of ours cannot give: it has no missing table and no broken constraint either."""
 
 
 def connect(name: str, busy_timeout_s: float) -> sqlite3.Connection:
@@ -79,6 +84,11 @@ def connect(name: str, busy_timeout_s: float) -> sqlite3.Connection:
 def code_of(error: BaseException) -> int:
     """SQLite's primary result code of an error, 0 if it is not one of SQLite's."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def is_corruption(error: Exception) -> bool:
+    """Can the error come from corrupt content?"""
+    return isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.DatabaseError) and code_of(error) in _CORRUPTION)
 
 
 def corrupt(what: str) -> sqlite3.DatabaseError:
@@ -166,10 +176,9 @@ def move_aside(path: Path) -> Path:
 
 def _has_content(path: Path) -> bool:
     try:
-        stat = path.stat()
+        return path.stat().st_size > 0
     except FileNotFoundError:
         return False
-    return stat.st_size > 0
 
 
 def _on_network(folder: Path) -> bool:
@@ -186,3 +195,22 @@ def _on_network(folder: Path) -> bool:
         kinds[mount.replace("\\040", " ")] = kind
     best = max((m for m in kinds if target == m or target.startswith(m.rstrip("/") + "/")), key=len, default="")
     return kinds.get(best, "").startswith(_NETWORK_FILE_SYSTEMS)
+
+
+def explain(path: Path | None, error: Exception) -> str:
+    """What happened to the file, what was expected, what to do."""
+    if isinstance(error, StoreError):
+        return str(error)
+    code, system = code_of(error), getattr(error, "errno", 0)
+    if code == sqlite3.SQLITE_FULL or system in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "Free some space there"
+    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or isinstance(error, TimeoutError):
+        remedy = "End the process that keeps it locked"
+    elif is_corruption(error):
+        remedy = "Delete it if it is a store"
+    elif code == sqlite3.SQLITE_IOERR:
+        remedy = "Check the disk and its free space"
+    else:
+        remedy = "Check its folder and this user's permissions"
+    what = str(error) or type(error).__name__
+    return f"store: got {what!r} from {path}, expected a store that can be read and written. {remedy}, {ELSEWHERE}."

@@ -78,13 +78,10 @@ def _gpu_bandwidth(device: DeviceInfo) -> float:
 
 
 def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
-    if dtype_label in ("float16", "float32", *map(dtype_name, FLOAT8)):
-        bare, product = fma_gflops(device, "float"), _product_gflops(device, "float32")
-    elif dtype_label == "float64":
-        bare, product = fma_gflops(device, "double"), _product_gflops(device, "float64")
-    else:
-        bare, product = fma_gflops(device, "float"), _product_gflops(device, dtype_label)
-    return max(bare or 0.0, product)
+    """Of bare fused multiply-adds or, where that is more, of a product."""
+    product = "float32" if dtype_label in ("float16", *map(dtype_name, FLOAT8)) else dtype_label
+    bare = fma_gflops(device, "double" if dtype_label == "float64" else "float")
+    return max(bare or 0.0, _product_gflops(device, product))
 
 
 def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,9 +13,6 @@ from ..device import MIB, DeviceInfo
 from ..numerics.buffers import allocate, flat
 from ..numerics.operands import Operands, random_operands
 from ..problem import Layout, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["MOST_SETS", "Rotation", "set_count"]
 
@@ -30,8 +28,6 @@ CPU_BUDGET_BYTES = 1024 * MIB
 GPU_BUDGET_SHARE = 0.25
 """Of the free device memory: the verifier and the program that is being tuned need the rest."""
 SEED = 20
-OPTIONAL = ("c", "d", "inp", "scale_a", "scale_b", "zero_b")
-"""The operands that a problem may not have."""
 
 
 def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
@@ -46,7 +42,8 @@ class Rotation:
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         target = device.torch_device
         caches = CPU_CACHES if device.type == "cpu" else GPU_CACHES
-        count = set_count(problem.bytes, int(caches * device.last_level_cache_bytes), _budget_bytes(target))
+        budget_bytes = CPU_BUDGET_BYTES if device.type == "cpu" else GPU_BUDGET_SHARE * torch.cuda.mem_get_info(target)[0]
+        count = set_count(problem.bytes, int(caches * device.last_level_cache_bytes), int(budget_bytes))
         first = random_operands(problem, target, seed=SEED)
         self.sets: tuple[Operands, ...] = (first, *(_copy(first) for _ in range(count - 1)))
         self._packed: dict[str, tuple[Operands, ...]] = {}
@@ -61,23 +58,10 @@ class Rotation:
         return self._packed[name]
 
 
-def _budget_bytes(device: torch.device) -> int:
-    if device.type == "cpu":
-        return CPU_BUDGET_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(GPU_BUDGET_SHARE * free)
-
-
 def _copy(operands: Operands) -> Operands:
-    optional: dict[str, Any] = {name: _copy_tensor(t) for name in OPTIONAL if (t := getattr(operands, name)) is not None}
-    return dataclasses.replace(
-        operands,
-        a=_copy_tensor(operands.a),
-        b=_copy_tensor(operands.b),
-        out=_copy_tensor(operands.out),
-        extra=tuple(_copy_tensor(t) for t in operands.extra),
-        **optional,
-    )
+    given: dict[str, Any] = {role: _copy_tensor(tensor) for role, tensor in operands.named.items()}
+    extra = tuple(map(_copy_tensor, operands.extra))
+    return dataclasses.replace(operands, out=_copy_tensor(operands.out), extra=extra, **given)
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:

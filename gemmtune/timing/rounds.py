@@ -53,7 +53,9 @@ def play(
     """
     if not contenders:
         return {}
-    _warm_up(contenders, warm_up_s)
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < warm_up_s:
+        _round(contenders, list(contenders))
     rounds: dict[str, list[float]] = {name: [] for name in contenders}
     playing = list(contenders)
     deadline = time.perf_counter() + budget_s
@@ -96,12 +98,6 @@ class _Ratio:
     @property
     def tied(self) -> bool:
         return self.middle + SURE * self.half <= math.log1p(TIE)
-
-
-def _warm_up(contenders: Mapping[str, Contender], seconds: float) -> None:
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        _round(contenders, list(contenders))
 
 
 def _round(contenders: Mapping[str, Contender], order: list[str]) -> dict[str, float]:

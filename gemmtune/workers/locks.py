@@ -35,7 +35,15 @@ def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callabl
     try:
         waited = _acquire(lock, folder, on_wait)
     except (OSError, NotImplementedError) as error:
-        _warn(folder, error)
+        if folder not in _warned:
+            _warned.add(folder)
+            warnings.warn(
+                f"locks: got {error} in {folder}, expected a folder that takes lock files. Give this user permission to write "
+                "it, or set cache_dir (GEMMTUNE_CACHE_DIR) to another folder. Until then two processes may tune the same problem "
+                "at once.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         yield False
         return
     try:
@@ -55,14 +63,3 @@ def _acquire(lock: filelock.BaseFileLock, folder: Path, on_wait: Callable[[], No
         lock.acquire()
         return True
     return False
-
-
-def _warn(folder: Path, error: Exception) -> None:
-    if folder not in _warned:
-        _warned.add(folder)
-        warnings.warn(
-            f"locks: got {error} in {folder}, expected a folder that takes lock files. Give this user permission to write it, or "
-            "set cache_dir (GEMMTUNE_CACHE_DIR) to another folder. Until then two processes may tune the same problem at once.",
-            RuntimeWarning,
-            stacklevel=5,
-        )

@@ -37,20 +37,18 @@ TAIL_BYTES = 4000
 """How much of the end of the child's stderr goes into the reason of a crash."""
 
 
-class WorkerCrashed(GemmtuneError, RuntimeError):
+class _WorkerEnded(GemmtuneError, RuntimeError):
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class WorkerCrashed(_WorkerEnded):
     """The worker process died while it worked. ``reason`` has its signal or exit status and the end of its stderr."""
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
 
-
-class WorkerTimedOut(GemmtuneError, RuntimeError):
+class WorkerTimedOut(_WorkerEnded):
     """The worker process did not answer within the time allowed and was killed."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
 
 
 class Worker:
@@ -77,9 +75,13 @@ class Worker:
         # Appending lets the parent empty the file before each job: what is in it then belongs to the job at hand.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._connection, child_end = Pipe()
+        # GPUs are hidden before torch is imported, and modules are found where the parent finds them.
+        path = [str(entry) or os.getcwd() for entry in sys.path]
+        hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
+        start = f"import os, sys; {hide}sys.path[:] = {path!r}; from gemmtune.workers.child import main; "
         with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _start_code(child_end.fileno(), gpu)],
+                [sys.executable, "-P", "-c", f"{start}main({child_end.fileno()}, {os.getpid()})"],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
@@ -107,7 +109,9 @@ class Worker:
             if not self.alive:
                 raise WorkerCrashed("the worker process has ended already")
             try:
-                self._wait_until_ready()
+                if not self._ready:
+                    self._receive(START_TIMEOUT_S)
+                    self._ready = True
                 os.ftruncate(self._stderr.fileno(), 0)
                 self._connection.send_bytes(job)
                 answer = self._receive(timeout_s)
@@ -137,11 +141,6 @@ class Worker:
             if self._process.returncode is None:  # not reaped: the group's number is still its own
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _wait_until_ready(self) -> None:
-        if not self._ready:
-            self._receive(START_TIMEOUT_S)
-            self._ready = True
-
     def _receive(self, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s
         while not self._connection.poll(min(DEATH_CHECK_S, max(0.0, deadline - time.monotonic()))):
@@ -166,13 +165,6 @@ class Worker:
         status = self._process.returncode
         died = f"died by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         return f"worker process {died}" + (f"; the end of its output:\n{tail}" if tail else "")
-
-
-def _start_code(fd: int, gpu: bool) -> str:
-    """The child's program: GPUs are hidden before torch is imported, and modules are found where the parent finds them."""
-    path = [str(entry) or os.getcwd() for entry in sys.path]
-    hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
-    return f"import os, sys; {hide}sys.path[:] = {path!r}; from gemmtune.workers.child import main; main({fd}, {os.getpid()})"
 
 
 def _unpack(answer: bytes) -> Any:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from broken_kernels import CPU
 
-from gemmtune.numerics.assembling import Assembling
 from gemmtune.numerics.drawing import Drawing
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.quantized import numbers
@@ -128,17 +127,16 @@ def test_an_epilogue_reads_normal_numbers_or_masks() -> None:
     assert 0.9 < float(normal.std()) < 1.1
 
 
-def test_values_of_operands_are_copies_without_a_broadcast_batch() -> None:
-    problem = Problem.bmm(3, 4, 5, 6, dtype=F32, device_type="cpu")
-    draw = drawing(problem)
-    a = torch.arange(24.0).reshape(1, 4, 6).expand(3, 4, 6)
-    held = draw.values_of_a(a)
-    assert held.shape == (1, 4, 6)
-    held.zero_()
-    assert a.max() == 23
+def test_a_probe_leaves_the_operands_from_which_it_takes_numbers() -> None:
+    probes = Probes(Problem.bmm(3, 4, 5, 6, dtype=F32, device_type="cpu"), CPU)
+    random = probes.random()
+    before = random.a.clone(), random.b.clone()
+    probes.both(random)
+    assert torch.equal(random.a, before[0])
+    assert torch.equal(random.b, before[1])
 
 
 def test_random_weights_with_zero_points_are_integers_that_leave_room_for_them() -> None:
     problem = Problem.mixed_mm(16, 64, 64, dtype=F16, dtype_b=E4M3, scales="column", zeros=True, device_type="cpu")
-    b = Assembling(problem, CPU, seed=1).random_b().float()
+    b = Drawing(problem, CPU, seed=1).random_b().float()
     assert values_of(b) == set(range(-13, 14))

@@ -10,7 +10,8 @@ from broken_kernels import CPU
 
 from gemmtune.errors import GemmtuneError
 from gemmtune.numerics.buffers import held_size, storage_bits
-from gemmtune.numerics.fills import FILLS, fill_named, fills_of
+from gemmtune.numerics.fills import filled as drawn
+from gemmtune.numerics.fills import fills_of
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Precision, Problem
@@ -45,7 +46,7 @@ def test_every_layout_can_be_filled(fill: str, dtype: torch.dtype, name: str) ->
     size, stride = LAYOUTS[name]
     layout = Layout(size=size, stride=stride, dtype=dtype)
     for k_dim in (-1, -2):
-        values, again = (fill_named(fill, dtype)(layout, torch.Generator().manual_seed(3), CPU, k_dim) for _ in range(2))
+        values, again = (drawn(fill, layout, torch.Generator().manual_seed(3), CPU, k_dim) for _ in range(2))
         assert tuple(values.shape) == held_size(layout)
         assert torch.equal(values, again)
         assert values.to(dtype).double().isfinite().all()
@@ -58,7 +59,7 @@ def test_the_second_half_of_cancelling_integers_is_the_first_but_for_a_unit(k_di
     layout = Layout.contiguous((200, 201), INT8)
     if k_dim == -2:
         layout = Layout.contiguous((201, 200), INT8)
-    values = fill_named("cancelling", INT8)(layout, torch.Generator().manual_seed(3), CPU, k_dim)
+    values = drawn("cancelling", layout, torch.Generator().manual_seed(3), CPU, k_dim)
     assert (values.min(), values.max()) == (-128, 127)
     first, second, rest = (x.double() for x in values.split([100, 100, 1], k_dim))
     off = first + second if k_dim == -1 else first - second
@@ -111,7 +112,7 @@ def test_cancelling_sums_nearly_vanish(dtype: torch.dtype, k: int) -> None:
 def test_cancelling_has_one_sign_where_k_cannot_be_chosen() -> None:
     layout = Layout(size=(6, 8), stride=(1, 0), dtype=F32)
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
-    normal, cancelling = (FILLS[name](layout, g, CPU, -1) for name, g in zip(("normal", "cancelling"), generators, strict=True))
+    normal, cancelling = (drawn(name, layout, g, CPU, -1) for name, g in zip(("normal", "cancelling"), generators, strict=True))
     assert torch.equal(normal, cancelling)
 
 

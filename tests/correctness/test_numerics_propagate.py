@@ -116,6 +116,15 @@ def test_a_step_within_reach_allows_both_branches_and_nothing_else() -> None:
     assert bound_at(step, 0.5)[0] == 0.5
 
 
+@pytest.mark.parametrize("function", [lambda acc, x: torch.where(acc > x, x, 100.0), lambda acc, x: torch.where(x > acc, x, 100.0)])
+def test_either_side_of_a_comparison_may_be_off(function: Callable[..., torch.Tensor]) -> None:
+    operand = torch.tensor([[1.2, 5.0]])
+    acc = Approximate(value=torch.ones(1, 2, dtype=F64), error=torch.full((1, 2), 0.5, dtype=F64))
+    expected = propagate(trace(function, F32, [operand]), acc, [operand], precision=F32, flush=False, reference_is_float64=False)
+    assert expected.error[0, 0] >= 98
+    assert expected.error[0, 1] == 0
+
+
 def test_poles_and_overflow_within_reach_allow_anything() -> None:
     assert bound_at(FUNCTIONS["reciprocal"], 1e-4, 1e-3)[1] == math.inf
     assert bound_at(FUNCTIONS["reciprocal"], 1.0, 1e-3)[1] < 2e-3

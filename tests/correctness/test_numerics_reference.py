@@ -10,7 +10,7 @@ import torch
 from rational import rational
 
 from gemmtune.numerics import reference as module
-from gemmtune.numerics.grade import MOST, grade
+from gemmtune.numerics.compare import MOST, grade
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.reference import Region, extended_reference, products, reference, regions
 

@@ -21,9 +21,14 @@ BESIDES = {
     "numerics/buffers": ("correctness/test_numerics_operands.py",),
     "numerics/judging": ("correctness/test_numerics_compare.py", "correctness/test_conformance_values.py"),
     "numerics/width": ("correctness/test_numerics_quantized.py", "correctness/test_verify_quantized.py"),
-    "numerics/operands": ("correctness/test_numerics_operands.py", "correctness/test_numerics_quantized.py"),
+    "numerics/operands": (
+        "correctness/test_numerics_operands.py",
+        "correctness/test_numerics_quantized.py",
+        "correctness/test_numerics_drawing.py",
+    ),
+    "numerics/probes": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
     "problem/fields": ("unit/test_sum_problem.py",),
-    "selector/machine": ("unit/test_limits.py",),
+    "selector/select": ("unit/test_limits.py",),
 }
 """Tests of single modules that import something else."""
 NEVER = ("_gpu", "test_cpp", "triton", "cutlass", "test_imports", "test_cuda", "must_list", "cross_compile", "test_architectures")

@@ -35,9 +35,7 @@ CONSTRUCTOR = '''\
         """out[M, N] = a[M, K] @ b[K, N] + c[M, 1] @ d[1, N]"""
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
         c, d, _ = operand_layouts((), m, n, 1, layout, dtype, dtype, dtype)
-        kind = device_type or device_type_here()
-        flags = precision or precision_of(dtype, kind)
-        return cls._of(op="outer_mm", a=a, b=b, c=c, d=d, out=out, device_type=kind, precision=flags)
+        return cls._of(device_type, precision, op="outer_mm", a=a, b=b, c=c, d=d, out=out)
 
 '''
 FUNCTION = '''

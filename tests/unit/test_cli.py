@@ -19,10 +19,10 @@ from gemmtune.cli import commands, words
 from gemmtune.cli.output import warnings_as_lines
 from gemmtune.device import PRESETS
 from gemmtune.errors import StoreError
+from gemmtune.problem.constructors import BiasShape
 from gemmtune.problem.dtypes import DTYPES, FLOAT8, dtype_name
 from gemmtune.problem.operations import ENCODINGS, OPS
 from gemmtune.problem.scales import Scales, WeightScales
-from gemmtune.problem.standard import BiasShape
 from gemmtune.selector.table import DEFAULT_ROWS
 
 
@@ -84,7 +84,7 @@ def test_every_command_has_help_and_json(capsys, name):
          "Invalid value for '--dtype-b': got 'int4', which is a way to pack b and not a dtype; give --encoding int4"),
         (["choices", "1x2x4", "--op", "mixed_mm", "--encoding", "int4", "--dtype-b", "int8"],
          "shape 1x2x4: dtype_b: got 'int8' with encoding int4, expected uint8 or nothing"),
-        (["tune", "-4x64x64"], "shape: got one that begins with '-4', expected whole numbers, for instance 16x4096x4096"),
+        (["tune", "-4x64x64"], "shape: got one that begins with '-4', expected whole numbers, such as 16x4096x4096"),
         (["choices", "1x2x3", "-q"], "No such option"),
         (["frobnicate"], "No such command 'frobnicate'."),
         (["export"], "Missing argument 'FILE'."),

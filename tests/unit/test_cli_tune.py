@@ -10,7 +10,7 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
 from gemmtune import Problem, cli
 from gemmtune.choice import Refusal, Status
-from gemmtune.selector.progress import Lines, Silent
+from gemmtune.selector.progress import Lines, Progress
 from gemmtune.selector.tuning_result import TuningResult
 
 
@@ -64,7 +64,7 @@ def test_quiet_is_one_line_for_each_shape(capsys, tuner, own_store):
         "mm 16x4096x4096 float32 nt on cpu: pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)\n",
         "",
     )
-    assert isinstance(tuner.progress, Silent)
+    assert type(tuner.progress) is Progress
 
 
 def test_json_has_every_choice_with_its_status(capsys, tuner, own_store, tmp_path):

@@ -15,7 +15,7 @@ from gemmtune import filters
 from gemmtune.backends.table import TEMPLATES
 from gemmtune.choice import Choice, Offers, Refusal
 from gemmtune.device import preset
-from gemmtune.filters import FILTERS, FilterSettings, by_cap, by_determinism, by_regex, by_size, spread
+from gemmtune.filters import FILTERS, FilterSettings, by_cap, by_determinism, by_size, spread
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for, widest_offers_for
 from gemmtune.settings import Settings
@@ -67,13 +67,13 @@ def test_the_size_of_a_batch_is_that_of_one_matrix() -> None:
     ],
 )
 def test_regexes(allow: str | None, deny: str | None, expected: list[str]) -> None:
-    kept = by_regex(OFFERS, allow, deny)
+    kept = filtered(OFFERS, Settings(choice_allowlist_regex=allow, choice_denylist_regex=deny))
     assert names(kept) == expected
     assert len(kept.choices) + len(kept.refusals) == len(OFFERS.choices) + len(OFFERS.refusals)
 
 
 def test_a_refusal_names_the_setting_and_the_regex() -> None:
-    kept = by_regex(OFFERS, "triton", "b$")
+    kept = filtered(OFFERS, Settings(choice_allowlist_regex="triton", choice_denylist_regex="b$"))
     assert {r.name: r.reason for r in kept.refusals} == {
         "cublaslt": "no GPU",
         "aten:mm": "choice_allowlist_regex 'triton' is not found in the name",

@@ -7,20 +7,19 @@ import torch
 
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem
-from gemmtune.problem.rebuild import rebuilt
 
 PROBLEM = Problem.addmm(2, 3, 4, dtype=torch.float16, bias="mn", alpha=2, device_type="cpu")
 
 
 def test_rebuilt_is_equal():
-    assert rebuilt(PROBLEM.to_json()) == PROBLEM
+    assert Problem.from_json(PROBLEM.to_json()) == PROBLEM
 
 
 @pytest.mark.parametrize("nothing", [None, False, ""])
 def test_an_unknown_field_is_left_out_where_it_says_nothing(nothing):
-    assert rebuilt(PROBLEM.to_json() | {"sparsity": nothing}) == PROBLEM
+    assert Problem.from_json(PROBLEM.to_json() | {"sparsity": nothing}) == PROBLEM
 
 
 def test_an_unknown_field_that_says_something_is_refused():
     with pytest.raises(InvalidProblemError, match="the field sparsity = '2:4' is unknown to this version"):
-        rebuilt(PROBLEM.to_json() | {"sparsity": "2:4"})
+        Problem.from_json(PROBLEM.to_json() | {"sparsity": "2:4"})

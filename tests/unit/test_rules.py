@@ -18,7 +18,7 @@ from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import accumulator_dtype, dtype_info
-from gemmtune.problem.operations import DENSE_OPS, QUANTIZED_OPS
+from gemmtune.problem.operations import DENSE_OPS, OPERATIONS, QUANTIZED_OPS
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 
@@ -308,3 +308,15 @@ def test_cublaslt_refuses_what_it_does_not_have() -> None:
     assert str(caught.value) == (
         "mixed_mm is not an operation of this backend, which has mm, addmm, bmm, baddbmm, int_mm, scaled_mm"
     )
+
+
+def test_arguments_are_in_the_order_of_torchs_functions() -> None:
+    assert OPERATIONS["mm"].arguments == ("a", "b")
+    assert OPERATIONS["addmm"].arguments == OPERATIONS["baddbmm"].arguments == ("inp", "a", "b")
+    assert OPERATIONS["mm_plus_mm"].arguments == ("a", "b", "c", "d")
+
+
+def test_an_operand_has_as_many_elements_as_any_memory_could_hold() -> None:
+    assert Problem.mm(2**23, 1, 2**23, device_type="cpu").a.numel == 2**46
+    with pytest.raises(InvalidProblemError, match=r"got an operand of \(8388608, 8388609\), expected at most 2\^46"):
+        Problem.mm(2**23, 1, 2**23 + 1, device_type="cpu")

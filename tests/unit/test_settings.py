@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -266,3 +267,11 @@ def test_a_backend_that_is_not_in_the_table_is_an_error_where_backends_are_asked
         str(caught.value)
         == "backends (GEMMTUNE_BACKENDS): got 'rocm', expected names out of aten, cublaslt, triton, cutlass, cuda, cpp"
     )
+
+
+def test_the_token_of_one_process_does_not_travel_to_another() -> None:
+    settings = Settings(search="quick")
+    assert settings.token == Settings(search="quick").token
+    arrived = pickle.loads(pickle.dumps(settings))
+    assert arrived == settings
+    assert "token" not in vars(arrived)

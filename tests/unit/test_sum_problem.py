@@ -18,7 +18,6 @@ from gemmtune.cli.spec import Spec
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
-from gemmtune.problem.rebuild import rebuilt
 from gemmtune.settings import Settings
 
 PROBLEM = Problem.mm_plus_mm(64, 40, 32, 48, device_type="cpu")
@@ -47,7 +46,7 @@ def test_key_has_the_second_product_and_is_rebuilt() -> None:
     assert (data["k"], data["k2"]) == (32, 48)
     assert {"c", "d"} <= set(data)
     assert not {"scale_a", "encoding"} & set(data)
-    assert rebuilt(data) == PROBLEM
+    assert Problem.from_json(data) == PROBLEM
     assert not {"c", "d", "k2"} & set(json.loads(Problem.mm(4, 5, 6, device_type="cpu").key))
     moved = dataclasses.replace(PROBLEM, d=dataclasses.replace(PROBLEM.d, offset=1))
     assert moved.key != PROBLEM.key

@@ -16,11 +16,11 @@ from gemmtune.choice import Choice, Kernel, Offers, Status
 from gemmtune.device import detect
 from gemmtune.selector import offers as offers_module
 from gemmtune.selector.candidates import candidates_for
-from gemmtune.selector.progress import Silent
+from gemmtune.selector.offers import known_variants, untried_variants
+from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import Outcome, ProblemResult
 from gemmtune.selector.select import select
 from gemmtune.selector.session import Ranking, Sample
-from gemmtune.selector.variants import known_variants, untried_variants
 from gemmtune.settings import Settings
 from gemmtune.store.store import open_store
 from gemmtune.timing.rounds import Ranked
@@ -149,7 +149,7 @@ class FakeSession:
 
 def run() -> ProblemResult:
     chosen = settings.current()
-    return select(candidates_for(PROBLEM, DEVICE, chosen), open_store(chosen), Silent())[1]
+    return select(candidates_for(PROBLEM, DEVICE, chosen), open_store(chosen), Progress())[1]
 
 
 def test_the_variants_of_a_variant_that_won_are_tried_and_a_second_run_measures_nothing(tuned: list[list[str]]) -> None:

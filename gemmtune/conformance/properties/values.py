@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ...numerics.bounds import exact_limit
-from ...numerics.grade import MOST, grade
+from ...numerics.compare import MOST, grade
 from ...numerics.pick import Pick
 from ...numerics.propagate import Approximate
 from ...numerics.reference import Region, reference

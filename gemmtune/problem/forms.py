@@ -1,0 +1,102 @@
+"""A Problem in other forms: a line of text, plain values for JSON, and these read again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import InvalidProblemError
+from .dtypes import dtype_name
+from .epilogue import Epilogue, Node, Ref
+from .fields import ProblemFields
+from .layout import Layout
+from .precision import Precision
+
+__all__ = ["describe", "fields_of", "plain"]
+
+DERIVED = ("batch", "m", "n", "k", "k2")
+"""Fields of ``Problem.to_json`` that stand there for readers alone."""
+
+
+def describe(problem: ProblemFields) -> str:
+    """All but strides that are not contiguous, such as ``addmm 16x64x32 bfloat16 nt inp[64] alpha=one beta=one on cuda``."""
+    p = problem
+    shape = f"{p.batch}x" * p.batched + f"{p.m}x{p.n}x" + (f"{p.k}" if p.c is None else f"({p.k}+{p.k2})")
+    parts = [p.op, shape, p.dtype_label, p.layout_letters]
+    if p.inp is not None:
+        parts += [f"inp[{'x'.join(map(str, p.inp.size))}]", f"alpha={p.alpha}", f"beta={p.beta}"]
+    if p.encoding or p.b.dtype != p.a.dtype:
+        parts.append(f"b {p.encoding or dtype_name(p.b.dtype)}")
+    if p.float8:
+        parts.append(f"out {dtype_name(p.out.dtype)}")
+    parts += [f"{name}[{_block(p, name)}]" for name in ("scale_a", "scale_b", "zero_b") if getattr(p, name) is not None]
+    parts += ["fast_accum"] * p.fast_accum
+    if p.epilogue is not None:
+        parts.append(f"epilogue={p.epilogue}")
+    return " ".join([*parts, *(["prepacked"] * p.prepacked), "on", p.device_type])
+
+
+def _block(problem: ProblemFields, name: str) -> str:
+    """The block that one scale is for, ``-`` for a whole side; ``1`` where there is one scale in all."""
+    layout: Layout = getattr(problem, name)
+    if layout.numel == 1:
+        return "1"
+    size = (problem.m, problem.k) if name == "scale_a" else problem.b_size
+    block = problem.scale_block(name)
+    return "x".join("-" if side >= extent else str(side) for side, extent in zip(block, size, strict=True))
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as mappings, tuples as lists, dtypes by name, references to a graph's nodes as ``%3``; all else as it is."""
+    match value:
+        case torch.dtype():
+            return dtype_name(value)
+        case Ref():
+            return f"%{value.index}"
+        case tuple():
+            return [plain(v) for v in value]
+        case _ if dataclasses.is_dataclass(value):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        case _:
+            return value
+
+
+def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the Problem whose ``to_json`` gave ``data``.
+
+    A field of another version is left out where it says nothing (None, False, ""). Raises what ``Problem.from_json`` does.
+    """
+    known = {field.name for field in dataclasses.fields(ProblemFields)}
+    given = {name: value for name, value in data.items() if name not in DERIVED}
+    for name in given.keys() - known:
+        if given[name] not in (None, False, ""):
+            raise InvalidProblemError(f"problem: the field {name} = {given[name]!r} is unknown to this version")
+    read = {"precision": lambda value: Precision(**value), "epilogue": _epilogue}
+    return {
+        name: read.get(name, _layout)(value) if isinstance(value, Mapping) else value
+        for name, value in given.items()
+        if name in known
+    }
+
+
+def _layout(data: Mapping[str, Any]) -> Layout:
+    return Layout(size=tuple(data["size"]), stride=tuple(data["stride"]), dtype=_dtype(data["dtype"]), offset=data["offset"])
+
+
+def _epilogue(data: Mapping[str, Any]) -> Epilogue:
+    def argument(value: Any) -> Any:
+        is_reference = isinstance(value, str) and value.startswith("%")
+        return Ref(int(value[1:])) if is_reference else value
+
+    nodes = [Node(op=node["op"], args=tuple(map(argument, node["args"])), dtype=_dtype(node["dtype"])) for node in data["nodes"]]
+    return Epilogue(nodes=tuple(nodes), operands=tuple(_layout(layout) for layout in data["operands"]))
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype")
+    return dtype
