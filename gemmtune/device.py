@@ -13,8 +13,6 @@ import torch
 
 from .errors import UnavailableError
 
-__all__ = ["PRESETS", "DeviceInfo", "detect", "preset"]
-
 KIB = 1024
 MIB = 1024 * KIB
 

@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from .settings import Search
 
-__all__ = ["EFFORT", "Effort"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:

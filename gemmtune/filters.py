@@ -16,24 +16,6 @@ from typing import Any
 from .choice import Choice, Offers, Refusal
 from .settings import ENVIRONMENT_PREFIX, Settings
 
-__all__ = [
-    "FILTERS",
-    "HEURISTIC",
-    "FilterSettings",
-    "by_cap",
-    "by_determinism",
-    "by_mixed_mm_choice",
-    "by_size",
-    "filtered",
-    "nothing_left",
-    "schedule_of",
-    "spread",
-    "tile_of",
-    "uncapped",
-    "why_not_named",
-    "without",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSettings:

@@ -25,17 +25,6 @@ import platformdirs
 
 from .errors import SettingsError
 
-__all__ = [
-    "Settings",
-    "current",
-    "environment",
-    "from_environment",
-    "in_continuous_integration",
-    "patch",
-    "token",
-    "use",
-]
-
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "eager"]

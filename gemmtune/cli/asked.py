@@ -12,8 +12,6 @@ from ..device import DeviceInfo, detect, preset
 from ..errors import SettingsError, UnavailableError
 from ..settings import Settings
 
-__all__ = ["arch_of", "device_of", "settings_changes"]
-
 _OPTIONS = {
     "backends": "--backends",
     "search": "--search",

@@ -28,8 +28,6 @@ from .output import STDOUT, write_json
 from .printing import show, watched
 from .shapes import Spec, some_problems_of
 
-__all__ = ["build"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:

@@ -18,8 +18,6 @@ from .output import STDOUT, write_json
 from .printing import show
 from .shapes import Spec, problem_of_word
 
-__all__ = ["choices"]
-
 
 def choices(*, shape: str, arch: str | None, json_file: str | None, **options: Any) -> None:
     """List what would be tried for a shape. ``options`` are those for settings and for the problem."""

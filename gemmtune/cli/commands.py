@@ -22,8 +22,6 @@ from .options import (
 )
 from .output import json_option
 
-__all__ = ["COMMANDS"]
-
 TABLE_ROWS = 12
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 

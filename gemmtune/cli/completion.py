@@ -12,8 +12,6 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = ["complete_gemm"]
-
 OWN = Path(__file__).parents[1] / "conformance" / "gemms" / "own.py"
 """Our backends, as ``own:triton``."""
 

@@ -33,8 +33,6 @@ from ..selector.progress import Progress
 from .output import INTERRUPTED
 from .printing import show, watched
 
-__all__ = ["conformance"]
-
 UNTESTED = 2
 QUIET = ("-qq", "--no-header", "--tb=no", "-rE", "--capture=no", "-p", "no:gemm-terminal", "-p", "no:cacheprovider")
 """What the command prints is its own; pytest says only what it cannot collect. A GEMM that prints does so in another process."""

@@ -29,8 +29,6 @@ from ..toolchain.nvrtc import find_nvrtc
 from .output import STDOUT, write_json
 from .printing import show
 
-__all__ = ["doctor", "report"]
-
 PACKAGES = (
     "torch", "triton", "nvmath-python", "nvidia-cutlass", "nvidia-ml-py", "numpy", "jinja2", "filelock", "platformdirs", "rich",
     "click",

@@ -11,17 +11,6 @@ from ..backends.table import BACKENDS
 from ..settings import Search, Timing
 from . import words
 
-__all__ = [
-    "arch_option",
-    "device_option",
-    "filter_options",
-    "problem_options",
-    "search_options",
-    "shapes_argument",
-    "shapes_option",
-    "timing_option",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

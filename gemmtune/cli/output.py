@@ -11,8 +11,6 @@ from typing import Any, TextIO
 
 import click
 
-__all__ = ["INTERRUPTED", "STDOUT", "json_option", "note", "warnings_as_lines", "write_json"]
-
 STDOUT = "-"
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""

@@ -22,9 +22,6 @@ from .output import STDOUT, note, write_json
 from .printing import show, watched
 from .shapes import Spec, problems_of
 
-__all__ = ["perf_gate"]
-
-
 GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline", "update_baseline", "processes")
 """The command's options that belong to the gate; the others are for settings and problems."""
 

@@ -13,8 +13,6 @@ from ..selector.progress import Progress, progress_for
 from ..selector.table import plain_text
 from .output import INTERRUPTED, note
 
-__all__ = ["show", "watched"]
-
 
 def show(parts: Iterable[RenderableType]) -> None:
     """Print to standard output: with colours on a terminal, folded at its width; in a pipe as plain lines that are never folded."""

@@ -18,8 +18,6 @@ from ..problem.dtypes import dtype_name, parse_dtype
 from ..problem.operations import Operation
 from . import words
 
-__all__ = ["TF32_ON_CPU", "Spec"]
-
 TF32_ON_CPU = "tf32 is a precision of CUDA devices; use --device cuda, or float32"
 
 

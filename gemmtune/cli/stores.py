@@ -24,8 +24,6 @@ from ..store.store import Absorbed, Row, Store, open_store
 from .output import STDOUT, write_json
 from .printing import show as print_parts
 
-__all__ = ["export_store", "import_store", "machine_text", "merge", "problem_text", "show"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:

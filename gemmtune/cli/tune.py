@@ -16,8 +16,6 @@ from .output import STDOUT, write_json
 from .printing import show, watched
 from .shapes import Spec, some_problems_of
 
-__all__ = ["tune"]
-
 
 def tune(
     *,

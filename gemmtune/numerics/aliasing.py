@@ -15,8 +15,6 @@ from ..problem import Layout, Problem
 from .buffers import allocate
 from .operands import Operands
 
-__all__ = ["Sharing", "can_share", "in_one_buffer", "is_product_with_itself"]
-
 Sharing = Literal["same start", "overlapping"]
 """Whether all operands begin at one address, or each in the middle of the one before it."""
 

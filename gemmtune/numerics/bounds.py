@@ -35,8 +35,6 @@ from ..problem.dtypes import dtype_info
 from .operands import SCALES
 from .quantized import blocks_of_k
 
-__all__ = ["INPUT_ERROR", "Bound", "Claims", "accumulation_bound", "epilogue_input", "exact_limit", "underflow"]
-
 INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "tf32": 2.0**-10}
 """Largest relative error of reading one input. tf32 keeps 11 significand bits; hardware may cut off the rest, not round."""
 

@@ -9,22 +9,6 @@ import torch
 from ..problem import Layout
 from ..problem.dtypes import dtype_info
 
-__all__ = [
-    "GUARD_BYTES",
-    "POISONS",
-    "allocate",
-    "distinct",
-    "distinct_size",
-    "fill_nan",
-    "flat",
-    "guard_mask",
-    "held_size",
-    "overlapping",
-    "placed",
-    "poison",
-    "storage_bits",
-]
-
 GUARD_BYTES = 256
 """Between the start of the buffer and the operand, and at least as much behind it; a multiple of every alignment of interest."""
 

@@ -15,8 +15,6 @@ from ..problem.dtypes import dtype_info
 from .propagate import Approximate
 from .reference import Region
 
-__all__ = ["MOST", "BadElement", "Chunk", "Finding", "grade", "is_right"]
-
 MOST = 1.25
 """The grade that a kernel which accumulates in float32 stays below with 16-bit results of N(0, 1) data. Such kernels score 1.00,
 16-bit split-K partial sums 1.5–1.9, a 16-bit accumulator above 10."""

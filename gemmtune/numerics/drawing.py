@@ -16,8 +16,6 @@ from .operands import Operands, fill_random, scalar_value
 from .quantized import number_range, packed, scale_at
 from .scaling import Scaling, exact_scaling, random_scaling
 
-__all__ = ["ALPHA", "BETA", "Drawing"]
-
 ALPHA, BETA = 2.0, -3.0
 """Of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
 

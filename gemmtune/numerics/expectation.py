@@ -26,8 +26,6 @@ from .pick import Pick
 from .propagate import Approximate, rounded
 from .reference import Reference, Region, extended_reference, reference, regions
 
-__all__ = ["Expectation", "Part", "Picked", "Referenced", "referenced"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

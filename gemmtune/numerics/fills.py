@@ -23,8 +23,6 @@ from ..problem import Layout
 from ..problem.dtypes import dtype_info, dtype_name
 from .buffers import held_size, overlapping
 
-__all__ = ["FILLS", "filled", "fills_of"]
-
 LEAST_NORMAL = 2.0**-12
 """Random numbers keep this distance from 0, so that they and half of them are normal numbers even in float16."""
 MOST_SMALL = 8

@@ -12,8 +12,6 @@ import torch
 from ..problem import Layout
 from .buffers import GUARD_BYTES, allocate, guard_mask, poison, storage_bits
 
-__all__ = ["Checksum", "Guards", "Watch", "guarded_out", "poison_free_memory"]
-
 GUARD_TILE = 256
 """Rows and columns of out that the guard band has room for on each side: the largest tile that is in use."""
 MOST_GUARD_BYTES = 2**24

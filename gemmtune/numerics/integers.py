@@ -10,8 +10,6 @@ from ..problem import Problem
 from ..problem.dtypes import dtype_info
 from .quantized import number_range
 
-__all__ = ["MOST_ADDED", "MOST_ZERO", "cancelling_range", "most_factor"]
-
 MOST_INTEGER = 31
 """In a and b of the cancelling probe: exact in 16 bits; so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
 MOST_INTEGERS: dict[torch.dtype, int] = {torch.float64: 2**20, torch.int8: 126, torch.float8_e4m3fn: 15, torch.float8_e5m2: 7}

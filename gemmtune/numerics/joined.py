@@ -10,8 +10,6 @@ from ..problem import Layout, Problem
 from .buffers import distinct_size, overlapping, placed
 from .operands import Operands
 
-__all__ = ["joined", "parted", "side_by_side"]
-
 
 def joined(problem: Problem) -> Problem:
     """The product of a contiguous [a c] and [b; d]; a problem with one product as it is."""

@@ -21,8 +21,6 @@ from .expectation import Expectation, Part
 from .propagate import Approximate, propagate, rounded
 from .reference import as_batches
 
-__all__ = ["Judge"]
-
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 """Elements compared at a time: about 20 float64 temporaries of that size exist at once."""
 

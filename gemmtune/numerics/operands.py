@@ -13,22 +13,6 @@ from ..problem.operations import ROLES, Encoding
 from ..problem.problem import ScalarClass
 from .buffers import allocate, flat, held_size, placed
 
-__all__ = [
-    "ALPHA",
-    "BETA",
-    "SCALES",
-    "ZEROS",
-    "Lines",
-    "Operands",
-    "fill_random",
-    "random_operands",
-    "random_scale",
-    "random_zero",
-    "scalar_value",
-    "scale_factor",
-    "weight_unit",
-]
-
 ALPHA, BETA = 1.25, -0.75
 """The values of alpha and beta in random operands of class ``general``: exact in every dtype, and neither 0, 1 nor equal."""
 

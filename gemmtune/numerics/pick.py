@@ -14,8 +14,6 @@ from .operands import Operands
 from .quantized import picked_numbers, scale_at
 from .reference import as_batches
 
-__all__ = ["Pick"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:

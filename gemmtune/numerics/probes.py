@@ -41,8 +41,6 @@ from .quantized import numbers
 from .reference import as_batches
 from .width import LEAST_K, width_rows
 
-__all__ = ["Probes"]
-
 LEAST_LINES = 4
 """Of fewer rows of a or columns of b none gets a special number, unless a probe is for that."""
 

@@ -17,8 +17,6 @@ from ..problem import Epilogue
 from ..problem.dtypes import DTYPES, dtype_info
 from ..problem.epilogue import OPERATIONS, Arg, Node, Ref
 
-__all__ = ["Approximate", "propagate", "rounded"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approximate:

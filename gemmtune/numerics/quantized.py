@@ -16,18 +16,6 @@ from ..problem.operations import Encoding
 from ..problem.scales import GROUPS
 from .operands import Operands
 
-__all__ = [
-    "blocks_of_k",
-    "dequantized_a",
-    "dequantized_b",
-    "number_range",
-    "numbers",
-    "packed",
-    "picked_numbers",
-    "scale_at",
-    "scales_along_k",
-]
-
 _RANGES: dict[Encoding, tuple[int, int]] = {"int4": (-8, 7), "uint4": (0, 15)}
 
 

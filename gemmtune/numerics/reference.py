@@ -16,8 +16,6 @@ import torch
 from .operands import Operands
 from .quantized import dequantized_a, dequantized_b
 
-__all__ = ["Reference", "Region", "extended_reference", "products", "reference", "regions"]
-
 TEMPORARY_BYTES = 2**28
 """What a float64 copy of a and b may take at one time; there are two, and for scales and zero points one more."""
 MOST_MACS = {"cpu": 2**31, "cuda": 2**41}

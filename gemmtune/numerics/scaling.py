@@ -16,8 +16,6 @@ from .buffers import held_size, placed
 from .operands import random_scale, random_zero, weight_unit
 from .quantized import number_range, scale_at
 
-__all__ = ["Scaling", "exact_scaling", "random_scaling"]
-
 ONLY = 2.0
 """A scale that is the only one: not 1, so that it shows whether it was used, and how often."""
 

@@ -16,8 +16,6 @@ from ..problem import Problem
 from ..problem.dtypes import dtype_info
 from .quantized import number_range, scales_along_k
 
-__all__ = ["LEAST_K", "WidthRows", "width_rows"]
-
 LEAST_K = 3
 MOST_ROWS = 64
 LEAST_WINDOW = 16

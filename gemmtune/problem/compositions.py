@@ -11,24 +11,6 @@ from ..errors import InvalidProblemError
 from .layout import ALIGNED_BYTES
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, SCALE_BLOCK, Blocks, block_of
 
-__all__ = [
-    "CUDA_INT_COLUMN_MULTIPLE",
-    "CUDA_INT_LEAST_ROWS",
-    "CUDA_INT_MULTIPLE",
-    "added",
-    "dequantized",
-    "int_composed",
-    "int_product",
-    "mixed_composed",
-    "packed",
-    "scaled_composed",
-    "scaled_product",
-    "spread",
-    "sums_of_blocks",
-    "two_products",
-    "unpacked",
-]
-
 Tensor = torch.Tensor
 CUDA_INT_LEAST_ROWS = 17
 CUDA_INT_MULTIPLE = 8

@@ -14,8 +14,6 @@ from .operations import Encoding, Op
 from .precision import Precision, precision_of
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
 
-__all__ = ["BiasShape", "Constructors"]
-
 MOST = 2**31 - 1
 """The largest size of a dimension: the libraries count in 32 bits."""
 MOST_ELEMENTS = 2**46

@@ -8,8 +8,6 @@ import torch
 
 from ..errors import InvalidProblemError
 
-__all__ = ["DTYPES", "FLOAT8", "DTypeInfo", "accumulator_dtype", "dtype_info", "dtype_name", "parse_dtype"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DTypeInfo:

@@ -13,8 +13,6 @@ import torch
 
 from .layout import Layout
 
-__all__ = ["OPERATIONS", "Arg", "Epilogue", "Node", "Ref", "evaluate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ref:

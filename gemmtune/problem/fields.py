@@ -14,8 +14,6 @@ from .operations import OPERATIONS, ROLES, Encoding, Op, Operation
 from .precision import Precision
 from .scales import block_of
 
-__all__ = ["ProblemFields", "ScalarClass", "scalar_class"]
-
 ScalarClass = Literal["zero", "one", "general"]
 """What is known of alpha and beta before a call; the value itself is an argument of the launch."""
 

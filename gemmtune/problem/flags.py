@@ -15,8 +15,6 @@ import torch
 from . import Precision, Problem
 from .precision import precision_of
 
-__all__ = ["precision_scope", "set_precision"]
-
 _IEEE_NAMES = ("none", "ieee")
 """Values of ``fp32_precision`` that mean float32 as it is; ``none`` is what a process begins with."""
 _CPU_FLOAT32: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]

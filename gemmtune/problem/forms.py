@@ -15,8 +15,6 @@ from .fields import ProblemFields
 from .layout import Layout
 from .precision import Precision
 
-__all__ = ["describe", "fields_of", "plain"]
-
 DERIVED = ("batch", "m", "n", "k", "k2")
 """Fields of ``Problem.to_json`` that stand there for readers alone."""
 

@@ -17,8 +17,6 @@ from ..errors import EpilogueError
 from .dtypes import DTYPES
 from .epilogue import OPERATIONS, Arg, Node, Ref
 
-__all__ = ["CASTS", "FUNCTIONS", "Function", "GraphBuilder", "usable_names"]
-
 Function = Callable[..., Ref]
 
 _COMMUTATIVE = ("add", "mul", "eq", "ne")

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-__all__ = ["Gradient", "Product", "of_product", "of_sum", "of_two_products"]
-
 Tensor = torch.Tensor
 Product = Callable[[Tensor, Tensor], Tensor]
 """mm or bmm, differentiable again."""

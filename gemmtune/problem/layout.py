@@ -11,8 +11,6 @@ import torch
 from ..errors import InvalidProblemError
 from .dtypes import dtype_name
 
-__all__ = ["ALIGNED_BYTES", "Layout"]
-
 ALIGNED_BYTES = 16
 """The widest vector access of a CUDA thread (128 bits), and what TMA asks of addresses and strides: more buys nothing."""
 

@@ -19,23 +19,6 @@ from .dtypes import DTYPES, FLOAT8
 from .gradients import Gradient, of_product, of_sum, of_two_products
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
 
-__all__ = [
-    "BATCHED_OPS",
-    "DENSE_OPS",
-    "ENCODINGS",
-    "FLOAT_OPS",
-    "OPERATIONS",
-    "OPS",
-    "OPTIONS",
-    "QUANTIZED_OPS",
-    "ROLES",
-    "Encoding",
-    "Op",
-    "Operand",
-    "Operation",
-    "Result",
-]
-
 Op = str
 """The name of a row."""
 Encoding = Literal["", "int4", "uint4"]

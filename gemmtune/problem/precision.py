@@ -9,8 +9,6 @@ from typing import Literal
 
 import torch
 
-__all__ = ["InputMode", "Precision", "flags_token", "precision_of"]
-
 InputMode = Literal["ieee", "tf32"]
 """How the inputs are read: as they are, or float32 rounded to tf32's 11 significand bits."""
 

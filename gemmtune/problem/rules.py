@@ -13,8 +13,6 @@ from .layout import Layout
 from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES, Operand, Operation
 from .scales import block_of, scale_shapes
 
-__all__ = ["check", "why_not", "why_not_dense"]
-
 DEVICE_TYPES = ("cpu", "cuda")
 
 

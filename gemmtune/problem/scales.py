@@ -10,21 +10,6 @@ import torch
 from ..errors import InvalidProblemError
 from .layout import Layout
 
-__all__ = [
-    "BLOCKS_OF_A",
-    "BLOCKS_OF_B",
-    "BLOCKS_OF_WEIGHTS",
-    "GROUPS",
-    "SCALE_BLOCK",
-    "Blocks",
-    "Scales",
-    "WeightScales",
-    "block_of",
-    "scale_layouts",
-    "scale_shapes",
-    "weight_scale_layout",
-]
-
 Scales = Literal["tensor", "row", "block_1x128", "block_128x128"]
 """Of scaled_mm: one scale for each operand; one for each row of a and each column of b; one for each 128 elements along K of
 those; or for b one for each 128×128."""

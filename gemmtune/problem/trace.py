@@ -17,8 +17,6 @@ from .epilogue import Epilogue, Node, Ref
 from .functions import CASTS, FUNCTIONS, GraphBuilder, usable_names
 from .layout import Layout
 
-__all__ = ["trace"]
-
 _HOMES = (operator, torch, torch.nn.functional, torch.special)
 """Where functions of the names in FUNCTIONS live: a function of the same name from elsewhere is another function."""
 _AFTERWARDS = "or call the operation without epilogue= and apply the function to its result"

@@ -16,8 +16,6 @@ from .offers import known_variants, offers_for, widest_offers_for
 from .pick import pick
 from .result import DISTURBED, SETTLED, Outcome
 
-__all__ = ["Candidates", "candidates_for", "row_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:

@@ -15,8 +15,6 @@ from ..store.key import now
 from ..store.row import plain
 from .result import Outcome, ProblemResult
 
-__all__ = ["append_log", "lines"]
-
 _warned: set[Path] = set()
 
 

@@ -21,8 +21,6 @@ from .remote import AnySession, open_session
 from .result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from .session import Sample
 
-__all__ = ["measure"]
-
 log = logging.getLogger("gemmtune")
 
 

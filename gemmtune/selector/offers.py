@@ -20,8 +20,6 @@ from ..settings import Settings, use
 from .pick import right
 from .result import Outcome
 
-__all__ = ["enabled_backends", "known_variants", "legal_offers", "offers_for", "untried_variants", "widest_offers_for"]
-
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
     """The backends that the settings name, else those that serve the device by default; in the order of the table.

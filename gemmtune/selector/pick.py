@@ -10,8 +10,6 @@ from ..choice import Status
 from ..timing.rounds import TIE
 from .result import Outcome
 
-__all__ = ["KERNEL_TIE", "NEAR", "pick", "shortlist"]
-
 LAUNCH_BOUND_US = 10.0
 """Kernels shorter than this wait for the host, whose work for a library call is about twice that for a kernel of our own templates:
 there, among equals, ours come first. Times of whole calls have that in them."""

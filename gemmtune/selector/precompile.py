@@ -14,8 +14,6 @@ from ..settings import Settings, use
 from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
-__all__ = ["COMPILING", "Compilation", "CompileFailure", "precompile"]
-
 COMPILING = "compile"
 """The pool's kind of the workers that compile."""
 

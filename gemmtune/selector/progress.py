@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["Bar", "FirstCall", "Lines", "Progress", "progress_for"]
-
 log = logging.getLogger("gemmtune")
 
 

@@ -14,8 +14,6 @@ from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from .session import Ranking, Sample, Session
 
-__all__ = ["AnySession", "RemoteSession", "measuring_kind", "open_session"]
-
 log = logging.getLogger("gemmtune")
 
 

@@ -10,8 +10,6 @@ from typing import Any, Literal
 from ..choice import Refusal, Status
 from ..problem import Problem
 
-__all__ = ["DISTURBED", "HOST_US", "PLACE", "SETTLED", "Outcome", "ProblemResult"]
-
 DISTURBED = "disturbed"
 """The key of an outcome's ``info`` that tells what disturbed its measurement, so that a later tuning measures it again."""
 HOST_US = "host_us"

@@ -23,8 +23,6 @@ from .progress import Progress
 from .remote import open_session
 from .result import ProblemResult
 
-__all__ = ["ensure_limits", "select"]
-
 LIMITS = "limits"
 """Stands where the fingerprint of a measurement has its timing mode: the limits of a machine are in the store too."""
 

@@ -26,8 +26,6 @@ from ..timing.rounds import Ranked, play
 from ..timing.timer import Timer, collection_paused
 from .verify import Verifier
 
-__all__ = ["Ranking", "Sample", "Session", "failure_of"]
-
 log = logging.getLogger("gemmtune")
 
 HOPELESS = 1.5

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .result import Outcome, ProblemResult
 
-__all__ = ["DEFAULT_ROWS", "counted", "new_table", "pick_line", "plain_text", "refusal_lines", "render", "renderables"]
-
 DEFAULT_ROWS = 12
 """Timed choices shown for a problem; the torch baseline is always shown."""
 REASON_CHARS = 160

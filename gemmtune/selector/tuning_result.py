@@ -7,8 +7,6 @@ from typing import Any
 from .result import ProblemResult
 from .table import render
 
-__all__ = ["TuningResult"]
-
 
 class TuningResult(tuple[ProblemResult, ...]):
     """The results of one tuning, a problem each, in the order asked. Prints as a table."""

@@ -23,8 +23,6 @@ from ..numerics.pick import Pick
 from ..numerics.probes import Probes
 from ..problem import Problem
 
-__all__ = ["Verdict", "Verifier"]
-
 SEPARATE_PROBES_MACS = 2**33
 """On a CPU with more multiplications, where each call takes long, a and b share a one-hot probe, and ``run_new`` takes a turn of
 ``run``'s; else both have probes of their own."""

@@ -15,8 +15,6 @@ from pathlib import Path
 from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
 from .storefile import FAILURES, SCHEMA, check, code_of, connect, corrupt, create, file_lock, is_corruption, move_aside
 
-__all__ = ["BUSY_TIMEOUT_S", "LOCK", "Database"]
-
 BUSY_TIMEOUT_S = 30.0
 """How long to wait for other writers: far more than any of ours takes, since a transaction writes the rows of one problem."""
 

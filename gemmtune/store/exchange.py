@@ -13,8 +13,6 @@ from ..errors import StoreError
 from .database import Database
 from .row import Limit, Row
 
-__all__ = ["Absorbed", "absorb", "from_json", "read_json", "to_json", "write_json"]
-
 FORMAT = "gemmtune-store"
 VERSION = 1
 

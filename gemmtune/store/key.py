@@ -17,8 +17,6 @@ import torch
 
 from ..device import DeviceInfo
 
-__all__ = ["METHOD_VERSION", "canonical", "difference", "driver_version", "fingerprint", "fingerprint_text", "now"]
-
 METHOD_VERSION = 1
 """Version of the measuring method. Raise it when times of the same kernel on the same machine stop being comparable."""
 

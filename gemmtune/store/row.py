@@ -14,8 +14,6 @@ from ..choice import Status
 from ..errors import StoreError
 from .key import canonical, now
 
-__all__ = ["COLUMNS", "LIMIT_COLUMNS", "Limit", "Row", "checksum", "plain"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

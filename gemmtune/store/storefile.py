@@ -12,11 +12,6 @@ import filelock
 from ..cache import make_private
 from ..errors import StoreError
 
-__all__ = [
-    "ELSEWHERE", "FAILURES", "SCHEMA", "VERSION",
-    "check", "code_of", "connect", "corrupt", "create", "explain", "file_lock", "is_corruption", "move_aside",
-]  # fmt: skip
-
 APPLICATION_ID = 0x67656D74
 """``gemt``: tells our files from other SQLite databases."""
 VERSION = 1

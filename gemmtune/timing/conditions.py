@@ -15,8 +15,6 @@ from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..settings import Settings
 
-__all__ = ["conditions", "device_to_itself"]
-
 log = logging.getLogger("gemmtune")
 
 LOCK_SHARE = 0.5

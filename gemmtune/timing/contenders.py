@@ -17,8 +17,6 @@ import torch
 
 from .rotation import MOST_SETS
 
-__all__ = ["CPU_US", "Call", "Contender", "CpuContender", "EagerContender", "GraphContender", "timing_event"]
-
 GRAPH_US = 1000.0
 """How long one sample should last: the events around it cost 2–4 µs."""
 MOST_GRAPH_CALLS = MOST_SETS

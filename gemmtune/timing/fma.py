@@ -20,8 +20,6 @@ import jinja2
 from ..cache import cache_dir
 from ..device import DeviceInfo
 
-__all__ = ["fma_gflops"]
-
 log = logging.getLogger("gemmtune")
 
 VECTOR_BYTES = {"avx512": 64, "avx2": 32}

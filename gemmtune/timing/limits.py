@@ -22,8 +22,6 @@ from ..settings import current
 from .contenders import timing_event
 from .fma import fma_gflops
 
-__all__ = ["limit_names", "limit_us", "measure_limits"]
-
 SAMPLES_S = 0.15
 """How long each limit is sampled."""
 GPU_COPY_BYTES = 1024 * MIB

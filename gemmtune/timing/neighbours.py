@@ -12,8 +12,6 @@ import torch
 
 from ..device import DeviceInfo
 
-__all__ = ["Watch", "disturbance"]
-
 MOST_OF_THE_CORES = 0.15
 """The share of a CPU's time that others may have without a word: a system has something to do now and then."""
 MOST_SPREAD = {"cpu": 0.1, "cuda": 0.04}

@@ -14,8 +14,6 @@ from ..numerics.buffers import allocate, flat
 from ..numerics.operands import Operands, random_operands
 from ..problem import Layout, Problem
 
-__all__ = ["MOST_SETS", "Rotation", "set_count"]
-
 CPU_CACHES = 4.0
 """The sets together are this many times the last-level cache: with less, part of an operand survives a round of contenders, each
 of which is somewhere else in the rotation."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from .contenders import Contender
 from .timer import median_margin
 
-__all__ = ["TIE", "Ranked", "play", "spread_of"]
-
 TIE = 0.02
 """Choices within 2% of the fastest are tied: the process, the place in memory and what ran just before shift kernels against each
 other by as much, and nobody should leave torch's own operation for less."""

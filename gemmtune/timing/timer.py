@@ -26,8 +26,6 @@ from ..settings import Timing
 from .contenders import Call, Contender, CpuContender, EagerContender, GraphContender
 from .rotation import Rotation
 
-__all__ = ["Timer", "collection_paused", "median_margin"]
-
 PLACES = 2
 """Graphs, of a stream each, that one sample is made of: libraries and kernels keep memory for partial sums for each. Where it lies
 changes the time of a kernel by up to 7%: with one place, the luck of a process decides between two that are near. More would count

@@ -11,8 +11,6 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-__all__ = ["main"]
-
 PARENT_CHECK_S = 0.25
 GRACE_S = 10.0
 

@@ -14,8 +14,6 @@ import filelock
 from ..cache import make_private
 from ..settings import Settings
 
-__all__ = ["tuning_lock"]
-
 log = logging.getLogger("gemmtune")
 
 _warned: set[Path] = set()

@@ -9,8 +9,6 @@ import time
 
 from .worker import Worker
 
-__all__ = ["WORKERS", "Pool"]
-
 
 class Pool:
     """Idle workers by kind. A kind is any text; ``compile`` is blind to GPUs, the others name the device that they measure on.

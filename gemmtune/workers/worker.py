@@ -25,8 +25,6 @@ from typing import Any, TypeVar
 
 from ..errors import GemmtuneError, UnavailableError
 
-__all__ = ["Worker", "WorkerCrashed", "WorkerTimedOut"]
-
 T = TypeVar("T")
 
 START_TIMEOUT_S = 180.0
