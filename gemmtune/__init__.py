@@ -22,6 +22,7 @@ __all__ = [  # noqa: F405
     "Precision",
     "Problem",
     "QuantizedWeight",
+    "Recording",
     "SettingsError",
     "StoreError",
     "TuningResult",
@@ -36,12 +37,16 @@ __all__ = [  # noqa: F405
     "mixed_mm",
     "mm",
     "mm_plus_mm",
+    "optimize",
     "pack_int4",
     "prepack",
+    "record",
+    "restore",
     "scaled_mm",
     "settings",
     "tune",
     "unpack_int4",
+    "use",
 ]
 
 

@@ -15,6 +15,10 @@ from .errors import (
     StoreError,
     UnavailableError,
 )
+from .integration.optimize import optimize, restore
+from .integration.record import record
+from .integration.recording import Recording
+from .integration.using import use
 from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
 from .problem import Epilogue, Layout, Precision, Problem
@@ -33,6 +37,7 @@ __all__ = [
     "Precision",
     "Problem",
     "QuantizedWeight",
+    "Recording",
     "SettingsError",
     "StoreError",
     "TuningResult",
@@ -46,9 +51,13 @@ __all__ = [
     "mixed_mm",
     "mm",
     "mm_plus_mm",
+    "optimize",
     "pack_int4",
     "prepack",
+    "record",
+    "restore",
     "scaled_mm",
     "tune",
     "unpack_int4",
+    "use",
 ]

@@ -41,6 +41,7 @@ def _run(command: str, given: dict[str, Any]) -> Any:
 @filter_options
 @timing_option
 @click.option("--force", is_flag=True, help="Measure again what the store knows.")
+@click.option("--recorded", metavar="FILE", help="A file that gemmtune record has written: its problems, the heaviest first.")
 @click.option("--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Choices shown; 0 shows all.")
 @click.option("--quiet", is_flag=True, help="No progress and no tables: one line for each shape.")
 @json_option
@@ -53,10 +54,36 @@ def tune(**given: Any) -> None:
     gemmtune tune 16x4096x4096 --dtype bfloat16
     gemmtune tune 2048x6144x4096 --bias n --layout nt
     gemmtune tune --shapes models.json --json result.json
+    gemmtune tune --recorded shapes.json
     gemmtune tune 16x8192x8192 --op mixed_mm --dtype float16 --scales group_128 --encoding int4
     gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k
     """
     _run("tune.tune", given)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    metavar="FILE",
+    default="shapes.json",
+    show_default=True,
+    help="The file to write.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
+@json_option
+def record(**given: Any) -> int:
+    """Run a Python program and note the products that it asks torch and gemmtune for; tune --recorded reads the file.
+
+    PROGRAM is a script, or python with a script or a module. It runs in this process, unchanged but for torch.compile, which leaves
+    functions as they are. Its exit status is that of this command, and what was noted until then is written in any case.
+
+    \b
+    gemmtune record -- python train.py --steps 10
+    gemmtune record -o shapes.json -- python -m mypkg.generate
+    """  # fmt: skip
+    return int(_run("recording.record", given))
 
 
 @click.command()
@@ -216,5 +243,5 @@ def perf_gate(**given: Any) -> None:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    tune, choices, build, show, export_store, import_store, merge, doctor, conformance, perf_gate,
+    tune, record, choices, build, show, export_store, import_store, merge, doctor, conformance, perf_gate,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from ..selector.table import pick_line, renderables
 from .asked import device_of, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched
+from .recording import recorded_problems
 from .shapes import Spec, some_problems_of
 
 
@@ -21,6 +22,7 @@ def tune(
     *,
     shapes: tuple[str, ...],
     shapes_file: str | None,
+    recorded: str | None,
     device: str | None,
     force: bool,
     rows: int,
@@ -31,7 +33,10 @@ def tune(
     """Find the fastest right choice for each shape and remember it. ``options`` are those for settings and for problems."""
     info = device_of(device)
     changes = settings_changes(options) | {"tune": "force" if force else "on_miss"}
-    problems = some_problems_of(shapes, shapes_file, Spec(device_type=info.torch_device.type, **options))
+    kind = info.torch_device.type
+    problems = recorded_problems(recorded, kind) if recorded is not None else []
+    if shapes or shapes_file is not None or recorded is None:
+        problems += some_problems_of(shapes, shapes_file, Spec(device_type=kind, **options))
     with (
         settings.patch(**changes) as chosen,
         watched(quiet=quiet, kept=f"what was measured is kept in {chosen.store_file}") as progress,

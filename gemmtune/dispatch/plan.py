@@ -24,7 +24,7 @@ from ..store.store import open_store
 from .allocate import new_output
 from .host import host_us
 
-__all__ = ["Plan", "forget_plans", "keep_ready", "plan_for", "ready"]
+__all__ = ["Plan", "forget_plans", "generation", "keep_ready", "plan_for", "ready"]
 
 Origin = Literal["store", "tuned", "only choice", "fallback"]
 
@@ -67,8 +67,19 @@ _plans: dict[tuple[Problem, int, int], Plan] = {}
 _CAPACITY = 65536
 
 
+@dataclass(slots=True)
+class Generation:
+    """How often plans were forgotten: what was made of a plan, or of there being none, holds for one number."""
+
+    number: int = 0
+
+
+generation = Generation()
+
+
 def forget_plans() -> None:
     """Drop every plan, so that the next call asks the store again."""
+    generation.number += 1
     ready.clear()
     _plans.clear()
 

@@ -163,6 +163,10 @@ class Database:
         )
         return [fingerprint for (fingerprint,) in self.connection().execute(query, (key,))]
 
+    def keys(self, fingerprint: str) -> list[str]:
+        """The problems that have rows for a machine."""
+        return [str(key) for (key,) in self.connection().execute("SELECT key FROM scopes WHERE fingerprint = ?", (fingerprint,))]
+
     def limits(self, fingerprint: str | None = None) -> Iterator[Limit]:
         """The whole limits of one machine, or of all."""
         where, values = (" WHERE fingerprint = ?", (fingerprint,)) if fingerprint is not None else ("", ())

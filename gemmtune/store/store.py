@@ -96,6 +96,10 @@ class Store:
         """The machines on which a problem was measured, the latest first."""
         return list(dict.fromkeys(self._read(lambda database: database.fingerprints(key))))
 
+    def keys(self, fingerprint: str) -> list[str]:
+        """The problems that have rows for a machine."""
+        return list(dict.fromkeys(self._read(lambda database: database.keys(fingerprint))))
+
     def put(self, rows: Iterable[Row]) -> None:
         """Keep rows, replacing earlier ones of the same problem, machine and content hash: all of them or, at a kill, none."""
         rows = list(rows)

@@ -1,0 +1,87 @@
+"""``gemmtune record``, and the problems of the file that it writes."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from ..errors import InvalidProblemError
+from ..integration.record import record as recording
+from ..integration.recording import Recording
+from ..problem import Problem
+from .output import STDOUT, note, write_json
+
+__all__ = ["record", "recorded_problems"]
+
+
+def record(file: str, program: Sequence[str], json_file: str | None) -> int:
+    """Run a Python program and write what products it asked for. Returns its exit status."""
+    module, arguments = _asked(program)
+    status = 0
+    with recording(file) as found:
+        try:
+            with _command_line(arguments, module):
+                if module:
+                    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(arguments[0], run_name="__main__")
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                note(end.code)
+            status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    if json_file != STDOUT:
+        calls = sum(found.counts.values())
+        note(f"{len(found.counts)} problems in {calls} calls written to {file}; gemmtune tune --recorded {file} tunes them")
+    write_json(json_file, found.to_json())
+    return status
+
+
+def recorded_problems(file: str, device_type: str) -> list[Problem]:
+    """The problems of a recorded file, for devices of a type.
+
+    Raises:
+        click.UsageError: the file has none, or is not what ``gemmtune record`` writes.
+        click.ClickException: it cannot be read.
+    """
+    try:
+        problems = Recording.read(file).problems(device_type)
+    except InvalidProblemError as error:
+        raise click.UsageError(f"--recorded: {error}") from error
+    except OSError as error:
+        raise click.ClickException(f"--recorded: cannot read {file}: {error.strerror}") from error
+    if not problems:
+        raise click.UsageError(f"--recorded: {file} has no problems: the program that was recorded asked for no products")
+    return problems
+
+
+def _asked(program: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether a module is to run, and its name or the script with the arguments. Raises click.UsageError for another program."""
+    first, rest = program[0], list(program[1:])
+    if Path(first).name.startswith("python"):
+        if rest[:1] == ["-m"] and len(rest) > 1:
+            return True, rest[1:]
+        if rest and not rest[0].startswith("-"):
+            return False, rest
+    elif Path(first).suffix == ".py":
+        return False, [first, *rest]
+    raise click.UsageError(
+        f"record: got {' '.join(program)!r}, expected a script, or python with a script or -m and a module; within other programs "
+        "there is gemmtune.record()"
+    )
+
+
+@contextmanager
+def _command_line(arguments: list[str], module: bool) -> Iterator[None]:
+    """What the program sees as ``sys.argv`` and as the first place to import from."""
+    argv, path = sys.argv, sys.path[:]
+    sys.argv = list(arguments)
+    sys.path.insert(0, "" if module else str(Path(arguments[0]).absolute().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path

@@ -1,0 +1,1 @@
+"""Ways into models and other libraries."""

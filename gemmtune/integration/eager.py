@@ -1,0 +1,107 @@
+"""Doing a product by a stored pick outside of compiled graphs, with gradients; by torch where anything else listens in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ..problem.precision import flags_token
+from .picks import Pick, pick_for
+
+__all__ = ["Bound", "bound_for", "multiplied", "plain_here"]
+
+Tensor = torch.Tensor
+GRADIENT_US = 50.0
+"""What a step of autograd that is written in Python costs the host, backward pass included: a pick has to save more."""
+_TORCH: dict[str, Callable[..., Tensor]] = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm, "baddbmm": torch.baddbmm}
+
+
+def plain_here() -> bool:
+    """Nothing but torch's kernels would see a call: no mode, transform, autocast or tracer is active."""
+    return (
+        not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._is_any_autocast_enabled()
+        and forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+    )
+
+
+class Bound:
+    """A pick for operands of one kind: ``fits`` says whether others are of that kind, in about a microsecond."""
+
+    __slots__ = ("_alike", "_device", "_flags", "pick")
+
+    def __init__(self, pick: Pick, tensors: tuple[Tensor, ...]) -> None:
+        self.pick = pick
+        self._alike = tuple(map(_kind, tensors))
+        self._device = tensors[0].get_device()
+        self._flags = self._flags_now(tensors[0].dtype)
+
+    def fits(self, tensors: tuple[Tensor, ...]) -> bool:
+        """The operands are laid out as those of the problem, on the current device, under the same precision flags."""
+        if self._device >= 0 and self._device != torch._C._cuda_getDevice():
+            return False
+        return self._alike == tuple(map(_kind, tensors)) and self._flags == self._flags_now(tensors[0].dtype)
+
+    def _flags_now(self, dtype: torch.dtype) -> object:
+        return flags_token(dtype) if self._device >= 0 else None
+
+    def run(self, op: str, tensors: tuple[Tensor, ...]) -> Tensor | None:
+        """The result, differentiable where that is asked for; None where torch is to do it. Called where ``plain_here``."""
+        if not self.pick.serves_now or not self.fits(tensors):
+            return None
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            if self.pick.saves_us < GRADIENT_US:
+                return None
+            result: Tensor = _Product.apply(op, self.pick, *tensors)  # type: ignore[no-untyped-call]
+            return result
+        return self.pick.plan.new(tensors, _scalars(op))
+
+
+def bound_for(op: str, tensors: tuple[Tensor, ...]) -> Bound | None:
+    """The stored pick for operands (a, b), or (a, b, inp) of addmm and baddbmm with factors of 1; None where torch is to do it."""
+    pick = pick_for(op, tensors, _scalars(op))
+    return None if pick is None else Bound(pick, tensors)
+
+
+def multiplied(op: str, *tensors: Tensor) -> Tensor:
+    """The product by the stored pick, or by torch."""
+    bound = bound_for(op, tensors) if plain_here() and not torch.is_grad_enabled() else None
+    result = bound.run(op, tensors) if bound is not None else None
+    if result is not None:
+        return result
+    a, b, *inp = tensors
+    return _TORCH[op](*inp, a, b)
+
+
+def _kind(x: Tensor) -> tuple[object, ...]:
+    return (x.__class__, x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, x.is_neg())
+
+
+def _scalars(op: str) -> tuple[float, ...]:
+    return (1, 1) if op in ("addmm", "baddbmm") else ()
+
+
+class _Product(torch.autograd.Function):
+    """a @ b, or inp + a @ b, whose gradients are products by stored picks too; those of the gradients are torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, pick: Pick, *tensors: Tensor) -> Tensor:
+        ctx.shape = tensors[2].shape if len(tensors) > 2 else None
+        ctx.save_for_backward(*tensors[:2])
+        return pick.plan.new(tensors, _scalars(op))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (a, b), grad = ctx.saved_tensors, grads[0]
+        op = "bmm" if a.dim() == 3 else "mm"
+        _, _, wants_a, wants_b, *wants_inp = ctx.needs_input_grad
+        grad_a = multiplied(op, grad, b.mT) if wants_a else None
+        grad_b = multiplied(op, a.mT, grad) if wants_b else None
+        of_inp = [grad.sum_to_size(ctx.shape) if wants else None for wants in wants_inp]
+        return (None, None, grad_a, grad_b, *of_inp)

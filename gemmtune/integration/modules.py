@@ -1,0 +1,120 @@
+"""What the forward of a Linear, and of HF's Conv1D, becomes: the stored pick where it beats torch, else torch without detours.
+
+The forward stands in the module's ``__dict__`` as a partial of a function here. The module's type, Parameters and hooks stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .. import settings
+from ..dispatch.plan import generation
+from .eager import Bound, bound_for, plain_here
+
+__all__ = ["Picks", "is_optimized", "optimized", "restored"]
+
+Tensor = torch.Tensor
+is_compiling = torch.compiler.is_compiling
+_MOST = 4096
+_CONV1D = "transformers.pytorch_utils"
+"""The module of HF's Conv1D, which only a program with such layers has imported."""
+
+
+class Picks(dict[Hashable, "Bound | None"]):
+    """What runs a layer, by what its input looks like. A copy of it begins empty: picks are this process's, for these weights."""
+
+    def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
+        return Picks, ()
+
+    def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...]) -> Bound | None:
+        """Look for the pick, and keep what was found."""
+        if len(self) >= _MOST:
+            self.clear()
+        found = self[key] = bound_for(op, tensors)
+        return found
+
+
+def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
+    """The forward of an ``nn.Linear``."""
+    if is_compiling():
+        return functional.linear(input, module.weight, module.bias)
+    own = module._parameters
+    weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
+    key = (input.shape, input.dtype, settings.token(), generation.number)
+    bound = picks.get(key, picks)
+    if bound is None or weight is None:
+        return functional.linear(input, weight, bias)  # type: ignore[arg-type]
+    if not input.is_contiguous() or input.dim() < 2 or weight.dim() != 2:
+        return functional.linear(input, weight, bias)
+    result = _product(key, picks, bound, input, weight.t(), bias)
+    return functional.linear(input, weight, bias) if result is None else result
+
+
+def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:
+    """The forward of HF's Conv1D: x @ weight + bias."""
+    if is_compiling():
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    own = module._parameters
+    weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
+    key = (x.shape, x.dtype, settings.token(), generation.number)
+    bound = picks.get(key, picks)
+    if bound is not None and x.is_contiguous() and x.dim() >= 2 and weight is not None and weight.dim() == 2:
+        result = _product(key, picks, bound, x, weight, bias)
+        if result is not None:
+            return result
+    return torch.addmm(bias, x.view(-1, x.size(-1)), weight).view(*x.shape[:-1], -1)
+
+
+def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor | None:
+    """x @ b + bias by the pick; None where torch is to do it. ``bound`` is ``picks`` itself where nobody has looked yet."""
+    if not plain_here():
+        return None
+    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    op, tensors = ("mm", (rows, b)) if bias is None else ("addmm", (rows, b, bias))
+    found = picks.find(key, op, tensors) if bound is picks else bound
+    if not isinstance(found, Bound):
+        return None
+    result = found.run(op, tensors)
+    return None if result is None else result if x.dim() == 2 else result.view(*x.shape[:-1], b.shape[1])
+
+
+def optimized(model: nn.Module) -> int:
+    """Give every layer that we know our forward, and return how many have it now.
+
+    A layer whose forward is another one, in its class or in the object, is left as it is.
+    """
+    count = 0
+    for module in model.modules():
+        forward = _forward_for(module)
+        if forward is not None and "forward" not in module.__dict__:
+            module.__dict__["forward"] = functools.partial(forward, module, Picks())
+        count += is_optimized(module)
+    return count
+
+
+def restored(model: nn.Module) -> None:
+    """Take back our forwards."""
+    for module in model.modules():
+        if is_optimized(module):
+            del module.__dict__["forward"]
+
+
+def is_optimized(module: nn.Module) -> bool:
+    """Its forward is ours."""
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, functools.partial) and forward.func in (linear, conv1d)
+
+
+def _forward_for(module: nn.Module) -> Callable[..., Tensor] | None:
+    forward = getattr(type(module), "forward", None)
+    if forward is nn.Linear.forward:
+        return linear
+    conv = getattr(sys.modules.get(_CONV1D), "Conv1D", None)
+    return conv1d if conv is not None and forward is conv.forward else None

@@ -1,0 +1,69 @@
+"""gemmtune in a model: its layers run stored picks, and nothing of it changes that anybody could see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..dispatch.tuning import tune as run_tuning
+from ..errors import InvalidProblemError
+from .modules import optimized, restored
+from .record import record
+
+__all__ = ["optimize", "restore"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
+    """Let the layers of a model run by stored picks, in place, wherever these are faster than torch.
+
+    The forward of every ``nn.Linear``, and of HF's Conv1D, asks for the pick; Parameters, ``state_dict``, hooks and types stay, and
+    ``restore`` undoes it. A problem without a pick costs what it costs in torch: nothing is tuned, except by ``tune``.
+
+    Args:
+        model: any module.
+        tune: example inputs: a tensor, a tuple of positional or a mapping of keyword arguments. The model runs once on them, and
+            every product that it asks for is tuned.
+        progress: show the progress of that tuning on standard error.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidProblemError: not a module, or no example inputs.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidProblemError(
+            f"optimize: got {type(model).__name__}, expected an nn.Module; for functions there is gemmtune.use()"
+        )
+    if tune is not None:
+        with torch.no_grad(), record() as recording:
+            _run(model, tune)
+        if recording.counts:
+            run_tuning(recording.problems(), progress=progress)
+    optimized(model)
+    return model
+
+
+def restore(model: M) -> M:
+    """Undo ``optimize``: every layer has torch's forward again. Returns the model."""
+    restored(model)
+    return model
+
+
+def _run(model: nn.Module, example: Any) -> None:
+    if isinstance(example, torch.Tensor):
+        model(example)
+    elif isinstance(example, Mapping):
+        model(**example)
+    elif isinstance(example, (tuple, list)):
+        model(*example)
+    else:
+        got = type(example).__name__
+        raise InvalidProblemError(
+            f"optimize: tune: got {got}, expected a tensor, a tuple of arguments or a mapping of keyword arguments"
+        )

@@ -1,0 +1,101 @@
+"""Stored picks that beat torch, for calls that never tune: what runs instead of torch's operation, if anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import settings as settings_module
+from ..choice import Scalars
+from ..device import DeviceInfo, detect
+from ..dispatch.call import bring_scalars
+from ..dispatch.calls import call_of
+from ..dispatch.checks import why_not_ours
+from ..dispatch.fused import NAMES
+from ..dispatch.host import host_us
+from ..dispatch.plan import Plan, bound, generation
+from ..dispatch.statement import problem_of
+from ..errors import InvalidProblemError
+from ..problem import Problem
+from ..selector.candidates import candidates_for
+from ..selector.pick import pick
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import open_store
+
+__all__ = ["Pick", "pick_for"]
+
+Tensor = torch.Tensor
+LAUNCH_US = 30.0
+"""Without a CUDA graph a kernel of a GPU pays only where it takes longer than the host takes to launch it."""
+_CAPACITY = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """A stored pick that is faster than torch's operation."""
+
+    plan: Plan
+    saves_us: float
+    """Torch's time less that of the pick, as they were measured."""
+    in_graph_only: bool
+    """It is shorter than its launch: faster where a CUDA graph replays it, and elsewhere not."""
+
+    @property
+    def serves_now(self) -> bool:
+        """It is worth running as things are."""
+        return not self.in_graph_only or torch.cuda.is_current_stream_capturing()
+
+
+def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> Pick | None:
+    """The pick for a call on these tensors, in the order of the operation's row; None where torch is to do it.
+
+    Nothing is tuned, and nothing compiled that the store does not have as the fastest.
+    """
+    a, b = tensors[0], tensors[1]
+    settings = settings_module.current()
+    if why_not_ours(tensors) is not None or not a.numel() or not b.numel():
+        return None
+    index = a.get_device()
+    info = detect("cpu" if index < 0 else torch.device("cuda", index))
+    if (op, a.shape[-2], b.shape[-1], a.shape[-1]) not in _known(info, settings.token, generation.number):
+        return None
+    row = NAMES[op]
+    try:
+        call = call_of(op, dict(zip((x.role for x in row.operands), tensors, strict=False)), scalars=scalars)
+        bring_scalars(call)
+        problem = problem_of(call, None)
+    except InvalidProblemError:
+        return None  # torch says what is wrong with it
+    return stored_pick(problem, info, settings, generation.number)
+
+
+@functools.lru_cache(_CAPACITY)
+def _known(info: DeviceInfo, token: int, _generation: int) -> frozenset[tuple[str, int, int, int]]:
+    """(op, M, N, K) of every problem that the store has measured on the device."""
+    settings = settings_module.current()
+    assert settings.token == token
+    keys = map(json.loads, open_store(settings).keys(fingerprint_text(info, settings.timing)))
+    return frozenset((key["op"], key["m"], key["n"], key["k"]) for key in keys)
+
+
+@functools.lru_cache(_CAPACITY)
+def stored_pick(problem: Problem, info: DeviceInfo, settings: Settings, _generation: int) -> Pick | None:
+    """The fastest that the store knows for a problem, ready to run, if that is not torch's operation."""
+    settings = dataclasses.replace(settings, tune="never")
+    candidates = candidates_for(problem, info, settings, host_us=host_us(info, settings)).stored(open_store(settings))
+    chosen, outcome = candidates.picked, pick(list(candidates.known.values()))
+    if chosen is None or outcome is None or chosen.baseline:
+        return None
+    torch_us = next((o.time_us for o in candidates.known.values() if o.baseline), None)
+    time_us = outcome.time_us
+    if torch_us is None or time_us is None or torch_us <= time_us:
+        return None
+    plan = bound(problem, chosen, "store", info, settings)
+    short = info.type != "cpu" and settings.timing == "graph" and time_us < LAUNCH_US
+    return None if plan.choice.baseline else Pick(plan=plan, saves_us=torch_us - time_us, in_graph_only=short)

@@ -1,0 +1,119 @@
+"""Recording the products of a run: which Problems it asks for, while everything runs as before."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..dispatch.arguments import Call
+from ..dispatch.calls import call_of
+from ..dispatch.checks import why_not_ours
+from ..dispatch.statement import epilogue_of, problem_of
+from ..errors import InvalidProblemError
+from ..problem import Problem
+from .recording import Recording
+
+__all__ = ["record"]
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+_OPERATIONS: dict[Any, str] = {
+    aten.mm: "mm", aten.bmm: "bmm", aten.addmm: "addmm", aten.baddbmm: "baddbmm", aten.addmm_: "addmm",
+    aten.baddbmm_: "baddbmm", aten._int_mm: "int_mm", aten._scaled_mm: "scaled_mm",
+}  # fmt: skip
+"""torch's products, and the operations that they are."""
+_COMPOSED = (aten.linear.default, aten.matmul.default, aten.einsum.default)
+"""What inference mode hands on whole, and is made of products."""
+
+
+@contextmanager
+def record(file: Path | str | None = None) -> Iterator[Recording]:
+    """Note every product in a ``with`` block, torch's own and gemmtune's, and write them to ``file`` at its end.
+
+        with gemmtune.record("shapes.json"):
+            model(x).sum().backward()
+
+    What runs, runs as before, with the same results; forward and backward passes are seen, in this thread and in the threads of
+    its backward passes. Compiled functions run uncompiled within the block, so that each of their products is seen with its sizes;
+    with which epilogues they would be fused is not recorded. Nor are processes that the block starts.
+
+    Args:
+        file: what ``gemmtune tune --recorded`` reads: each distinct Problem with its count, and histograms of M. Written also when
+            the block ends by an error; not at all if it is None.
+
+    Yields:
+        The Recording, which fills up.
+    """
+    recording = Recording()
+    with ExitStack() as stack:
+        if file is not None:
+            stack.callback(recording.write, file)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_Watch(recording))
+        yield recording
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the products that it sees below autograd."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recording = recording
+        self._problems: dict[Hashable, Problem | None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # a subclass does it first, and what that is made of comes here again
+        if func in _COMPOSED:
+            with self:
+                return func.decompose(*args, **kwargs)
+        name = _OPERATIONS.get(func.overloadpacket)
+        if name is not None:
+            self._note(name, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        key = (name, *(_look(value) for value in given.values()))
+        if key not in self._problems:
+            self._problems[key] = _problem(name, given)
+        if (problem := self._problems[key]) is not None:
+            self._recording.note(problem)
+
+
+def _look(value: Any) -> Hashable:
+    """Everything that a Problem may depend on."""
+    if isinstance(value, Tensor):
+        return (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() & 15)
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def _problem(name: str, given: Mapping[str, Any]) -> Problem | None:
+    """The Problem of torch's arguments; None where it is none of ours."""
+    try:
+        call = _call(name, given)
+        tensors = [x for _, x in call.inputs]
+        if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
+            return None
+        return problem_of(call, epilogue_of(call))
+    except InvalidProblemError:
+        return None  # torch has more products than we do: the call is its business
+
+
+def _call(name: str, given: Mapping[str, Any]) -> Call:
+    a, b = ("mat1", "mat2") if "mat1" in given else ("batch1", "batch2") if "batch1" in given else ("self", "mat2")
+    operands = {"a": given[a], "b": given[b]}
+    if name in ("addmm", "baddbmm"):
+        return call_of(name, operands | {"inp": given["self"]}, scalars=(given.get("alpha", 1), given.get("beta", 1)))
+    if name == "scaled_mm":
+        return call_of(
+            name, operands | {"scale_a": given["scale_a"], "scale_b": given["scale_b"]}, brought=given.get("bias"),
+            options=(bool(given.get("use_fast_accum", False)),), out_dtype=given.get("out_dtype"),
+        )  # fmt: skip
+    return call_of(name, operands)

@@ -1,0 +1,101 @@
+"""What was recorded of a run: each distinct Problem with its count, as a file that ``gemmtune tune --recorded`` reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidProblemError
+from ..problem import Problem, precision_of
+
+__all__ = ["FORMAT", "Recording"]
+
+FORMAT = "gemmtune-recording"
+VERSION = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Recording:
+    """Problems and how often each was asked for."""
+
+    counts: Counter[Problem] = dataclasses.field(default_factory=Counter)
+
+    def note(self, problem: Problem, count: int = 1) -> None:
+        """Count a problem."""
+        self.counts[problem] += count
+
+    def problems(self, device_type: str | None = None) -> list[Problem]:
+        """The distinct problems, those with the most arithmetic in all first, so that what is cut short has tuned what matters.
+
+        With ``device_type`` all are for such a device, at the precision that torch's flags allow there now.
+        """
+        ordered = sorted(self.counts, key=lambda p: (-p.flops * self.counts[p], p.key))
+        return list(dict.fromkeys(ordered if device_type is None else (_on(p, device_type) for p in ordered)))
+
+    def rows(self) -> dict[str, dict[int, int]]:
+        """For each problem but its number of rows the histogram of M: how often it was asked for with how many rows."""
+        found: dict[str, dict[int, int]] = {}
+        for problem, count in self.counts.items():
+            rows = found.setdefault(_but_for_rows(problem), {})
+            rows[problem.m] = rows.get(problem.m, 0) + count
+        return {text: dict(sorted(found[text].items())) for text in sorted(found)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "problems": [{"text": str(p), "count": self.counts[p], "problem": p.to_json()} for p in self.problems()],
+            "rows": [{"text": text, "m": {str(m): count for m, count in rows.items()}} for text, rows in self.rows().items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: object, source: str) -> Recording:
+        """The inverse of ``to_json``. Raises InvalidProblemError for anything else; the message names ``source`` and the entry."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+            got = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data).__name__
+            raise InvalidProblemError(
+                f"{source}: got {got}, expected a file that gemmtune record has written ({FORMAT}, {VERSION})"
+            )
+        recording = cls()
+        for index, entry in enumerate(data["problems"]):
+            try:
+                recording.note(Problem.from_json(entry["problem"]), int(entry["count"]))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise InvalidProblemError(f"{source}: problems[{index}]: {error}; record it again") from error
+        return recording
+
+    def write(self, path: Path | str) -> None:
+        """``to_json`` into a file, which is there whole or not at all."""
+        path = Path(path)
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        new.replace(path)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Recording:
+        """``from_json`` of a file.
+
+        Raises:
+            InvalidProblemError: it is not what ``write`` writes.
+            OSError: it cannot be read.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidProblemError(f"{path}: got text that is not JSON ({error}), expected a file of gemmtune record") from error
+        return cls.from_json(data, str(path))
+
+
+def _on(problem: Problem, device_type: str) -> Problem:
+    if problem.device_type == device_type:
+        return problem
+    return dataclasses.replace(problem, device_type=device_type, precision=precision_of(problem.dtype, device_type))
+
+
+def _but_for_rows(problem: Problem) -> str:
+    sizes = f"{problem.batch}x" * problem.batched + f"{problem.m}x"
+    return str(problem).replace(f" {sizes}", f" {sizes.removesuffix(f'{problem.m}x')}Mx", 1)

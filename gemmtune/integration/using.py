@@ -1,0 +1,116 @@
+"""Stored picks for code without modules: torch's products within a ``with`` block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from .. import settings
+from ..dispatch.plan import generation
+from .eager import Bound, plain_here
+from .modules import Picks
+
+__all__ = ["use"]
+
+Tensor = torch.Tensor
+
+
+class use(TorchFunctionMode):
+    """``with gemmtune.use():`` torch's products of tensors run by stored picks where these are faster.
+
+    ``torch.mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul``, ``@`` and ``F.linear``, in this thread. Nothing is tuned. Every
+    function of torch costs the host a microsecond or two more within the block; for modules ``gemmtune.optimize`` costs nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._picks = Picks()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        statement = _STATEMENTS.get(func)
+        if statement is not None and not torch.compiler.is_compiling() and plain_here():
+            stated = statement(args, kwargs or {})
+            if stated is not None and (result := self._run(*stated)) is not None:
+                return result
+        return func(*args, **(kwargs or {}))
+
+    def _run(self, op: str, tensors: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor | None:
+        key = (op, settings.token(), generation.number, *((x.shape, x.stride(), x.dtype, x.device) for x in tensors))
+        found = self._picks[key] if key in self._picks else self._picks.find(key, op, tensors)
+        result = found.run(op, tensors) if isinstance(found, Bound) else None
+        return None if result is None else result.view(shape)
+
+
+Stated = tuple[str, tuple[Tensor, ...], tuple[int, ...]]
+"""The operation, its operands, and the shape of the result."""
+
+
+def _linear(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
+    given: list[Any] = [*args, *(kwargs.get(name) for name in ("input", "weight", "bias")[len(args) :])]
+    x, weight, bias = given
+    if not _tensors(x, weight, *([] if bias is None else [bias])) or weight.dim() != 2 or x.dim() < 2 or not x.is_contiguous():
+        return None
+    rows, b = x.view(-1, x.shape[-1]), weight.t()
+    operands = (rows, b) if bias is None else (rows, b, bias)
+    return ("mm" if bias is None else "addmm"), operands, (*x.shape[:-1], weight.shape[0])
+
+
+def _of_two(op: str) -> Callable[[Any, Mapping[str, Any]], Stated | None]:
+    def stated(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
+        rank = 2 if op == "mm" else 3
+        if kwargs or len(args) != 2 or not _tensors(*args) or any(x.dim() != rank for x in args):
+            return None
+        a, b = args
+        return op, (a, b), (*a.shape[:-1], b.shape[-1])
+
+    return stated
+
+
+def _of_three(op: str) -> Callable[[Any, Mapping[str, Any]], Stated | None]:
+    def stated(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
+        if any(kwargs.get(name, 1) != 1 for name in ("alpha", "beta")) or kwargs.keys() - {"alpha", "beta"} or len(args) != 3:
+            return None
+        rank = 2 if op == "addmm" else 3
+        if not _tensors(*args) or any(x.dim() != rank for x in args[1:]):
+            return None
+        inp, a, b = args
+        return op, (a, b, inp), (*a.shape[:-1], b.shape[-1])
+
+    return stated
+
+
+def _matmul(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
+    """Two matrices, rows of many matrices by one matrix, or as many matrices by as many."""
+    if kwargs or len(args) != 2 or not _tensors(*args):
+        return None
+    a, b = args
+    shape = (*a.shape[:-1], b.shape[-1])
+    if b.dim() == 2 and a.dim() >= 2 and (a.dim() == 2 or a.is_contiguous()):
+        return "mm", (a if a.dim() == 2 else a.view(-1, a.shape[-1]), b), shape
+    if a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]:
+        return "bmm", (a, b), shape
+    return None
+
+
+def _tensors(*values: object) -> bool:
+    return all(isinstance(x, Tensor) for x in values)
+
+
+_STATEMENTS: dict[Any, Callable[[Any, Mapping[str, Any]], Stated | None]] = {
+    functional.linear: _linear,
+    torch.mm: _of_two("mm"),
+    Tensor.mm: _of_two("mm"),
+    torch.bmm: _of_two("bmm"),
+    Tensor.bmm: _of_two("bmm"),
+    torch.addmm: _of_three("addmm"),
+    Tensor.addmm: _of_three("addmm"),
+    torch.baddbmm: _of_three("baddbmm"),
+    Tensor.baddbmm: _of_three("baddbmm"),
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+}

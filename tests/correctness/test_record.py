@@ -1,0 +1,184 @@
+"""record: what a run asks for is noted, nothing else changes, and another process tunes and uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models import made, result
+from rotation import rotated
+from torch.nn import functional
+
+import gemmtune
+from gemmtune import Problem, Recording
+from gemmtune.cli import run
+from gemmtune.errors import InvalidProblemError
+
+A, B, C = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((4, 8), (8, 6), (6,)))
+
+
+def problem(op: str, *sizes: int, **options: object) -> Problem:
+    options = {"dtype": torch.float32, "layout": "nn", "device_type": "cpu"} | options
+    return getattr(Problem, op)(*sizes, **options)
+
+
+CALLS = {
+    "mm": (lambda: torch.mm(A, B), problem("mm", 4, 6, 8)),
+    "matmul": (lambda: A.view(2, 2, 8) @ B, problem("mm", 4, 6, 8)),
+    "out": (lambda: torch.mm(A, B, out=torch.empty(4, 6)), problem("mm", 4, 6, 8)),
+    "linear": (lambda: functional.linear(A.view(2, 2, 8), B.t().contiguous()), problem("mm", 4, 6, 8, layout="nt")),
+    "bias": (lambda: functional.linear(A, B.t().contiguous(), C), problem("addmm", 4, 6, 8, layout="nt")),
+    "addmm": (lambda: torch.addmm(C, A, B, alpha=2), problem("addmm", 4, 6, 8, alpha=2)),
+    "bmm": (lambda: torch.bmm(A.expand(3, 4, 8).clone(), B.expand(3, 8, 6).clone()), problem("bmm", 3, 4, 6, 8)),
+    "int8": (lambda: torch._int_mm(A.char(), B.char()), Problem.int_mm(4, 6, 8, layout="nn", device_type="cpu")),
+    "compiled": (torch.compile(lambda: torch.mm(A, B), backend="eager", fullgraph=True), problem("mm", 4, 6, 8)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_torch_s_products_are_noted_with_what_they_give(name, mode):
+    call, expected = CALLS[name]
+    with mode():
+        plain = call()
+        with gemmtune.record() as recording:
+            noted = [call(), call()]
+    assert recording.counts == {expected: 2}
+    assert all(torch.equal(x, plain) for x in noted)
+
+
+def test_backward_passes_are_noted_and_other_dtypes_are_not_ours():
+    weight = B.clone().requires_grad_()
+    with gemmtune.record() as recording:
+        (A @ weight).relu().mul(2).sum().backward()
+        torch.mm(A.cfloat(), B.cfloat())
+    assert {(p.m, p.n, p.k, p.layout_letters) for p in recording.counts} == {(4, 6, 8, "nn"), (8, 6, 4, "tn")}
+
+
+def test_the_file_has_counts_and_a_histogram_and_can_be_read(tmp_path):
+    file = tmp_path / "shapes.json"
+    with contextlib.suppress(ZeroDivisionError), gemmtune.record(file):
+        for rows in (1, 4, 4, 2):
+            torch.mm(A[:rows], B)
+        torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+        raise ZeroDivisionError
+    data = json.loads(file.read_text())
+    assert data["rows"] == [
+        {"text": "mm Mx64x64 float32 nn on cpu", "m": {"64": 1}},
+        {"text": "mm Mx6x8 float32 nn on cpu", "m": {"1": 1, "2": 1, "4": 2}},
+    ]
+    found = Recording.read(file)
+    assert found.counts == {
+        problem("mm", 1, 6, 8): 1,
+        problem("mm", 2, 6, 8): 1,
+        problem("mm", 4, 6, 8): 2,
+        problem("mm", 64, 64, 64): 1,
+    }
+    assert [(p.m, p.device_type) for p in found.problems("cuda")] == [(64, "cuda"), (4, "cuda"), (2, "cuda"), (1, "cuda")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "got text that is not JSON"),
+        ("[]", "got list, expected a file that gemmtune record"),
+        ('{"format": "gemmtune-recording", "version": 9}', r"got \('gemmtune-recording', 9\)"),
+        (
+            '{"format": "gemmtune-recording", "version": 1, "problems": [{"count": 1}]}',
+            r"problems\[0\]: 'problem'; record it again",
+        ),
+    ],
+)
+def test_messages_of_files(text, message, tmp_path, capsys):
+    file = tmp_path / "shapes.json"
+    file.write_text(text)
+    with pytest.raises(InvalidProblemError, match=message):
+        Recording.read(file)
+    assert run(["tune", "--recorded", str(file)]) == 2
+    assert "--recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", rotated(["llama", "qwen2", "bert", "gpt2", "vit", "whisper", "t5"], 2, "record"))
+def test_every_product_of_a_model_is_noted(name):
+    model, inputs = made(name)
+    with torch.no_grad():
+        expected = result(model, inputs)
+        with torch.profiler.profile() as profile:
+            model(**inputs)
+        with gemmtune.record() as recording:
+            assert torch.equal(result(model, inputs), expected)
+    seen = {e.key: e.count for e in profile.key_averages()}
+    asked = {op: sum(count for p, count in recording.counts.items() if p.op == op) for op in ("mm", "addmm", "bmm", "baddbmm")}
+    assert asked == {op: seen.get(f"aten::{op}", 0) for op in asked}
+    assert sum(asked.values()) > 8
+
+
+PROGRAM = """
+import sys, torch
+torch.manual_seed(0)
+layer = torch.nn.Linear(96, 64)
+print(sys.argv[1:], layer(torch.randn(32, 96)).shape)
+sys.exit(3)
+"""
+USE = """
+import sys, torch, gemmtune
+from gemmtune.cli import run
+from gemmtune.dispatch.plan import forget_plans
+torch.manual_seed(0)
+layer = torch.nn.Linear(96, 64)
+x = torch.randn(32, 96)
+with torch.no_grad():
+    plain = layer(x)
+    for known in (False, True):
+        gemmtune.optimize(layer)
+        assert torch.allclose(layer(x), plain, atol=1e-5)
+        [bound] = layer.forward.args[1].values()
+        print(gemmtune.explain("addmm", layer.bias, x, layer.weight.t()).origin, bound and bound.pick.plan.choice.name)
+        gemmtune.restore(layer)
+        assert known or run(["import", "store.json"]) == 0
+        forget_plans()
+"""
+
+
+def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, tmp_path, capsys):
+    """The whole way: a script is recorded as it is, this process tunes, another one with its own store only uses."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "use.py").write_text(USE)
+    environment = os.environ | {
+        "GEMMTUNE_STORE_PATH": str(tmp_path / "other.sqlite"), "GEMMTUNE_TUNE": "never", "GEMMTUNE_BACKENDS": "aten,cpp",
+        "GEMMTUNE_SEARCH": "quick", "PYTHONPATH": str(Path(gemmtune.__file__).parents[1]),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+    }  # fmt: skip
+
+    def process(*arguments: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+    recorded = process("-m", "gemmtune.cli", "record", "-o", "shapes.json", "--", "python", "program.py", "--steps", "2")
+    assert (recorded.returncode, recorded.stdout) == (3, "['--steps', '2'] torch.Size([32, 64])\n"), recorded.stderr
+    assert "1 problems in 1 calls written to shapes.json" in recorded.stderr
+    tuning = ["tune", "--recorded", str(tmp_path / "shapes.json"), "--quiet", "--backends", "aten,cpp", "--search", "quick"]
+    assert run(tuning) == 0
+    assert capsys.readouterr().out.startswith("addmm 32x64x96 float32 nt inp[64] alpha=one beta=one on cpu: ")
+    assert run(["export", str(tmp_path / "store.json")]) == 0
+    exported = json.loads((tmp_path / "store.json").read_text())
+    for row in exported["measurements"][0]["rows"]:
+        row["time_us"] *= 10 if row["backend"] == "aten" else 1
+    (tmp_path / "store.json").write_text(json.dumps(exported))
+    used = process("use.py")
+    lines = [line for line in used.stdout.splitlines() if "rows of" not in line]
+    assert lines[0] == "the store knows no choice, and tune is 'never' None", used.stdout + used.stderr
+    assert lines[1].startswith("from the store cpp:"), used.stdout + used.stderr
+
+
+def test_other_programs_are_refused(capsys):
+    assert run(["record", "--", "torchrun", "train.py"]) == 2
+    assert (
+        "record: got 'torchrun train.py', expected a script, or python with a script or -m and a module" in capsys.readouterr().err
+    )
