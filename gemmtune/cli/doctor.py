@@ -25,7 +25,7 @@ from ..errors import UnavailableError
 from ..settings import Settings
 from ..store.key import driver_version, fingerprint_text
 from ..store.store import open_store
-from ..toolchain.nvrtc import find_nvrtc
+from ..toolchain.cubin import find_nvrtc
 from .output import STDOUT, write_json
 from .printing import show
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ..errors import UnavailableError
 
-__all__ = ["Compiler", "find_compiler", "toolkit_folders"]
+__all__ = ["LEAST_CUDA", "Compiler", "find_compiler", "toolkit_folders"]
 
 LEAST_CUDA = (12, 3)
-"""The first CUDA version whose nvcc compiles what we have for SM90."""
+"""The first CUDA version that compiles what we have for SM90."""
 WHERE_NVCC = ("/usr/local/cuda/bin/nvcc",)
 """Looked at after PATH."""
 

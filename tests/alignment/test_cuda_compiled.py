@@ -16,8 +16,8 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
-from gemmtune.backends.cuda.skinny import configs as skinny
-from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.skinny import family as skinny
+from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.errors import UnavailableError
 from gemmtune.toolchain.compiled import find_cuobjdump
 from gemmtune.toolchain.cubin import find_cubin_compiler

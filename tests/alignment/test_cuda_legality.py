@@ -32,7 +32,7 @@ from gemmtune.backends.cuda.cluster.configs import by_k, clusters_of, tiles_of
 from gemmtune.backends.cuda.hopper import registers_per_thread
 from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
-from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace

@@ -12,8 +12,8 @@ from gemmtune.backends.cuda.backend import FAMILIES
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
-from gemmtune.backends.cuda.skinny import configs as skinny
-from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.skinny import family as skinny
+from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace

@@ -32,8 +32,8 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
-from gemmtune.backends.cuda.skinny import configs as skinny
-from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.skinny import family as skinny
+from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.choice import Offers
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.effort import EFFORT

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gemmtune.errors import CompileError, UnavailableError
-from gemmtune.toolchain import cubin, nvrtc
-from gemmtune.toolchain.nvrtc import Nvrtc, find_nvrtc, libraries
+from gemmtune.toolchain import cubin
+from gemmtune.toolchain.cubin import Nvrtc, find_nvrtc, libraries
 
 
 def found() -> Nvrtc | None:
@@ -26,9 +26,9 @@ def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         (folder / "lib64").mkdir(parents=True)
         for name in (f"libnvrtc.so.{version}", f"libnvrtc-builtins.so.{version}.0", f"libnvrtc.so.{version}.alt"):
             (folder / "lib64" / name).touch()
-    monkeypatch.setattr(nvrtc, "toolkit_folders", lambda: folders)
-    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
-    nvrtc._first.cache_clear()
+    monkeypatch.setattr(cubin, "toolkit_folders", lambda: folders)
+    monkeypatch.setattr(cubin.importlib.util, "find_spec", lambda name: None)
+    cubin._first.cache_clear()
     return folders
 
 
@@ -36,7 +36,7 @@ def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_torchs_version_comes_first_and_then_the_newest(
     toolkits: list[Path], monkeypatch: pytest.MonkeyPatch, built_for: str | None, majors: list[int]
 ) -> None:
-    monkeypatch.setattr(nvrtc.torch.version, "cuda", built_for)
+    monkeypatch.setattr(cubin.torch.version, "cuda", built_for)
     assert [path.name for path in libraries()] == [f"libnvrtc.so.{major}" for major in majors]
 
 
@@ -48,17 +48,17 @@ def test_one_that_is_too_old_or_does_not_load_is_passed_over(toolkits: list[Path
 
     monkeypatch.setattr(Nvrtc, "version", property(version))
     assert str(find_nvrtc()) == "NVRTC 12.3"
-    nvrtc._first.cache_clear()
+    cubin._first.cache_clear()
     (toolkits[2] / "lib64" / "libnvrtc.so.12").unlink()
     reason = r"libnvrtc\.so\.13 cannot be loaded: no such symbol; .*libnvrtc\.so\.11: got CUDA 11\.8, expected 12\.3 or newer"
     with pytest.raises(UnavailableError, match=reason):
         find_nvrtc()
-    nvrtc._first.cache_clear()
+    cubin._first.cache_clear()
 
 
 def test_without_any_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "libraries", list)
-    nvrtc._first.cache_clear()
+    monkeypatch.setattr(cubin, "libraries", list)
+    cubin._first.cache_clear()
 
     def no_nvcc() -> None:
         raise UnavailableError("nvcc is not on PATH")

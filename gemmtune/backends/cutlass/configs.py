@@ -14,7 +14,7 @@ from ...problem.rules import why_not
 from ...toolchain.orientation import Oriented, letter, orient
 from ...toolchain.structs import MOST_OPERANDS
 from .operation import ELEMENTS, ENCODED, Operation
-from .scales import why_not_grouped, why_not_quantized
+from .quantized import why_not_grouped, why_not_quantized
 from .variants import Variant
 
 __all__ = ["Config", "Legality", "check_problem", "elements_of"]
