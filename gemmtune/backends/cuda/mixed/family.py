@@ -149,15 +149,9 @@ class MixedFamily(Family[C]):
     def grid(self, problem: Problem, config: C) -> tuple[int, int, int]:
         """The blocks of a launch."""
 
-    def record(self, problem: Problem, config: C) -> Record:
-        shape, weights, work = config.shape, weights_of(problem), self.work()
-        block_k = shape.block_k(weights)
-        operands = [_matrix(x) for x in problem.scales]
-        operands += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
-        fill_common(work, problem.out, operands)
-        work.rows, work.cols, work.steps = problem.m, problem.n, steps_of(problem, config)
-        work.cluster_k, work.interleaved_k, work.prefetch_stages = config.cluster_k, config.interleaved_k, config.prefetch_stages
-        aligned = self.tell(work, problem, config)
+    def _maps(self, problem: Problem, config: C, operands: Sequence[Layout]) -> list[TensorMap]:
+        """How a, b and what changes along K are copied; ``operands`` are those beside a and b, as matrices."""
+        shape, weights = config.shape, weights_of(problem)
         maps = [
             self.map_of_a(problem, config),
             TensorMap(
@@ -179,16 +173,27 @@ class MixedFamily(Family[C]):
                         dtype=factor.dtype,
                         sizes=(problem.n, -(-problem.k // factor.group)),
                         pitches=(layout.stride[0] * factor.dtype.itemsize,),
-                        box=(shape.block_n, max(block_k // factor.group, 1)),
+                        box=(shape.block_n, max(shape.block_k(weights) // factor.group, 1)),
                         promotion_bytes=PROMOTION_BYTES,
                     )
                 )
+        return maps
+
+    def record(self, problem: Problem, config: C) -> Record:
+        shape, work = config.shape, self.work()
+        operands = [_matrix(x) for x in problem.scales]
+        operands += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
+        fill_common(work, problem.out, operands)
+        work.rows, work.cols, work.steps = problem.m, problem.n, steps_of(problem, config)
+        work.cluster_k, work.interleaved_k, work.prefetch_stages = config.cluster_k, config.interleaved_k, config.prefetch_stages
+        aligned = self.tell(work, problem, config)
+        maps = self._maps(problem, config, operands)
         told = Record(
             kernel=f"gemmtune_{self.name}",
             grid=self.grid(problem, config),
             cluster=config.cluster_k,
             threads=shape.threads,
-            shared_bytes=shape.shared_bytes(weights, config.cluster_k),
+            shared_bytes=shape.shared_bytes(weights_of(problem), config.cluster_k),
             pdl=config.pdl,
             parameters=bytes(work),
             addresses=addresses_of(len(operands)),
