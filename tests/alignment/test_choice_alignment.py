@@ -15,13 +15,12 @@ from problem_strategies import problems
 from gemmtune.backends.cublaslt.gemm import Gemm, Matrix, gemm_of
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
-from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.configs import Config, geometry
 from gemmtune.backends.triton.legality import Predicate
 from gemmtune.backends.triton.padding import PaddedChoice
-from gemmtune.backends.triton.small.swap import SwappedChoice, transposed
 from gemmtune.backends.triton.source import Argument
 from gemmtune.backends.triton.spec import specialise
+from gemmtune.backends.triton.swap import SwappedChoice, transposed
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
@@ -93,7 +92,7 @@ def test_triton_is_promised_no_divisor_that_a_size_stride_or_address_lacks(probl
 def test_triton_is_promised_nothing_of_operands_that_are_copied_first(problem: Problem) -> None:
     for choice in load("triton").enumerate(problem, preset("sm90"), QUICK).choices:
         if isinstance(choice, PaddedChoice):
-            for argument in choice.helper.source.arguments:
+            for argument in choice.copying.source.arguments:
                 source = {f"{copy.letter}_from" for copy in choice.copies}
                 assert argument.name not in source or argument.divisor == 1
             for copy in choice.copies:

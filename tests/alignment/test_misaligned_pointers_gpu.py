@@ -14,7 +14,7 @@ from gemmtune.backends.aten import AtenChoice
 from gemmtune.backends.cublaslt.algorithm import CublasLtChoice
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.padding import PaddedChoice
-from gemmtune.backends.triton.small.swap import SwappedChoice
+from gemmtune.backends.triton.swap import SwappedChoice
 from gemmtune.choice import Choice
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans, ready

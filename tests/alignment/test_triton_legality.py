@@ -16,8 +16,7 @@ from gemmtune.backends.table import load
 from gemmtune.backends.triton.arch import arch_of
 from gemmtune.backends.triton.backend import legal_configs
 from gemmtune.backends.triton.build import TritonChoice
-from gemmtune.backends.triton.configs import Config, pool
-from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.configs import Config, geometry, pool
 from gemmtune.backends.triton.legality import Predicate, check, check_problem, estimate
 from gemmtune.backends.triton.rank import estimate_us
 from gemmtune.choice import Choice

@@ -14,10 +14,9 @@ from gemmtune.backends.triton import BACKEND
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.legality import check
-from gemmtune.backends.triton.mixed.configs import WordsConfig
 from gemmtune.backends.triton.mixed.offers import words_choices, words_configs
-from gemmtune.backends.triton.mixed.vec import why_not_words_vector, words_vector_choices
-from gemmtune.backends.triton.mixed.words import WordsChoice, why_not_config, why_not_words
+from gemmtune.backends.triton.mixed.words import WordsChoice, WordsConfig, why_not_config, why_not_words
+from gemmtune.backends.triton.vec import why_not_words_vector, words_vector_choices
 from gemmtune.device import preset
 from gemmtune.effort import EFFORT
 from gemmtune.filters import by_mixed_mm_choice
@@ -251,7 +250,7 @@ def test_no_multiplication_of_a_warp_group_is_in_flight_when_its_registers_are_w
     )
     inner = getattr(choice, "inner", None)
     assert isinstance(inner, WordsChoice)
-    ptx = inner.kernel().asm["ptx"]
+    ptx = inner.kernels[0].compile().asm["ptx"]
     # After the last multiplication of a step, and before the branch back, comes a wait for all of them.
     rest = ptx[ptx.rindex("wgmma.mma_async") :]
     assert re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", rest[: rest.index("bra")]) == ["0"]

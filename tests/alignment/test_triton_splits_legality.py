@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.splits import atomic, decompose, stream_configs
-from gemmtune.backends.triton.splits.stream_configs import StreamConfig, StreamGeometry, stream_geometry
+from gemmtune.backends.triton.splits import atomic, decompose, streamk
+from gemmtune.backends.triton.splits.streamk import StreamConfig, StreamGeometry, stream_geometry
 from gemmtune.device import preset
 from gemmtune.filters import filtered
 from gemmtune.problem import Precision, Problem
@@ -74,15 +74,15 @@ STREAM_CASES: list[tuple[Any, StreamConfig, str]] = [
 @pytest.mark.parametrize(("shape", "config", "reason"), STREAM_CASES, ids=[case[2] for case in STREAM_CASES])
 def test_refusals_of_streamk_name_their_reason(shape: tuple[int, int, int], config: StreamConfig, reason: str) -> None:
     problem = Problem.mm(*shape, device_type="cuda")
-    assert reason in str(stream_configs.why_not_config(problem, preset("sm90"), config))
+    assert reason in str(streamk.why_not_config(problem, preset("sm90"), config))
 
 
 def test_refusals_of_atomic_sums_name_their_reason() -> None:
     config, device = Config(block_m=64, block_n=64, block_k=64, stages=4, warps=4, split_k=8), preset("sm90")
-    assert atomic.why_not_config(LONG, device, config) is None
-    assert "nothing is added up" in str(atomic.why_not_config(LONG, device, replace(config, split_k=1)))
+    assert atomic.why_not_added(LONG, device, config) is None
+    assert "nothing is added up" in str(atomic.why_not_added(LONG, device, replace(config, split_k=1)))
     large = Problem.mm(2048, 2048, 16384, device_type="cuda")
-    assert "4194304 sums" in str(atomic.why_not_config(large, device, config))
+    assert "4194304 sums" in str(atomic.why_not_added(large, device, config))
 
 
 def test_refusals_of_decomposed_sums_name_their_reason() -> None:
@@ -93,7 +93,7 @@ def test_refusals_of_decomposed_sums_name_their_reason() -> None:
     assert "no multiple" in str(decompose.why_not_slices(LONG, 48))
 
 
-@pytest.mark.parametrize("why_not", [stream_configs.why_not_stream, atomic.why_not_atomic, decompose.why_not_decomposed])
+@pytest.mark.parametrize("why_not", [streamk.why_not_stream, atomic.why_not_atomic, decompose.why_not_decomposed])
 def test_architectures_without_tensor_cores_for_triton_have_none_of_them(why_not: Any) -> None:
     assert "no tensor cores for Triton" in str(why_not(LONG, preset("sm75")))
     assert all(why_not(LONG, preset(arch)) is None for arch in ("sm80", "sm86", "sm90", "sm100"))

@@ -270,7 +270,7 @@ class TestForward:
         config = Config(block_m=32, block_n=32, block_k=32, stages=1, warps=4)
         choice = triton_choice(arch, config)
         native, forward = choice.build(), choice.forward().build()
-        compiled = choice.kernel()
+        compiled = choice.kernels[0].compile()
         (name, cubin, *_), (same_name, text, shared, device) = driver.loaded
         assert name == same_name == compiled.metadata.name
         assert cubin == compiled.asm["cubin"]
@@ -305,13 +305,13 @@ class TestForward:
         assert driver.loaded == []
 
     def test_a_kernel_that_is_loaded_already_is_refused(self, driver: FakeDriver) -> None:
-        compiled = triton_choice("sm80").kernel()
+        compiled = triton_choice("sm80").kernels[0].compile()
         initialise(compiled)
         with pytest.raises(UnavailableError, match="expected a kernel that loads its cubin and is not loaded yet"):
             use_ptx(compiled)
 
     def test_a_kernel_without_ptx_is_refused(self) -> None:
-        compiled = triton_choice("sm80").kernel()
+        compiled = triton_choice("sm80").kernels[0].compile()
         del compiled.asm["ptx"]
         with pytest.raises(UnavailableError, match="expected ptx too; unset TRITON_STORE_BINARY_ONLY"):
             use_ptx(compiled)

@@ -7,13 +7,13 @@ compiles the whole default set of each problem.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 from rotation import rotated
 
 from gemmtune.architectures import ARCHITECTURES, inspect_choices, matrix_choices, matrix_problems
 from gemmtune.backends.triton.build import TritonChoice
-from gemmtune.backends.triton.kernels import compile_kernel
 from gemmtune.errors import CompileError
 
 pytest.importorskip("triton", reason="compiles with Triton")
@@ -59,7 +59,7 @@ def _best(name: str) -> TritonChoice:
 
 
 def test_wide_loads_are_used_where_the_layout_allows_them() -> None:
-    aligned, odd = (_best(name).kernel() for name in ("mm-bf16-nt", "mm-f16-nt"))
+    aligned, odd = (_best(name).kernels[0].compile() for name in ("mm-bf16-nt", "mm-f16-nt"))
     assert "cp.async.cg.shared.global" in aligned.asm["ptx"]
     assert "st.global.v4.b32" in aligned.asm["ptx"]
     assert "cp.async" not in odd.asm["ptx"]
@@ -68,9 +68,6 @@ def test_wide_loads_are_used_where_the_layout_allows_them() -> None:
 def test_a_refusal_of_the_compiler_is_a_compile_error() -> None:
     choice = _best("mm-bf16-nt")
     assert choice.target is not None
-    source = choice.source
-    broken = type(source)(
-        text=source.text.replace("tl.dot(", "tl.no_such_function("), function=source.function, arguments=source.arguments
-    )
+    broken = replace(choice.source, text=choice.source.text.replace("tl.dot(", "tl.no_such_function("))
     with pytest.raises(CompileError, match="no_such_function"):
-        compile_kernel(choice.name, broken, "broken", choice.target, stages=2, warps=4)
+        replace(choice.kernels[0], source=broken).compile()

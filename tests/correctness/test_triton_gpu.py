@@ -12,7 +12,7 @@ from rotation import rotated
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import TritonChoice
-from gemmtune.backends.triton.launcher import launcher_of
+from gemmtune.backends.triton.launch import launcher_of
 from gemmtune.choice import Kernel
 from gemmtune.device import detect
 from gemmtune.numerics.operands import Operands, random_operands
@@ -256,6 +256,6 @@ def test_launches_go_below_tritons_own_launcher() -> None:
     problem = Problem.mm(16, 64, 64, device_type="cuda")
     choice = _choices(problem)[0]
     choice.build()
-    compiled = choice.kernel()
+    compiled = choice.kernels[0].compile()
     compiled._init_handles()
     assert launcher_of(compiled, (1, 1, 1)).function is not compiled.run

@@ -12,7 +12,7 @@ from rotation import rotated
 
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.persistent.choice import persistent_choices
+from gemmtune.backends.triton.persistent import persistent_choices
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem

@@ -9,9 +9,9 @@ import torch
 from chains import assert_chains_agree
 
 from gemmtune.backends.triton import descriptors, launch, launcher
-from gemmtune.backends.triton.launcher import Launcher
+from gemmtune.backends.triton.launch import Launcher
 from gemmtune.backends.triton.padding import padded_choices
-from gemmtune.backends.triton.persistent.choice import persistent_choices
+from gemmtune.backends.triton.persistent import persistent_choices
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.mixed.configs import WordsConfig
+from gemmtune.backends.triton.mixed.words import WordsConfig
 from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace

@@ -10,7 +10,7 @@ import torch
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.mixed.offers import words_choices
-from gemmtune.backends.triton.mixed.vec import words_vector_choices
+from gemmtune.backends.triton.vec import words_vector_choices
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import random_operands

@@ -13,8 +13,8 @@ from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.padding import PaddedChoice, padded_choices
-from gemmtune.backends.triton.small.swap import swapped_choices, transposed
-from gemmtune.backends.triton.small.vec import vector_choices
+from gemmtune.backends.triton.swap import swapped_choices, transposed
+from gemmtune.backends.triton.vec import vector_choices
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem

@@ -12,8 +12,8 @@ from chains import assert_chains_agree
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.padding import padded_choices
-from gemmtune.backends.triton.small.swap import swapped_choices
-from gemmtune.backends.triton.small.vec import vector_choices
+from gemmtune.backends.triton.swap import swapped_choices
+from gemmtune.backends.triton.vec import vector_choices
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.problem import Problem

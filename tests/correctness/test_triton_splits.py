@@ -15,8 +15,7 @@ from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.backends.triton.splits.offers import stream_choices
-from gemmtune.backends.triton.splits.stream_configs import StreamConfig
-from gemmtune.backends.triton.splits.streamk import StreamChoice
+from gemmtune.backends.triton.splits.streamk import StreamChoice, StreamConfig
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem

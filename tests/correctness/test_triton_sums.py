@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from gemmtune.backends.triton.backend import chosen_configs
-from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.configs import Config, geometry
 from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.choice import Status
 from gemmtune.device import preset

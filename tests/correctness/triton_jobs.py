@@ -9,14 +9,13 @@ import torch
 
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.persistent.choice import PersistentChoice
-from gemmtune.backends.triton.small.swap import SwappedChoice, transposed
-from gemmtune.backends.triton.small.vec import VectorChoice
+from gemmtune.backends.triton.persistent import PersistentChoice
 from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
-from gemmtune.backends.triton.splits.stream_configs import StreamConfig
-from gemmtune.backends.triton.splits.streamk import StreamChoice
+from gemmtune.backends.triton.splits.streamk import StreamChoice, StreamConfig
 from gemmtune.backends.triton.sums import SumChoice
+from gemmtune.backends.triton.swap import SwappedChoice, transposed
+from gemmtune.backends.triton.vec import VectorChoice
 from gemmtune.choice import Kernel
 from gemmtune.device import preset
 from gemmtune.numerics.operands import Operands, random_operands

@@ -8,9 +8,8 @@ import torch
 
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.mixed.configs import WordsConfig
-from gemmtune.backends.triton.mixed.vec import WordsVectorChoice
-from gemmtune.backends.triton.mixed.words import WordsChoice
+from gemmtune.backends.triton.mixed.words import WordsChoice, WordsConfig
+from gemmtune.backends.triton.vec import WordsVectorChoice
 from gemmtune.choice import Choice
 from gemmtune.device import preset
 from gemmtune.problem import Problem

@@ -11,8 +11,8 @@ import torch
 
 from gemmtune.backends.triton import descriptors
 from gemmtune.backends.triton.descriptors import Description, describable, encoder
-from gemmtune.backends.triton.launcher import Launcher, takes_encoded
-from gemmtune.backends.triton.persistent.configs import why_not_persistent
+from gemmtune.backends.triton.launch import Launcher, takes_encoded
+from gemmtune.backends.triton.persistent import why_not_persistent
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
 

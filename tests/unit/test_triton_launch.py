@@ -12,8 +12,7 @@ import torch
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
-from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.geometry import geometry
+from gemmtune.backends.triton.configs import Config, geometry
 from gemmtune.backends.triton.source import Argument
 from gemmtune.backends.triton.workspace import Buffers
 from gemmtune.device import preset
@@ -27,7 +26,7 @@ pytest.importorskip("triton", reason="the launchers are Triton's")
 import triton
 
 from gemmtune.backends.triton import launch
-from gemmtune.backends.triton.launcher import Launcher, launcher_of
+from gemmtune.backends.triton.launch import Launcher, launcher_of
 
 PROBLEM = Problem.addmm(100, 200, 300, dtype=torch.float32, alpha=2, beta=3, device_type="cuda")
 GRID = (7, 2, 1)
@@ -226,7 +225,7 @@ def test_each_family_passes_what_its_arguments_say(stream: int, monkeypatch: pyt
                     expected.append(None)
         compiled = _compiled(calls)
         compiled.metadata = SimpleNamespace(tensordesc_meta=[None for argument in arguments if argument.source[0] == "descriptor"])
-        choice.bind(compiled).run(operands.out, operands.tensors, operands.scalars)
+        choice.bind((compiled,)).run(operands.out, operands.tensors, operands.scalars)
         _, *launched = calls.pop()
         assert launched[:4] == [*choice.where.grid, stream], choice.name
         passed = launched[len(launched) - len(arguments) :]

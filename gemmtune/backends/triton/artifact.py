@@ -34,6 +34,10 @@ class Expected:
     slack_bytes: int | None = None
 
 
+NOTHING = Expected()
+"""What is predicted of a kernel that multiplies nothing."""
+
+
 def expected_of(predicate: Predicate, config: Config) -> Expected:
     """What the predicate says of the mm kernel of ``config``."""
     problem, device = predicate.problem, predicate.device
@@ -47,11 +51,16 @@ def expected_of(predicate: Predicate, config: Config) -> Expected:
     )
 
 
-def artifact(compiled: Any, expected: Expected) -> Artifact:
+def artifact(compiled: Any, expected: Expected = NOTHING) -> Artifact:
     """A compiled kernel, with what was expected of it."""
     metadata = compiled.metadata
     code = assembly(compiled)
-    usage = _cuda_usage(compiled) if "cubin" in compiled.asm else amdgcn_usage(code)
+    usage: Usage | None
+    if "cubin" in compiled.asm:
+        tool = find_cuobjdump()
+        usage = cubin_usage(compiled.asm["cubin"], tool) if tool else None
+    else:
+        usage = amdgcn_usage(code)
     return Artifact(
         kernel=metadata.name,
         threads=metadata.num_warps * metadata.target.warp_size,
@@ -117,9 +126,3 @@ def _operand(predicate: Predicate, config: Config, which: int) -> str:
     # Of the 8-bit floats sm90 has only wgmma: for mma.sync Triton makes them float16.
     widened = product in FLOAT8 and predicate.device.capability in WIDENING and predicate.instruction(config) == "mma"
     return _TYPES[torch.float16 if widened else own if product.itemsize == 1 else product]
-
-
-def _cuda_usage(compiled: Any) -> Usage | None:
-    """None where there is no cuobjdump."""
-    tool = find_cuobjdump()
-    return cubin_usage(compiled.asm["cubin"], tool) if tool else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...choice import Availability, Choice, Offers, Refusal
@@ -13,17 +13,16 @@ from ...effort import EFFORT
 from ...problem import Problem
 from ...settings import Settings
 from .build import KernelChoice, TritonChoice
-from .configs import Config, pool, splits_for
+from .configs import Config, pool, splits_for, tiles_of
 from .legality import Predicate, Resources, check_problem
 from .mixed.offers import with_recommendation, words_choices
-from .mixed.vec import words_vector_choices
 from .padding import padded_choices
-from .persistent.choice import persistent_choices
+from .persistent import persistent_choices
 from .rank import select
-from .small.swap import swapped_choices
-from .small.vec import vector_choices
 from .splits.offers import choices_for_long_sums
 from .sums import kernel_for, predicate_for
+from .swap import swapped_choices
+from .vec import vector_choices, words_vector_choices
 
 __all__ = ["TritonBackend"]
 
@@ -71,8 +70,7 @@ class TritonBackend:
             return self._interpreted(problem, device)
         if not chosen_configs(problem, device, settings.search):
             return Offers(refusals=(Refusal(name=self.name, reason=f"no config is legal for {problem} on {device.arch}"),))
-        choices = [choice for family in FAMILIES for choice in family(problem, device, settings.search)]
-        return Offers(choices=with_recommendation(problem, choices))
+        return Offers(choices=with_recommendation(problem, list(offered(problem, device, settings.search))))
 
     def _interpreted(self, problem: Problem, device: DeviceInfo) -> Offers:
         predicate = predicate_for(problem, device)
@@ -87,65 +85,29 @@ class TritonBackend:
         return Offers(choices=tuple(choices), refusals=tuple(refusals))
 
 
-def direct_choices(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
-    """The mm template, or that of a sum, on the operands as they are; fewer of it where weights have a template of their own."""
-    most = EFFORT[search].configs["triton:mm"]
-    if most is not None:
-        most -= len(choices_for_weights(problem, device, search))
-    return [kernel_for(problem, device, config) for config in chosen_configs(problem, device, search)[:most]]
-
-
-def choices_for_weights(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
-    """Weights read as words."""
-    return (
-        *words_choices(problem, device, EFFORT[search].configs["triton:words"]),
-        *words_vector_choices(problem, device, EFFORT[search].configs["triton:words_vector"]),
-    )
-
-
-def choices_on_copies(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
-    """The mm template, and programs that work off tile after tile, on aligned copies of the operands."""
+def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choice]:
+    """What the backend has for a GPU, family by family, each with its own predicate and its own ranking."""
     counts = EFFORT[search].configs
+    weights: list[Choice] = [
+        *words_choices(problem, device, counts["triton:words"]),
+        *words_vector_choices(problem, device, counts["triton:words_vector"]),
+    ]
+    yield from weights
+    # The mm template, or that of a sum, has fewer places where weights have a template of their own.
+    most = counts["triton:mm"]
+    configs = chosen_configs(problem, device, search)
+    yield from (kernel_for(problem, device, config) for config in configs[: None if most is None else most - len(weights)])
+    yield from persistent_choices(problem, device, counts["triton:persistent"])
+    yield from swapped_choices(problem, device, counts["triton:swapped"])
+    yield from vector_choices(problem, device, counts["triton:vector"])
+    yield from choices_for_long_sums(problem, device, search, lambda divided: chosen_configs(divided, device, search))
 
-    def kernels(aligned: Problem) -> Sequence[KernelChoice]:
-        return (
-            *(
-                TritonChoice.of(aligned, device, config)
-                for config in chosen_configs(aligned, device, search)[: counts["triton:padded"]]
-            ),
-            *persistent_choices(aligned, device, counts["triton:padded_persistent"]),
-        )
+    def on_copies(aligned: Problem) -> Sequence[KernelChoice]:
+        direct = chosen_configs(aligned, device, search)[: counts["triton:padded"]]
+        persistent = persistent_choices(aligned, device, counts["triton:padded_persistent"])
+        return (*(TritonChoice.of(aligned, device, config) for config in direct), *persistent)
 
-    return padded_choices(problem, device, kernels)
-
-
-def choices_for_few_rows(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
-    """The mm template with swapped operands, and products without tensor cores."""
-    return (
-        *swapped_choices(problem, device, EFFORT[search].configs["triton:swapped"]),
-        *vector_choices(problem, device, EFFORT[search].configs["triton:vector"]),
-    )
-
-
-def choices_over_tiles(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
-    """Programs that work off tile after tile."""
-    return persistent_choices(problem, device, EFFORT[search].configs["triton:persistent"])
-
-
-def choices_that_divide_sums(problem: Problem, device: DeviceInfo, search: str) -> Sequence[Choice]:
-    """Other ways to divide a long sum than the mm template's."""
-    return choices_for_long_sums(problem, device, search, lambda divided: chosen_configs(divided, device, search))
-
-
-FAMILIES: tuple[Callable[[Problem, DeviceInfo, str], Sequence[Choice]], ...] = (
-    choices_for_weights,
-    direct_choices,
-    choices_over_tiles,
-    choices_for_few_rows,
-    choices_that_divide_sums,
-    choices_on_copies,
-)
-"""What the backend has for a GPU: (problem, device, search) to choices, each with its own predicate and its own ranking."""
+    yield from padded_choices(problem, device, on_copies)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -163,8 +125,7 @@ def legal_configs(predicate: Predicate) -> list[tuple[Config, Resources]]:
             continue
         need = predicate.resources(config)
         legal.append((config, need))
-        tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
-        for split_k in splits_for(tiles, predicate.device.sm_count)[1:]:
+        for split_k in splits_for(tiles_of(problem, config), predicate.device.sm_count)[1:]:
             split = replace(config, split_k=split_k)
             if predicate.check_split(split) is None:
                 legal.append((split, need))

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-import torch
-
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
@@ -20,25 +18,74 @@ from ...problem.operations import QUANTIZED_OPS
 from ...toolchain.compiled import Artifact, CompiledChoice
 from .arch import can_overlap
 from .artifact import Expected, artifact, expected_of
-from .configs import Config
-from .geometry import Geometry, geometry
-from .kernels import Target, compile_kernel, initialise, kernel_key, load_function, marker, use_ptx
+from .classes import Source
+from .configs import Config, Geometry, geometry
+from .kernels import Compilation, Target
 from .launch import Blocks, bind
 from .legality import Predicate
 from .quantized import rounds_weights
-from .source import Source, render_source
+from .source import render_source
 from .spec import KernelSpec, specialise
 from .workspace import Buffers
 
-__all__ = ["KernelChoice", "TritonChoice", "capability_of", "target_of"]
+__all__ = ["KernelChoice", "KernelsChoice", "TritonChoice"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelChoice(CompiledChoice):
+class KernelsChoice(CompiledChoice):
+    """Kernels of ours. With ``from_ptx``, ``load`` takes their PTX on a GPU newer than the one that they are compiled for."""
+
+    from_ptx: bool = field(default=False, repr=False)
+
+    @property
+    @abstractmethod
+    def kernels(self) -> tuple[Compilation, ...]:
+        """The kernels in the order of their launches. All are for one target."""
+
+    @property
+    def compile_key(self) -> str | None:
+        """Equal for every shape of one alignment class: sizes, strides, group and number of splits are arguments of the launch."""
+        target = self.kernels[0].target
+        keys = "-then-".join(kernel.key for kernel in self.kernels)
+        return None if target is None else f"triton-{keys}-{target.backend}{target.arch}"
+
+    @property
+    def compiled(self) -> bool:
+        """Was every kernel compiled here before, by the installed version of Triton?"""
+        return all(kernel.compiled for kernel in self.kernels)
+
+    @property
+    def arch(self) -> str:
+        """The target's name."""
+        target = self.kernels[0].target
+        if target is None:
+            raise UnavailableError(f"{self.name} runs in the interpreter: it is compiled for no GPU")
+        return target.name
+
+    def forward(self) -> Self:
+        """The same choice with ``from_ptx``."""
+        return dataclasses.replace(self, from_ptx=True)
+
+    def compile(self) -> None:
+        """Fill Triton's artifact cache below our cache folder. Needs no GPU.
+
+        Raises:
+            CompileError: Triton or ptxas refused a source.
+        """
+        for kernel in self.kernels:
+            if kernel.target is not None:
+                kernel.compile()
+
+    def load(self) -> tuple[Any, ...]:
+        """The kernels on the current device, or the functions that the interpreter runs. Raises as ``Compilation.load``."""
+        return tuple(kernel.load(from_ptx=self.from_ptx) for kernel in self.kernels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelChoice(KernelsChoice):
     """One kernel that multiplies, of one config, compiled for ``target`` or, where that is None, run by the interpreter on the CPU.
 
-    A family of kernels is a subclass: its template, and what it needs other than the mm template does. With ``from_ptx``, ``load``
-    takes the kernel's PTX on a GPU newer than ``target``.
+    A family of kernels is a subclass: its template, and what it needs other than the mm template does.
     """
 
     family: ClassVar[str]
@@ -47,7 +94,6 @@ class KernelChoice(CompiledChoice):
     config: Config = field(repr=False)
     where: Geometry = field(repr=False)
     target: Target | None = field(repr=False)
-    from_ptx: bool = field(default=False, repr=False)
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
@@ -70,7 +116,7 @@ class KernelChoice(CompiledChoice):
             },
             config=config,
             where=where,
-            target=target_of(device),
+            target=Target.of(device),
         )
 
     @classmethod
@@ -98,13 +144,9 @@ class KernelChoice(CompiledChoice):
     @property
     def spec(self) -> KernelSpec:
         """What the source depends on."""
-        capability = capability_of(self.target)
+        capability = int(self.target.arch) if self.target is not None and self.target.backend == "cuda" else 0
         return specialise(
-            self.problem,
-            self.config,
-            interpret=self.target is None,
-            dependent=can_overlap(capability),
-            capability=capability,
+            self.problem, self.config, interpret=self.target is None, dependent=can_overlap(capability), capability=capability
         )
 
     @property
@@ -134,44 +176,25 @@ class KernelChoice(CompiledChoice):
         values, blocks = tuple(self.values.items()), tuple(self.blocks.items())
         return render_source(self.spec, self.template, values=values, preamble=self.preamble, described=blocks)
 
-    @abstractmethod
+    @functools.cached_property
+    def kernels(self) -> tuple[Compilation, ...]:
+        """The one kernel."""
+        stages, warps = self.config.stages, self.config.warps
+        return (Compilation(name=self.name, source=self.source, stages=stages, warps=warps, target=self.target),)
+
     def expected(self, device: DeviceInfo) -> Expected:
         """What legality predicts of the compiled kernel."""
+        return expected_of(Predicate(self.problem, device), self.config)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
         """The one kernel."""
-        return (artifact(self.kernel(), self.expected(device)),)
+        return (artifact(self.kernels[0].compile(), self.expected(device)),)
 
     @functools.cached_property
-    def _kernel_key(self) -> str:
-        return kernel_key(self.source, self.config.stages, self.config.warps)
-
-    @functools.cached_property
-    def _content_hash(self) -> str:
-        programs = "" if self.where.programs is None else f" {self.where.programs}"
-        return hashlib.sha256(f"{self._kernel_key} {self.config}{programs}".encode()).hexdigest()
-
-    @property
     def content_hash(self) -> str:
         """Over the rendered source, its signature and the config; not over the versions of Triton, torch and driver."""
-        return self._content_hash
-
-    @property
-    def compile_key(self) -> str | None:
-        """Equal for every shape of one alignment class: sizes, strides, group and number of splits are arguments of the launch."""
-        return None if self.target is None else f"triton-{self._kernel_key}-{self.target.backend}{self.target.arch}"
-
-    @property
-    def compiled(self) -> bool:
-        """Was this kernel compiled here before, by the installed version of Triton?"""
-        return self.target is None or marker(self._kernel_key, self.target).exists()
-
-    @property
-    def arch(self) -> str:
-        """The target's name."""
-        if self.target is None:
-            raise UnavailableError(f"{self.name} runs in the interpreter: it is compiled for no GPU")
-        return self.target.name
+        programs = "" if self.where.programs is None else f" {self.where.programs}"
+        return hashlib.sha256(f"{self.kernels[0].key} {self.config}{programs}".encode()).hexdigest()
 
     def launch_variants(self) -> Sequence[Self]:
         """The same kernel with the other answer to whether its launch may overlap the kernel before it."""
@@ -181,36 +204,11 @@ class KernelChoice(CompiledChoice):
         name = self.name.replace(str(self.config), str(config))
         return (dataclasses.replace(self, name=name, info={**self.info, "pdl": config.pdl}, config=config),)
 
-    def forward(self) -> Self:
-        """The same choice with ``from_ptx``."""
-        return dataclasses.replace(self, from_ptx=True)
-
-    def kernel(self) -> Any:
-        """Triton's compiled kernel, for its code and metadata: compiled if it is not yet, and not loaded on any device.
-
-        Raises:
-            UnavailableError: the choice runs in the interpreter, which compiles nothing.
-        """
-        if self.target is None:
-            raise UnavailableError(f"{self.name} runs in the interpreter: there is no compiled kernel")
-        return self._compile(self.target)
-
-    def compile(self) -> None:
-        """Fill Triton's artifact cache below our cache folder. Needs no GPU.
-
-        Raises:
-            CompileError: Triton or ptxas refused the source.
-        """
-        if self.target is not None:
-            self._compile(self.target)
-
-    def _compile(self, target: Target) -> Any:
-        return compile_kernel(self.name, self.source, self._kernel_key, target, stages=self.config.stages, warps=self.config.warps)
-
-    def bind(self, loaded: Any) -> Kernel:
+    def bind(self, loaded: tuple[Any, ...]) -> Kernel:
         """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
+        (kernel,) = loaded
         run = bind(
-            loaded,
+            kernel,
             self.source.arguments,
             self.problem,
             self.where,
@@ -220,25 +218,6 @@ class KernelChoice(CompiledChoice):
             pdl=self.config.pdl,
         )
         return Kernel(run=run)
-
-    def load(self) -> Any:
-        """Triton's compiled kernel on the current device, or the function that the interpreter runs.
-
-        Raises:
-            CompileError: it was not compiled yet, and the compiler refused it.
-            UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
-        """
-        if self.target is None:
-            return load_function(self.source)
-        key = (self._kernel_key, self.target, self.from_ptx, torch.cuda.current_device())
-        compiled = _loaded.get(key)
-        if compiled is None:
-            compiled = self._compile(self.target)
-            if self.from_ptx:
-                use_ptx(compiled)
-            initialise(compiled)
-            _loaded[key] = compiled
-        return compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,25 +231,3 @@ class TritonChoice(KernelChoice):
     def label(cls, problem: Problem) -> str:
         """The operation, of the dense ones mm or bmm."""
         return problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
-
-    def expected(self, device: DeviceInfo) -> Expected:
-        """What the predicate says."""
-        return expected_of(Predicate(self.problem, device), self.config)
-
-
-_loaded: dict[tuple[str, Target, bool, int], Any] = {}
-"""Kernels of this process by key, target, whether they come from PTX, and device index: problems of one class share them."""
-
-
-def target_of(device: DeviceInfo) -> Target | None:
-    """What to compile for on ``device``; None for a CPU, where only the interpreter runs Triton."""
-    if device.type == "cpu":
-        return None
-    if device.type == "hip":
-        return Target(backend="hip", arch=device.arch, warp_size=device.warp_size)
-    return Target(backend="cuda", arch=device.capability, warp_size=device.warp_size)
-
-
-def capability_of(target: Target | None) -> int:
-    """The compute capability that is compiled for; 0 for another maker's GPU, and for the interpreter."""
-    return int(target.arch) if target is not None and target.backend == "cuda" else 0

@@ -1,14 +1,17 @@
-"""Classes of integers and operands: what the compiler is told of them, so that one kernel serves many shapes."""
+"""What the compiler is told of integers, operands and arguments: classes of them, so that one kernel serves many shapes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ...problem import Layout
+from ...problem import Layout, Problem
 
-__all__ = ["INT32_LIMIT", "IntClass", "OperandClass", "divisor", "strides_of"]
+__all__ = [
+    "INT32_LIMIT", "SIGNATURE_DTYPES", "Argument", "IntClass", "OperandClass", "Source", "divisor", "shaped", "strides_of",
+]  # fmt: skip
 
 ALIGNED_BYTES = 16
 INT32_LIMIT = 2**31
@@ -42,6 +45,11 @@ class IntClass:
             return cls(constant=value)
         return cls(divisor=divisor(value), wide=value >= limit)
 
+    @property
+    def alignment(self) -> int:
+        """A power of two that divides the value, whether the kernel has it as a constant or not."""
+        return self.divisor if self.constant is None else divisor(self.constant)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandClass:
@@ -60,9 +68,10 @@ class OperandClass:
         """The class of ``layout`` broadcast to (batch, rows, columns). ``broadcast``: it is an operand of the epilogue."""
         strides = strides_of(layout, shape)
         reach = sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True))
+        # A stride along a dimension of size 1 is an argument that happens to be 0, so that M = 1 and M = 16 share a kernel.
         classes = [
-            _lone_stride(s)
-            if n == 1 and not broadcast and not static
+            IntClass(divisor=ALIGNED_BYTES)
+            if n == 1 and s != 1 and not broadcast and not static
             else IntClass.of(s, static=static, constants=(0, 1), limit=INT32_LIMIT if dim == 0 else STEP_LIMIT)
             for dim, (n, s) in enumerate(zip(shape, strides, strict=True))
         ]
@@ -81,6 +90,15 @@ class OperandClass:
                 return dim
         return None
 
+    def vector_bytes(self, mask_alignment: int) -> int:
+        """The widest access in bytes that addresses along the contiguous dimension, and a mask there whose bounds are multiples of
+        ``mask_alignment`` elements, allow; at least one element."""
+        itemsize, dim = self.dtype.itemsize, self.contiguous_dim
+        if dim is None:
+            return itemsize
+        others = (stride.alignment * itemsize for i, stride in enumerate(self.strides) if i != dim)
+        return max(min(self.pointer_divisor, mask_alignment * itemsize, *others), itemsize)
+
 
 def strides_of(layout: Layout, shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """Strides along (batch, row, column) of a layout broadcast to ``shape``. A stride that no index ever multiplies is 1 if it is 1
@@ -90,6 +108,51 @@ def strides_of(layout: Layout, shape: tuple[int, int, int]) -> tuple[int, int, i
     return values[0], values[1], values[2]
 
 
-def _lone_stride(stride: int) -> IntClass:
-    """The class of a stride along a dimension of size 1: an argument that happens to be 0, so M = 1 and M = 16 share a kernel."""
-    return IntClass(constant=1) if stride == 1 else IntClass(divisor=ALIGNED_BYTES)
+def shaped(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
+    """The layouts of all matrices, by name, and what they are broadcast to: (batch, rows, columns)."""
+    out = (problem.batch, problem.m, problem.n)
+    layouts = {
+        "a": (problem.a, (problem.batch, problem.m, problem.k)),
+        "b": (problem.b, (problem.batch, problem.b.size[-2], problem.n)),
+        "out": (problem.out, out),
+    }
+    if problem.c is not None and problem.d is not None:
+        layouts["c"] = (problem.c, (1, problem.m, problem.k2))
+        layouts["d"] = (problem.d, (1, problem.k2, problem.n))
+    if problem.inp is not None:
+        layouts["inp"] = (problem.inp, out)
+    for i, layout in enumerate(problem.epilogue.operands if problem.epilogue else ()):
+        layouts[f"x{i}"] = (layout, out)
+    return layouts
+
+
+SIGNATURE_DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
+}  # fmt: skip
+"""torch dtype to its name in a kernel signature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument of a kernel.
+
+    ``source`` says where its value comes from at launch: ``("pointer", "a")``, ``("size", 1)``: M, ``("stride", "b", 2)``,
+    ``("scalar", "alpha")``, ``("runtime", "group_m")``; ``("descriptor", "a")`` is a tensor descriptor, which is made of a pointer,
+    sizes and strides at launch. ``divisor`` is what the value (of a pointer: the address) divides by.
+    """
+
+    name: str
+    type: str
+    source: tuple[Any, ...]
+    divisor: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A rendered kernel: the text of its module, the name of the function in it, and its arguments in order."""
+
+    text: str
+    function: str
+    arguments: tuple[Argument, ...]

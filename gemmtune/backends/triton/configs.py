@@ -1,4 +1,4 @@
-"""Configs of the mm template: the parameters of one instance, the pool they come from, and the sets that a search tries.
+"""Configs of the mm template: the parameters of one instance, the pool they come from, and how one divides a problem.
 
 Pure: nothing here needs a GPU or Triton.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["SPLITS", "Config", "pool", "splits_for", "unalike"]
+from ...problem import Problem
+
+__all__ = ["SPLITS", "Config", "Geometry", "blocks_along_k", "geometry", "pool", "splits_for", "tiles_of", "unalike"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +46,14 @@ class Config:
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k}_s{self.stages}_w{self.warps}"
-        if self.group_m != GROUP_M:
-            text += f"_g{self.group_m}"
+        text += f"_g{self.group_m}" if self.group_m != GROUP_M else ""
         text += f"_k{self.split_k}" if self.split_k > 1 else ""
-        return text + ("_pdl" if self.pdl else "")
+        return text + self.variant + "_pdl" * self.pdl
+
+    @property
+    def variant(self) -> str:
+        """What the name of a family's own config has beside that of the mm template."""
+        return ""
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -69,6 +76,8 @@ MOST_WAVES = 4
 """Programs for each multiprocessor beyond which splitting only adds partial sums."""
 LEAST_ELEMENTS_PER_THREAD, MOST_ELEMENTS_PER_THREAD = 2, 128
 """Accumulators of a thread: fewer leave the warps without work, more do not fit its registers."""
+FEW_SPLITS = 8
+"""Up to here one program adds up all splits of a tile."""
 
 
 @functools.cache
@@ -77,7 +86,8 @@ def pool() -> tuple[Config, ...]:
     return tuple(
         Config(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, warps=warps)
         for block_m, block_n, block_k in itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K)
-        for warps in _warps(block_m * block_n)
+        for warps in (1, 2, 4, 8)
+        if LEAST_ELEMENTS_PER_THREAD <= block_m * block_n // (32 * warps) <= MOST_ELEMENTS_PER_THREAD
         for stages in STAGES
         if block_k * stages <= DEEPEST
     )
@@ -103,8 +113,58 @@ def unalike(configs: Iterable[Config], count: int | None, most: int) -> list[Con
     return chosen
 
 
-def _warps(elements: int) -> Iterator[int]:
-    """Warps that keep a thread's accumulators between the two limits."""
-    for warps in (1, 2, 4, 8):
-        if LEAST_ELEMENTS_PER_THREAD <= elements // (32 * warps) <= MOST_ELEMENTS_PER_THREAD:
-            yield warps
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The grid of a launch and the integers that the kernel takes beside sizes and strides."""
+
+    tiles: int
+    splits: int
+    k_per_split: int
+    splits_per_group: int
+    group_m: int
+    programs: int | None = None
+    """Programs that are launched and go from tile to tile; None: one for each part of the summed dimension of each tile."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of splits, each added up by one program."""
+        return -(-self.splits // self.splits_per_group)
+
+    @property
+    def slots(self) -> int:
+        """Partial sums that are stored, each of the size of a tile: one for each split, and one for each group."""
+        return self.tiles * (self.splits + self.groups) if self.splits > 1 else 0
+
+    @property
+    def counters(self) -> int:
+        """Counters of arrivals: for each tile one of each group and one of the groups."""
+        return self.tiles * (self.groups + 1) if self.splits > 1 else 0
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The programs of a launch."""
+        return (self.tiles, self.splits, 1) if self.programs is None else (self.programs, 1, 1)
+
+
+def tiles_of(problem: Problem, config: Config) -> int:
+    """Tiles of the result, over the whole batch."""
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+
+
+def blocks_along_k(problem: Problem, block_k: int) -> int:
+    """Steps of the loops of one program without splits; each product has whole blocks of its own."""
+    return sum(-(-k // block_k) for k in problem.summed)
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """The launch of ``config`` on ``problem``. No split is empty: where K has too few blocks there are fewer splits."""
+    blocks = max(blocks_along_k(problem, config.block_k), 1)
+    blocks_per_split = -(-blocks // config.split_k)
+    splits = -(-blocks // blocks_per_split)
+    return Geometry(
+        tiles=tiles_of(problem, config),
+        splits=splits,
+        splits_per_group=splits if splits <= FEW_SPLITS else math.isqrt(splits - 1) + 1,
+        k_per_split=blocks_per_split * config.block_k,
+        group_m=config.group_m,
+    )

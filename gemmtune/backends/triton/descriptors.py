@@ -12,34 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...problem import Layout
 from ...problem.layout import ALIGNED_BYTES
 
-__all__ = ["Description", "describable", "describe", "encoder", "turned"]
+__all__ = ["Address", "Description", "describable", "describe", "encoder", "turned"]
 
 MOST_KNOWN = 512
 """Addresses whose descriptors are kept; with more, all are forgotten and made anew when they are needed."""
 PITCH_ELEMENTS = 16
 """A pitch of 16 elements of two bytes or more is a multiple of 16 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines of a matrix that are contiguous: how many, how long, and how far apart."""
-
-    count: int
-    length: int
-    pitch: int
-
-
-def _lines(layout: Layout, *, by_columns: bool) -> _Lines:
-    count, length = layout.size[-2:]
-    pitch, step = layout.stride[-2:]
-    if by_columns:
-        count, length, pitch, step = length, count, step, pitch
-    return _Lines(count, length, pitch if step == 1 or length == 1 else 0)
 
 
 def turned(layout: Layout) -> bool:
@@ -50,9 +34,15 @@ def turned(layout: Layout) -> bool:
 def describable(layout: Layout) -> bool:
     """Can a tensor descriptor describe the matrix (CUDA driver API, cuTensorMapEncodeTiled: address and pitch at multiples of 16
     bytes, one dimension of stride 1)?"""
-    lines, itemsize = _lines(layout, by_columns=turned(layout)), layout.dtype.itemsize
-    apart = lines.count == 1 or (lines.pitch >= lines.length and lines.pitch * itemsize % ALIGNED_BYTES == 0)
-    return 1 in layout.stride[-2:] and lines.pitch > 0 and apart and layout.offset == 0
+    count, length, pitch = _lines(layout)
+    apart = count == 1 or (pitch >= length and pitch * layout.dtype.itemsize % ALIGNED_BYTES == 0)
+    return 1 in layout.stride[-2:] and pitch > 0 and apart and layout.offset == 0
+
+
+def _lines(layout: Layout) -> tuple[int, int, int]:
+    """The lines of a matrix whose elements are neighbours: how many, how long, and how far apart."""
+    (count, length), (pitch, _) = (pair[-2:][:: -1 if turned(layout) else 1] for pair in (layout.size, layout.stride))
+    return count, length, pitch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +56,7 @@ class Description:
     @classmethod
     def of(cls, layout: Layout, block: tuple[int, int]) -> Description:
         """The description of a layout that ``configs.describable`` admits."""
-        across = turned(layout)
-        count, length = layout.size[-2:][:: -1 if across else 1]
-        pitch = layout.stride[-1 if across else -2]
+        count, length, pitch = _lines(layout)
         if count == 1:
             # The pitch of a single line is never used, but has to be legal.
             pitch = -(-length // PITCH_ELEMENTS) * PITCH_ELEMENTS
@@ -81,15 +69,17 @@ def describe(tensor: Tensor, description: Description) -> Any:
     return kind(tensor, list(description.shape), list(description.strides), list(description.block))
 
 
-class _Base:
-    """Stands for a tensor where only its address is asked."""
+class Address:
+    """Stands for a tensor where only its address and its dtype are asked."""
 
-    __slots__ = ("_address",)
+    __slots__ = ("_address", "dtype")
 
-    def __init__(self, address: int) -> None:
+    def __init__(self, address: int, dtype: torch.dtype | None = None) -> None:
         self._address = address
+        self.dtype = dtype
 
     def data_ptr(self) -> int:
+        """The address."""
         return self._address
 
 
@@ -97,7 +87,7 @@ class _Base:
 class _Described:
     """What ``make_tensordesc_arg`` of Triton's driver reads of a descriptor."""
 
-    base: _Base
+    base: Address
     shape: tuple[int, int]
     strides: tuple[int, int]
     padding: str = "zero"
@@ -116,7 +106,7 @@ def encoder(description: Description, metadata: Any) -> Callable[[int], Sequence
         if found is None:
             if len(known) >= MOST_KNOWN:
                 known.clear()
-            described = _Described(base=_Base(address), shape=description.shape, strides=description.strides)
+            described = _Described(base=Address(address), shape=description.shape, strides=description.strides)
             found = known[address] = tuple(make(described, metadata, *more))
         return found
 

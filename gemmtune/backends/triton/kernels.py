@@ -17,22 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...cache import cache_dir
-from ...errors import CompileError, UnavailableError
-from .source import Source
+import torch
 
-__all__ = [
-    "Target",
-    "assembly",
-    "compile_kernel",
-    "initialise",
-    "interpreting",
-    "kernel_key",
-    "load_function",
-    "marker",
-    "toolchain",
-    "use_ptx",
-]
+from ...cache import cache_dir
+from ...device import DeviceInfo
+from ...errors import CompileError, UnavailableError
+from .classes import Source
+
+__all__ = ["Compilation", "Target", "assembly", "initialise", "interpreting", "toolchain", "use_ptx"]
 
 _cache_lock = threading.RLock()
 
@@ -50,9 +42,13 @@ class Target:
         """``sm80``, ``gfx942``: as ``DeviceInfo.arch`` has it."""
         return f"sm{self.arch}" if self.backend == "cuda" else str(self.arch)
 
-    def for_triton(self) -> Any:
-        """The same as Triton's own value."""
-        return importlib.import_module("triton.backends.compiler").GPUTarget(self.backend, self.arch, self.warp_size)
+    @classmethod
+    def of(cls, device: DeviceInfo) -> Target | None:
+        """What to compile for on ``device``; None for a CPU, where only the interpreter runs Triton."""
+        if device.type == "cpu":
+            return None
+        arch = device.arch if device.type == "hip" else device.capability
+        return cls(backend=device.type, arch=arch, warp_size=device.warp_size)
 
 
 def toolchain() -> Any:
@@ -63,17 +59,6 @@ def toolchain() -> Any:
 def interpreting() -> bool:
     """Does Triton run kernels in its interpreter? TRITON_INTERPRET must be set before triton is imported."""
     return bool(toolchain().knobs.runtime.interpret)
-
-
-def kernel_key(source: Source, stages: int, warps: int) -> str:
-    """A hash over all that the compiler is given, except the target."""
-    signature = ";".join(f"{a.name}:{a.type}:{a.divisor}" for a in source.arguments)
-    return hashlib.sha256(f"{source.text}\n{signature}\n{stages},{warps}".encode()).hexdigest()
-
-
-def load_function(source: Source) -> Any:
-    """The kernel function of a rendered source: its module is written to a content-addressed file, which Triton reads back."""
-    return getattr(_load_module(source.text, _folder(), interpreting()), source.function)
 
 
 def _folder() -> Path:
@@ -109,35 +94,83 @@ def _own_cache() -> Iterator[None]:
         yield
 
 
-def marker(key: str, target: Target) -> Path:
-    """The file that says that this kernel was compiled for this target by the installed Triton."""
-    return _folder() / f"{key}.{target.backend}{target.arch}.ok"
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """One kernel as the compiler is given it, for ``target`` or, where that is None, for the interpreter. Errors have ``name``."""
+
+    name: str
+    source: Source
+    warps: int
+    target: Target | None
+    stages: int = 1
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A hash over all that the compiler is given, except the target."""
+        signature = ";".join(f"{a.name}:{a.type}:{a.divisor}" for a in self.source.arguments)
+        return hashlib.sha256(f"{self.source.text}\n{signature}\n{self.stages},{self.warps}".encode()).hexdigest()
+
+    @property
+    def compiled(self) -> bool:
+        """Was this kernel compiled here before, by the installed version of Triton? The interpreter needs no such thing."""
+        return self.target is None or self._marker(self.target).exists()
+
+    def _marker(self, target: Target) -> Path:
+        return _folder() / f"{self.key}.{target.backend}{target.arch}.ok"
+
+    def function(self) -> Any:
+        """The kernel function: its module is written to a content-addressed file, which Triton reads back."""
+        return getattr(_load_module(self.source.text, _folder(), interpreting()), self.source.function)
+
+    def compile(self) -> Any:
+        """Triton's CompiledKernel, from its cache below our cache folder if it is there. Touches no GPU.
+
+        Raises:
+            CompileError: Triton or ptxas refused the source.
+            UnavailableError: the interpreter runs the kernel, and compiles nothing.
+        """
+        if self.target is None:
+            raise UnavailableError(f"{self.name} runs in the interpreter: there is no compiled kernel")
+        arguments, function = self.source.arguments, self.function()
+        attributes = {(i,): [["tt.divisibility", a.divisor]] for i, a in enumerate(arguments) if a.divisor > 1}
+        source_of = importlib.import_module("triton.compiler").ASTSource
+        gpu = importlib.import_module("triton.backends.compiler").GPUTarget
+        with _own_cache():
+            try:
+                compiled = toolchain().compile(
+                    source_of(fn=function, signature={a.name: a.type for a in arguments}, constexprs={}, attrs=attributes),
+                    target=gpu(self.target.backend, self.target.arch, self.target.warp_size),
+                    options={"num_warps": self.warps, "num_stages": self.stages},
+                )
+            except Exception as error:
+                # MLIR, LLVM and ptxas report by many types, and all mean the same here.
+                raise CompileError(self.name, f"{type(error).__name__}: {error}") from error
+        if not self._marker(self.target).exists():
+            _write_atomically(self._marker(self.target), compiled.hash)
+        return compiled
+
+    def load(self, *, from_ptx: bool) -> Any:
+        """The kernel on the current device, compiled if it is not yet; or the function that the interpreter runs.
+
+        Raises:
+            CompileError: it was not compiled yet, and the compiler refused it.
+            UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
+        """
+        if self.target is None:
+            return self.function()
+        key = (self.key, self.target, from_ptx, torch.cuda.current_device())
+        compiled = _loaded.get(key)
+        if compiled is None:
+            compiled = self.compile()
+            if from_ptx:
+                use_ptx(compiled)
+            initialise(compiled)
+            _loaded[key] = compiled
+        return compiled
 
 
-def compile_kernel(name: str, source: Source, key: str, target: Target, *, stages: int, warps: int) -> Any:
-    """Triton's CompiledKernel, from its cache if it is there. Touches no GPU.
-
-    Raises:
-        CompileError: Triton or ptxas refused the source.
-    """
-    function = load_function(source)
-    signature = {a.name: a.type for a in source.arguments}
-    attributes = {(i,): [["tt.divisibility", a.divisor]] for i, a in enumerate(source.arguments) if a.divisor > 1}
-    source_of = importlib.import_module("triton.compiler").ASTSource
-    with _own_cache():
-        try:
-            compiled = toolchain().compile(
-                source_of(fn=function, signature=signature, constexprs={}, attrs=attributes),
-                target=target.for_triton(),
-                options={"num_warps": warps, "num_stages": stages},
-            )
-        except Exception as error:
-            # MLIR, LLVM and ptxas report by many types, and all mean the same here.
-            raise CompileError(name, f"{type(error).__name__}: {error}") from error
-    path = marker(key, target)
-    if not path.exists():
-        _write_atomically(path, compiled.hash)
-    return compiled
+_loaded: dict[tuple[str, Target, bool, int], Any] = {}
+"""Kernels of this process by key, target, whether they come from PTX, and device index: problems of one class share them."""
 
 
 def initialise(compiled: Any) -> None:

@@ -6,50 +6,89 @@ integers, which Triton's launcher takes as they are. Some operands may be tensor
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...choice import Run, Scalars, Tensors
-from ...problem import Layout, Problem
+from ...problem import Problem
 from ...problem.dtypes import FLOAT8
-from .arguments import Argument
+from .classes import Argument, shaped, strides_of
+from .configs import Geometry
 from .descriptors import Description, describe, encoder
-from .geometry import Geometry
-from .launcher import Launcher, launcher_of, takes_encoded
-from .spec import strides_of
+from .kernels import toolchain
 from .workspace import BUFFERS, Acquire, Buffers
 
-__all__ = ["Blocks", "bind"]
+__all__ = ["Blocks", "Launcher", "bind", "launcher_of", "takes_encoded"]
 
 Blocks = Mapping[str, tuple[int, int]]
 """Operands that the kernel has as descriptors, each with the block that is moved at a time."""
 PLAIN = [("pointer", "a"), ("pointer", "b"), ("pointer", "out")]
 """What varies from call to call of a product without bias, scalars, epilogue operands or splits."""
+FLAT_VERSIONS = ((3, 6),)
+"""Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
+PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
+"""Versions whose C launcher takes them as one tuple, after a description of their types."""
 
 
-def _layouts(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
-    out = (problem.batch, problem.m, problem.n)
-    layouts = {
-        "a": (problem.a, (problem.batch, problem.m, problem.k)),
-        "b": (problem.b, (problem.batch, problem.b.size[-2], problem.n)),
-        "out": (problem.out, out),
-    }
-    if problem.c is not None and problem.d is not None:
-        layouts["c"] = (problem.c, (1, problem.m, problem.k2))
-        layouts["d"] = (problem.d, (1, problem.k2, problem.n))
-    if problem.inp is not None:
-        layouts["inp"] = (problem.inp, out)
-    for i, layout in enumerate(problem.epilogue.operands if problem.epilogue else ()):
-        layouts[f"x{i}"] = (layout, out)
-    return layouts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """``function(*grid, stream, *middle, *arguments)``, or with ``packed`` the arguments as one tuple."""
+
+    function: Callable[..., None]
+    grid: tuple[int, int, int]
+    middle: tuple[Any, ...]
+    packed: bool
+
+
+def launcher_of(compiled: Any, grid: tuple[int, int, int], *, pdl: bool = False) -> Launcher:
+    """The cheapest way to launch: the C function below Triton's launcher object where the version's argument order is known.
+
+    Launch hooks (a profiler's) are not called. Kernels that want scratch memory go through Triton's launcher, which allocates it.
+    ``pdl``: the launch may overlap the end of the kernel before it, which this kernel must wait for by itself; Triton's launcher
+    object is not told, and launches in order.
+    """
+    launcher = compiled.run
+    handle, metadata = compiled.function, compiled.packed_metadata
+    needs_scratch = getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 1)
+    version = tuple(int(part) for part in toolchain().__version__.split(".")[:2])
+    unknown = torch.version.hip is not None or version not in (*FLAT_VERSIONS, *PACKED_VERSIONS)
+    if unknown or needs_scratch or getattr(launcher, "gsan_enabled", False):
+        return Launcher(function=launcher, grid=grid, middle=(handle, metadata, None, None, None), packed=False)
+    flags = (launcher.launch_cooperative_grid, pdl)
+    if version in FLAT_VERSIONS:
+        middle = (handle, *flags, None, None, metadata, None, None, None)
+        return Launcher(function=launcher.launch, grid=grid, middle=middle, packed=False)
+    typed = (handle, *flags, metadata, None, None, None, None, None, launcher.arg_annotations, launcher.kernel_signature)
+    return Launcher(function=launcher.launch, grid=grid, middle=typed, packed=True)
+
+
+def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
+    """``call`` with the function below Triton's handling of descriptors, which takes them encoded; None where that is not known.
+
+    Triton 3.6 has a function of its own for each signature, below a closure; 3.7 to 3.9 have one for all kernels.
+    """
+    if call.function is compiled.run:
+        return None
+    if call.packed:
+        function = importlib.import_module("triton").runtime.driver.active.utils.launch
+    elif inspect.isfunction(call.function):
+        function = inspect.getclosurevars(call.function).nonlocals.get("launcher")
+    else:
+        function = None
+    if function is None or not inspect.isbuiltin(function):
+        return None
+    return replace(call, function=function)
 
 
 def _constants(arguments: Sequence[Argument], problem: Problem, where: Geometry) -> dict[str, int]:
     """The values of every argument that is the same in each call, by argument name."""
-    layouts = _layouts(problem)
+    layouts = shaped(problem)
     values: dict[str, int] = {}
     for argument in arguments:
         match argument.source:
@@ -89,23 +128,22 @@ def bind(
     if not interpret:
         return _bind_compiled(loaded, arguments, problem, where, described, buffers if needs else None, pdl=pdl)
 
+    def readable(value: Any, argument: Argument) -> Any:
+        """A tensor as the interpreter reads it: 8-bit floats as bytes, and for a kernel of words the words of the first column."""
+        if not isinstance(value, Tensor) or value.dtype.itemsize > 1:
+            return value
+        if argument.type == "*i32":
+            return value.as_strided((value.shape[0],), (1,)).view(torch.int32)
+        return value.view(torch.uint8) if value.dtype in FLOAT8 else value
+
     def launch(_stream: int, *values: Any) -> None:
-        loaded[where.grid](*map(_readable, values, arguments))
+        loaded[where.grid](*map(readable, values, arguments))
 
     def acquire(_stream: int) -> Sequence[Tensor]:
         assert buffers is not None
         return buffers.interpreted()
 
     return _by_triton(launch, lambda: 0, arguments, problem, where, described, acquire if needs else None)
-
-
-def _readable(value: Any, argument: Argument) -> Any:
-    """A tensor as the interpreter reads it: 8-bit floats as bytes, and for a kernel of words the words of the first column."""
-    if not isinstance(value, Tensor) or value.dtype.itemsize > 1:
-        return value
-    if argument.type == "*i32":
-        return value.as_strided((value.shape[0],), (1,)).view(torch.int32)
-    return value.view(torch.uint8) if value.dtype in FLOAT8 else value
 
 
 def _by_triton(
@@ -181,15 +219,15 @@ def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
 
-    def run_flat(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        a, b = tensors[0], tensors[1]  # an inp that beta keeps unread comes after them
-        function(x, y, z, stream_of(device), *middle, a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail)
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        # An inp that beta keeps unread comes after a and b.
+        values = (tensors[0].data_ptr(), tensors[1].data_ptr(), out.data_ptr(), *tail)
+        if packed:
+            function(x, y, z, stream_of(device), *middle, values)
+        else:
+            function(x, y, z, stream_of(device), *middle, *values)
 
-    def run_packed(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        a, b = tensors[0], tensors[1]  # an inp that beta keeps unread comes after them
-        function(x, y, z, stream_of(device), *middle, (a.data_ptr(), b.data_ptr(), out.data_ptr(), *tail))
-
-    return run_packed if packed else run_flat
+    return run
 
 
 def _bind_general(

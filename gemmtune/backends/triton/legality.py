@@ -5,6 +5,7 @@ The shared-memory model follows what Triton's pipeliner allocates and is a close
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +15,14 @@ from ...problem import Problem
 from ...problem.layout import ALIGNED_BYTES
 from .arch import arch_of
 from .classes import INT32_LIMIT
-from .configs import Config
-from .geometry import blocks_along_k
+from .configs import Config, blocks_along_k, tiles_of
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
-from .spec import specialise
-from .staging import Staging, staging_of
+from .spec import Staging, specialise, staging_of
 
-__all__ = ["INT32_LIMIT", "Predicate", "Resources", "check", "check_problem", "check_split", "estimate", "why_too_large"]
+__all__ = [
+    "TENSOR_MEMORY", "Predicate", "Resources", "check", "check_problem", "check_split", "estimate", "why_overhanging",
+    "why_too_large",
+]  # fmt: skip
 
 MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
@@ -52,6 +54,15 @@ def why_too_large(need: Resources, device: DeviceInfo) -> str | None:
     most = arch_of(device).registers_per_thread
     if need.registers > most:
         return f"registers: needs about {need.registers} for each thread, {device.arch} has {most}"
+    return None
+
+
+def why_overhanging(problem: Problem, config: Config, sides: Iterable[str]) -> str | None:
+    """Why a block is too large for one of ``sides`` (m, n, k) of the problem, or None."""
+    for side in sides:
+        block, size = getattr(config, f"block_{side}"), getattr(problem, side)
+        if block >= 2 * size:
+            return f"block_{side} {block}: half of it or more hangs over {side} = {size}"
     return None
 
 
@@ -113,7 +124,10 @@ class Predicate:
             return f"{config.warps} warps of {device.warp_size}: more than {MOST_THREADS} threads"
         if self.instruction(config) != "fma" and config.block_k * self.product.itemsize < LEAST_ROW_BYTES:
             return f"block_k {config.block_k}: rows of less than {LEAST_ROW_BYTES} bytes starve a tensor core"
-        if self._multiplies_as_tf32(config):
+        # Triton takes tcgen05 for float32 although asked for ieee, where an operand comes from a narrower type.
+        ieee = self.product == torch.float32 and self.problem.precision.input_mode == "ieee" and self._rewritten(1, "fma")
+        tensor_memory = device.capability >= TENSOR_MEMORY and self.arch.warp_group
+        if tensor_memory and ieee and config.block_m >= 64 and config.warps % 4 == 0:
             tile = f"{config.block_m}x{config.block_n}"
             return f"tile {tile}, {config.warps} warps: float32 would be multiplied as tf32 on {device.arch}"
         if self.instruction(config) == "fma":
@@ -123,12 +137,6 @@ class Predicate:
         if config.stages > 1 and not any(staged.asynchronous for staged in self.staging(config)):
             return f"stages {config.stages}: neither operand can be copied asynchronously, so that stages change nothing"
         return why_too_large(self.resources(config), device)
-
-    def _multiplies_as_tf32(self, config: Config) -> bool:
-        """Would Triton take tcgen05 for float32, although asked for ieee? It does where an operand comes from a narrower type."""
-        tensor_memory = self.device.capability >= TENSOR_MEMORY and self.arch.warp_group
-        ieee = self.product == torch.float32 and self.problem.precision.input_mode == "ieee" and self._rewritten(1, "fma")
-        return tensor_memory and ieee and config.block_m >= 64 and config.warps % 4 == 0
 
     def _check_scales(self, config: Config) -> str | None:
         quantized = self.quantized
@@ -147,8 +155,7 @@ class Predicate:
 
     def check_split(self, config: Config) -> str | None:
         """``check`` for a config that is legal without splits: they change no resource of a program."""
-        tiles = -(-self.problem.m // config.block_m) * -(-self.problem.n // config.block_n) * self.problem.batch
-        return check_split(self.problem, config, tiles)
+        return check_split(self.problem, config)
 
     def instruction(self, config: Config) -> str:
         """Which instruction multiplies: ``fma``, ``mma`` (one warp) or ``warp_group`` (wgmma, tcgen05)."""
@@ -211,11 +218,13 @@ class Predicate:
         sums = config.block_m * config.block_n * self.problem.accumulator.itemsize // 4 // threads
         total = BASE_REGISTERS + sums
         if how == "fma":
-            return (
-                total
-                + config.block_k * (config.block_m * self._rewritten(0, how) + config.block_n * self._rewritten(1, how)) // threads
-            )
-        total += self._narrow_sums(config, how, sums)
+            rewritten = config.block_m * self._rewritten(0, how) + config.block_n * self._rewritten(1, how)
+            return total + config.block_k * rewritten // threads
+        # Sums of one step are beside those that they are added to; a warp group that promotes its own has those of 64 rows in hand.
+        if self.quantized is not None and self.quantized.fresh:
+            total += sums
+        elif self.quantized is not None and self.quantized.imprecise is not None and how == "warp_group":
+            total += sums // max(config.block_m // (16 * config.warps), 1)
         if how == "mma":
             total += _fragment_registers(config, itemsize, self.device.warp_size)
         elif itemsize == 4 and self.problem.a.stride[-1] != 1:
@@ -234,32 +243,22 @@ class Predicate:
                 total += 5 * block_bytes // staged.width // 4
         return total
 
-    def _narrow_sums(self, config: Config, how: str, sums: int) -> int:
-        """Registers of the sums of one step beside the ``sums`` that they are added to."""
-        if self.quantized is None:
-            return 0
-        if self.quantized.fresh:
-            return sums
-        # A warp group that promotes its sums itself has those of the 64 rows in hand.
-        promotes = self.quantized.imprecise is not None and how == "warp_group"
-        return sums // max(config.block_m // (16 * config.warps), 1) if promotes else 0
-
 
 def _check_shape(problem: Problem, config: Config) -> str | None:
     if min(config.block_m, config.block_n, config.block_k) < LEAST_BLOCK:
         return f"tile {config.block_m}x{config.block_n}x{config.block_k}: each side must be at least {LEAST_BLOCK}"
-    sides = (("m", config.block_m, problem.m, 1), ("n", config.block_n, problem.n, 1), ("k", config.block_k, problem.k, 2))
-    for name, block, size, slack in sides:
-        if block > slack * LEAST_BLOCK and block >= 2 * size:
-            return f"block_{name} {block}: half of it or more hangs over {name} = {size}"
-    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+    blocks = {"m": config.block_m, "n": config.block_n, "k": config.block_k // 2}
+    reason = why_overhanging(problem, config, [side for side, block in blocks.items() if block > LEAST_BLOCK])
+    if reason is not None:
+        return reason
+    tiles = tiles_of(problem, config)
     if tiles >= INT32_LIMIT:
         return f"{tiles} tiles: the grid has fewer than 2^31 programs"
-    return check_split(problem, config, tiles)
+    return check_split(problem, config)
 
 
-def check_split(problem: Problem, config: Config, tiles: int) -> str | None:
-    """Why K cannot be split so, for a result of so many ``tiles``, or None."""
+def check_split(problem: Problem, config: Config) -> str | None:
+    """Why K cannot be split so, or None."""
     if config.split_k == 1:
         return None
     blocks = blocks_along_k(problem, config.block_k)
@@ -267,7 +266,7 @@ def check_split(problem: Problem, config: Config, tiles: int) -> str | None:
         return f"split_k {config.split_k}: k = {'+'.join(map(str, problem.summed))} has {blocks} blocks of {config.block_k}"
     if -(-blocks // -(-blocks // config.split_k)) != config.split_k:
         return f"split_k {config.split_k}: {blocks} blocks of {config.block_k} leave a split without work"
-    workspace = tiles * config.split_k * config.block_m * config.block_n * problem.accumulator.itemsize
+    workspace = tiles_of(problem, config) * config.split_k * config.block_m * config.block_n * problem.accumulator.itemsize
     if workspace > MOST_WORKSPACE_BYTES:
         return f"split_k {config.split_k}: {workspace} bytes of partial sums, at most {MOST_WORKSPACE_BYTES}"
     return None
@@ -277,9 +276,7 @@ def _most_fma_elements(problem: Problem, config: Config) -> int:
     """Accumulators of one thread up to which an FMA kernel keeps its fragments in registers, found by compiling for every arch."""
     if config.block_k > 32:
         return 0
-    if problem.dtype.itemsize <= 2:
-        return 512 // config.block_k
-    if problem.widens_b:
+    if problem.dtype.itemsize <= 2 or problem.widens_b:
         return 512 // config.block_k
     return 64 if problem.dtype.itemsize == 4 else 32
 

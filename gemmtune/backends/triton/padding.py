@@ -10,34 +10,109 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from ...choice import Kernel, Run, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.rules import why_not_dense
+from ...toolchain.render import template
 from .build import KernelChoice
-from .copies import Copy, copy_source
+from .classes import SIGNATURE_DTYPES, Argument, Source
 from .descriptors import turned
-from .launcher import Launcher, launcher_of
-from .wrapped import Helper, WrappedChoice
+from .source import PACKAGE
+from .wrapped import Copying, WrappedChoice
 
 __all__ = ["PaddedChoice", "padded_choices"]
 
-PAD_WARPS = 4
+TILE_ELEMENTS = 1024
+WIDEST_TILE = 512
 K_MULTIPLES = (64, 32, 16)
 """K is padded to the largest of these that adds at most a sixteenth of work, else to the last."""
 MOST_EXTRA = 1 / 16
 LEAST_USES = 16
 MOST_BATCHES = 65535
 """The batch is an axis of the grid other than the first, which CUDA limits to this."""
-
-
 Kernels = Callable[[Problem], Sequence[KernelChoice]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One operand to copy: from ``source`` to the row-major block [batch, rows, cols] (or its transpose) that ``target`` describes.
+
+    ``turned`` tells that the operand's columns are the block's rows.
+    """
+
+    letter: str
+    source: Layout
+    target: Layout
+    turned: bool
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of the copy, the columns being neighbours in memory."""
+        size, stride = self.target.size, self.target.stride
+        rows, cols = (size[-1], stride[-1]) if self.turned else (size[-2], stride[-2])
+        return rows, cols
+
+    @property
+    def elements(self) -> int:
+        """Elements of the copy over the whole batch."""
+        rows, cols = self.block
+        return self.batch * rows * cols
+
+    @property
+    def batch(self) -> int:
+        """Matrices; 1 without a batch dimension."""
+        return self.source.size[0] if len(self.source.size) == 3 else 1
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns that one program copies."""
+        cols = min(WIDEST_TILE, 1 << (self.block[1] - 1).bit_length())
+        return TILE_ELEMENTS // cols, cols
+
+    @property
+    def programs(self) -> int:
+        """Programs for one matrix."""
+        (rows, cols), (tile_rows, tile_cols) = self.block, self.tile
+        return -(-rows // tile_rows) * -(-cols // tile_cols)
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The kernel's integers for this operand, in its order."""
+        size, stride = self.source.size, self.source.stride
+        rows, cols, row_stride, col_stride = size[-2], size[-1], stride[-2], stride[-1]
+        if self.turned:
+            rows, cols, row_stride, col_stride = cols, rows, col_stride, row_stride
+        return (self.programs, rows, cols, *self.block, stride[0] if len(size) == 3 else 0, row_stride, col_stride)
+
+
+@functools.lru_cache(maxsize=1024)
+def copy_source(copies: tuple[Copy, ...], *, dependent: bool) -> Source:
+    """The copying kernel for these operands. Sizes and strides are arguments; the tile and unit strides are part of the text.
+
+    ``dependent``: it waits for the kernel before it by itself.
+    """
+    shapes = [(c.letter, *c.tile, c.constants[-1] == 1) for c in copies]
+    text = template(PACKAGE, "pad.py.jinja").render(operands=shapes, dependent=dependent)
+    pointers = [
+        Argument(
+            name=f"{c.letter}_{end}", type=f"*{SIGNATURE_DTYPES[c.source.dtype]}", source=("pointer", c.letter), divisor=divisor
+        )
+        for c in copies
+        for end, divisor in (("from", 1), ("to", 16))
+    ]
+    numbers = [
+        Argument(
+            name=f"{c.letter}_{name}",
+            type="i64" if "stride" in name else "i32",
+            source=("runtime", name),
+            divisor=16 if name == "to_cols" else 1,
+        )
+        for c in copies
+        for name in ("programs", "rows", "cols", "to_rows", "to_cols", "batch_stride", "row_stride", "col_stride")
+    ]
+    return Source(text=text, function="gemmtune_pad", arguments=(*pointers, *numbers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,57 +123,15 @@ class PaddedChoice(WrappedChoice):
     copies: tuple[Copy, ...] = field(repr=False)
 
     @functools.cached_property
-    def helper(self) -> Helper:
-        """The copying kernel."""
-        source = copy_source(self.copies, dependent=self.inner.spec.dependent)
-        return Helper(name=self.name, source=source, warps=PAD_WARPS, target=self.inner.target)
-
-    def bind(self, loaded: tuple[Any, Any]) -> Kernel:
-        """Bind both kernels to the current device. The copies live in memory that each call takes from torch's allocator."""
-        compiled, multiplying = loaded
-        grid = (sum(copy.programs for copy in self.copies), self.copies[0].batch, 1)
-        call = launcher_of(compiled, grid, pdl=self.inner.config.pdl)
-        return Kernel(run=bind(call, self.copies, self.inner.bind(multiplying).run, torch.cuda.current_device()))
-
-
-class _Address:
-    """Stands for a tensor where only its address and its dtype are asked."""
-
-    __slots__ = ("_address", "dtype")
-
-    def __init__(self, address: int, dtype: torch.dtype) -> None:
-        self._address = address
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return self._address
-
-
-def bind(call: Launcher, copies: Sequence[Copy], inner: Run, device: int) -> Run:
-    """Copy, then run ``inner`` on the copies."""
-    dtype = copies[0].source.dtype
-    total = sum(copy.elements for copy in copies)
-    letters = [copy.letter for copy in copies]
-    steps = [copy.elements * dtype.itemsize for copy in copies]
-    constants = tuple(value for copy in copies for value in copy.constants)
-    stream_of = torch._C._cuda_getCurrentRawStream
-    where = torch.device("cuda", device)
-
-    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        operands: dict[str, Any] = {"a": tensors[0], "b": tensors[1]}
-        buffer = torch.empty(total, dtype=dtype, device=where)
-        address = buffer.data_ptr()
-        pointers: list[int] = []
-        for letter, step in zip(letters, steps, strict=True):
-            pointers += (operands[letter].data_ptr(), address)
-            operands[letter] = _Address(address, dtype)
-            address += step
-        values = (*pointers, *constants)
-        arguments: tuple[Any, ...] = (values,) if call.packed else values
-        call.function(*call.grid, stream_of(device), *call.middle, *arguments)
-        inner(out, (operands["a"], operands["b"], *tensors[2:]), scalars)
-
-    return run
+    def copying(self) -> Copying:
+        """One launch for all copies, with an axis of the grid for the batch."""
+        return Copying(
+            source=copy_source(self.copies, dependent=self.inner.spec.dependent),
+            grid=(sum(copy.programs for copy in self.copies), self.copies[0].batch, 1),
+            dtype=self.problem.dtype,
+            elements=tuple(("ab".index(copy.letter), copy.elements) for copy in self.copies),
+            constants=tuple(value for copy in self.copies for value in copy.constants),
+        )
 
 
 def padded_problem(problem: Problem) -> tuple[Problem, tuple[Copy, ...]] | None:
@@ -138,25 +171,17 @@ def padded_layout(layout: Layout, along_k: int, k: int, *, across: bool) -> Layo
 
 
 def padded_choices(problem: Problem, device: DeviceInfo, kernels: Kernels) -> list[PaddedChoice]:
-    """The choices on padded operands, none where padding cannot pay. ``kernels`` gives those of a problem, the padded one."""
-    padded = padded_problem(problem) if worth_padding(problem, device) else None
+    """The choices on padded operands, none where padding cannot pay. ``kernels`` gives those of a problem, the padded one.
+
+    Copies pay where each element is used several times, and need a GPU: on the CPU only the interpreter runs Triton. A kernel is
+    launched while they are made where it can wait for them by itself.
+    """
+    used_often = min(problem.m, problem.n) >= LEAST_USES and problem.batch <= MOST_BATCHES
+    worth_it = why_not_dense(problem) is None and device.type != "cpu" and used_often
+    padded = padded_problem(problem) if worth_it else None
     if padded is None:
         return []
     inner_problem, copies = padded
     info = {"padded": [copy.letter for copy in copies]}
-    return [PaddedChoice.around(problem, _overlapping(kernel), info, copies=copies) for kernel in kernels(inner_problem)]
-
-
-def _overlapping(kernel: KernelChoice) -> KernelChoice:
-    """The kernel, launched while the copies are made where it can wait for them by itself."""
-    return kernel if kernel.config.pdl else next(iter(kernel.launch_variants()), kernel)
-
-
-def worth_padding(problem: Problem, device: DeviceInfo) -> bool:
-    """Copies pay where each element is used several times, and need a GPU: on the CPU only the interpreter runs Triton."""
-    return (
-        why_not_dense(problem) is None
-        and device.type != "cpu"
-        and min(problem.m, problem.n) >= LEAST_USES
-        and problem.batch <= MOST_BATCHES
-    )
+    overlapping = (k if k.config.pdl else next(iter(k.launch_variants()), k) for k in kernels(inner_problem))
+    return [PaddedChoice.around(problem, kernel, info, copies=copies) for kernel in overlapping]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -12,7 +11,7 @@ from .printer import TRITON_DTYPES, cast
 from .quantized import Quantized, ScaleClass
 from .spec import KernelSpec
 
-__all__ = ["FLOAT8_FROM_BITS", "ScaleNames", "product", "scale_load"]
+__all__ = ["FLOAT8_FROM_BITS", "product", "scale_load"]
 
 FLOAT8_FROM_BITS = """
 @triton.jit
@@ -31,26 +30,18 @@ def e5m2_value(bits):
 less by 8; e5m2 is the upper half of a float16."""
 
 
-class ScaleNames(Protocol):
-    """Names of a kernel's scales: the hooks' writer knows them."""
-
-    def scale_pointer(self, name: str) -> str:
-        """The name of a pointer."""
-        ...
-
-    def scale_stride(self, scale: ScaleClass, dim: int) -> str:
-        """A stride as an expression."""
-        ...
+ScaleStride = Callable[[ScaleClass, int], str]
+"""The stride of a scale along its rows (0) or columns (1) as an expression of the kernel."""
 
 
-def scale_load(names: ScaleNames, scale: ScaleClass, rows: str, cols: str, *, vector: tuple[int, ...] = (0, 1)) -> str:
+def scale_load(stride_of: ScaleStride, scale: ScaleClass, rows: str, cols: str, *, vector: tuple[int, ...] = (0, 1)) -> str:
     """A load of the scales of an operand's elements (rows, cols), float32. ``rows`` and ``cols`` are indices into the operand.
 
     Those of ``vector`` are vectors, the others scalars: the result is a column, a row or, without a vector that counts, a scalar.
     """
-    terms, vectors = [names.scale_pointer(scale.name)], []
+    terms, vectors = [f"{scale.name}_ptr"], []
     for dim, index in enumerate((rows, cols)):
-        stride = names.scale_stride(scale, dim)
+        stride = stride_of(scale, dim)
         if stride == "0":
             continue
         block = scale.block[dim]
@@ -65,13 +56,13 @@ def scale_load(names: ScaleNames, scale: ScaleClass, rows: str, cols: str, *, ve
     return f"tl.load({address}, mask={mask}, other=0.0).to(tl.float32){shape}"
 
 
-def product(spec: KernelSpec, names: ScaleNames) -> list[str]:
+def product(spec: KernelSpec, stride_of: ScaleStride) -> list[str]:
     """Statements that add the product of ``a_block`` and ``b_block``, as they were loaded, to ``acc``; they begin at ``k0``."""
     quantized = spec.quantized
     assert quantized is not None
     acc = TRITON_DTYPES[spec.accumulator]
     lines = list(_numbers(quantized, spec))
-    lines += _weights(quantized, spec, names)
+    lines += _weights(quantized, spec, stride_of)
     if spec.interpret and quantized.product != torch.int8:
         # numpy, on which the interpreter computes, has no bfloat16.
         lines += [f"{block} = {block}.to({acc})" for block in ("a_block", "b_block")]
@@ -84,7 +75,7 @@ def product(spec: KernelSpec, names: ScaleNames) -> list[str]:
     for scale in quantized.on_sums:
         rows, cols = ("rows", "k0") if scale.name == "scale_a" else ("k0", "cols")
         vector = (0,) if scale.name == "scale_a" else (1,)
-        lines.append(f"part = part * {scale_load(names, scale, rows, cols, vector=vector)}")
+        lines.append(f"part = part * {scale_load(stride_of, scale, rows, cols, vector=vector)}")
     return [*lines, f"acc = acc + {'part.to(tl.int32)' if floats else 'part'}"]
 
 
@@ -102,7 +93,7 @@ def _numbers(quantized: Quantized, spec: KernelSpec) -> Iterator[str]:
         yield "b_block = (b_block ^ 8).to(tl.int8) - 8"
 
 
-def _weights(quantized: Quantized, spec: KernelSpec, names: ScaleNames) -> Iterator[str]:
+def _weights(quantized: Quantized, spec: KernelSpec, stride_of: ScaleStride) -> Iterator[str]:
     """Weights of mixed_mm as numbers of a's type: zero points subtracted, and scales applied that change along K."""
     if quantized.op != "mixed_mm":
         return
@@ -110,7 +101,8 @@ def _weights(quantized: Quantized, spec: KernelSpec, names: ScaleNames) -> Itera
     if scales:
         yield "b_block = b_block.to(tl.float32)"
     for scale in scales:
-        yield f"b_block = b_block {'-' if scale.name == 'zero_b' else '*'} {scale_load(names, scale, 'k0', 'cols', vector=(1,))}"
+        sign = "-" if scale.name == "zero_b" else "*"
+        yield f"b_block = b_block {sign} {scale_load(stride_of, scale, 'k0', 'cols', vector=(1,))}"
     if scales and not spec.even_k:
         yield "b_block = tl.where((ks < k_end - k0)[:, None], b_block, 0.0)"
     elif not scales and quantized.b in FLOAT8 and not quantized.by_bits:

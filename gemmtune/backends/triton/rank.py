@@ -15,8 +15,7 @@ from dataclasses import replace
 from ...device import DeviceInfo
 from ...problem import Problem
 from .arch import Arch
-from .configs import Config
-from .geometry import geometry
+from .configs import Config, geometry, tiles_of
 from .legality import Predicate, Resources
 
 __all__ = ["estimate_us", "loop_step_us", "select"]
@@ -40,7 +39,7 @@ SPLIT_US = 1.2
 def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
     """The model's time of one launch in microseconds; ``need`` is ``predicate.resources(config)``."""
     problem, device, arch = predicate.problem, predicate.device, predicate.arch
-    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+    tiles = tiles_of(problem, config)
     programs = tiles * config.split_k
     blocks_per_sm = _blocks_per_sm(device, arch, config, need)
     resident = min(max(programs / device.sm_count, 1.0), blocks_per_sm)

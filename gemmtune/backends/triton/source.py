@@ -1,27 +1,268 @@
-"""Triton source out of the templates of this folder."""
+"""Triton source out of the templates of this folder: arguments, loads, epilogue and store, and which arguments a kernel takes."""
 
 from __future__ import annotations
 
 import functools
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...toolchain import render
-from .arguments import SIGNATURE_DTYPES, Argument, Source
-from .printer import TRITON_DTYPES
+import torch
+
+from ...problem import Epilogue
+from ...toolchain.render import PartialRender, load_template, render, template
+from .classes import SIGNATURE_DTYPES, Argument, IntClass, OperandClass, Source
+from .printer import ROUND_BFLOAT16, TRITON_DTYPES, cast, print_epilogue
+from .products import FLOAT8_FROM_BITS, product, scale_load
+from .quantized import ScaleClass, ScaleName
 from .spec import KernelSpec
-from .writer import PACKAGE, Writer
 
 __all__ = ["PACKAGE", "SIGNATURE_DTYPES", "Argument", "Source", "render_source"]
 
-TEMPLATE = "mm.py.jinja"
+PACKAGE = "gemmtune.backends.triton"
 UNROLLED_REGISTERS = 128
 """Partial sums that a thread reads ahead while it adds up splits."""
+HOOKS = (
+    "def_kernel", "size", "stride", "base", "step", "masks", "make_load", "make_vector", "store_output", "modification", "product",
+    "part", "pointer", "address", "of_columns", "runtime", "runtime_pointer",
+)  # fmt: skip
+"""The methods of ``_Writer`` that templates call."""
+
+
+class _Writer:
+    """The hooks over one spec. Arguments are collected as hooks ask for them; each is declared once however often it is used."""
+
+    def __init__(self, spec: KernelSpec, preamble: str, described: dict[str, tuple[int, int]]) -> None:
+        self.spec = spec
+        self.preamble = preamble
+        self.described = described
+        self.values: dict[str, Any] = {}
+        self.partial = PartialRender()
+        self.function = "gemmtune_mm"
+        given = {"a": spec.a, "b": spec.b, "c": spec.c, "d": spec.d, "inp": spec.inp}
+        self.operands: dict[str, OperandClass] = {name: operand for name, operand in given.items() if operand is not None}
+        self.operands |= {f"x{i}": operand for i, operand in enumerate(spec.extra)} | {"out": spec.out}
+        self._pointers: dict[str, Argument] = {}
+        self._scalars: dict[str, Argument] = {}
+        self._others: dict[str, Argument] = {}
+        self.hooks: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in HOOKS}
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Pointers and scalars first: they change from call to call, the rest is bound once."""
+        return (*self._pointers.values(), *self._scalars.values(), *self._others.values())
+
+    def def_kernel(self, *names: str) -> str:
+        """The imports and the signature, put in last. ``names`` are the template's own operands, the epilogue's follow them."""
+        scales = self.spec.quantized.scales if self.spec.quantized is not None else ()
+        for name in (*names, *(n for n in self.operands if n not in (*names, "out")), "out"):
+            self._pointers[name] = self._operand(name)
+            for scale in scales if name == names[-1] else ():
+                kind = f"*{SIGNATURE_DTYPES[scale.dtype]}"
+                self._pointers[scale.name] = Argument(name=f"{scale.name}_ptr", type=kind, source=("pointer", scale.name))
+        return self.partial.defer("def_kernel", self._signature)
+
+    def _operand(self, name: str) -> Argument:
+        operand = self.operands[name]
+        kind = SIGNATURE_DTYPES[operand.dtype]
+        if name in self.described:
+            rows, cols = self.described[name]
+            return Argument(name=f"{name}_desc", type=f"tensordesc<{kind}[{rows}, {cols}]>", source=("descriptor", name))
+        return Argument(name=f"{name}_ptr", type=f"*{kind}", source=("pointer", name), divisor=operand.pointer_divisor)
+
+    def _signature(self) -> str:
+        imports = ["import triton", "import triton.language as tl"]
+        if not self.spec.interpret:
+            imports.append("from triton.language.extra import libdevice")
+        if self.spec.dependent:
+            imports.append("from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait")
+        parameters = ", ".join(argument.name for argument in self.arguments)
+        helper = [ROUND_BFLOAT16] if self.spec.interpret else []
+        helper += [self.preamble] if self.preamble else []
+        helper += [FLOAT8_FROM_BITS] if self.spec.quantized is not None and self.spec.quantized.by_bits else []
+        return "\n".join([*imports, *helper, "", "", "@triton.jit", f"def {self.function}({parameters}):"])
+
+    def size(self, name: str | None, dim: int) -> str:
+        """The size of an operand (None is the output) along (batch, row, column) as an expression."""
+        which = {("a", 1): "m", ("a", 2): "k", ("b", 1): "k", ("b", 2): "n", ("out", 1): "m", ("out", 2): "n", ("c", 2): "k2"}
+        letter = which[name or "out", dim]
+        return self._int(f"size_{letter}", getattr(self.spec, letter), ("size", letter))
+
+    def stride(self, name: str | None, dim: int) -> str:
+        """The stride of an operand (None is the output) along (batch, row, column) as an expression."""
+        name = name or "out"
+        return self._int(f"stride_{name}_{'brc'[dim]}", self.operands[name].strides[dim], ("stride", name, dim))
+
+    def _int(self, name: str, value: IntClass, source: tuple[Any, ...]) -> str:
+        if value.constant is not None:
+            return str(value.constant)
+        self._others.setdefault(
+            name, Argument(name=name, type="i64" if value.wide else "i32", source=source, divisor=value.divisor)
+        )
+        return name
+
+    def runtime(self, name: str) -> str:
+        """An int32 that the launch chooses: it changes the order of the work, not the kernel."""
+        divides = self.spec.block_k if name == "k_per_split" else 1
+        self._others.setdefault(name, Argument(name=name, type="i32", source=("runtime", name), divisor=min(divides, 16)))
+        return name
+
+    def runtime_pointer(self, name: str, dtype: str) -> str:
+        """A buffer that the launch provides."""
+        short = {"tl.float32": "fp32", "tl.float64": "fp64", "tl.int32": "i32"}[dtype]
+        argument = Argument(name=f"{name}_ptr", type=f"*{short}", source=("pointer", name), divisor=16)
+        return self._pointers.setdefault(name, argument).name
+
+    def part(self, file_name: str) -> str:
+        """The text of a part that templates share."""
+        text = template(PACKAGE, file_name).render(**self.hooks, **self.values)
+        return text.removesuffix("\n")
+
+    def pointer(self, name: str) -> str:
+        """The name of an operand's pointer."""
+        return self._pointers[name].name
+
+    def address(self, name: str, indices: Sequence[str]) -> str:
+        """What to add to the base of a matrix for (row index, column index)."""
+        return " + ".join(self._terms(name, indices)) or "0"
+
+    def of_columns(self, name: ScaleName, k: str) -> str:
+        """A load of a scale or zero point of b for the tile's columns at row ``k``: a vector, or a scalar where all have one."""
+        scale = self.spec.quantized and self.spec.quantized.scale(name)
+        assert scale
+        return scale_load(self.scale_stride, scale, k, "cols", vector=(1,)).removesuffix("[None, :]")
+
+    def scale_stride(self, scale: ScaleClass, dim: int) -> str:
+        """The stride of a scale along its rows or columns as an expression."""
+        return self._int(f"stride_{scale.name}_{'rc'[dim]}", scale.strides[dim], ("scale", scale.name, dim))
+
+    def product(self, *, indent: int) -> str:
+        """The statements that add one product of blocks to ``acc``, for the quantized operations."""
+        return textwrap.indent("\n".join(product(self.spec, self.scale_stride)), " " * indent).lstrip()
+
+    def _scalar(self, name: str) -> str:
+        """alpha or beta, of the accumulator's type."""
+        kind = SIGNATURE_DTYPES[self.spec.accumulator]
+        self._scalars.setdefault(name, Argument(name=name, type=kind, source=("scalar", name)))
+        return name
+
+    def _term(self, name: str, dim: int, index: str) -> str | None:
+        """index · stride, None where it is always 0; in 64 bits where 32 would not do."""
+        stride = self.stride(name, dim)
+        if stride == "0":
+            return None
+        wide = f"({index}).to(tl.int64)" if self.operands[name].wide else index
+        return wide if stride == "1" else f"{wide} * {stride}"
+
+    def _terms(self, name: str, indices: Sequence[str]) -> list[str]:
+        """``_term`` of (row index, column index), without those that are always 0."""
+        return [term for dim, index in enumerate(indices, start=1) if (term := self._term(name, dim, index))]
+
+    def base(self, name: str, batch: str, dim: int, index: str) -> str:
+        """The address of the first element of one matrix of the batch, ``index`` steps along ``dim``."""
+        terms = [self._matrix(name, batch)]
+        if index != "0" and self.spec.split:
+            stride = self.stride(name, dim)
+            terms.append(index if stride == "1" else f"{index}.to(tl.int64) * {stride}")
+        return " + ".join(terms)
+
+    def step(self, name: str, dim: int, elements: int) -> str:
+        """What to add to an address to go ``elements`` further along ``dim``."""
+        stride = self.operands[name].strides[dim]
+        return str(elements * stride.constant) if stride.constant is not None else f"{elements} * {self.stride(name, dim)}"
+
+    def masks(self, *, rows: bool = False, cols: bool = False, ks: bool = False, kst: bool = False) -> str | None:
+        """The mask of a load from the edges that it has to respect, None for none."""
+        edges = (
+            (rows, "(rows < M)[:, None]"),
+            (cols, "(cols < N)[None, :]"),
+            (ks, "(ks < k_end - k0)[None, :]"),
+            (kst, "(b_ks < (k_end - k0) // 2)[:, None]" if self._packed else "(b_ks < k_end - k0)[:, None]"),
+        )
+        return " & ".join(text for wanted, text in edges if wanted) or None
+
+    def make_load(self, name: str, indices: Sequence[str], mask: str | None, base: str | None = None) -> str:
+        """A load of (row index, column index) from one matrix, zero where the mask is false."""
+        terms = self._terms(name, indices)
+        address = " + ".join([base or self.pointer(name), *terms])
+        # A block is spelled out where the address does not depend on both indices.
+        m, n, k = self.spec.block_m, self.spec.block_n, self.spec.block_k
+        extent = f"{m}, {k}" if name in ("a", "c") else f"{k // 2 if self._packed else k}, {n}"
+        shape = f" + tl.zeros(({extent}), dtype=tl.int32)" if len(terms) < len(indices) else ""
+        return f"tl.load({address}{shape}, mask={mask}, other=0.0)" if mask else f"tl.load({address}{shape})"
+
+    def make_vector(self, name: str, dim: int, index: str, mask: str | None, *, base: str) -> str:
+        """A load of block_k elements along one dimension, zero where the mask is false."""
+        offset = self._term(name, dim, index) or f"tl.zeros(({self.spec.block_k},), dtype=tl.int32)"
+        return f"tl.load({base} + {offset}, mask={mask}, other=0.0)" if mask else f"tl.load({base} + {offset})"
+
+    @property
+    def _packed(self) -> bool:
+        """Each element of b holds two numbers."""
+        return self.spec.quantized is not None and bool(self.spec.quantized.encoding)
+
+    def store_output(
+        self, indices: tuple[str, str, str], value: str, mask: str, *, indent: int, at: tuple[str, str] = ("", "")
+    ) -> str:
+        """alpha, beta, epilogue, one rounding to the output dtype, and the store. ``indices`` name batch, rows and columns, ``at``
+        the first row and column for an output that has a descriptor."""
+        batch, rows, cols = indices
+        spec = self.spec
+        acc = TRITON_DTYPES[spec.accumulator]
+        lines = [f"{mask}_m = {rows} < M", f"{mask}_n = {cols} < N", f"{mask} = {mask}_m[:, None] & {mask}_n[None, :]"]
+        if spec.quantized is not None:
+            if spec.accumulator == torch.int32 and spec.epilogue is not None:
+                lines.append(f"{value} = {value}.to(tl.float32)")
+            scales = spec.quantized.on_result
+            lines += [f"{value} = {value} * {scale_load(self.scale_stride, scale, rows, cols)}" for scale in scales]
+        if spec.alpha == "general":
+            lines.append(f"{value} = {value} * {self._scalar('alpha')}")
+        if spec.inp is not None:
+            lines.append(f"inp = {self._epilogue_load('inp', batch, rows, cols, mask)}.to({acc})")
+            lines.append(f"{value} = {value} + " + (f"{self._scalar('beta')} * inp" if spec.beta == "general" else "inp"))
+        extra = [f"x{i}" for i in range(len(spec.extra))]
+        lines += [f"{x} = {self._epilogue_load(x, batch, rows, cols, mask)}" for x in extra]
+        if spec.epilogue is not None:
+            lines += self.modification(spec.epilogue, "result", acc=value, **{x: x for x in extra}).splitlines()
+            value = "result"
+        result = cast(value, spec.out.dtype, interpret=spec.interpret)
+        if "out" in self.described:
+            lines.append(f"out_desc.store([{', '.join(at)}], {result})")
+            return textwrap.indent("\n".join(lines), " " * indent).lstrip()
+        terms = self._terms("out", (f"{rows}[:, None]", f"{cols}[None, :]"))
+        lines.append(f"out_base = {self._matrix('out', batch)}")
+        address = " + ".join(["out_base", *terms])
+        shape = f" + tl.zeros(({spec.block_m}, {spec.block_n}), dtype=tl.int32)" if len(terms) < 2 else ""
+        lines.append(f"tl.store({address}{shape}, {result}, mask={mask})")
+        return textwrap.indent("\n".join(lines), " " * indent).lstrip()
+
+    def modification(self, subgraph: Epilogue, output: str, **inputs: str) -> str:
+        """The statements of an epilogue graph, its value left in ``output``. ``acc`` and ``x0``, ``x1``, … name the inputs."""
+        operands = [inputs[f"x{i}"] for i in range(len(inputs) - 1)]
+        return "\n".join(print_epilogue(subgraph, inputs["acc"], operands, output, interpret=self.spec.interpret))
+
+    def _matrix(self, name: str, batch: str) -> str:
+        """The address of one matrix of the batch."""
+        along_batch = self.spec.batched and self.stride(name, 0) != "0"
+        return self.pointer(name) + (f" + {batch} * {self.stride(name, 0)}" if along_batch else "")
+
+    def _epilogue_load(self, name: str, batch: str, rows: str, cols: str, mask: str) -> str:
+        """A load of an operand of the epilogue, only as large as it is: a scalar, a row, a column or a block."""
+        row, col = (self._term(name, 1, f"{rows}[:, None]"), self._term(name, 2, f"{cols}[None, :]"))
+        base = self._matrix(name, batch)
+        if row and col:
+            return f"tl.load({base} + {row} + {col}, mask={mask}, other=0)"
+        if row:
+            return f"tl.load({base} + {row}, mask={mask}_m[:, None], other=0)"
+        if col:
+            return f"tl.load({base} + {col}, mask={mask}_n[None, :], other=0)"
+        return f"tl.load({base})"
 
 
 @functools.lru_cache(maxsize=4096)
 def render_source(
     spec: KernelSpec,
-    template: str = TEMPLATE,
+    template_name: str = "mm.py.jinja",
     *,
     values: tuple[tuple[str, Any], ...] = (),
     preamble: str = "",
@@ -32,7 +273,7 @@ def render_source(
     ``values`` are more names for the template, ``preamble`` is source text that comes before the kernel. ``described`` are the
     operands that the kernel has as tensor descriptors instead of pointers, each with the block that is moved at a time.
     """
-    writer = Writer(spec, preamble, dict(described))
+    writer = _Writer(spec, preamble, dict(described))
     names: dict[str, Any] = {
         "block_m": spec.block_m,
         "block_n": spec.block_n,
@@ -55,5 +296,5 @@ def render_source(
         **dict(values),
     }
     writer.values = names
-    text = writer.finished(render.template(PACKAGE, template).render(**writer.hooks, **names))
-    return Source(text=text, function=writer.function, arguments=writer.arguments)
+    render(load_template(PACKAGE, template_name), writer.hooks, names, writer.partial)
+    return Source(text=writer.partial.finalize_all(), function=writer.function, arguments=writer.arguments)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from ...problem import Epilogue, Layout, Problem
+from ...problem import Epilogue, Problem
 from ...problem.dtypes import FLOAT8
 from ...problem.problem import ScalarClass
-from .classes import IntClass, OperandClass, divisor, strides_of
+from .classes import IntClass, OperandClass, shaped
 from .configs import Config
 from .quantized import Quantized, quantized_of
 
-__all__ = ["Edge", "IntClass", "KernelSpec", "OperandClass", "divisor", "specialise", "strides_of"]
+__all__ = ["Edge", "KernelSpec", "Staging", "specialise", "staging_of"]
 
 SMALL_BLOCK = 16
 """Tiles of so few rows are for problems of so few rows: masked always, so that M = 1 and M = 16 share a kernel."""
+ASYNC_BYTES = 4
+"""The narrowest copy that can go to shared memory without passing through registers (cp.async, PTX ISA)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +86,36 @@ def specialise(
     are 0 or 1, by which power of two they divide, and whether they need 64 bits. ``capability`` is that of a CUDA device, else 0.
     """
     quantized = quantized_of(problem, config.block_k, capability=capability, static=static)
-    a, b = _inputs(problem, quantized, static=static)
-    c, d = _second(problem, static=static)
-    out, inp, extra = _epilogue_side(problem, static=static)
+    classes = _classes(problem, quantized, static=static)
+    lefts = [classes[name] for name in ("a", "c") if name in classes]
+    rights = [classes[name] for name in ("b", "d") if name in classes]
+    after = [operand for name, operand in classes.items() if name not in ("a", "b", "c", "d")]
+    along_m, along_n = any(x.contiguous_dim == 1 for x in lefts), any(x.contiguous_dim == 2 for x in rights)
+
+    def size(value: int, masks_contiguous: bool) -> IntClass:
+        """A divisor helps where the size bounds the contiguous dimension of a masked access; elsewhere it would split kernels."""
+        whole = IntClass.of(value, static=static)
+        return whole if static or masks_contiguous else IntClass(wide=whole.wide)
+
+    # A partial block of a summed dimension is masked.
+    sums = [
+        size(k, k % config.block_k != 0 and (left.contiguous_dim == 2 or right.contiguous_dim == 1))
+        for k, left, right in zip(problem.summed, lefts, rights, strict=True)
+    ]
     return KernelSpec(
-        **_sizes(problem, config, ((a, b), (c, d)), (out, inp, *extra), static=static),
-        a=a,
-        b=b,
-        out=out,
-        inp=inp,
-        extra=extra,
+        a=classes["a"],
+        b=classes["b"],
+        out=classes["out"],
+        inp=classes.get("inp"),
+        extra=tuple(operand for name, operand in classes.items() if name.startswith("x")),
+        m=size(problem.m, along_m or any(x.contiguous_dim == 1 for x in after)),
+        n=size(problem.n, along_n or any(x.contiguous_dim == 2 for x in after)),
+        k=sums[0],
         batched=problem.batch > 1,
+        even_k=problem.k % config.block_k == 0,
+        edge=Edge(m=_edge(along_m, problem.m, config.block_m), n=_edge(along_n, problem.n, config.block_n)),
         alpha=problem.alpha,
-        beta=problem.beta if inp else "zero",
+        beta=problem.beta if "inp" in classes else "zero",
         epilogue=Epilogue(nodes=problem.epilogue.nodes) if problem.epilogue else None,
         input_precision=problem.precision.input_mode,
         accumulator=problem.accumulator,
@@ -111,75 +128,44 @@ def specialise(
         dependent=dependent,
         interpret=interpret,
         quantized=quantized,
-        c=c,
-        d=d,
+        c=classes.get("c"),
+        d=classes.get("d"),
+        k2=sums[1] if "c" in classes else None,
+        even_k2=problem.k2 % config.block_k == 0,
     )
 
 
-Operands = Sequence[OperandClass | None]
-
-
-def _sizes(problem: Problem, config: Config, products: Sequence[Operands], after: Operands, *, static: bool) -> dict[str, Any]:
-    """The fields of a spec about sizes: what is known of each, and whether blocks at its end are partial."""
-    lefts, rights = ([x for x in side if x is not None] for side in zip(*products, strict=True))
-    along_m, along_n = (any(x.contiguous_dim == dim for x in side) for dim, side in ((1, lefts), (2, rights)))
-    after_m, after_n = (any(x is not None and x.contiguous_dim == dim for x in after) for dim in (1, 2))
-    sums = [_depth_class(k, config, pair, static=static) for k, pair in zip((problem.k, problem.k2), products, strict=True)]
-    return {
-        "m": _size_class(problem.m, static, along_m or after_m),
-        "n": _size_class(problem.n, static, along_n or after_n),
-        "k": sums[0],
-        "k2": sums[1],
-        "even_k": problem.k % config.block_k == 0,
-        "even_k2": problem.k2 % config.block_k == 0,
-        "edge": Edge(m=_edge(along_m, problem.m, config.block_m), n=_edge(along_n, problem.n, config.block_n)),
-    }
-
-
-def _depth_class(k: int, config: Config, operands: Operands, *, static: bool) -> IntClass | None:
-    """The class of a summed dimension, in which a partial block is masked; None without operands."""
-    left, right = operands
-    if left is None or right is None:
-        return None
-    along_k = left.contiguous_dim == 2 or right.contiguous_dim == 1
-    return _size_class(k, static, k % config.block_k != 0 and along_k)
-
-
-def _inputs(problem: Problem, quantized: Quantized | None, *, static: bool) -> tuple[OperandClass, OperandClass]:
-    a = OperandClass.of(problem.a, (problem.batch, problem.m, problem.k), static=static)
-    b = OperandClass.of(problem.b, (problem.batch, problem.b.size[-2], problem.n), static=static)
-    if quantized is not None and quantized.by_bits:
-        a, b = (replace(x, dtype=torch.uint8) if x.dtype in FLOAT8 else x for x in (a, b))
-    return a, b
-
-
-def _second(problem: Problem, *, static: bool) -> tuple[OperandClass, OperandClass] | tuple[None, None]:
-    """c and d of a sum of two products."""
-    if problem.c is None or problem.d is None:
-        return None, None
-    return (
-        OperandClass.of(problem.c, (1, problem.m, problem.k2), static=static),
-        OperandClass.of(problem.d, (1, problem.k2, problem.n), static=static),
-    )
-
-
-def _epilogue_side(problem: Problem, *, static: bool) -> tuple[OperandClass, OperandClass | None, tuple[OperandClass, ...]]:
-    """out, inp if it is read, and the epilogue's operands."""
-    shape = (problem.batch, problem.m, problem.n)
-
-    def added(layout: Layout) -> OperandClass:
-        return OperandClass.of(layout, shape, static=static, broadcast=True)
-
-    inp = added(problem.inp_read) if problem.inp_read is not None else None
-    operands = problem.epilogue.operands if problem.epilogue else ()
-    return OperandClass.of(problem.out, shape, static=static), inp, tuple(map(added, operands))
-
-
-def _size_class(size: int, static: bool, masks_contiguous: bool) -> IntClass:
-    """A divisor only helps where the size bounds the contiguous dimension of a masked access; elsewhere it would split kernels."""
-    whole = IntClass.of(size, static=static)
-    return whole if static or masks_contiguous else IntClass(wide=whole.wide)
+def _classes(problem: Problem, quantized: Quantized | None, *, static: bool) -> dict[str, OperandClass]:
+    """The class of every matrix that is read or written, by name."""
+    by_bits = quantized is not None and quantized.by_bits
+    classes: dict[str, OperandClass] = {}
+    for name, (layout, shape) in shaped(problem).items():
+        if name != "inp" or problem.inp_read is not None:
+            operand = OperandClass.of(layout, shape, static=static, broadcast=name == "inp" or name.startswith("x"))
+            bits = by_bits and name in ("a", "b") and operand.dtype in FLOAT8
+            classes[name] = replace(operand, dtype=torch.uint8) if bits else operand
+    return classes
 
 
 def _edge(contiguous: bool, size: int, block: int) -> str:
     return "mask" if contiguous or block <= SMALL_BLOCK or 2 * size <= block else "clamp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """How an operand reaches shared memory: by accesses of ``width`` bytes, past the registers or through them."""
+
+    width: int
+    asynchronous: bool
+
+
+def staging_of(spec: KernelSpec, *, async_copy: bool, always: bool) -> tuple[Staging, Staging]:
+    """That of a and b. ``async_copy``: wide enough accesses need no registers; ``always``: accesses of any width do not."""
+    # The alignment, in elements, of the mask along a contiguous dimension; 16 where there is no mask.
+    along_k = 16 if spec.even_k else spec.k.alignment
+    widths = (
+        spec.a.vector_bytes(along_k if spec.a.contiguous_dim == 2 else spec.m.alignment),
+        spec.b.vector_bytes(along_k if spec.b.contiguous_dim == 1 else spec.n.alignment),
+    )
+    a, b = (Staging(width=width, asynchronous=always or (async_copy and width >= ASYNC_BYTES)) for width in widths)
+    return a, b

@@ -14,7 +14,7 @@ from .build import KernelChoice, TritonChoice
 from .configs import Config
 from .descriptors import turned
 from .legality import Predicate, Resources, check_split
-from .staging import Staging
+from .spec import Staging
 
 __all__ = ["SumChoice", "SumPredicate", "kernel_for", "predicate_for"]
 
@@ -62,8 +62,7 @@ class SumPredicate(Predicate):
 
     def check_split(self, config: Config) -> str | None:
         """``check`` for a config that is legal without splits."""
-        tiles = -(-self._sum.m // config.block_m) * -(-self._sum.n // config.block_n)
-        return check_split(self._sum, config, tiles)
+        return check_split(self._sum, config)
 
     def resources(self, config: Config) -> Resources:
         """Those of the product that needs more."""
@@ -98,12 +97,11 @@ def products_of(problem: Problem) -> tuple[Problem, Problem]:
 
 
 def as_one(problem: Problem) -> Problem:
-    """A product with as many terms, of operands as the first ones are."""
+    """A product with as many terms, of operands without gaps in the order of the first ones."""
     first, _ = products_of(problem)
+
+    def resized(layout: Layout, size: tuple[int, int]) -> Layout:
+        return Layout.contiguous(size[::-1], layout.dtype).transposed if turned(layout) else Layout.contiguous(size, layout.dtype)
+
     k = problem.terms
-    return dataclasses.replace(first, a=_resized(problem.a, (problem.m, k)), b=_resized(problem.b, (k, problem.n)))
-
-
-def _resized(layout: Layout, size: tuple[int, int]) -> Layout:
-    """Without gaps, in the order of ``layout``."""
-    return Layout.contiguous(size[::-1], layout.dtype).transposed if turned(layout) else Layout.contiguous(size, layout.dtype)
+    return dataclasses.replace(first, a=resized(problem.a, (problem.m, k)), b=resized(problem.b, (k, problem.n)))

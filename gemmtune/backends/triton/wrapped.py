@@ -1,4 +1,4 @@
-"""Choices whose kernel multiplies for another problem, most of them beside a second kernel that copies operands or adds up."""
+"""Choices whose kernel multiplies for another problem, some of them behind a second kernel that copies operands."""
 
 from __future__ import annotations
 
@@ -9,59 +9,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+import torch
+from torch import Tensor
+
+from ...choice import Kernel, Run, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Problem
-from ...toolchain.compiled import Artifact, CompiledChoice
-from .arguments import Source
-from .artifact import Expected, artifact
-from .build import KernelChoice
-from .kernels import Target, compile_kernel, initialise, kernel_key, load_function, marker, use_ptx
+from ...toolchain.compiled import Artifact
+from .artifact import artifact
+from .build import KernelChoice, KernelsChoice
+from .classes import Source
+from .descriptors import Address
+from .kernels import Compilation
+from .launch import Launcher, launcher_of
 
-__all__ = ["Helper", "WrappedChoice"]
+__all__ = ["Copying", "WrappedChoice"]
+
+COPY_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Helper:
-    """A kernel that runs before or after the one that multiplies. ``target`` is None where the interpreter runs it."""
+class Copying:
+    """The launch of a kernel that copies operands of type ``dtype``.
 
-    name: str
+    ``elements`` has (place among a call's tensors, elements of the copy) of each. The kernel's arguments are the addresses of each
+    operand and its copy, then ``constants``.
+    """
+
     source: Source
-    warps: int
-    target: Target | None
-
-    @property
-    def key(self) -> str:
-        """A hash over all that the compiler is given, except the target."""
-        return kernel_key(self.source, 1, self.warps)
-
-    @property
-    def compiled(self) -> bool:
-        """Was it compiled here before?"""
-        return self.target is None or marker(self.key, self.target).exists()
-
-    def compile(self) -> Any:
-        """Triton's compiled kernel. Raises CompileError."""
-        assert self.target is not None
-        return compile_kernel(self.name, self.source, self.key, self.target, stages=1, warps=self.warps)
-
-    def load(self, *, from_ptx: bool) -> Any:
-        """The kernel on the current device, or the function that the interpreter runs. Raises as ``KernelChoice.load``."""
-        if self.target is None:
-            return load_function(self.source)
-        compiled = self.compile()
-        if from_ptx:
-            use_ptx(compiled)
-        initialise(compiled)
-        return compiled
-
-    def artifact(self) -> Artifact:
-        """The compiled kernel, of which nothing is predicted."""
-        return artifact(self.compile(), Expected())
+    grid: tuple[int, int, int]
+    dtype: torch.dtype
+    elements: tuple[tuple[int, int], ...]
+    constants: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrappedChoice(CompiledChoice):
-    """``inner`` multiplies, for another problem; ``helper``, if there is one, runs before it. A subclass binds the two."""
+class WrappedChoice(KernelsChoice):
+    """``inner`` multiplies, for another problem; behind ``copying``, if there is one."""
 
     suffix: ClassVar[str]
     """What the name has beside that of ``inner``."""
@@ -81,34 +65,27 @@ class WrappedChoice(CompiledChoice):
         )
 
     @functools.cached_property
-    def helper(self) -> Helper | None:
-        """The kernel that runs before."""
+    def copying(self) -> Copying | None:
+        """The copies that are made before."""
         return None
+
+    @functools.cached_property
+    def kernels(self) -> tuple[Compilation, ...]:
+        """The kernel that copies, if there is one, then the one that multiplies."""
+        if self.copying is None:
+            return self.inner.kernels
+        copies = Compilation(name=self.name, source=self.copying.source, warps=COPY_WARPS, target=self.inner.target)
+        return (copies, *self.inner.kernels)
 
     @property
     def content_hash(self) -> str:
         """Over the kernels, and how they are launched."""
-        helper = self.helper.key if self.helper else ""
+        helper = self.kernels[0].key if self.copying else ""
         return hashlib.sha256(f"{self.inner.content_hash}{self.suffix} after {helper}".encode()).hexdigest()
 
-    @property
-    def compile_key(self) -> str | None:
-        """Equal for shapes of one alignment class."""
-        return f"{self.inner.compile_key}-after-{self.helper.key}" if self.helper else self.inner.compile_key
-
-    @property
-    def compiled(self) -> bool:
-        """Was every kernel compiled here before?"""
-        return self.inner.compiled and (self.helper is None or self.helper.compiled)
-
-    @property
-    def arch(self) -> str:
-        """The target's name."""
-        return self.inner.arch
-
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The kernel that runs before, then the one that multiplies."""
-        return (*((self.helper.artifact(),) if self.helper else ()), *self.inner.artifacts(device))
+        """The kernel that copies, of which nothing is predicted, then the one that multiplies."""
+        return (*(artifact(kernel.compile()) for kernel in self.kernels[:-1]), *self.inner.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
         """The same kernels with the other answer to whether their launches may overlap the kernel before."""
@@ -117,17 +94,35 @@ class WrappedChoice(CompiledChoice):
             for inner in self.inner.launch_variants()
         )
 
-    def forward(self) -> Self:
-        """The same kernels from their PTX."""
-        return dataclasses.replace(self, inner=self.inner.forward())
+    def bind(self, loaded: tuple[Any, ...]) -> Kernel:
+        """Bind to the current device. Copies live in memory that each call takes from torch's allocator."""
+        inner = self.inner.bind(loaded[-1:])
+        if self.copying is None:
+            return inner
+        call = launcher_of(loaded[0], self.copying.grid, pdl=self.inner.config.pdl)
+        return Kernel(run=_after_copies(call, self.copying, inner.run, torch.cuda.current_device()))
 
-    def compile(self) -> None:
-        """Compile every kernel. Raises CompileError."""
-        self.inner.compile()
-        if self.helper:
-            self.helper.compile()
 
-    def load(self) -> Any:
-        """The kernel that runs before, if there is one, and the one that multiplies. Raises as ``KernelChoice.load``."""
-        multiplying = self.inner.load()
-        return (self.helper.load(from_ptx=self.inner.from_ptx), multiplying) if self.helper else multiplying
+def _after_copies(call: Launcher, copying: Copying, inner: Run, device: int) -> Run:
+    """Copy, then run ``inner`` on the copies."""
+    dtype, constants = copying.dtype, copying.constants
+    total = sum(count for _, count in copying.elements)
+    steps = [(place, count * dtype.itemsize) for place, count in copying.elements]
+    stream_of = torch._C._cuda_getCurrentRawStream
+    where = torch.device("cuda", device)
+
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        operands: list[Any] = list(tensors)
+        buffer = torch.empty(total, dtype=dtype, device=where)
+        address = buffer.data_ptr()
+        pointers: list[int] = []
+        for place, step in steps:
+            pointers += (operands[place].data_ptr(), address)
+            operands[place] = Address(address, dtype)
+            address += step
+        values = (*pointers, *constants)
+        arguments: tuple[Any, ...] = (values,) if call.packed else values
+        call.function(*call.grid, stream_of(device), *call.middle, *arguments)
+        inner(out, tuple(operands), scalars)
+
+    return run

@@ -1,8 +1,13 @@
-"""Choices of the words template: weights read as words of 32 bits, the first operand as it is."""
+"""Choices of the words template: weights read as words of 32 bits.
+
+Where single warps multiply, a is read as it is; for a warp group it is first copied in the order in which its fragments meet the
+numbers of words.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -11,24 +16,59 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
-from ....problem import Problem
+from ....problem import Layout, Problem
+from ....problem.dtypes import dtype_info
+from ....toolchain.render import template
 from ..arch import arch_of
 from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
-from ..configs import Config
-from ..geometry import Geometry
+from ..classes import SIGNATURE_DTYPES, Argument, Source
+from ..configs import Config, Geometry
 from ..legality import Resources, why_too_large
+from ..source import PACKAGE
 from ..spec import KernelSpec
-from .configs import WordsConfig, word_format
-from .conversions import conversions
+from ..wrapped import Copying, WrappedChoice
+from .conversions import WordFormat, conversions
 
-__all__ = ["WordsChoice", "WordsKernelChoice", "why_not_config", "why_not_words", "words_resources"]
+__all__ = [
+    "OrderedChoice", "WordsChoice", "WordsConfig", "WordsKernelChoice", "ordered_problem", "why_not_config", "why_not_words",
+    "word_format",
+]  # fmt: skip
 
 VECTOR_BYTES = 16
 """Words are copied to shared memory by so many bytes, as the rows of a."""
 WARP_GROUP_ROWS = 64
 LEAST_ROWS = 16
 BASE_REGISTERS = 40
+BLOCK = 1024
+"""Elements of a row that a program of the copying kernel has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordsConfig(Config):
+    """One instance of the words template.
+
+    With ``swap`` weights are the rows of the product, which go through registers. With ``fragments`` a warp group multiplies, and a
+    is given in the order of its registers, made by a kernel before; else single warps do. ``steps`` of the loop become one.
+    """
+
+    swap: bool = True
+    fragments: bool = False
+    steps: int = 1
+
+    __str__ = Config.__str__
+
+    @property
+    def variant(self) -> str:
+        """Who multiplies, what is swapped, and the steps."""
+        return ("_group" if self.fragments else "_swap" if self.swap else "") + (f"_u{self.steps}" if self.steps > 1 else "")
+
+
+def word_format(problem: Problem) -> WordFormat:
+    """What the words of a problem's b hold."""
+    bits = 4 if problem.encoding else 8
+    signed = problem.encoding == "int4" if problem.encoding else dtype_info(problem.b.dtype).name == "int8"
+    return WordFormat(bits=bits, signed=signed, dtype=problem.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +138,50 @@ class WordsChoice(WordsKernelChoice):
         return Expected(instruction=how, smem_bytes=need.smem_bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OrderedChoice(WrappedChoice):
+    """A WordsChoice for the problem with a in its order, behind a kernel that makes that copy."""
+
+    suffix = ""
+
+    @classmethod
+    def of(cls, problem: Problem, device: DeviceInfo, config: WordsConfig) -> Self:
+        """The choice that runs ``problem`` with ``config``, one with fragments that is legal for ``ordered_problem``."""
+        return cls.around(problem, WordsChoice.of(ordered_problem(problem), device, config), {})
+
+    @functools.cached_property
+    def copying(self) -> Copying:
+        """The copy of a."""
+        a, bits = self.problem.a, word_format(self.problem).bits
+        return Copying(
+            source=order_source(a.dtype, bits, dependent=self.inner.spec.dependent),
+            grid=(self.problem.m, -(-self.problem.k // BLOCK), 1),
+            dtype=a.dtype,
+            elements=((0, self.problem.m * self.problem.k),),
+            constants=(self.problem.k, *a.stride),
+        )
+
+
+def ordered_problem(problem: Problem) -> Problem:
+    """The problem with the copy of a."""
+    return dataclasses.replace(problem, a=Layout.contiguous(problem.a.size, problem.a.dtype))
+
+
+@functools.lru_cache(maxsize=64)
+def order_source(dtype: torch.dtype, bits: int, *, dependent: bool) -> Source:
+    """The copying kernel. Sizes and strides are arguments."""
+    text = template(PACKAGE, "mixed/order.py.jinja").render(bits=bits, block=BLOCK, dependent=dependent)
+    pointers = [
+        Argument(name=name, type=f"*{SIGNATURE_DTYPES[dtype]}", source=("pointer", "a"), divisor=divisor)
+        for name, divisor in (("a_from", 1), ("a_to", 16))
+    ]
+    numbers = [
+        Argument(name=name, type=kind, source=("runtime", name), divisor=divisor)
+        for name, kind, divisor in (("K", "i32", 16), ("row_stride", "i64", 1), ("col_stride", "i64", 1))
+    ]
+    return Source(text=text, function="gemmtune_order", arguments=(*pointers, *numbers))
+
+
 def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
     """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
     if not problem.widens_b:
@@ -149,14 +233,7 @@ def words_resources(problem: Problem, device: DeviceInfo, config: WordsConfig) -
         # One more stage of a; and weights that a zero point was subtracted from go to the multiplication through shared memory.
         smem_bytes += a_bytes + (config.block_n * config.block_k * problem.dtype.itemsize if problem.zero_b is not None else 0)
     weights = config.block_n * config.block_k * problem.dtype.itemsize // 4 // threads
-    rows = (
-        config.block_m
-        * config.block_k
-        * problem.dtype.itemsize
-        // 4
-        // (1 if config.swap else config.warps)
-        // max(device.warp_size, 1)
-    )
+    rows = a_bytes // 4 // (1 if config.swap else config.warps) // max(device.warp_size, 1)
     return Resources(
         smem_bytes=max(smem_bytes, tile * 4 * 9 // 8) + columns,
         registers=BASE_REGISTERS + tile // threads * (2 if grouped else 1) + (weights + (0 if config.fragments else rows)) // 4,

@@ -10,14 +10,12 @@ from ....device import DeviceInfo
 from ....problem import Problem
 from ....problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ....problem.rules import why_not
-from ..artifact import Expected, expected_of
 from ..build import KernelChoice
-from ..configs import Config
-from ..geometry import Geometry, geometry
+from ..configs import Config, Geometry, tiles_of
 from ..legality import Predicate
 from ..workspace import Buffers
 
-__all__ = ["AtomicChoice", "why_not_atomic", "why_not_config"]
+__all__ = ["AtomicChoice", "why_not_added", "why_not_atomic"]
 
 MOST_SUMS = 2**20
 
@@ -40,10 +38,6 @@ class AtomicChoice(KernelChoice):
         elements = self.where.tiles * self.config.block_m * self.config.block_n
         return Buffers(dtype=self.problem.accumulator, sums=elements, counters=self.where.tiles)
 
-    def expected(self, device: DeviceInfo) -> Expected:
-        """What the predicate says."""
-        return expected_of(Predicate(self.problem, device), self.config)
-
 
 def why_not_atomic(problem: Problem, device: DeviceInfo) -> str | None:
     """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
@@ -57,14 +51,14 @@ def why_not_atomic(problem: Problem, device: DeviceInfo) -> str | None:
     return None
 
 
-def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+def why_not_added(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered for a problem that the template can serve, or None."""
     reason = Predicate(problem, device).check(config)
     if reason is not None:
         return reason
     if config.split_k == 1:
         return "split_k 1: nothing is added up in memory"
-    elements = geometry(problem, config).tiles * config.block_m * config.block_n
+    elements = tiles_of(problem, config) * config.block_m * config.block_n
     if elements > MOST_SUMS:
         return f"{elements} sums: at most {MOST_SUMS} are kept at zero between launches"
     return None

@@ -9,32 +9,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ....choice import Claims, Kernel, Run, Scalars, Tensors
+from ....choice import Claims, Kernel, Scalars, Tensors
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.rules import why_not
-from ....toolchain.compiled import Artifact, CompiledChoice
-from ..arch import can_overlap
-from ..build import KernelChoice, TritonChoice, capability_of, target_of
+from ....toolchain.compiled import Artifact
+from ..artifact import Expected
+from ..build import KernelChoice, KernelsChoice, TritonChoice
 from ..classes import INT32_LIMIT, OperandClass
-from ..configs import Config
-from ..geometry import Geometry
-from ..kernels import Target
-from ..launch import bind
-from ..source import render_source
-from ..spec import specialise
-from ..wrapped import Helper
+from ..configs import Config, Geometry, tiles_of
+from ..kernels import Compilation
+from ..spec import KernelSpec
 
 __all__ = ["DecomposedChoice", "decomposed_choice", "sliced_problem", "why_not_decomposed"]
 
-TEMPLATE = "splits/add_up.py.jinja"
 LEAST_RATIO = 32
 """K is that many times the larger of M and N at least (PyTorch, torch/_inductor/utils.py, use_decompose_k_choice)."""
 SUM_WARPS = 4
@@ -45,139 +40,99 @@ MOST_SPLITS_OF_TORCH, LEAST_K_OF_TORCH = 16, 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecomposedChoice(CompiledChoice):
+class AddingChoice(KernelChoice):
+    """The kernel that adds up: as many programs as the result has tiles, to which the partial sums are in the place of a."""
+
+    family = "add_up"
+    template = "splits/add_up.py.jinja"
+
+    @classmethod
+    def after(cls, problem: Problem, device: DeviceInfo, slices: int, *, pdl: bool) -> Self:
+        """The one that adds up so many ``slices``."""
+        width = min(SUM_WIDTH, 1 << (problem.n - 1).bit_length())
+        config = Config(block_m=SUM_ELEMENTS // width, block_n=width, block_k=16, stages=1, warps=SUM_WARPS, pdl=pdl)
+        tiles = tiles_of(problem, config)
+        where = Geometry(tiles=tiles, splits=slices, k_per_split=0, splits_per_group=slices, group_m=1, programs=tiles)
+        return dataclasses.replace(cls.of(problem, device, config), where=where)
+
+    @property
+    def spec(self) -> KernelSpec:
+        """Partial sums are one number after the other, of the accumulator's type."""
+        partials = Layout.contiguous((1, 1, 1), self.problem.accumulator)
+        return dataclasses.replace(super().spec, a=OperandClass.of(partials, (1, 1, 1), static=False))
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """How many slices are read at a time."""
+        return {"chunk": min(SUM_CHUNK, 1 << (self.where.splits - 1).bit_length())}
+
+    def expected(self, device: DeviceInfo) -> Expected:  # noqa: ARG002 - it multiplies nothing
+        """Nothing is predicted."""
+        return Expected()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecomposedChoice(KernelsChoice):
     """A batch of ``slices`` products, by ``inner`` or, where that is None, by torch.bmm; and the kernel that adds them up."""
 
     slices: int = field(repr=False)
     inner: KernelChoice | None = field(repr=False)
-    target: Target | None = field(repr=False)
-    pdl: bool = field(repr=False)
-    from_ptx: bool = field(default=False, repr=False)
+    adding: AddingChoice = field(repr=False)
 
     @functools.cached_property
-    def config(self) -> Config:
-        """The config of the kernel that adds up."""
-        width = min(SUM_WIDTH, 1 << (self.problem.n - 1).bit_length())
-        return Config(block_m=SUM_ELEMENTS // width, block_n=width, block_k=16, stages=1, warps=SUM_WARPS, pdl=self.pdl)
-
-    @functools.cached_property
-    def helper(self) -> Helper:
-        """The kernel that adds up."""
-        capability = capability_of(self.target)
-        spec = specialise(
-            self.problem,
-            self.config,
-            interpret=self.target is None,
-            dependent=can_overlap(capability),
-            capability=capability,
-        )
-        partials = Layout.contiguous((1, 1, 1), self.problem.accumulator)
-        spec = dataclasses.replace(spec, a=OperandClass.of(partials, (1, 1, 1), static=False))
-        source = render_source(spec, TEMPLATE, values=(("chunk", min(SUM_CHUNK, 1 << (self.slices - 1).bit_length())),))
-        return Helper(name=self.name, source=source, warps=SUM_WARPS, target=self.target)
+    def kernels(self) -> tuple[Compilation, ...]:
+        """The kernel that multiplies, where it is not torch's, and the one that adds up."""
+        return (*(self.inner.kernels if self.inner is not None else ()), *self.adding.kernels)
 
     @functools.cached_property
     def content_hash(self) -> str:
         """Over the product, the number of slices and the kernel that adds up."""
         product = self.inner.content_hash if self.inner is not None else "torch.bmm"
-        return hashlib.sha256(f"{product} in {self.slices} slices, {self.helper.key} {self.config}".encode()).hexdigest()
-
-    @property
-    def compile_key(self) -> str | None:
-        """Equal for shapes of one alignment class."""
-        if self.target is None:
-            return None
-        own = f"triton-{self.helper.key}-{self.target.backend}{self.target.arch}"
-        return own if self.inner is None else f"{self.inner.compile_key}-then-{own}"
-
-    @property
-    def compiled(self) -> bool:
-        """Was what has to be compiled compiled here before?"""
-        return self.helper.compiled and (self.inner is None or self.inner.compiled)
-
-    @property
-    def arch(self) -> str:
-        """That of its kernels. Raises UnavailableError for the interpreter."""
-        assert self.target is not None
-        return self.target.name
+        text = f"{product} in {self.slices} slices, {self.adding.kernels[0].key} {self.adding.config}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
         """The product where it is ours, then the kernel that adds up."""
-        inner = self.inner.artifacts(device) if self.inner is not None else ()
-        return (*inner, self.helper.artifact())
+        return (*(self.inner.artifacts(device) if self.inner is not None else ()), *self.adding.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
         """The same choice with the other answer to whether launches may overlap the kernel before."""
-        if self.target is None or self.target.backend != "cuda" or not can_overlap(int(self.target.arch)):
-            return ()
-        inner = next(iter(self.inner.launch_variants())) if self.inner is not None else None
-        name = self.name.removesuffix("_pdl") if self.pdl else f"{self.name}_pdl"
-        info = {**self.info, "pdl": not self.pdl}
-        return (dataclasses.replace(self, name=name, info=info, inner=inner, pdl=not self.pdl),)
+        variants: list[Self] = []
+        for adding in self.adding.launch_variants():
+            inner = next(iter(self.inner.launch_variants())) if self.inner is not None else None
+            name = self.name.removesuffix("_pdl") + "_pdl" * adding.config.pdl
+            info = {**self.info, "pdl": adding.config.pdl}
+            variants.append(dataclasses.replace(self, name=name, info=info, inner=inner, adding=adding))
+        return variants
 
-    def forward(self) -> Self:
-        """The same choice, loaded from its PTX."""
-        inner = self.inner.forward() if self.inner is not None else None
-        return dataclasses.replace(self, inner=inner, from_ptx=True)
-
-    def compile(self) -> None:
-        """Compile what has to be. Raises CompileError."""
-        if self.inner is not None:
-            self.inner.compile()
-        if self.target is not None:
-            self.helper.compile()
-
-    def load(self) -> tuple[Any, Any]:
-        """The kernel that multiplies (None: torch's), and the one that adds up. Raises as ``KernelChoice.load``."""
-        return None if self.inner is None else self.inner.load(), self.helper.load(from_ptx=self.from_ptx)
-
-    def bind(self, loaded: tuple[Any, Any]) -> Kernel:
+    def bind(self, loaded: tuple[Any, ...]) -> Kernel:
         """Bind both to the current device. The partial sums live in memory that each call takes from torch's allocator."""
-        multiplying, adding = loaded
-        sliced = sliced_problem(self.problem, self.slices)
-        product = torch_product(sliced) if self.inner is None else inner_product(sliced, self.inner.bind(multiplying).run)
-        block_m, block_n = self.config.tile
-        tiles = -(-self.problem.m // block_m) * -(-self.problem.n // block_n)
-        where = Geometry(tiles=tiles, splits=self.slices, k_per_split=0, splits_per_group=self.slices, group_m=1, programs=tiles)
-        run = bind(adding, self.helper.source.arguments, self.problem, where, interpret=self.target is None, pdl=self.pdl)
-        return Kernel(run=both(product, run))
+        product = sliced_product(sliced_problem(self.problem, self.slices), self.inner, loaded[:-1])
+        add_up = self.adding.bind(loaded[-1:]).run
+
+        def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            a, b, *rest = tensors
+            add_up(out, (product(a, b), b, *rest), scalars)
+
+        return Kernel(run=run)
 
 
-def torch_product(sliced: Problem) -> Any:
-    """(a, b) to the slices' products, by torch."""
-    (a_size, a_stride), (b_size, b_stride) = ((x.size, x.stride) for x in (sliced.a, sliced.b))
+def sliced_product(sliced: Problem, inner: KernelChoice | None, loaded: tuple[Any, ...]) -> Callable[[Tensor, Tensor], Tensor]:
+    """(a, b) to the slices' products, by a kernel of ours or by torch."""
     size, dtype = sliced.out.size, sliced.out.dtype
     named = {} if sliced.a.dtype == dtype else {"out_dtype": dtype}
+    run = inner.bind(loaded).run if inner is not None else None
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         partials = torch.empty(size, dtype=dtype, device=a.device)
-        return torch.bmm(a.as_strided(a_size, a_stride), b.as_strided(b_size, b_stride), **named, out=partials)
-
-    return product
-
-
-def inner_product(sliced: Problem, run: Run) -> Any:
-    """(a, b) to the slices' products, by a kernel of ours. To cut an operand changes no address."""
-    size, dtype = sliced.out.size, sliced.out.dtype
-
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        partials = torch.empty(size, dtype=dtype, device=a.device)
-        if a.device.type == "cpu":
+        if run is None or a.device.type == "cpu":
             a, b = a.as_strided(sliced.a.size, sliced.a.stride), b.as_strided(sliced.b.size, sliced.b.stride)
-        run(partials, (a, b), ())
+        if run is None:
+            return torch.bmm(a, b, **named, out=partials)
+        run(partials, (a, b), ())  # on a GPU addresses are all that counts, and to cut an operand changes none
         return partials
 
     return product
-
-
-def both(product: Any, add_up: Run) -> Run:
-    """The products, then their sum."""
-
-    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        a, b, *rest = tensors
-        add_up(out, (product(a, b), b, *rest), scalars)
-
-    return run
 
 
 def sliced_problem(problem: Problem, slices: int) -> Problem:
@@ -219,17 +174,25 @@ def why_not_slices(problem: Problem, slices: int) -> str | None:
 
 def decomposed_choice(problem: Problem, device: DeviceInfo, slices: int, config: Config | None, *, pdl: bool) -> DecomposedChoice:
     """The choice that cuts K into ``slices``, multiplied by the mm template with ``config`` or, for None, by torch."""
-    inner = (
-        TritonChoice.of(sliced_problem(problem, slices), device, dataclasses.replace(config, pdl=pdl))
-        if config is not None
-        else None
-    )
-    name = f"triton:decompose_{slices}_{inner.config if inner is not None else 'bmm' + '_pdl' * pdl}"
+    inner = None
+    # cuBLAS may split each slice in its turn, which it does not tell.
+    parts = max(1, min(MOST_SPLITS_OF_TORCH, problem.k // slices // LEAST_K_OF_TORCH))
+    if config is not None:
+        inner = TritonChoice.of(sliced_problem(problem, slices), device, dataclasses.replace(config, pdl=pdl))
+        parts = inner.claims.splits
     return DecomposedChoice(
-        name=name,
+        name=f"triton:decompose_{slices}_{inner.config if inner is not None else 'bmm' + '_pdl' * pdl}",
         backend="triton",
         problem=problem,
-        claims=_claims(problem, inner, slices),
+        # Results of the products are never rounded to a narrower type.
+        claims=Claims(
+            accumulate=problem.accumulator,
+            partials=problem.accumulator,
+            epilogue_input=problem.accumulator,
+            splits=slices * parts,
+            input_mode=problem.precision.input_mode,
+            flush_subnormals=inner is None and problem.precision.input_mode == "tf32",
+        ),
         info={
             "template": "decompose",
             "tile": [config.block_m, config.block_n, config.block_k] if config is not None else None,
@@ -238,21 +201,5 @@ def decomposed_choice(problem: Problem, device: DeviceInfo, slices: int, config:
         },
         slices=slices,
         inner=inner,
-        target=target_of(device),
-        pdl=pdl,
-    )
-
-
-def _claims(problem: Problem, inner: KernelChoice | None, slices: int) -> Claims:
-    """Those of the product, whose results are never rounded to a narrower type, and of the sum."""
-    tf32 = problem.precision.input_mode == "tf32"
-    # cuBLAS may split each slice in its turn, which it does not tell.
-    parts = inner.claims.splits if inner is not None else max(1, min(MOST_SPLITS_OF_TORCH, problem.k // slices // LEAST_K_OF_TORCH))
-    return Claims(
-        accumulate=problem.accumulator,
-        partials=problem.accumulator,
-        epilogue_input=problem.accumulator,
-        splits=slices * parts,
-        input_mode=problem.precision.input_mode,
-        flush_subnormals=inner is None and tf32,
+        adding=AddingChoice.after(problem, device, slices, pdl=pdl),
     )

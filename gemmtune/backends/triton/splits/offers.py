@@ -15,11 +15,9 @@ from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import can_overlap
 from ..configs import Config
-from .atomic import AtomicChoice, why_not_atomic
-from .atomic import why_not_config as why_not_added
+from .atomic import AtomicChoice, why_not_added, why_not_atomic
 from .decompose import DecomposedChoice, decomposed_choice, sliced_problem, why_not_decomposed, why_not_slices
-from .stream_configs import stream_configs
-from .streamk import StreamChoice
+from .streamk import StreamChoice, stream_configs
 
 __all__ = ["atomic_choices", "choices_for_long_sums", "decomposed_choices", "stream_choices"]
 
@@ -58,19 +56,14 @@ def stream_choices(problem: Problem, device: DeviceInfo, search: str) -> list[St
     empty.
     """
     count = EFFORT[search].configs["triton:stream"]
-    through_registers = problem.integers and not problem.b.column_major
-    if count is not None and not (through_registers and leaves_idle(problem, device)):
-        return []
-    return [StreamChoice.of(problem, device, config) for config in stream_configs(problem, device)[:count]]
-
-
-def leaves_idle(problem: Problem, device: DeviceInfo) -> bool:
-    """Do whole tiles leave multiprocessors idle in their last wave, however many parts they are cut in?"""
     tiles = math.ceil(problem.m / USUAL_TILE) * math.ceil(problem.n / USUAL_TILE) * problem.batch
     programs = max(device.sm_count, 1)
-    most = max(MOST_PARTS, programs // max(tiles, 1))
-    busy = (tiles * parts / (math.ceil(tiles * parts / programs) * programs) for parts in range(1, most + 1))
-    return max(busy) < LEAST_BUSY
+    parts = range(1, max(MOST_PARTS, programs // max(tiles, 1)) + 1)
+    busy = max(tiles * cut / (math.ceil(tiles * cut / programs) * programs) for cut in parts) if tiles else 1.0
+    through_registers = problem.integers and not problem.b.column_major
+    if count is not None and not (through_registers and busy < LEAST_BUSY):
+        return []
+    return [StreamChoice.of(problem, device, config) for config in stream_configs(problem, device)[:count]]
 
 
 def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[AtomicChoice]:

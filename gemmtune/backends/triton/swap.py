@@ -14,18 +14,18 @@ from typing import Any
 
 from torch import Tensor
 
-from ....choice import Kernel, Run, Scalars, Tensors
-from ....device import DeviceInfo
-from ....problem import Layout, Problem
-from ....problem.rules import why_not_dense
-from ..arch import arch_of, can_overlap
-from ..build import TritonChoice
-from ..configs import DEEPEST, Config, splits_for, unalike
-from ..legality import Predicate, Resources
-from ..rank import estimate_us
-from ..wrapped import WrappedChoice
+from ...choice import Kernel, Scalars, Tensors
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...problem.rules import why_not_dense
+from .arch import arch_of, can_overlap
+from .build import TritonChoice
+from .configs import DEEPEST, Config, splits_for, tiles_of, unalike
+from .legality import Predicate, Resources
+from .rank import estimate_us
+from .wrapped import WrappedChoice
 
-__all__ = ["SwappedChoice", "swapped_choices", "swapped_configs", "transposed"]
+__all__ = ["SwappedChoice", "swapped_choices", "transposed"]
 
 MOST_ROWS = 32
 """Above, the rows of a fill a warp group as they are."""
@@ -41,19 +41,15 @@ class SwappedChoice(WrappedChoice):
 
     suffix = "_swap"
 
-    def bind(self, loaded: Any) -> Kernel:
-        """Bind the kernel to the current device."""
-        return Kernel(run=swapped(self.inner.bind(loaded).run))
+    def bind(self, loaded: tuple[Any, ...]) -> Kernel:
+        """Bind to the current device: the first operand in the place of the second. Transposing changes no address."""
+        inner = self.inner.bind(loaded).run
 
+        def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            a, b, *rest = tensors
+            inner(out, (b, a, *rest), scalars)
 
-def swapped(inner: Run) -> Run:
-    """``inner`` with the first operand in the place of the second. Transposing changes no address."""
-
-    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        a, b, *rest = tensors
-        inner(out, (b, a, *rest), scalars)
-
-    return run
+        return Kernel(run=run)
 
 
 def transposed(problem: Problem) -> Problem:
@@ -78,30 +74,20 @@ def transposed(problem: Problem) -> Problem:
 
 def swapped_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[SwappedChoice]:
     """Up to ``count`` choices with swapped operands, the best by the model first; all for None, none where they cannot win."""
-    if why_not_swapped(problem, device) is not None:
+    # Only where an instruction multiplies 64 rows at a time are a few rows a waste.
+    multiplies_64_rows = device.type == "cuda" and arch_of(device).warp_group
+    if why_not_dense(problem) is not None or not multiplies_64_rows or problem.m > MOST_ROWS:
         return []
     inner = transposed(problem)
     overlaps = can_overlap(device.capability)
     return [
         SwappedChoice.around(problem, TritonChoice.of(inner, device, dataclasses.replace(config, pdl=overlaps)), {"swap_ab": True})
-        for config in unalike(swapped_configs(inner, device), count, MOST_ALIKE)
+        for config in unalike(_configs(inner, device), count, MOST_ALIKE)
     ]
 
 
-def why_not_swapped(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why swapping the operands has nothing to gain here, or None."""
-    reason = why_not_dense(problem)
-    if reason is not None:
-        return reason
-    if device.type != "cuda" or not arch_of(device).warp_group:
-        return f"{device.arch}: no instruction multiplies 64 rows at a time"
-    if problem.m > MOST_ROWS:
-        return f"m = {problem.m}: more than {MOST_ROWS} rows fill a warp group as they are"
-    return None
-
-
 @functools.lru_cache(maxsize=1024)
-def swapped_configs(inner: Problem, device: DeviceInfo) -> tuple[Config, ...]:
+def _configs(inner: Problem, device: DeviceInfo) -> tuple[Config, ...]:
     """The legal configs for a transposed problem, the best by the model first."""
     predicate = Predicate(inner, device)
     legal: list[tuple[Config, Resources]] = []
@@ -114,8 +100,7 @@ def swapped_configs(inner: Problem, device: DeviceInfo) -> tuple[Config, ...]:
         ):
             continue
         need = predicate.resources(config)
-        tiles = -(-inner.m // block_m) * -(-inner.n // block_n) * inner.batch
-        split = [dataclasses.replace(config, split_k=s) for s in splits_for(tiles, device.sm_count)]
+        split = [dataclasses.replace(config, split_k=s) for s in splits_for(tiles_of(inner, config), device.sm_count)]
         legal += [(c, need) for c in split if predicate.check_split(c) is None]
     timed = sorted(((estimate_us(predicate, c, need), str(c), c) for c, need in legal), key=lambda item: item[:2])
     return tuple(config for _, _, config in timed)

@@ -1,35 +1,31 @@
-"""Which configs the persistent template has for a problem, which of them are legal, and which come first."""
+"""Large products: programs that work off tile after tile, with blocks that the copy engine moves (TMA, sm90 and newer)."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ....device import DeviceInfo
-from ....problem import Problem
-from ....problem.layout import ALIGNED_BYTES
-from ....problem.rules import why_not_dense
-from ..arch import arch_of, can_overlap
-from ..classes import INT32_LIMIT
-from ..configs import Config
-from ..descriptors import describable
-from ..geometry import geometry
-from ..legality import Predicate, Resources, why_too_large
-from ..rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
+from ...device import DeviceInfo
+from ...problem import Problem
+from ...problem.layout import ALIGNED_BYTES
+from ...problem.rules import why_not_dense
+from .arch import arch_of, can_overlap
+from .artifact import Expected, instruction
+from .build import KernelChoice
+from .classes import INT32_LIMIT
+from .configs import Config, Geometry, geometry, tiles_of, unalike
+from .descriptors import describable, turned
+from .launch import Blocks
+from .legality import Predicate, Resources, why_overhanging, why_too_large
+from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 
-__all__ = [
-    "halved",
-    "persistent_configs",
-    "persistent_resources",
-    "programs_of",
-    "stores_described",
-    "why_not_config",
-    "why_not_persistent",
-]
+__all__ = ["PersistentChoice", "operand_blocks", "persistent_choices", "why_not_persistent"]
 
 TILES = (
     (128, 256, 64, 8),
@@ -60,27 +56,61 @@ SUSTAINED = 0.82
 BARRIER_BYTES = 16
 """Of one stage, where each operand has a barrier."""
 BASE_REGISTERS = 40
+MOST_ALIKE = 1
+"""Configs of one tile that differ in their stages alone."""
 
 
-def persistent_configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """The legal configs, the best by the model first."""
-    return tuple(config for _, config in _timed(problem, device))
+@dataclass(frozen=True, kw_only=True)
+class PersistentChoice(KernelChoice):
+    """The persistent template with one config."""
+
+    family = "persistent"
+    template = "persistent.py.jinja"
+
+    @classmethod
+    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
+        """The programs that are resident go from tile to tile."""
+        return dataclasses.replace(geometry(problem, config), programs=programs_of(problem, device, config))
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """How the blocks lie, and whether a tile is stored in two halves."""
+        return {"a_turned": turned(self.problem.a), "b_turned": turned(self.problem.b), "halved": halved(self.config)}
+
+    @property
+    def blocks(self) -> Blocks:
+        """Blocks of a and b, and of out where that is stored through a descriptor."""
+        out = (self.config.block_m, self.config.block_n // (2 if halved(self.config) else 1))
+        return operand_blocks(self.problem, self.config) | ({"out": out} if stores_described(self.problem) else {})
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """What the copy engine feeds a warp group with."""
+        need = persistent_resources(self.problem, device, self.config)
+        return Expected(instruction=instruction(Predicate(self.problem, device), self.config), smem_bytes=need.smem_bytes)
+
+
+def operand_blocks(problem: Problem, config: Config) -> dict[str, tuple[int, int]]:
+    """The lines, and elements of a line, that are moved at a time of a and b as tensor descriptors."""
+    m, n, k = config.block_m, config.block_n, config.block_k
+    return {"a": (k, m) if turned(problem.a) else (m, k), "b": (n, k) if turned(problem.b) else (k, n)}
+
+
+def persistent_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[PersistentChoice]:
+    """Up to ``count`` choices, the best by the model first; all for None, none where the template has nothing to offer."""
+    configs = unalike(_configs(problem, device), count, MOST_ALIKE)
+    return [PersistentChoice.of(problem, device, config) for config in configs]
 
 
 @functools.lru_cache(maxsize=1024)
-def _timed(problem: Problem, device: DeviceInfo) -> tuple[tuple[float, Config], ...]:
+def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
+    """The legal configs, the best by the model first."""
     if why_not_persistent(problem, device) is not None:
         return ()
-    predicate = Predicate(problem, device)
-    legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
-    timed = sorted(
-        ((_estimate_us(predicate, config), -config.stages, str(config), config) for config in legal), key=lambda item: item[:3]
-    )
-    overlaps = can_overlap(device.capability)
+    predicate, overlaps = Predicate(problem, device), can_overlap(device.capability)
+    legal = (config for config in _pool(problem, device) if why_not_config(problem, device, config) is None)
+    timed = sorted(((_estimate_us(predicate, c), -c.stages, str(c), c) for c in legal), key=lambda item: item[:3])
     return tuple(
-        (time_us, replace(config, pdl=overlaps and time_us < SHORT_US))
-        for time_us, _, _, config in timed
-        if time_us <= SLACK * timed[0][0]
+        replace(config, pdl=overlaps and time_us < SHORT_US) for time_us, *_, config in timed if time_us <= SLACK * timed[0][0]
     )
 
 
@@ -129,12 +159,12 @@ def halved(config: Config) -> bool:
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered for a problem that the template can serve, or None."""
-    for name, block, size in (("m", config.block_m, problem.m), ("n", config.block_n, problem.n), ("k", config.block_k, problem.k)):
-        if block >= 2 * size:
-            return f"block_{name} {block}: half of it or more hangs over {name} = {size}"
+    reason = why_overhanging(problem, config, "mnk")
+    if reason is not None:
+        return reason
     if config.split_k > 1:
         return f"split_k {config.split_k}: the template does not split"
-    tiles = geometry(problem, config).tiles
+    tiles = tiles_of(problem, config)
     if tiles >= INT32_LIMIT // 2:
         return f"{tiles} tiles: their numbers do not fit 32 bits"
     if device.type == "cpu":
@@ -150,35 +180,27 @@ def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -
     stages = config.stages * ((config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize + BARRIER_BYTES)
     whole = config.block_m * config.block_n
     stored = whole // 2 if halved(config) else whole
-    reads = _reads_tiles(problem)
+    # The epilogue may read operands that have a row and a column of their own for each element.
+    added = (problem.inp_read, *(problem.epilogue.operands if problem.epilogue else ()))
+    reads = any(x is not None and 0 not in x.expanded((problem.m, problem.n)).stride for x in added)
     tile_bytes = stored * max(problem.out.dtype.itemsize, problem.accumulator.itemsize if reads else 0)
     registers = BASE_REGISTERS + (whole + (stored if reads else 0)) // (32 * config.warps)
     return Resources(smem_bytes=stages + tile_bytes + arch_of(device).barrier_bytes, registers=registers)
 
 
-def _reads_tiles(problem: Problem) -> bool:
-    """Does the epilogue read an operand that has a row and a column of its own for each element?"""
-    layouts = [*([problem.inp_read] if problem.inp_read is not None else [])]
-    layouts += problem.epilogue.operands if problem.epilogue else ()
-    return any(0 not in layout.expanded((problem.m, problem.n)).stride for layout in layouts)
-
-
 def programs_of(problem: Problem, device: DeviceInfo, config: Config) -> int:
     """Programs that are launched: all tiles, or as many as are resident."""
-    return min(geometry(problem, config).tiles, max(device.sm_count, 1) * _resident(problem, device, config))
-
-
-def _resident(problem: Problem, device: DeviceInfo, config: Config) -> int:
     need = persistent_resources(problem, device, config)
     by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
     by_registers = device.registers_per_sm // max(need.registers * config.warps * max(device.warp_size, 1), 1)
-    return max(min(by_smem, by_registers, MOST_RESIDENT), 1)
+    resident = max(min(by_smem, by_registers, MOST_RESIDENT), 1)
+    return min(tiles_of(problem, config), max(device.sm_count, 1) * resident)
 
 
 def _estimate_us(predicate: Predicate, config: Config) -> float:
     """Waves of tiles: each multiprocessor works off its tiles one after the other, or memory is what takes the time."""
     problem, device = predicate.problem, predicate.device
-    tiles = math.ceil(geometry(problem, config).tiles / device.sm_count)
+    tiles = math.ceil(tiles_of(problem, config) / device.sm_count)
     steps = -(-problem.k // config.block_k)
     tile_us = steps * loop_step_us(predicate, config, sustained=SUSTAINED) + STORE_US * config.block_m * config.block_n / 16384
     memory_us = 1e-3 * predicate.least_bytes / (predicate.arch.dram_gbps * device.sm_count)

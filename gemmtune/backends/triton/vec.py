@@ -1,31 +1,25 @@
-"""Products of up to four rows without tensor cores: nothing is rearranged for those, so that b comes in at the rate of memory."""
+"""Products of a few rows without tensor cores: nothing is rearranged for those, so that b comes in at the rate of memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ....choice import Claims
-from ....device import DeviceInfo
-from ....problem import Problem
-from ....problem.rules import why_not_dense
-from ..arch import arch_of, can_overlap
-from ..artifact import Expected, vector_instruction
-from ..build import KernelChoice
-from ..classes import INT32_LIMIT
-from ..configs import Config
-from ..geometry import Geometry, geometry
-from ..legality import Predicate, Resources
+from ...choice import Claims
+from ...device import DeviceInfo
+from ...problem import Problem
+from ...problem.rules import why_not_dense
+from .arch import arch_of, can_overlap
+from .artifact import Expected, vector_instruction
+from .build import KernelChoice
+from .classes import INT32_LIMIT
+from .configs import Config, Geometry, tiles_of
+from .legality import Predicate, Resources, why_overhanging
+from .mixed.words import WordsKernelChoice, why_not_words
 
-__all__ = [
-    "VectorChoice",
-    "vector_choices",
-    "vector_configs",
-    "vector_resources",
-    "why_not_vector",
-]
+__all__ = ["VectorChoice", "WordsVectorChoice", "vector_choices", "why_not_words_vector", "words_vector_choices"]
 
 MOST_ROWS = 4
 """Each row more is another multiply-add for each element of b; beyond this tensor cores are as fast."""
@@ -47,6 +41,11 @@ STAGES = (4, 2, 1)
 USUAL_ELEMENTS, MOST_ELEMENTS = 64, 160
 """Accumulators of a thread: what leaves room for other programs, and what its registers hold."""
 BASE_REGISTERS = 40
+MOST_ROWS_OF_WORDS = 2
+WORDS_STAGES = 4
+WORDS_CONFIGS = ((8, 256, 1), (16, 512, 4), (8, 512, 2), (4, 512, 1), (4, 1024, 2), (8, 1024, 4), (4, 256, 1))
+"""(block_n, block_k, warps for each row) where weights of 8 bits are read as words, the best first: measured with one row on an
+H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class VectorChoice(KernelChoice):
     """The vec template with one config, whose ``block_m`` is the number of rows it takes at most."""
 
     family = "vec"
-    template = "small/vec.py.jinja"
+    template = "vec.py.jinja"
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
@@ -69,19 +68,19 @@ class VectorChoice(KernelChoice):
 
 def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[VectorChoice]:
     """Up to ``count`` choices without tensor cores, all for None; none where they cannot win."""
-    return [VectorChoice.of(problem, device, config) for config in vector_configs(problem, device)[:count]]
+    return [VectorChoice.of(problem, device, config) for config in _configs(problem, device)[:count]]
 
 
 @functools.lru_cache(maxsize=1024)
-def vector_configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
+def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
     """The legal configs: first those that give every multiprocessor work and leave room for several programs on it, in the order of
     the table; then those with the most programs."""
-    if why_not_vector(problem) is not None:
+    if why_not_dense(problem) is not None or problem.m > MOST_ROWS:
         return ()
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
 
     def key(config: Config) -> tuple[int, int, int]:
-        programs, elements = geometry(problem, config).tiles, _elements(config, device) * config.block_m
+        programs, elements = tiles_of(problem, config), _elements(config, device) * config.block_m
         idle = programs < device.sm_count
         return (int(idle) + int(elements > USUAL_ELEMENTS), -config.stages, -programs if idle else 0)
 
@@ -101,22 +100,12 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
                 yield config
 
 
-def why_not_vector(problem: Problem) -> str | None:
-    """Why the template has nothing for the problem, or None. Assumes that ``check_problem`` found nothing."""
-    reason = why_not_dense(problem)
-    if reason is not None:
-        return reason
-    if problem.m > MOST_ROWS:
-        return f"m = {problem.m}: at most {MOST_ROWS} rows go without tensor cores"
-    return None
-
-
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered, or None."""
-    for name, block, size in (("n", config.block_n, problem.n), ("k", config.block_k, problem.k)):
-        if block >= 2 * size:
-            return f"block_{name} {block}: half of it or more hangs over {name} = {size}"
-    if geometry(problem, config).tiles >= INT32_LIMIT:
+    reason = why_overhanging(problem, config, "nk")
+    if reason is not None:
+        return reason
+    if tiles_of(problem, config) >= INT32_LIMIT:
         return "the grid has fewer than 2^31 programs"
     need = vector_resources(problem, device, config)
     if _elements(config, device) * config.block_m * problem.accumulator.itemsize // 4 > MOST_ELEMENTS:
@@ -138,3 +127,54 @@ def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Re
 def _elements(config: Config, device: DeviceInfo) -> int:
     """Products of one row that a thread has of each step."""
     return config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsVectorChoice(WordsKernelChoice):
+    """The vec template for words with one config, whose ``block_m`` is the number of rows it takes at most."""
+
+    family = "mixed_vec"
+    template = "mixed/vec.py.jinja"
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """FMAs, and the upper bound of the shared memory."""
+        need = words_vector_resources(self.problem, device, self.config)
+        return Expected(instruction=vector_instruction(self.problem, device), smem_bytes=need.smem_bytes)
+
+
+def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[WordsVectorChoice]:
+    """Up to ``count`` choices of this template, all for None; none where it has nothing."""
+    if why_not_words_vector(problem, device) is not None:
+        return ()
+    overlaps = device.type == "cuda" and can_overlap(device.capability)
+    configs = [
+        Config(block_m=problem.m, block_n=n, block_k=k, stages=WORDS_STAGES, warps=warps * problem.m, pdl=overlaps)
+        for n, k, warps in WORDS_CONFIGS
+        if problem.k % k == 0 and n < 2 * problem.n
+    ]
+    legal = [c for c in configs if words_vector_resources(problem, device, c).smem_bytes <= device.smem_per_block_bytes]
+    return [WordsVectorChoice.of(problem, device, config) for config in legal[:count]]
+
+
+def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    reason = why_not_words(problem, device)
+    if reason is not None:
+        return reason
+    if problem.m > MOST_ROWS_OF_WORDS:
+        return f"m = {problem.m}: at most {MOST_ROWS_OF_WORDS} rows go without tensor cores"
+    if problem.encoding:
+        return f"{problem.encoding}: weights of 8 bits are served"
+    if problem.zero_b is not None or (problem.scale_b is not None and problem.scale_block("scale_b")[0] != problem.k):
+        return "zero points, and scales that change along K, would have to be applied to each weight"
+    return None
+
+
+def words_vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
+    """An upper bound of the shared memory: the stages of b and a, or the sums of the warps; and an estimate of the registers."""
+    stages = (config.block_n + config.block_m * problem.dtype.itemsize) * config.block_k * (config.stages - 1)
+    sums = 2 * config.block_m * config.block_n * config.warps * 4
+    elements = config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))
+    # A row of a goes through shared memory to the layout of the weights.
+    rows = config.block_m * config.block_k * 4
+    return Resources(smem_bytes=max(stages + rows, sums), registers=BASE_REGISTERS + (config.block_m + 1) * elements)
