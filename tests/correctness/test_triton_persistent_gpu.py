@@ -8,8 +8,8 @@ import pytest
 import torch
 from chains import assert_chains_agree
 
-from gemmtune.backends.triton import descriptors, launch, launcher
-from gemmtune.backends.triton.launch import Launcher
+from gemmtune.backends.triton import descriptors, launch
+from gemmtune.backends.triton.launch import Launcher, takes_encoded
 from gemmtune.backends.triton.padding import padded_choices
 from gemmtune.backends.triton.persistent import persistent_choices
 from gemmtune.choice import Choice, Status
@@ -105,7 +105,7 @@ def test_the_installed_triton_takes_encoded_descriptors(monkeypatch: pytest.Monk
     taken = []
 
     def asked(compiled: object, call: Launcher) -> Launcher | None:
-        taken.append(launcher.takes_encoded(compiled, call))
+        taken.append(takes_encoded(compiled, call))
         return taken[-1]
 
     monkeypatch.setattr(launch, "takes_encoded", asked)

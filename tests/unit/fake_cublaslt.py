@@ -21,6 +21,7 @@ from gemmtune.backends.cublaslt.constants import (
 
 NUMPY = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 10: np.int32, 28: np.uint8, 29: np.uint8}
 FLOAT8 = {28: torch.float8_e4m3fn, 29: torch.float8_e5m2}
+NAMES = {13: "EXECUTION_FAILED", 15: "NOT_SUPPORTED"}
 SCALE = {0: ctypes.c_float, 1: ctypes.c_double, 10: ctypes.c_int32}
 OPERATIONS = {Operation.N: lambda x: x, Operation.T: np.transpose}
 
@@ -28,7 +29,7 @@ OPERATIONS = {Operation.N: lambda x: x, Operation.T: np.transpose}
 class cuBLASLtError(Exception):
     def __init__(self, status):
         self.status = status
-        super().__init__(f"status {status}")
+        super().__init__(f"{NAMES[status]} ({status})")
 
 
 class Fake:

@@ -28,8 +28,7 @@ from ...choice import Availability, Offers
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...settings import Settings
-from .choice import NAME, AtenChoice
-from .offers import offers
+from .offers import NAME, AtenChoice, offers
 
 __all__ = ["BACKEND", "AtenChoice"]
 

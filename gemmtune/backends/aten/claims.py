@@ -10,7 +10,7 @@ from ...choice import Claims
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import accumulator_dtype
-from .eager import gemm_dtype
+from .dense import gemm_dtype
 
 __all__ = ["composed_scaled_claims", "dense_claims", "int_claims", "mixed_claims", "scaled_claims", "sum_claims"]
 
@@ -20,21 +20,16 @@ _SLICE_K = 64
 _FLOAT32_BITS = 24
 
 
-def dense_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Claims of a product in ``gemm_dtype``; see ``_flushes_subnormals`` for where torch promises less than the flags say."""
-    return _product_claims(problem, device, weights=None)
-
-
 def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
     """Claims of c @ d, rounded to the dtype of the products, with a @ b added: two partial sums, or those of either product."""
-    claims, dtype = _product_claims(problem, device, weights=None), gemm_dtype(problem)
+    claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
     splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
     return dataclasses.replace(claims, partials=dtype, splits=splits)
 
 
 def mixed_claims(problem: Problem, device: DeviceInfo) -> Claims:
     """b is brought to the dtype of a, exactly without a scale, else with a rounding of each weight."""
-    return _product_claims(problem, device, weights=None if problem.scale_b is None else problem.dtype)
+    return dense_claims(problem, device, weights=None if problem.scale_b is None else problem.dtype)
 
 
 def int_claims(problem: Problem) -> Claims:
@@ -60,7 +55,8 @@ def composed_scaled_claims(problem: Problem, device: DeviceInfo) -> Claims:
     )
 
 
-def _product_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype | None) -> Claims:
+def dense_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype | None = None) -> Claims:
+    """Claims of a product in ``gemm_dtype``; see ``_flushes_subnormals`` for where torch promises less than the flags say."""
     dtype, accumulate = gemm_dtype(problem), accumulator_dtype(gemm_dtype(problem))
     reduced = problem.precision.reduced_partials and dtype == problem.dtype
     tf32 = dtype == problem.dtype and problem.precision.input_mode == "tf32"

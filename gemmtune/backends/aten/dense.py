@@ -1,4 +1,4 @@
-"""mm, addmm, bmm and baddbmm by torch, and the products in wider dtypes that an epilogue may ask for."""
+"""Products of floats by torch: the dense operations, mm_plus_mm, mixed_mm, and the wider dtypes that an epilogue may ask for."""
 
 from __future__ import annotations
 
@@ -6,76 +6,156 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ...choice import Kernel, Scalars, Tensors
-from ...problem import Problem
-from .eager import gemm_dtype, then_eager, where_contiguous
+from ...choice import Kernel, RunNew, Scalars, Tensors
+from ...problem import Layout, Problem
+from ...problem.compositions import dequantized
+from ...problem.epilogue import evaluate
 
-__all__ = ["kernel_of", "product_kernel"]
+__all__ = ["copied", "finished", "gemm_dtype", "kernel_of", "mixed_kernel", "sum_kernel"]
+
+Tensor = torch.Tensor
+
+
+def gemm_dtype(problem: Problem) -> torch.dtype:
+    """The dtype of the product before the epilogue: that of out where it has more bytes than a, or a has one; else that of a."""
+    wanted = problem.out.dtype
+    return wanted if problem.dtype.itemsize == 1 or wanted.itemsize > problem.dtype.itemsize else problem.dtype
+
+
+def copied(run_new: RunNew) -> Kernel:
+    """The kernel whose result is copied into ``out``."""
+
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        out.copy_(run_new(tensors, scalars))
+
+    return Kernel(run=run, run_new=run_new)
+
+
+def finished(kernel: Kernel, problem: Problem, *, fused: bool = False) -> Kernel:
+    """The product with its epilogue, unless that is ``fused`` already.
+
+    The epilogue is applied eagerly by torch, one call for each node; the last one writes into ``out`` where it can. There is a
+    ``run_new`` only where torch's own result has the layout that is asked for.
+    """
+    if problem.epilogue is not None and not fused:
+        kernel = _then_eager(kernel, problem)
+    contiguous = problem.out == Layout.contiguous(problem.out.size, problem.out.dtype)
+    return kernel if contiguous else Kernel(run=kernel.run)
+
+
+def _then_eager(gemm: Kernel, problem: Problem) -> Kernel:
+    epilogue, out_dtype, fresh, count = problem.epilogue, problem.out.dtype, gemm.run_new, len(problem.operands)
+    in_place = gemm_dtype(problem) == problem.dtype == out_dtype and problem.out.row_major
+    assert epilogue is not None
+    assert fresh is not None
+
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        if in_place:
+            gemm.run(out, tensors[:count], scalars)
+            evaluate(epilogue, out, tensors[count:], out=out)
+        else:
+            evaluate(epilogue, fresh(tensors[:count], scalars), tensors[count:], out=out)
+
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+        return evaluate(epilogue, fresh(tensors[:count], scalars), tensors[count:]).to(out_dtype).contiguous()
+
+    return Kernel(run=run, run_new=run_new)
 
 
 def kernel_of(problem: Problem, aten_name: str, kwargs: Mapping[str, str]) -> Kernel:
     """The calls for a dense problem. ``bias`` among the keywords says how addmm gets it: as a ``vector`` or a ``matrix``."""
     if gemm_dtype(problem) != problem.dtype:
-        kernel = _wide(problem)
-    elif aten_name in ("mm", "bmm"):
-        kernel = _product(getattr(torch, aten_name))
-    else:
-        kernel = _scaled(getattr(torch, aten_name), _bias_view(problem, kwargs.get("bias")))
-    if problem.epilogue is not None:
-        kernel = then_eager(kernel, problem, problem.epilogue)
-    return where_contiguous(kernel, problem)
+        return finished(copied(_wide(problem)), problem)
+    function: Callable[..., Tensor] = getattr(torch, aten_name)
+    if aten_name in ("mm", "bmm"):
+        return finished(_product(function), problem)
+    size = problem.out.size
+    views: dict[str | None, Callable[[Tensor], Tensor]] = {
+        "vector": lambda inp: inp if inp.dim() == 1 else inp[0],
+        "matrix": lambda inp: inp.expand(size),
+    }
+    return finished(_scaled(function, views.get(kwargs.get("bias"))), problem)
 
 
-def product_kernel(problem: Problem) -> Kernel:
-    """a @ b of two matrices of a's dtype, in the dtype that the problem's result asks for, without the epilogue."""
-    return _wide(problem) if gemm_dtype(problem) != problem.dtype else _product(torch.mm)
+def sum_kernel(problem: Problem) -> Kernel:
+    """The calls for a mm_plus_mm problem. c @ d is rounded to the dtype of a, unless the result is asked for in a wider one."""
+
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+        # What torch.compile makes of a @ b + c @ d as well: one product, and one that is added to it in place.
+        a, b, c, d = tensors
+        torch.mm(c, d, out=out)
+        out.addmm_(a, b)
+
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+        a, b, c, d = tensors
+        return torch.mm(c, d).addmm_(a, b)
+
+    wide = _wide(problem)
+
+    def both_wide(tensors: Tensors, scalars: Scalars) -> Tensor:
+        return wide(tensors[2:], scalars).add_(wide(tensors[:2], scalars))
+
+    widens = gemm_dtype(problem) != problem.dtype
+    return finished(copied(both_wide) if widens else Kernel(run=run, run_new=run_new), problem)
 
 
-def _bias_view(problem: Problem, form: str | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    match form:
-        case "vector":
-            return lambda inp: inp if inp.dim() == 1 else inp[0]
-        case "matrix":
-            size = problem.out.size
-            return lambda inp: inp.expand(size)
-    return None
+def mixed_kernel(problem: Problem) -> Kernel:
+    """The calls for a mixed_mm problem: b as a matrix of a's dtype, then torch.mm."""
+    product = copied(_wide(problem)) if gemm_dtype(problem) != problem.dtype else _product(torch.mm)
+    dtype, encoding, zeros = problem.dtype, problem.encoding, problem.zero_b is not None
+    fresh = product.run_new
+    assert fresh is not None
+
+    def pair(tensors: Tensors) -> Tensors:
+        a, b, *scales = tensors
+        scale, zero = scales[0] if scales else None, scales[1] if zeros else None
+        return a, dequantized(b, scale, zero, encoding, dtype)
+
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        product.run(out, pair(tensors), scalars)
+
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+        return fresh(pair(tensors), scalars)
+
+    return finished(Kernel(run=run, run_new=run_new), problem)
 
 
-def _product(function: Callable[..., torch.Tensor]) -> Kernel:
+def _product(function: Callable[..., Tensor]) -> Kernel:
     """a @ b by torch.mm or torch.bmm."""
 
-    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
         a, b = tensors
         function(a, b, out=out)
 
-    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:  # noqa: ARG001
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
         a, b = tensors
         return function(a, b)
 
     return Kernel(run=run, run_new=run_new)
 
 
-def _scaled(function: Callable[..., torch.Tensor], view: Callable[[torch.Tensor], torch.Tensor] | None) -> Kernel:
+def _scaled(function: Callable[..., Tensor], view: Callable[[Tensor], Tensor] | None) -> Kernel:
     """alpha · a @ b + beta · view(inp) by torch.addmm or torch.baddbmm."""
 
-    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         (a, b, inp), (alpha, beta) = tensors, scalars
         function(inp if view is None else view(inp), a, b, beta=beta, alpha=alpha, out=out)
 
-    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
         (a, b, inp), (alpha, beta) = tensors, scalars
         return function(inp if view is None else view(inp), a, b, beta=beta, alpha=alpha)
 
     return Kernel(run=run, run_new=run_new)
 
 
-def _wide(problem: Problem) -> Kernel:
+def _wide(problem: Problem) -> RunNew:
     """The product in a dtype wider than the inputs': torch's ``out_dtype`` where cuBLAS has that, else on converted inputs."""
     dtype = gemm_dtype(problem)
-    function: Callable[..., torch.Tensor] = torch.bmm if problem.batched else torch.mm
-    direct = _has_out_dtype(problem)
+    function: Callable[..., Tensor] = torch.bmm if problem.batched else torch.mm
+    # cuBLAS multiplies 16-bit inputs into float32.
+    direct = problem.device_type == "cuda" and torch.version.hip is None and dtype == torch.float32
 
-    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
         a, b, *added = tensors
         result = function(a, b, out_dtype=dtype) if direct else function(a.to(dtype), b.to(dtype))
         if added:
@@ -86,12 +166,4 @@ def _wide(problem: Problem) -> Kernel:
                 result.add_(added[0], alpha=beta)
         return result
 
-    def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        out.copy_(run_new(tensors, scalars))
-
-    return Kernel(run=run, run_new=run_new)
-
-
-def _has_out_dtype(problem: Problem) -> bool:
-    """cuBLAS multiplies 16-bit inputs into float32 (torch.mm's and torch.bmm's ``out_dtype``)."""
-    return problem.device_type == "cuda" and torch.version.hip is None and gemm_dtype(problem) == torch.float32
+    return run_new

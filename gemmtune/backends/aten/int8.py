@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from ...choice import Kernel, Scalars, Tensors
 from ...problem import Layout, Problem
 from ...problem.compositions import CUDA_INT_COLUMN_MULTIPLE, CUDA_INT_LEAST_ROWS, CUDA_INT_MULTIPLE, int_product
-from .eager import then_eager, where_contiguous
+from .dense import copied, finished
 
 __all__ = ["kernel_of", "padded", "padding_of", "why_not_native"]
 
@@ -53,26 +53,20 @@ def padded(x: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def kernel_of(problem: Problem, aten_name: str) -> Kernel:
-    """The calls for an int_mm problem: ``_int_mm``, or ``_int_mm_pad`` with copies."""
+    """The calls for an int_mm problem: ``_int_mm``, or ``_int_mm_pad`` with copies. An epilogue gets the sums as floats."""
     product = int_product if aten_name == "_int_mm" else _padded_product(problem)
-    direct = aten_name == "_int_mm" and problem.device_type == "cuda" and problem.k > 0 and _ordinary(problem.out)
+    dtype = torch.int32 if problem.epilogue is None else torch.float32
+    ordinary = problem.out == Layout.contiguous(problem.out.size, problem.out.dtype)
+
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+        return product(*tensors).to(dtype)
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
         a, b = tensors
-        if direct:
-            torch._int_mm(a, b, out=out)
-        else:
-            out.copy_(product(a, b))
+        torch._int_mm(a, b, out=out)
 
-    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
-        return product(*tensors)
-
-    def as_floats(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
-        return product(*tensors).to(torch.float32)
-
-    if problem.epilogue is None:
-        return where_contiguous(Kernel(run=run, run_new=run_new), problem)
-    return where_contiguous(then_eager(Kernel(run=run, run_new=as_floats), problem, problem.epilogue), problem)
+    direct = aten_name == "_int_mm" and problem.device_type == "cuda" and problem.k > 0 and ordinary
+    return finished(Kernel(run=run, run_new=run_new) if direct else copied(run_new), problem)
 
 
 def _padded_product(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
@@ -96,7 +90,3 @@ def _regular(layout: Layout) -> bool:
     rows, cols = layout.size
     transposed = layout.stride == (1, rows) and rows > 1 and cols > 1 and rows % CUDA_INT_COLUMN_MULTIPLE == 0
     return (layout.stride == (cols, 1) or transposed) and layout.offset == 0
-
-
-def _ordinary(layout: Layout) -> bool:
-    return layout == Layout.contiguous(layout.size, layout.dtype)

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
-from ...choice import Claims, Offers, Refusal
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...choice import Choice, Claims, Kernel, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ..scaling import has_plain_bias, mode_of
-from . import int8, scaled
-from .choice import COMPOSED_SCALED, NAME, AtenChoice
+from . import dense, int8, scaled
 from .claims import composed_scaled_claims, dense_claims, int_claims, mixed_claims, scaled_claims, sum_claims
-from .eager import gemm_dtype
+from .dense import gemm_dtype
 
-__all__ = ["offers"]
+__all__ = ["NAME", "AtenChoice", "offers"]
+
+NAME = "aten"
+COMPOSED_SCALED = "dequantized_mm"
+"""The name of scaled_mm by a product in wider floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtenChoice(Choice):
+    """An operation of torch, or a few, named as in ATen, with the arguments that are bound to it. All can write into ``out``."""
+
+    aten_name: str
+    kwargs: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    """Bound keywords: ``bias`` (``vector`` or ``matrix``) for addmm; ``gemm_dtype`` where the product is wider than the inputs."""
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over the choice's name, the ATen name and the sorted keywords."""
+        text = json.dumps([self.name, self.aten_name, sorted(self.kwargs.items())])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
+        """The calls; nothing has to be loaded. ``run_new`` is there where torch's own result has the layout that is asked for."""
+        problem = self.problem
+        if problem.c is not None:
+            return dense.sum_kernel(problem)
+        if problem.integers:
+            return int8.kernel_of(problem, self.aten_name)
+        if problem.widens_b:
+            return dense.mixed_kernel(problem)
+        if problem.float8:
+            return scaled.composed_kernel(problem) if self.aten_name == COMPOSED_SCALED else scaled.kernel_of(problem)
+        return dense.kernel_of(self.problem, self.aten_name, self.kwargs)
 
 
 def offers(problem: Problem, device: DeviceInfo) -> Offers:

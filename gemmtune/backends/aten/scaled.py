@@ -14,7 +14,7 @@ from ...problem.compositions import scaled_product
 from ...problem.dtypes import dtype_name
 from ...problem.layout import ALIGNED_BYTES
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
-from .eager import then_eager, where_contiguous
+from .dense import copied, finished
 
 __all__ = ["composed_kernel", "kernel_of", "why_not_native"]
 
@@ -45,7 +45,7 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
         return None
     if device.capability != HOPPER:
         return f"scales for {mode} are tried on sm90 only, got {device.arch}"
-    if torch.version.cuda and _cuda_version(torch.version.cuda) < CUDA_OF_VECTOR_SCALES:
+    if torch.version.cuda and tuple(map(int, torch.version.cuda.split(".")[:2])) < CUDA_OF_VECTOR_SCALES:
         return f"scales for {mode} need CUDA 12.9, got {torch.version.cuda}"
     dtypes = (problem.a.dtype, problem.b.dtype)
     if MODES[mode].blocks and torch.float8_e5m2 in dtypes:
@@ -60,15 +60,11 @@ def composed_kernel(problem: Problem) -> Kernel:
     def sums(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
         return scaled_product(*tensors)
 
-    def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        out.copy_(sums(tensors, scalars))
-
     def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
         return sums(tensors, scalars).to(out_dtype)
 
-    if problem.epilogue is None:
-        return where_contiguous(Kernel(run=run, run_new=run_new), problem)
-    return where_contiguous(then_eager(Kernel(run=run, run_new=sums), problem, problem.epilogue), problem)
+    kernel = copied(sums)
+    return finished(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
 
 
 def kernel_of(problem: Problem) -> Kernel:
@@ -92,10 +88,7 @@ def kernel_of(problem: Problem) -> Kernel:
         result = product(a, b, scale_a, scale_b, rest[0] if fused else None, None)
         return result[:m, :n].clone(memory_format=torch.contiguous_format) if rows or cols else result
 
-    kernel = Kernel(run=run, run_new=run_new)
-    if problem.epilogue is not None and not fused:
-        kernel = then_eager(kernel, problem, problem.epilogue)
-    return where_contiguous(kernel, problem)
+    return finished(Kernel(run=run, run_new=run_new), problem, fused=fused)
 
 
 def _native_product(problem: Problem) -> ScaledCall:
@@ -123,8 +116,6 @@ def _plain_call(problem: Problem) -> ScaledCall:
     dtype, fast = problem.out.dtype, problem.fast_accum
 
     def call(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        if out is None:
-            return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast)
         return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out)
 
     return call
@@ -166,7 +157,3 @@ def _copied(x: Tensor, rows: int, cols: int) -> Tensor:
     copy = bits.new_zeros(size) if rows or cols else bits.new_empty(size)
     copy[: x.shape[0], : x.shape[1]].copy_(bits)
     return copy.view(x.dtype)
-
-
-def _cuda_version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")[:2]))

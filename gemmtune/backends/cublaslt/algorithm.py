@@ -17,7 +17,6 @@ from ..scaling import scale_placer
 from .constants import SCALARS, ReductionScheme, Scalar
 from .gemm import Gemm, gemm_of
 from .library import Algorithm, Descriptors, bindings, handle, named_errors
-from .workspace import NO_WORKSPACE, workspace
 
 __all__ = ["CublasLtChoice", "choice_of"]
 
@@ -83,7 +82,7 @@ def _launcher(lt: Any, gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Ru
             with torch.cuda.device(index):
                 return launch(out, tensors, scalars)
         stream = raw_stream(index)
-        scratch = workspace(index, stream, need) if need else NO_WORKSPACE
+        scratch = workspace(index, stream, need) if need else None  # held until the launch is made
         alpha_value = scalar(scalars[0]) if fixed_alpha is None else fixed_alpha  # type: ignore[arg-type]
         beta_value = scalar(scalars[1]) if fixed_beta is None else fixed_beta  # type: ignore[arg-type]
         left_at, right_at, out_at = tensors[0].data_ptr(), tensors[1].data_ptr(), out.data_ptr()
@@ -93,44 +92,58 @@ def _launcher(lt: Any, gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Ru
         try:
             matmul(
                 handle(index), descriptors.operation, address(alpha_value), left_at, left, right_at, right,
-                address(beta_value), c_at, c, out_at, d, address(opaque), scratch.address, need, stream,
+                address(beta_value), c_at, c, out_at, d, address(opaque), scratch.data_ptr() if scratch is not None else 0,
+                need, stream,
             )  # fmt: skip
         except failure:
             with named_errors("cublasLtMatmul"):
                 raise
         return None
 
-    if gemm.scaling:
-        return _with_scales(launch, descriptors, gemm, problem)
-    return _with_bias(launch, descriptors) if gemm.bias else launch
+    return _with_pointers(launch, descriptors, gemm, problem) if gemm.scaling or gemm.bias else launch
 
 
-def _with_bias(launch: Run, descriptors: Descriptors) -> Run:
-    """The address of the bias is part of the descriptor, which another thread may be about to use as well."""
-    lock = threading.Lock()
+def workspace(index: int, stream: int, size_bytes: int) -> torch.Tensor:
+    """Scratch memory of at least ``size_bytes`` for work on ``stream``, the current stream of the CUDA device ``index``.
 
-    def launch_with_bias(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+    All kernels share one block for each device and stream, since the work of a stream never overlaps. A graph that is captured gets
+    one of its own, from its own memory pool: it may be replayed on any stream, next to calls that use the shared one.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return _allocate(index, size_bytes)
+    block = _blocks.get((index, stream))
+    if block is None or block.numel() < size_bytes:
+        # The old block goes back to torch's allocator, which reuses it in the order of this stream only.
+        block = _blocks[index, stream] = _allocate(index, size_bytes)
+    return block
+
+
+_blocks: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def _allocate(index: int, size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, device=torch.device("cuda", index))
+
+
+def _with_pointers(launch: Run, descriptors: Descriptors, gemm: Gemm, problem: Problem) -> Run:
+    """The run with scales and a bias, whose addresses are part of the descriptor, which another thread may be about to use as well.
+
+    Scales that lie otherwise than cuBLASLt wants them are laid out first.
+    """
+    lock, swapped, bias = threading.Lock(), gemm.swapped, gemm.bias
+    place = scale_placer(problem) if gemm.scaling else None
+    bias_at = 2 if place is None else 4
+
+    def launch_with_pointers(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        scales = place(tensors[2], tensors[3]) if place is not None else None  # held until the product is launched
         with lock:
-            descriptors.set_bias(tensors[2].data_ptr())
-            launch(out, tensors, scalars)
-
-    return launch_with_bias
-
-
-def _with_scales(launch: Run, descriptors: Descriptors, gemm: Gemm, problem: Problem) -> Run:
-    """The run with scales and a bias with them. Scales that lie otherwise than cuBLASLt wants them are laid out first."""
-    lock, place, swapped, bias = threading.Lock(), scale_placer(problem), gemm.swapped, gemm.bias
-
-    def launch_with_scales(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        scales = place(tensors[2], tensors[3])  # held until the product is launched
-        left_at, right_at = scales[swapped].data_ptr(), scales[not swapped].data_ptr()
-        with lock:
-            descriptors.set_scales(left_at, right_at)
+            if scales is not None:
+                descriptors.set_scales(scales[swapped].data_ptr(), scales[not swapped].data_ptr())
             if bias:
-                descriptors.set_bias(tensors[4].data_ptr())
+                descriptors.set_bias(tensors[bias_at].data_ptr())
             launch(out, tensors, scalars)
 
-    return launch_with_scales
+    return launch_with_pointers
 
 
 def _fixed(kind: ScalarClass, scalar: Scalar) -> ctypes.c_float | ctypes.c_double | ctypes.c_int32 | None:

@@ -8,22 +8,9 @@ from enum import IntEnum, IntFlag
 import torch
 
 __all__ = [
-    "COMPUTE_TF32",
-    "COMPUTE_TYPES",
-    "DATA_TYPES",
-    "SCALARS",
-    "STATUSES",
-    "AlgorithmAttribute",
-    "DescAttribute",
-    "Epilogue",
-    "HeuristicResult",
-    "LayoutAttribute",
-    "Operation",
-    "PreferenceAttribute",
-    "ReductionScheme",
-    "Scalar",
-    "ScaleMode",
-]
+    "ATTRIBUTE_TYPES", "COMPUTE_TF32", "COMPUTE_TYPES", "DATA_TYPES", "SCALARS", "AlgorithmAttribute", "DescAttribute", "Epilogue",
+    "HeuristicResult", "LayoutAttribute", "Operation", "PreferenceAttribute", "ReductionScheme", "Scalar", "ScaleMode",
+]  # fmt: skip
 
 DATA_TYPES: dict[torch.dtype, int] = {
     torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14,
@@ -41,26 +28,28 @@ SCALARS: dict[torch.dtype, Scalar] = {
 """The host type of alpha and beta by accumulator."""
 
 
-class Operation(IntEnum):
-    """cublasOperation_t."""
-
-    N = 0
-    T = 1
-
-
-class DescAttribute(IntEnum):
-    """cublasLtMatmulDescAttributes_t."""
-
-    TRANSA = 3
-    TRANSB = 4
-    EPILOGUE = 7
-    BIAS_POINTER = 8
-    BIAS_BATCH_STRIDE = 10
-    A_SCALE_POINTER = 17
-    B_SCALE_POINTER = 18
-    FAST_ACCUM = 25
-    A_SCALE_MODE = 31
-    B_SCALE_MODE = 32
+Operation = IntEnum("Operation", {"N": 0, "T": 1})
+"""cublasOperation_t."""
+DescAttribute = IntEnum(
+    "DescAttribute",
+    {
+        "TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8, "BIAS_BATCH_STRIDE": 10, "A_SCALE_POINTER": 17,
+        "B_SCALE_POINTER": 18, "FAST_ACCUM": 25, "A_SCALE_MODE": 31, "B_SCALE_MODE": 32,
+    },
+)  # fmt: skip
+"""cublasLtMatmulDescAttributes_t."""
+LayoutAttribute = IntEnum("LayoutAttribute", {"BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6})
+"""cublasLtMatrixLayoutAttribute_t."""
+PreferenceAttribute = IntEnum(
+    "PreferenceAttribute",
+    {
+        "MAX_WORKSPACE_BYTES": 1, "REDUCTION_SCHEME_MASK": 3, "MIN_ALIGNMENT_A_BYTES": 5, "MIN_ALIGNMENT_B_BYTES": 6,
+        "MIN_ALIGNMENT_C_BYTES": 7, "MIN_ALIGNMENT_D_BYTES": 8,
+    },
+)  # fmt: skip
+"""cublasLtMatmulPreferenceAttributes_t."""
+Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "BIAS": 4})
+"""cublasLtEpilogue_t."""
 
 
 class ScaleMode(IntEnum):
@@ -74,31 +63,6 @@ class ScaleMode(IntEnum):
     BLOCK_128X128 = 5
 
 
-class LayoutAttribute(IntEnum):
-    """cublasLtMatrixLayoutAttribute_t."""
-
-    BATCH_COUNT = 5
-    STRIDED_BATCH_OFFSET = 6
-
-
-class PreferenceAttribute(IntEnum):
-    """cublasLtMatmulPreferenceAttributes_t."""
-
-    MAX_WORKSPACE_BYTES = 1
-    REDUCTION_SCHEME_MASK = 3
-    MIN_ALIGNMENT_A_BYTES = 5
-    MIN_ALIGNMENT_B_BYTES = 6
-    MIN_ALIGNMENT_C_BYTES = 7
-    MIN_ALIGNMENT_D_BYTES = 8
-
-
-class Epilogue(IntEnum):
-    """cublasLtEpilogue_t."""
-
-    DEFAULT = 1
-    BIAS = 4
-
-
 class ReductionScheme(IntFlag):
     """cublasLtReductionScheme_t: where and in which type the partial sums of a split K meet."""
 
@@ -109,25 +73,17 @@ class ReductionScheme(IntFlag):
     OUTPUT_TYPE = 4
 
 
-class AlgorithmAttribute(IntEnum):
-    """cublasLtMatmulAlgoConfigAttributes_t: together they tell an algorithm from every other one."""
-
-    ID = 0
-    TILE = 1
-    SPLITK = 2
-    REDUCTION = 3
-    SWIZZLE = 4
-    CUSTOM = 5
-    STAGES = 6
-    INNER = 7
-    CLUSTER = 8
-
-    @property
-    def c_type(self) -> type[ctypes.c_int32] | type[ctypes.c_uint32] | type[ctypes.c_uint16]:
-        """The C type of the value."""
-        if self in (AlgorithmAttribute.ID, AlgorithmAttribute.SPLITK):
-            return ctypes.c_int32
-        return ctypes.c_uint16 if self in (AlgorithmAttribute.INNER, AlgorithmAttribute.CLUSTER) else ctypes.c_uint32
+AlgorithmAttribute = IntEnum(
+    "AlgorithmAttribute",
+    ["ID", "TILE", "SPLITK", "REDUCTION", "SWIZZLE", "CUSTOM", "STAGES", "INNER", "CLUSTER"],
+    start=0,
+)
+"""cublasLtMatmulAlgoConfigAttributes_t: together they tell an algorithm from every other one."""
+ATTRIBUTE_TYPES = {
+    AlgorithmAttribute.ID: ctypes.c_int32, AlgorithmAttribute.SPLITK: ctypes.c_int32, AlgorithmAttribute.INNER: ctypes.c_uint16,
+    AlgorithmAttribute.CLUSTER: ctypes.c_uint16,
+}  # fmt: skip
+"""The C types of those attributes that are no uint32."""
 
 
 class HeuristicResult(ctypes.Structure):
@@ -140,17 +96,3 @@ class HeuristicResult(ctypes.Structure):
         ("waves", ctypes.c_float),
         ("reserved", ctypes.c_int * 4),
     )
-
-
-STATUSES: dict[int, str] = {
-    1: "CUBLAS_STATUS_NOT_INITIALIZED",
-    3: "CUBLAS_STATUS_ALLOC_FAILED",
-    7: "CUBLAS_STATUS_INVALID_VALUE",
-    8: "CUBLAS_STATUS_ARCH_MISMATCH",
-    11: "CUBLAS_STATUS_MAPPING_ERROR",
-    13: "CUBLAS_STATUS_EXECUTION_FAILED",
-    14: "CUBLAS_STATUS_INTERNAL_ERROR",
-    15: "CUBLAS_STATUS_NOT_SUPPORTED",
-    16: "CUBLAS_STATUS_LICENSE_ERROR",
-}
-"""cublasStatus_t."""

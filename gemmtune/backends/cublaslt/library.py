@@ -18,10 +18,10 @@ import torch
 from ...problem import Problem
 from ..scaling import MODES
 from .constants import (
+    ATTRIBUTE_TYPES,
     COMPUTE_TF32,
     COMPUTE_TYPES,
     DATA_TYPES,
-    STATUSES,
     AlgorithmAttribute,
     DescAttribute,
     Epilogue,
@@ -31,7 +31,7 @@ from .constants import (
     PreferenceAttribute,
     ReductionScheme,
     ScaleMode,
-)
+)  # fmt: skip
 from .gemm import Gemm, Matrix
 
 __all__ = ["Algorithm", "Descriptors", "algorithms", "bindings", "handle", "installed_version", "named_errors"]
@@ -96,12 +96,11 @@ def handle(index: int) -> int:
 
 @contextmanager
 def named_errors(call: str) -> Iterator[None]:
-    """Turn the bindings' exceptions into RuntimeErrors with the status's name and the call that gave it."""
+    """Turn the bindings' exceptions, which name the status, into RuntimeErrors that name the call too."""
     try:
         yield
     except bindings().cuBLASLtError as error:
-        status = getattr(error, "status", None)
-        raise RuntimeError(f"{call}: {STATUSES.get(status, error) if status is not None else error}") from error
+        raise RuntimeError(f"{call}: {error}") from error
 
 
 class Descriptors:
@@ -119,31 +118,27 @@ class Descriptors:
         with named_errors("cublasLtMatmulDescCreate"):
             self.operation: int = lt.matmul_desc_create(compute_type, scale_type)
             self._made.append((lt.matmul_desc_destroy, self.operation))
-            operations = (Operation.T if x.transposed else Operation.N for x in (gemm.left, gemm.right))
-            for attribute, operation in zip((DescAttribute.TRANSA, DescAttribute.TRANSB), operations, strict=True):
-                _set(lt.matmul_desc_set_attribute, self.operation, attribute, ctypes.c_int32(operation))
+            self._set = functools.partial(_set, lt.matmul_desc_set_attribute, self.operation)
+            for attribute, x in ((DescAttribute.TRANSA, gemm.left), (DescAttribute.TRANSB, gemm.right)):
+                self._set(attribute, ctypes.c_int32(Operation.T if x.transposed else Operation.N))
             if gemm.bias:
-                _set(lt.matmul_desc_set_attribute, self.operation, DescAttribute.EPILOGUE, ctypes.c_uint32(Epilogue.BIAS))
+                self._set(DescAttribute.EPILOGUE, ctypes.c_uint32(Epilogue.BIAS))
                 self.set_bias(PLACEHOLDER + gemm.bias_alignment_bytes)
             if gemm.bias and gemm.batch > 1:
-                stride = ctypes.c_int64(gemm.bias_batch_stride)
-                _set(lt.matmul_desc_set_attribute, self.operation, DescAttribute.BIAS_BATCH_STRIDE, stride)
+                self._set(DescAttribute.BIAS_BATCH_STRIDE, ctypes.c_int64(gemm.bias_batch_stride))
             if gemm.scaling:
                 self._set_scaling(gemm, problem.fast_accum)
-        self.left = self._matrix(gemm.left, gemm.batch)
-        self.right = self._matrix(gemm.right, gemm.batch)
-        self.d = self._matrix(gemm.d, gemm.batch)
+        self.left, self.right, self.d = (self._matrix(matrix, gemm.batch) for matrix in (gemm.left, gemm.right, gemm.d))
         self.c = self.d if gemm.c is None else self._matrix(gemm.c, gemm.batch)
 
     def _set_scaling(self, gemm: Gemm, fast_accum: bool) -> None:
-        setter = bindings().matmul_desc_set_attribute
-        modes = SCALE_MODES[gemm.scaling][:: -1 if gemm.swapped else 1]
         # One number in all is what a descriptor has by itself: older versions do not know the attribute.
         if gemm.scaling != "tensor":
-            for attribute, mode in zip((DescAttribute.A_SCALE_MODE, DescAttribute.B_SCALE_MODE), modes, strict=True):
-                _set(setter, self.operation, attribute, ctypes.c_int32(mode))
+            left, right = SCALE_MODES[gemm.scaling][:: -1 if gemm.swapped else 1]
+            self._set(DescAttribute.A_SCALE_MODE, ctypes.c_int32(left))
+            self._set(DescAttribute.B_SCALE_MODE, ctypes.c_int32(right))
         # Sums with scales for blocks are promoted at each block anyway.
-        _set(setter, self.operation, DescAttribute.FAST_ACCUM, ctypes.c_int8(fast_accum and not MODES[gemm.scaling].blocks))
+        self._set(DescAttribute.FAST_ACCUM, ctypes.c_int8(fast_accum and not MODES[gemm.scaling].blocks))
         self.set_scales(PLACEHOLDER, PLACEHOLDER)
 
     def _matrix(self, matrix: Matrix, batch: int) -> int:
@@ -159,13 +154,12 @@ class Descriptors:
 
     def set_bias(self, address: int) -> None:
         """Tell the address of the bias; it is read when the product is launched, not here."""
-        _set(bindings().matmul_desc_set_attribute, self.operation, DescAttribute.BIAS_POINTER, ctypes.c_uint64(address))
+        self._set(DescAttribute.BIAS_POINTER, ctypes.c_uint64(address))
 
     def set_scales(self, left: int, right: int) -> None:
         """Tell the addresses of the scales, which are read as that of the bias is."""
-        setter = bindings().matmul_desc_set_attribute
-        _set(setter, self.operation, DescAttribute.A_SCALE_POINTER, ctypes.c_uint64(left))
-        _set(setter, self.operation, DescAttribute.B_SCALE_POINTER, ctypes.c_uint64(right))
+        self._set(DescAttribute.A_SCALE_POINTER, ctypes.c_uint64(left))
+        self._set(DescAttribute.B_SCALE_POINTER, ctypes.c_uint64(right))
 
 
 def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Algorithm]:
@@ -175,22 +169,12 @@ def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Alg
         RuntimeError: cuBLASLt has none for this problem.
     """
     lt = bindings()
-    descriptors = Descriptors(gemm, problem)
+    made = Descriptors(gemm, problem)
     results = (HeuristicResult * count)()
     returned = ctypes.c_int(0)
+    answers = (count, ctypes.addressof(results), ctypes.addressof(returned))
     with torch.cuda.device(index), _preference(gemm, problem) as preference, named_errors("cublasLtMatmulAlgoGetHeuristic"):
-        lt.matmul_algo_get_heuristic(
-            handle(index),
-            descriptors.operation,
-            descriptors.left,
-            descriptors.right,
-            descriptors.c,
-            descriptors.d,
-            preference,
-            count,
-            ctypes.addressof(results),
-            ctypes.addressof(returned),
-        )
+        lt.matmul_algo_get_heuristic(handle(index), made.operation, made.left, made.right, made.c, made.d, preference, *answers)
     return [_algorithm(result) for result in results[: returned.value] if result.status == 0]
 
 
@@ -201,7 +185,13 @@ def _preference(gemm: Gemm, problem: Problem) -> Iterator[int]:
     schemes = ReductionScheme.COMPUTE_TYPE
     if problem.precision.reduced_partials or problem.out.dtype == problem.accumulator:
         schemes |= ReductionScheme.INPLACE | ReductionScheme.OUTPUT_TYPE
-    c_bytes, d_bytes = _epilogue_alignments(gemm)
+    c_bytes = d_bytes = gemm.d.alignment_bytes
+    if gemm.c is not None:
+        # Some answers read and write vectors of C and D that are aligned as the better one is, or as only the first column is (CUDA
+        # 13.0, algorithm 21: misaligned addresses): all columns of both count then.
+        c_bytes = d_bytes = min(gemm.c.column_alignment_bytes, gemm.d.column_alignment_bytes)
+    elif gemm.bias:
+        d_bytes = min(d_bytes, gemm.bias_alignment_bytes)
     values = {
         PreferenceAttribute.MAX_WORKSPACE_BYTES: ctypes.c_uint64(WORKSPACE_BYTES),
         PreferenceAttribute.REDUCTION_SCHEME_MASK: ctypes.c_uint32(schemes),
@@ -221,26 +211,13 @@ def _preference(gemm: Gemm, problem: Problem) -> Iterator[int]:
         lt.matmul_preference_destroy(preference)
 
 
-def _epilogue_alignments(gemm: Gemm) -> tuple[int, int]:
-    """What the query is told of C and D, in bytes.
-
-    With a C beside D some of its answers read and write vectors of both that are aligned as the better one is, or as only the first
-    column is (CUDA 13.0, algorithm 21: misaligned addresses): all columns of both count then.
-    """
-    if gemm.c is not None:
-        both = min(gemm.c.column_alignment_bytes, gemm.d.column_alignment_bytes)
-        return both, both
-    d_bytes = min(gemm.d.alignment_bytes, gemm.bias_alignment_bytes) if gemm.bias else gemm.d.alignment_bytes
-    return gemm.d.alignment_bytes, d_bytes
-
-
 def _algorithm(result: Any) -> Algorithm:
     lt = bindings()
     attributes = []
     written = ctypes.c_size_t(0)
     with named_errors("cublasLtMatmulAlgoConfigGetAttribute"):
         for attribute in AlgorithmAttribute:
-            value = attribute.c_type()
+            value = ATTRIBUTE_TYPES.get(attribute, ctypes.c_uint32)()
             lt.matmul_algo_config_get_attribute(
                 ctypes.addressof(result), attribute, ctypes.addressof(value), ctypes.sizeof(value), ctypes.addressof(written)
             )
