@@ -18,7 +18,6 @@ from gemmtune.backends.triton.workspace import Buffers
 from gemmtune.device import preset
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 
 pytest.importorskip("triton", reason="the launchers are Triton's")
@@ -26,7 +25,7 @@ pytest.importorskip("triton", reason="the launchers are Triton's")
 import triton
 
 from gemmtune.backends.triton import launch
-from gemmtune.backends.triton.launch import Launcher, launcher_of
+from gemmtune.backends.triton.launch import Launcher, Record, launcher_of, record_of
 
 PROBLEM = Problem.addmm(100, 200, 300, dtype=torch.float32, alpha=2, beta=3, device_type="cuda")
 GRID = (7, 2, 1)
@@ -142,14 +141,11 @@ def test_bias_extra_operands_and_scalars_come_in_the_signatures_order(
     record = _Recorder()
     how = Launcher(function=record, grid=GRID, middle=(), packed=packed)
     tensors = {name: torch.zeros(4, 4) for name in ("a", "b", "inp", "x0", "out")}
-    problem = Problem.addmm(4, 4, 4, dtype=torch.float32, alpha=2.0, beta=3.0, device_type="cuda")
-    problem = replace(problem, epilogue=trace(torch.add, torch.float32, [tensors["x0"]]))
-    sources: list[tuple[Any, ...]] = [("descriptor" if name in described else "pointer", name) for name in tensors]
-    sources += [("scalar", "beta"), ("runtime", "group_m")]
-    arguments = [Argument(name=source[1], type="", source=source) for source in sources]
-    encode: Any = {name: (lambda address, name=name: (name, address)) for name in described}
+    places: tuple[tuple[int, None], ...] = tuple((place, None) for place in (1, 2, 3, 4, 0))
+    launched = Record(grid=GRID, pdl=False, operands=places, scalars=(1,), constants=(9,))
+    encode: Any = [(lambda address, name=name: (name, address)) if name in described else None for name in tensors]
     out = tensors.pop("out")
-    launch._bind_general(how, 3, problem, arguments, encode, (9,), None)(out, tuple(tensors.values()), (2.0, 3.0))
+    launch._bind_general(how, 3, launched, encode, None)(out, tuple(tensors.values()), (2.0, 3.0))
     addresses = [((name, x.data_ptr()) if name in described else (x.data_ptr(),)) for name, x in (*tensors.items(), ("out", out))]
     values = (*itertools.chain(*addresses), 3.0, 9)
     assert record.calls == [(*GRID, stream, *((values,) if packed else values))]
@@ -170,8 +166,11 @@ def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch
     assert [x.data_ptr() for x in acquired] == [partials.data_ptr(), zeros.data_ptr(), zeros[sums:].data_ptr()]
     record, out = _Recorder(), torch.zeros(4)
     arguments = [Argument(name=name, type="", source=("pointer", name)) for name in ("b", "out", "counters", "workspace")]
+    where, need = geometry(PROBLEM, _config()), Buffers(dtype=torch.float32)
+    launched = record_of(arguments, PROBLEM, where, pdl=False, blocks={}, buffers=need)
+    assert launched.buffers is need
     how = Launcher(function=record, grid=GRID, middle=(), packed=False)
-    launch._bind_general(how, 3, PROBLEM, arguments, {}, (), lambda _stream: acquired)(out, (out, zeros, zeros), (2.0, 3.0))
+    launch._bind_general(how, 3, launched, [None] * 4, lambda _stream: acquired)(out, (out, zeros, zeros), (2.0, 3.0))
     assert record.calls == [(*GRID, stream, *(x.data_ptr() for x in (zeros, out, acquired[2], partials)))]
 
 

@@ -21,7 +21,7 @@ from .artifact import Expected, artifact, expected_of
 from .classes import Source
 from .configs import Config, Geometry, geometry
 from .kernels import Compilation, Target
-from .launch import Blocks, bind
+from .launch import Blocks, Record, bind, record_of
 from .legality import Predicate
 from .quantized import rounds_weights
 from .source import render_source
@@ -204,20 +204,16 @@ class KernelChoice(KernelsChoice):
         name = self.name.replace(str(self.config), str(config))
         return (dataclasses.replace(self, name=name, info={**self.info, "pdl": config.pdl}, config=config),)
 
+    @property
+    def record(self) -> Record:
+        """The launch, as plain data."""
+        arguments, pdl = self.source.arguments, self.config.pdl
+        return record_of(arguments, self.problem, self.where, pdl=pdl, blocks=self.blocks, buffers=self.buffers)
+
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
         """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
         (kernel,) = loaded
-        run = bind(
-            kernel,
-            self.source.arguments,
-            self.problem,
-            self.where,
-            blocks=self.blocks,
-            buffers=self.buffers,
-            interpret=self.target is None,
-            pdl=self.config.pdl,
-        )
-        return Kernel(run=run)
+        return Kernel(run=bind(kernel, self.record, interpret=self.target is None))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Launching a compiled kernel with as little work on the host as Python allows.
 
-Everything that does not change from call to call is bound once: grid, sizes, strides, the function's handle. Pointers are given as
-integers, which Triton's launcher takes as they are. Some operands may be tensor descriptors, made of their addresses.
+Everything that does not change from call to call is in a ``Record``: grid, sizes, strides. Pointers are given as integers, which
+Triton's launcher takes as they are. Some operands may be tensor descriptors, made of their addresses.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .descriptors import Description, describe, encoder
 from .kernels import toolchain
 from .workspace import BUFFERS, Acquire, Buffers
 
-__all__ = ["Blocks", "Launcher", "bind", "launcher_of", "takes_encoded"]
+__all__ = ["Blocks", "Launcher", "Record", "bind", "launcher_of", "record_of", "takes_encoded"]
 
 Blocks = Mapping[str, tuple[int, int]]
 """Operands that the kernel has as descriptors, each with the block that is moved at a time."""
-PLAIN = [("pointer", "a"), ("pointer", "b"), ("pointer", "out")]
-"""What varies from call to call of a product without bias, scalars, epilogue operands or splits."""
+PLAIN = ((1, None), (2, None), (0, None))
+"""The operands of a product without bias, scales, epilogue operands or splits: a, b and out."""
 FLAT_VERSIONS = ((3, 6),)
 """Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
 PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
@@ -86,133 +86,118 @@ def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
     return replace(call, function=function)
 
 
-def _constants(arguments: Sequence[Argument], problem: Problem, where: Geometry) -> dict[str, int]:
-    """The values of every argument that is the same in each call, by argument name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A launch of a kernel for operands of one problem, as plain data. A kernel's arguments are ``operands``, ``scalars`` and
+    ``constants``, in this order.
+
+    ``operands`` are places among (out, the tensors of a call, the buffers), with a description where the kernel has a descriptor
+    instead of a pointer; ``scalars`` are places among the scalars of a call. ``words`` are the numbers of those operands that a
+    kernel reads as words of 32 bits, whatever they hold. Without ``buffers`` the kernel needs nothing beside its operands.
+    """
+
+    grid: tuple[int, int, int]
+    pdl: bool
+    operands: tuple[tuple[int, Description | None], ...]
+    scalars: tuple[int, ...]
+    constants: tuple[int, ...]
+    words: tuple[int, ...] = ()
+    buffers: Buffers | None = None
+
+
+def record_of(
+    arguments: Sequence[Argument], problem: Problem, where: Geometry, *, pdl: bool, blocks: Blocks, buffers: Buffers
+) -> Record:
+    """The launch of a kernel with these arguments for ``problem``, divided as ``where`` says."""
     layouts = shaped(problem)
-    values: dict[str, int] = {}
+    extra = (f"x{i}" for i in range(len(problem.epilogue.operands if problem.epilogue else ())))
+    names = ("out", *(role for role, _ in problem.operands), *extra, *BUFFERS)
+    operands: list[tuple[int, Description | None]] = []
+    scalars, constants, words = [], [], []
     for argument in arguments:
         match argument.source:
+            case ("pointer", name):
+                if argument.type == "*i32" and name not in BUFFERS:
+                    words.append(len(operands))
+                operands.append((names.index(name), None))
+            case ("descriptor", name):
+                operands.append((names.index(name), Description.of(getattr(problem, name), blocks[name])))
+            case ("scalar", name):
+                scalars.append(problem.operation.scalars.index(name))
             case ("size", letter):
-                values[argument.name] = getattr(problem, letter)
+                constants.append(getattr(problem, letter))
             case ("stride", operand, dim):
-                layout, shape = layouts[operand]
-                values[argument.name] = strides_of(layout, shape)[dim]
+                constants.append(strides_of(*layouts[operand])[dim])
             case ("scale", name, dim):
-                values[argument.name] = getattr(problem, name).stride[dim]
+                constants.append(getattr(problem, name).stride[dim])
             case ("runtime", name):
-                values[argument.name] = getattr(where, name)
-    return values
+                constants.append(getattr(where, name))
+    return Record(
+        grid=where.grid,
+        pdl=pdl,
+        operands=tuple(operands),
+        scalars=tuple(scalars),
+        constants=tuple(constants),
+        words=tuple(words),
+        buffers=buffers if any(argument.source[-1] in BUFFERS for argument in arguments) else None,
+    )
 
 
-def _tensor_names(problem: Problem) -> tuple[str, ...]:
-    """The names of out and of the tensors of a call, in its order."""
-    operands = problem.epilogue.operands if problem.epilogue else ()
-    return ("out", *(role for role, _ in problem.operands), *(f"x{i}" for i in range(len(operands))))
-
-
-def bind(
-    loaded: Any,
-    arguments: Sequence[Argument],
-    problem: Problem,
-    where: Geometry,
-    *,
-    blocks: Blocks | None = None,
-    buffers: Buffers | None = None,
-    interpret: bool,
-    pdl: bool,
-) -> Run:
+def bind(loaded: Any, record: Record, *, interpret: bool) -> Run:
     """A ``Run`` of a kernel for the current CUDA device, which must be the current device again at each call; or with ``interpret``
     of a function on the CPU, in Triton's interpreter."""
-    described = {name: Description.of(getattr(problem, name), block) for name, block in (blocks or {}).items()}
-    needs = any(argument.source[-1] in BUFFERS for argument in arguments)
-    if not interpret:
-        return _bind_compiled(loaded, arguments, problem, where, described, buffers if needs else None, pdl=pdl)
+    if interpret:
+        return _interpreted(loaded, record)
+    device = torch.cuda.current_device()
+    acquire = record.buffers.on(device) if record.buffers is not None else None
+    described = [description for _, description in record.operands if description is not None]
+    launcher = launcher_of(loaded, record.grid, pdl=record.pdl)
+    call = takes_encoded(loaded, launcher) if described else launcher
+    if call is None:
+        # Triton's own launcher makes the descriptors, and launches in order, where its version is not known.
+        middle = (loaded.function, loaded.packed_metadata, None, None, None)
 
-    def readable(value: Any, argument: Argument) -> Any:
-        """A tensor as the interpreter reads it: 8-bit floats as bytes, and for a kernel of words the words of the first column."""
+        def launch(stream: int, *values: Any) -> None:
+            loaded.run(*record.grid, stream, *middle, *values)
+
+        return _by_triton(launch, lambda: torch.cuda.current_stream(device).cuda_stream, record, acquire)
+    if record.operands == PLAIN and not record.scalars:
+        return _bind_plain(call, device, record.constants)
+    metas = iter(loaded.metadata.tensordesc_meta if described else ())
+    encode = [encoder(description, next(metas)) if description is not None else None for _, description in record.operands]
+    return _bind_general(call, device, record, encode, acquire)
+
+
+def _interpreted(function: Any, record: Record) -> Run:
+    """A ``Run`` in the interpreter, which reads 8-bit floats as bytes, and words as those of the first column."""
+
+    def readable(index: int, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype.itemsize > 1:
             return value
-        if argument.type == "*i32":
+        if index in record.words:
             return value.as_strided((value.shape[0],), (1,)).view(torch.int32)
         return value.view(torch.uint8) if value.dtype in FLOAT8 else value
 
     def launch(_stream: int, *values: Any) -> None:
-        loaded[where.grid](*map(readable, values, arguments))
+        function[record.grid](*(readable(index, value) for index, value in enumerate(values)))
 
     def acquire(_stream: int) -> Sequence[Tensor]:
-        assert buffers is not None
-        return buffers.interpreted()
+        assert record.buffers is not None
+        return record.buffers.interpreted()
 
-    return _by_triton(launch, lambda: 0, arguments, problem, where, described, acquire if needs else None)
+    return _by_triton(launch, lambda: 0, record, acquire if record.buffers is not None else None)
 
 
-def _by_triton(
-    launch: Callable[..., None],
-    stream_of: Callable[[], int],
-    arguments: Sequence[Argument],
-    problem: Problem,
-    where: Geometry,
-    described: Mapping[str, Description],
-    acquire: Acquire | None,
-) -> Run:
+def _by_triton(launch: Callable[..., None], stream_of: Callable[[], int], record: Record, acquire: Acquire | None) -> Run:
     """A ``Run`` whose arguments are tensors, and Triton's own descriptors."""
-    constants = _constants(arguments, problem, where)
-    names = (*_tensor_names(problem), *problem.operation.scalars)
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of()
-        given: dict[str, Any] = dict(zip(names, (out, *tensors, *scalars), strict=True))
-        if acquire is not None:
-            given.update(zip(BUFFERS, acquire(stream), strict=True))
-        values: list[Any] = []
-        for argument in arguments:
-            match argument.source:
-                case ("descriptor", name):
-                    values.append(describe(given[name], described[name]))
-                case ("pointer", name):
-                    values.append(given[name])
-                case ("scalar", name):
-                    values.append(float(given[name]))
-                case _:
-                    values.append(constants[argument.name])
-        launch(stream, *values)
+        given = (out, *tensors, *(acquire(stream) if acquire is not None else ()))
+        operands = [given[place] if how is None else describe(given[place], how) for place, how in record.operands]
+        launch(stream, *operands, *(float(scalars[place]) for place in record.scalars), *record.constants)
 
     return run
-
-
-def _bind_compiled(
-    compiled: Any,
-    arguments: Sequence[Argument],
-    problem: Problem,
-    where: Geometry,
-    described: Mapping[str, Description],
-    buffers: Buffers | None,
-    *,
-    pdl: bool,
-) -> Run:
-    """A ``Run`` on a GPU. Triton's own launcher makes the descriptors, and launches in order, where its version is not known."""
-    device = torch.cuda.current_device()
-    acquire = buffers.on(device) if buffers is not None else None
-    launcher = launcher_of(compiled, where.grid, pdl=pdl)
-    call = takes_encoded(compiled, launcher) if described else launcher
-    if call is None:
-        middle = (compiled.function, compiled.packed_metadata, None, None, None)
-
-        def launch(stream: int, *values: Any) -> None:
-            compiled.run(*where.grid, stream, *middle, *values)
-
-        def stream_of() -> int:
-            return torch.cuda.current_stream(device).cuda_stream
-
-        return _by_triton(launch, stream_of, arguments, problem, where, described, acquire)
-    constants = _constants(arguments, problem, where)
-    tail = tuple(constants[argument.name] for argument in arguments if argument.name in constants)
-    if [argument.source for argument in arguments if argument.name not in constants] == PLAIN:
-        return _bind_plain(call, device, tail)
-    order = [argument.source[1] for argument in arguments if argument.source[0] == "descriptor"]
-    metas = compiled.metadata.tensordesc_meta if order else ()
-    encode = {name: encoder(described[name], meta) for name, meta in zip(order, metas, strict=True)}
-    return _bind_general(call, device, problem, arguments, encode, tail, acquire)
 
 
 def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
@@ -231,20 +216,13 @@ def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
 
 
 def _bind_general(
-    call: Launcher,
-    device: int,
-    problem: Problem,
-    arguments: Sequence[Argument],
-    encode: Mapping[str, Callable[[int], Sequence[Any]]],
-    tail: tuple[int, ...],
-    acquire: Acquire | None,
+    call: Launcher, device: int, record: Record, encode: Sequence[Callable[[int], Sequence[Any]] | None], acquire: Acquire | None
 ) -> Run:
+    """``encode`` makes the arguments of those operands that are descriptors."""
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
-    places = {name: place for place, name in enumerate((*_tensor_names(problem), *BUFFERS))}
-    named = [argument.source[1] for argument in arguments if argument.source[0] in ("pointer", "descriptor")]
-    operands = [(places[name], encode.get(name)) for name in named]
-    passed = [problem.operation.scalars.index(argument.source[1]) for argument in arguments if argument.source[0] == "scalar"]
+    operands = [(place, encoded) for (place, _), encoded in zip(record.operands, encode, strict=True)]
+    passed, tail = record.scalars, record.constants
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of(device)
