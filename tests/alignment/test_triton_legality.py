@@ -17,7 +17,7 @@ from gemmtune.backends.triton.arch import arch_of
 from gemmtune.backends.triton.backend import legal_configs
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config, geometry, pool
-from gemmtune.backends.triton.legality import Predicate, check, check_problem, estimate
+from gemmtune.backends.triton.legality import Predicate, check_problem
 from gemmtune.backends.triton.rank import estimate_us
 from gemmtune.choice import Choice
 from gemmtune.device import PRESETS, preset
@@ -68,8 +68,8 @@ def test_every_offer_fits_the_device(arch: str, problem: Problem) -> None:
     assert len({c.content_hash for c in choices}) == len(choices)
     for choice in choices:
         config = choice.config
-        assert check(problem, device, config) is None
-        need = estimate(problem, device, config)
+        assert Predicate(problem, device).check(config) is None
+        need = Predicate(problem, device).resources(config)
         assert need.smem_bytes <= device.smem_per_block_bytes
         assert need.registers <= arch_of(device).registers_per_thread
         assert config.warps * device.warp_size <= 1024
@@ -169,7 +169,7 @@ CASES = [
 
 @pytest.mark.parametrize(("config", "shape", "reason"), CASES, ids=[case[2][:24] for case in CASES])
 def test_refusals_name_their_reason(config: Config, shape: tuple[int, int, int], reason: str) -> None:
-    found = check(Problem.mm(*shape, device_type="cuda"), preset("sm90"), config)
+    found = Predicate(Problem.mm(*shape, device_type="cuda"), preset("sm90")).check(config)
     assert found is not None
     assert reason in found
 
@@ -178,10 +178,10 @@ def test_wider_shared_memory_and_fewer_stages_only_help() -> None:
     problem = Problem.mm(4096, 4096, 4096, device_type="cuda")
     small, large = preset("sm86"), preset("sm80")
     for config in pool()[::7]:
-        if check(problem, small, config) is None:
-            assert check(problem, large, config) is None
-        if config.stages > 2 and check(problem, small, config) is None:
-            assert check(problem, small, replace(config, stages=config.stages - 1)) is None
+        if Predicate(problem, small).check(config) is None:
+            assert Predicate(problem, large).check(config) is None
+        if config.stages > 2 and Predicate(problem, small).check(config) is None:
+            assert Predicate(problem, small).check(replace(config, stages=config.stages - 1)) is None
 
 
 @pytest.mark.parametrize(

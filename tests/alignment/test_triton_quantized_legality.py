@@ -13,7 +13,7 @@ from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton import BACKEND
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.legality import check
+from gemmtune.backends.triton.legality import Predicate
 from gemmtune.backends.triton.mixed.offers import words_choices, words_configs
 from gemmtune.backends.triton.mixed.words import WordsChoice, WordsConfig, why_not_config, why_not_words
 from gemmtune.backends.triton.vec import why_not_words_vector, words_vector_choices
@@ -90,7 +90,7 @@ def test_weights_without_a_contiguous_dimension_are_refused_but_for_float32() ->
     ids=["group", "block", "narrow", "bytes"],
 )
 def test_what_a_config_may_not_do(problem: Problem, config: Config, words: str) -> None:
-    assert words in (check(problem, preset("sm90"), config) or "")
+    assert words in (Predicate(problem, preset("sm90")).check(config) or "")
 
 
 def test_sums_of_8_bit_floats_are_promoted_unless_asked_not_to() -> None:
@@ -220,8 +220,8 @@ def test_kernels_without_tensor_cores_compile_within_predicted_resources(dtype: 
 )
 def test_sums_of_one_step_need_registers_of_their_own(scales: Any, config: Config) -> None:
     problem = Problem.scaled_mm(4096, 4096, 7168, scales=scales, **CUDA)
-    assert "registers" in (check(problem, preset("sm90"), config) or "")
-    assert check(problem, preset("sm90"), replace(config, block_m=128, block_n=128, warps=8)) is None
+    assert "registers" in (Predicate(problem, preset("sm90")).check(config) or "")
+    assert Predicate(problem, preset("sm90")).check(replace(config, block_m=128, block_n=128, warps=8)) is None
 
 
 def test_a_prepacked_operand_is_read_as_it_is() -> None:

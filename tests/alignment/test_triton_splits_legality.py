@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.splits import atomic, decompose, streamk
+from gemmtune.backends.triton.splits import decompose, offers, streamk
 from gemmtune.backends.triton.splits.streamk import StreamConfig, StreamGeometry, stream_geometry
 from gemmtune.device import preset
 from gemmtune.filters import filtered
@@ -79,10 +79,10 @@ def test_refusals_of_streamk_name_their_reason(shape: tuple[int, int, int], conf
 
 def test_refusals_of_atomic_sums_name_their_reason() -> None:
     config, device = Config(block_m=64, block_n=64, block_k=64, stages=4, warps=4, split_k=8), preset("sm90")
-    assert atomic.why_not_added(LONG, device, config) is None
-    assert "nothing is added up" in str(atomic.why_not_added(LONG, device, replace(config, split_k=1)))
+    assert offers.why_not_added(LONG, device, config) is None
+    assert "nothing is added up" in str(offers.why_not_added(LONG, device, replace(config, split_k=1)))
     large = Problem.mm(2048, 2048, 16384, device_type="cuda")
-    assert "4194304 sums" in str(atomic.why_not_added(large, device, config))
+    assert "4194304 sums" in str(offers.why_not_added(large, device, config))
 
 
 def test_refusals_of_decomposed_sums_name_their_reason() -> None:
@@ -93,7 +93,7 @@ def test_refusals_of_decomposed_sums_name_their_reason() -> None:
     assert "no multiple" in str(decompose.why_not_slices(LONG, 48))
 
 
-@pytest.mark.parametrize("why_not", [streamk.why_not_stream, atomic.why_not_atomic, decompose.why_not_decomposed])
+@pytest.mark.parametrize("why_not", [streamk.why_not_stream, offers.why_not_atomic, decompose.why_not_decomposed])
 def test_architectures_without_tensor_cores_for_triton_have_none_of_them(why_not: Any) -> None:
     assert "no tensor cores for Triton" in str(why_not(LONG, preset("sm75")))
     assert all(why_not(LONG, preset(arch)) is None for arch in ("sm80", "sm86", "sm90", "sm100"))
@@ -101,9 +101,9 @@ def test_architectures_without_tensor_cores_for_triton_have_none_of_them(why_not
 
 def test_only_atomic_float_sums_depend_on_the_order() -> None:
     device, config = preset("sm90"), Config(block_m=64, block_n=64, block_k=64, stages=4, warps=4, split_k=8)
-    assert not atomic.AtomicChoice.of(LONG, device, config).claims.deterministic
+    assert not offers.AtomicChoice.of(LONG, device, config).claims.deterministic
     whole = Problem.int_mm(128, 256, 16384, layout="nt", device_type="cuda")
-    assert atomic.AtomicChoice.of(whole, device, config).claims.deterministic
+    assert offers.AtomicChoice.of(whole, device, config).claims.deterministic
     assert decompose.decomposed_choice(LONG, device, 64, None, pdl=True).claims.deterministic
 
 

@@ -12,9 +12,8 @@ from rotation import rotated
 
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
-from gemmtune.backends.triton.splits.offers import stream_choices
+from gemmtune.backends.triton.splits.offers import AtomicChoice, stream_choices
 from gemmtune.backends.triton.splits.streamk import StreamChoice, StreamConfig
 from gemmtune.choice import Status
 from gemmtune.device import preset

@@ -10,9 +10,8 @@ import torch
 from chains import assert_chains_agree
 
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice, why_not_decomposed
-from gemmtune.backends.triton.splits.offers import stream_choices
+from gemmtune.backends.triton.splits.offers import AtomicChoice, stream_choices
 from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import Operands, random_operands

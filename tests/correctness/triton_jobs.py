@@ -10,8 +10,8 @@ import torch
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.persistent import PersistentChoice
-from gemmtune.backends.triton.splits.atomic import AtomicChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
+from gemmtune.backends.triton.splits.offers import AtomicChoice
 from gemmtune.backends.triton.splits.streamk import StreamChoice, StreamConfig
 from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.backends.triton.swap import SwappedChoice, transposed

@@ -24,7 +24,7 @@ from ...device import DeviceInfo
 from ...errors import CompileError, UnavailableError
 from .classes import Source
 
-__all__ = ["Compilation", "Target", "assembly", "initialise", "interpreting", "toolchain", "use_ptx"]
+__all__ = ["Compilation", "Target", "assembly", "initialise", "toolchain", "use_ptx"]
 
 _cache_lock = threading.RLock()
 
@@ -54,11 +54,6 @@ class Target:
 def toolchain() -> Any:
     """The module ``triton``, imported when a kernel is compiled, loaded or looked for: enumeration must do without it."""
     return importlib.import_module("triton")
-
-
-def interpreting() -> bool:
-    """Does Triton run kernels in its interpreter? TRITON_INTERPRET must be set before triton is imported."""
-    return bool(toolchain().knobs.runtime.interpret)
 
 
 def _folder() -> Path:
@@ -120,7 +115,7 @@ class Compilation:
 
     def function(self) -> Any:
         """The kernel function: its module is written to a content-addressed file, which Triton reads back."""
-        return getattr(_load_module(self.source.text, _folder(), interpreting()), self.source.function)
+        return getattr(_load_module(self.source.text, _folder(), bool(toolchain().knobs.runtime.interpret)), self.source.function)
 
     def compile(self) -> Any:
         """Triton's CompiledKernel, from its cache below our cache folder if it is there. Touches no GPU.

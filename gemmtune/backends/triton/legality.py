@@ -20,7 +20,7 @@ from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds
 from .spec import Staging, specialise, staging_of
 
 __all__ = [
-    "TENSOR_MEMORY", "Predicate", "Resources", "check", "check_problem", "check_split", "estimate", "why_overhanging",
+    "TENSOR_MEMORY", "Predicate", "Resources", "check_problem", "check_split", "why_overhanging",
     "why_too_large",
 ]  # fmt: skip
 
@@ -88,18 +88,9 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     return None
 
 
-def check(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered, or None if it is legal. Assumes that ``check_problem`` found nothing."""
-    return Predicate(problem, device).check(config)
-
-
-def estimate(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """Shared memory and registers of ``config``, compiled for ``problem`` on ``device``."""
-    return Predicate(problem, device).resources(config)
-
-
 class Predicate:
-    """``check`` and ``estimate`` for many configs of one problem: what depends on the problem alone is worked out once."""
+    """Which configs may be offered for a problem on a device, and what they need: what depends on the problem alone is worked out
+    once. Assumes that ``check_problem`` found nothing."""
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self.problem = problem

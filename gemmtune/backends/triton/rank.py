@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from ...device import DeviceInfo
-from ...problem import Problem
-from .arch import Arch
 from .configs import Config, geometry, tiles_of
 from .legality import Predicate, Resources
 
-__all__ = ["estimate_us", "loop_step_us", "select"]
+__all__ = ["estimate_us", "loop_step_us", "ranked", "select"]
 
 LATENCY_US = 0.8
 """From the issue of a copy to its arrival, memory under load."""
@@ -41,7 +39,10 @@ def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
     problem, device, arch = predicate.problem, predicate.device, predicate.arch
     tiles = tiles_of(problem, config)
     programs = tiles * config.split_k
-    blocks_per_sm = _blocks_per_sm(device, arch, config, need)
+    threads = config.warps * device.warp_size
+    by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
+    by_registers = device.registers_per_sm // (max(min(need.registers, arch.registers_per_thread), 40) * threads)
+    blocks_per_sm = max(min(by_smem, by_registers, arch.threads_per_sm // threads, MOST_BLOCKS_PER_SM), 1)
     resident = min(max(programs / device.sm_count, 1.0), blocks_per_sm)
     waves = math.ceil(programs / (device.sm_count * blocks_per_sm))
     steps = -(-problem.k // (config.block_k * config.split_k))
@@ -68,13 +69,6 @@ def _reduction_us(predicate: Predicate, config: Config) -> float:
 def _smooth_max(x: float, y: float) -> float:
     """Near the larger one, and above it where they are close: two resources are never used in perfect overlap."""
     return float((x**4 + y**4) ** 0.25)
-
-
-def _blocks_per_sm(device: DeviceInfo, arch: Arch, config: Config, need: Resources) -> int:
-    threads = config.warps * device.warp_size
-    by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
-    by_registers = device.registers_per_sm // (max(min(need.registers, arch.registers_per_thread), 40) * threads)
-    return max(min(by_smem, by_registers, arch.threads_per_sm // threads, MOST_BLOCKS_PER_SM), 1)
 
 
 def loop_step_us(predicate: Predicate, config: Config, *, sustained: float = 1.0) -> float:
@@ -126,20 +120,28 @@ def _memory_us(predicate: Predicate, config: Config, *, resident: float, tiles: 
     return _smooth_max(max(dram_us, l2_us), reach_us)
 
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def ranked(timed: Iterable[tuple[float, AnyConfig]]) -> list[tuple[float, AnyConfig]]:
+    """(time, config), the shortest time first, equal ones by name."""
+    return sorted(timed, key=lambda item: (item[0], str(item[1])))
+
+
 def select(predicate: Predicate, legal: Sequence[tuple[Config, Resources]], count: int | None) -> list[Config]:
     """The ``count`` configs that the model likes best, spread over different tiles; all, best first, for None.
 
     The model is wrong by more than neighbouring configs differ, so a tile gets few places, and a tile with one number of splits
     fewer still, until the others have had theirs.
     """
-    timed = sorted(((estimate_us(predicate, c, need), str(c), c) for c, need in legal), key=lambda item: item[:2])
+    timed = ranked((estimate_us(predicate, config, need), config) for config, need in legal)
     if count is None:
-        return [config for _, _, config in timed]
+        return [config for _, config in timed]
     chosen: list[Config] = []
     tiles: Counter[tuple[int, int]] = Counter()
     shapes: Counter[tuple[int, ...]] = Counter()
     for round_, slack in enumerate(SLACKS, start=1):
-        for time_us, _, config in timed:
+        for time_us, config in timed:
             if len(chosen) == count or time_us > slack * timed[0][0]:
                 break
             shape = (*config.tile, config.block_k, config.split_k)
@@ -147,17 +149,10 @@ def select(predicate: Predicate, legal: Sequence[tuple[Config, Resources]], coun
                 chosen.append(config)
                 tiles[config.tile] += 1
                 shapes[shape] += 1
-    return chosen + _regrouped(predicate.problem, chosen, count - len(chosen))
-
-
-def _regrouped(problem: Problem, configs: Sequence[Config], count: int) -> list[Config]:
-    """Up to ``count`` of the configs with other groups of tile rows: they cost a measurement, but no compilation."""
-    return [
-        replace(config, group_m=group_m)
-        for config in configs
-        for group_m in OTHER_GROUPS
-        if -(-problem.m // config.block_m) >= LEAST_ROWS_TO_REGROUP
-    ][: max(count, 0)]
+    # Other groups of tile rows cost a measurement, but no compilation.
+    large = [config for config in chosen if -(-predicate.problem.m // config.block_m) >= LEAST_ROWS_TO_REGROUP]
+    regrouped = [replace(config, group_m=group_m) for config in large for group_m in OTHER_GROUPS]
+    return chosen + regrouped[: max(count - len(chosen), 0)]
 
 
 SLACKS = (1.25, 1.5, 1.8)

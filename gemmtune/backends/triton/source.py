@@ -27,6 +27,10 @@ HOOKS = (
     "part", "pointer", "address", "of_columns", "runtime", "runtime_pointer",
 )  # fmt: skip
 """The methods of ``_Writer`` that templates call."""
+OF_SPEC = (
+    "block_m", "block_n", "block_k", "even_k", "batched", "split", "dependent", "alpha", "stages", "input_precision",
+)  # fmt: skip
+"""What templates know of the fields of a spec."""
 
 
 class _Writer:
@@ -275,20 +279,11 @@ def render_source(
     """
     writer = _Writer(spec, preamble, dict(described))
     names: dict[str, Any] = {
-        "block_m": spec.block_m,
-        "block_n": spec.block_n,
-        "block_k": spec.block_k,
-        "even_k": spec.even_k,
+        **{name: getattr(spec, name) for name in OF_SPEC},
         "edge_m": spec.edge.m,
         "edge_n": spec.edge.n,
-        "batched": spec.batched,
-        "split": spec.split,
-        "dependent": spec.dependent,
-        "alpha": spec.alpha,
-        "stages": spec.stages,
         "unroll": max(1, min(4, UNROLLED_REGISTERS * 32 * spec.warps // (spec.block_m * spec.block_n))),
         "acc": TRITON_DTYPES[spec.accumulator],
-        "input_precision": spec.input_precision,
         # numpy, on which the interpreter computes, has no bfloat16; products of 16-bit floats are exact in float32.
         "upcast": spec.interpret and spec.a.dtype.itemsize == 2,
         "quantized": spec.quantized is not None,

@@ -22,7 +22,7 @@ from .arch import arch_of, can_overlap
 from .build import TritonChoice
 from .configs import DEEPEST, Config, splits_for, tiles_of, unalike
 from .legality import Predicate, Resources
-from .rank import estimate_us
+from .rank import estimate_us, ranked
 from .wrapped import WrappedChoice
 
 __all__ = ["SwappedChoice", "swapped_choices", "transposed"]
@@ -102,5 +102,4 @@ def _configs(inner: Problem, device: DeviceInfo) -> tuple[Config, ...]:
         need = predicate.resources(config)
         split = [dataclasses.replace(config, split_k=s) for s in splits_for(tiles_of(inner, config), device.sm_count)]
         legal += [(c, need) for c in split if predicate.check_split(c) is None]
-    timed = sorted(((estimate_us(predicate, c, need), str(c), c) for c, need in legal), key=lambda item: item[:2])
-    return tuple(config for _, _, config in timed)
+    return tuple(config for _, config in ranked((estimate_us(predicate, c, need), c) for c, need in legal))

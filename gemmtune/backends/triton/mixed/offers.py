@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -205,17 +205,10 @@ def _few(problem: Problem) -> tuple[Row, ...]:
 
 def _config(problem: Problem, device: DeviceInfo, row: Row, *, rows: int = 0, fragments: bool = False) -> WordsConfig:
     """The row's config, for so many ``rows`` of a where that is not 0."""
-    config = WordsConfig(
-        block_m=rows or row.block_m,
-        block_n=row.block_n,
-        block_k=row.block_k,
-        stages=row.stages,
-        warps=row.warps,
-        swap=row.swap,
-        steps=row.steps,
-        fragments=fragments,
-    )
-    most = ROUNDING * row.programs * max(device.sm_count, 1) / tiles_of(problem, config)
+    fields = asdict(row) | {"block_m": rows or row.block_m}
+    programs = fields.pop("programs")
+    config = WordsConfig(**fields, fragments=fragments)
+    most = ROUNDING * programs * max(device.sm_count, 1) / tiles_of(problem, config)
     blocks = problem.k // row.block_k
     # No split may be without work.
     fitting = (s for s in SPLITS if s <= min(most, blocks) and -(-blocks // -(-blocks // s)) == s)

@@ -1,26 +1,35 @@
-"""What a search tries of the families that divide long sums: each only where it was measured to have a chance."""
+"""What a search tries of the families that divide long sums: each only where it was measured to have a chance.
+
+Split-K whose programs add to one sum in memory is here as a whole: the order, and with it the last bits, changes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 
-from ....choice import Choice
+from ....choice import Choice, Claims
 from ....device import DeviceInfo
 from ....effort import EFFORT
 from ....problem import Problem
+from ....problem.operations import DENSE_OPS, QUANTIZED_OPS
+from ....problem.rules import why_not
 from ..arch import can_overlap
-from ..configs import Config
-from .atomic import AtomicChoice, why_not_added, why_not_atomic
+from ..build import KernelChoice
+from ..configs import Config, Geometry, tiles_of
+from ..legality import Predicate
+from ..workspace import Buffers
 from .decompose import DecomposedChoice, decomposed_choice, sliced_problem, why_not_decomposed, why_not_slices
 from .streamk import StreamChoice, stream_configs
 
-__all__ = ["atomic_choices", "choices_for_long_sums", "decomposed_choices", "stream_choices"]
+__all__ = ["AtomicChoice", "choices_for_long_sums", "decomposed_choices", "stream_choices", "why_not_added", "why_not_atomic"]
 
+MOST_SUMS = 2**20
 Best = Callable[[Problem], Sequence[Config]]
 """The configs that the mm template is tried with, best first."""
 
@@ -37,6 +46,50 @@ WAVES = (1, 2)
 PARTS_OF_SLICE = 4
 EXHAUSTIVE_SLICES = (4, 8, 16, 32, 64, 128, 256)
 ROW_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtomicChoice(KernelChoice):
+    """The atomic template with one config."""
+
+    family = "atomic"
+    template = "splits/atomic.py.jinja"
+
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """Floats are added in the order of arrival."""
+        return dataclasses.replace(super().claimed(problem, where), deterministic=not problem.accumulator.is_floating_point)
+
+    @property
+    def buffers(self) -> Buffers:
+        """The sums of every tile."""
+        elements = self.where.tiles * self.config.block_m * self.config.block_n
+        return Buffers(dtype=self.problem.accumulator, sums=elements, counters=self.where.tiles)
+
+
+def why_not_atomic(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
+    if reason is not None:
+        return reason
+    if device.type == "cuda" and device.capability < 80:
+        return f"{device.arch}: no tensor cores for Triton, beside whose absence adding up costs nothing"
+    if problem.alpha == "zero" or problem.k == 0:
+        return "nothing is multiplied"
+    return None
+
+
+def why_not_added(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered for a problem that the template can serve, or None."""
+    reason = Predicate(problem, device).check(config)
+    if reason is not None:
+        return reason
+    if config.split_k == 1:
+        return "split_k 1: nothing is added up in memory"
+    elements = tiles_of(problem, config) * config.block_m * config.block_n
+    if elements > MOST_SUMS:
+        return f"{elements} sums: at most {MOST_SUMS} are kept at zero between launches"
+    return None
 
 
 def choices_for_long_sums(problem: Problem, device: DeviceInfo, search: str, best: Best) -> Sequence[Choice]:
@@ -73,7 +126,7 @@ def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best
     legal = (config for config in best(problem) if config.split_k > 1 and why_not_added(problem, device, config) is None)
     overlaps = can_overlap(device.capability)
     configs = itertools.islice(legal, EFFORT[search].configs["triton:atomic"])
-    return [AtomicChoice.of(problem, device, replace(config, pdl=overlaps)) for config in configs]
+    return [AtomicChoice.of(problem, device, dataclasses.replace(config, pdl=overlaps)) for config in configs]
 
 
 def decomposed_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[DecomposedChoice]:

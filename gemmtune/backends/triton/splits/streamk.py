@@ -27,7 +27,7 @@ from ..descriptors import turned
 from ..launch import Blocks
 from ..legality import Predicate, Resources
 from ..persistent import BARRIER_BYTES, SUSTAINED, operand_blocks, why_not_persistent
-from ..rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, SM_GBPS, SPLIT_US, STORE_US, loop_step_us
+from ..rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, SM_GBPS, SPLIT_US, STORE_US, loop_step_us, ranked
 from ..spec import KernelSpec
 
 __all__ = [
@@ -198,8 +198,8 @@ def stream_configs(problem: Problem, device: DeviceInfo) -> tuple[StreamConfig, 
     if why_not_stream(problem, device) is not None:
         return ()
     predicate, overlaps = Predicate(problem, device), can_overlap(device.capability)
-    timed = [(estimate_us(predicate, config), str(config), config) for config in _pool(predicate)]
-    return tuple(replace(config, pdl=overlaps) for _, _, config in sorted(timed, key=lambda item: item[:2]))
+    timed = ranked((estimate_us(predicate, config), config) for config in _pool(predicate))
+    return tuple(replace(config, pdl=overlaps) for _, config in timed)
 
 
 def _pool(predicate: Predicate) -> Iterator[StreamConfig]:
