@@ -23,13 +23,18 @@ def _one(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - one number for w
     return scale
 
 
+def _rows(scale: Tensor, grow: int) -> Tensor:
+    """[M, 1], packed, grown by so many rows. Torch wants the stride along the only column to be 1."""
+    return pad(scale, (0, 0, 0, grow)) if grow else scale.contiguous()
+
+
 def _packed(scale: Tensor, grow: int) -> Tensor:
     """[1, N] or [K/128, N] with packed rows, grown by so many columns."""
     return pad(scale, (0, grow)) if grow else scale.contiguous()
 
 
 def _packed_columns(scale: Tensor, grow: int) -> Tensor:
-    """[M, 1] or [M, K/128] with packed columns, grown by so many rows."""
+    """[M, K/128] with packed columns, grown by so many rows."""
     return _packed(scale.t(), grow).t()
 
 
@@ -75,7 +80,7 @@ _LONG_A: Block = (1, SCALE_BLOCK)
 _LONG_B: Block = (SCALE_BLOCK, 1)
 MODES: dict[str, Mode] = {
     "tensor": Mode(a=_ALL, b=_ALL, recipes=(0, 0), place_a=_one, place_b=_one),
-    "row": Mode(a=(1, None), b=(None, 1), recipes=(1, 1), place_a=_packed_columns, place_b=_packed),
+    "row": Mode(a=(1, None), b=(None, 1), recipes=(1, 1), place_a=_rows, place_b=_packed),
     "1x128_128x128": Mode(a=_LONG_A, b=_SQUARE, recipes=(4, 5), place_a=_packed_columns, place_b=_square_b),
     "128x128_128x1": Mode(a=_SQUARE, b=_LONG_B, recipes=(5, 4), place_a=_square_a, place_b=_long_b),
     "1x128_128x1": Mode(a=_LONG_A, b=_LONG_B, recipes=(4, 4), place_a=_packed_columns, place_b=_long_b),
