@@ -258,7 +258,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr("triton.compiler.compiler.max_shared_mem", lambda device: 232448)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr("gemmtune.backends.triton.build._loaded", {})
+    monkeypatch.setattr("gemmtune.backends.triton.kernels._loaded", {})
     return fake
 
 
