@@ -8,11 +8,11 @@ from dataclasses import replace
 import jinja2
 import pytest
 import torch
+from gemmtune.backends.triton.writer import Writer
 
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.source import Source, render_source
 from gemmtune.backends.triton.spec import specialise
-from gemmtune.backends.triton.writer import Writer
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.toolchain.render import environment, load_template, template_digest

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...problem import Epilogue
-from ...toolchain.render import PartialRender, load_template, render, template
+from ...toolchain.render import template
 from .classes import SIGNATURE_DTYPES, Argument, IntClass, OperandClass, Source
 from .printer import ROUND_BFLOAT16, TRITON_DTYPES, cast, print_epilogue
 from .products import FLOAT8_FROM_BITS, product, scale_load
@@ -20,6 +20,8 @@ from .spec import KernelSpec
 __all__ = ["PACKAGE", "SIGNATURE_DTYPES", "Argument", "Source", "render_source"]
 
 PACKAGE = "gemmtune.backends.triton"
+SIGNATURE = "<<signature>>"
+"""Where the signature is to stand, which is known only when the body is written."""
 UNROLLED_REGISTERS = 128
 """Partial sums that a thread reads ahead while it adds up splits."""
 HOOKS = (
@@ -41,7 +43,6 @@ class _Writer:
         self.preamble = preamble
         self.described = described
         self.values: dict[str, Any] = {}
-        self.partial = PartialRender()
         self.function = "gemmtune_mm"
         given = {"a": spec.a, "b": spec.b, "c": spec.c, "d": spec.d, "inp": spec.inp}
         self.operands: dict[str, OperandClass] = {name: operand for name, operand in given.items() if operand is not None}
@@ -64,7 +65,12 @@ class _Writer:
             for scale in scales if name == names[-1] else ():
                 kind = f"*{SIGNATURE_DTYPES[scale.dtype]}"
                 self._pointers[scale.name] = Argument(name=f"{scale.name}_ptr", type=kind, source=("pointer", scale.name))
-        return self.partial.defer("def_kernel", self._signature)
+        return SIGNATURE
+
+    def finished(self, text: str) -> str:
+        """What a template was rendered to, with the signature, which has every size and stride that the body uses."""
+        assert text.count(SIGNATURE) == 1, "a template calls def_kernel once"
+        return text.replace(SIGNATURE, self._signature())
 
     def _operand(self, name: str) -> Argument:
         operand = self.operands[name]
@@ -291,5 +297,5 @@ def render_source(
         **dict(values),
     }
     writer.values = names
-    render(load_template(PACKAGE, template_name), writer.hooks, names, writer.partial)
-    return Source(text=writer.partial.finalize_all(), function=writer.function, arguments=writer.arguments)
+    text = writer.finished(template(PACKAGE, template_name).render(**writer.hooks, **names))
+    return Source(text=text, function=writer.function, arguments=writer.arguments)
