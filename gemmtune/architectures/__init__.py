@@ -7,7 +7,7 @@ of that architecture or a newer one, ``matrix`` does it all, ``report`` tells it
 from .inspection import Inspection, compile_and_inspect, inspect_choices
 from .matrix import ARCHITECTURES, MatrixReport, Ran, matrix_choices, run_matrix
 from .problems import matrix_problems
-from .running import Runner, Way, how_to_run, run_choice
+from .running import Runner, Way, how_to_run
 
 __all__ = [
     "ARCHITECTURES",
@@ -21,6 +21,5 @@ __all__ = [
     "inspect_choices",
     "matrix_choices",
     "matrix_problems",
-    "run_choice",
     "run_matrix",
 ]

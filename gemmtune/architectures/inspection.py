@@ -7,7 +7,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..choice import Status
 from ..device import DeviceInfo, preset
@@ -77,28 +77,25 @@ def inspect_choices(choices: Sequence[CompiledChoice], settings: Settings | None
                 yield _inspect(choice, failures.get(choice.name))
 
 
-def faults(artifact: Artifact, device: DeviceInfo) -> list[str]:
-    """What is wrong with one kernel for ``device``."""
-    return [*_resource_faults(artifact, device), *_instruction_faults(artifact)]
-
-
 def _inspect(choice: CompiledChoice, failure: CompileFailure | None) -> Inspection:
+    plain = Inspection(choice=choice.name, backend=choice.backend, problem=str(choice.problem), arch=choice.arch, status=Status.OK)
+
+    def failed(status: Status, reason: str) -> Inspection:
+        return replace(plain, status=status, problems=(f"{status.value}: {reason}",))
+
     if failure is not None:
-        return _failed(choice, failure.status, failure.reason)
+        return failed(failure.status, failure.reason)
     device = preset(choice.arch)
     try:
         artifacts = choice.artifacts(device)
     except CompileError as error:
-        return _failed(choice, Status.COMPILE_ERROR, error.output)
+        return failed(Status.COMPILE_ERROR, error.output)
     except RuntimeError as error:  # no assembly text was kept, or a tool could not read the binary
-        return _failed(choice, Status.RUNTIME_ERROR, str(error))
+        return failed(Status.RUNTIME_ERROR, str(error))
     found = Counter(mnemonic for artifact in artifacts for mnemonic in _multiplying(artifact))
-    return Inspection(
-        choice=choice.name,
-        backend=choice.backend,
-        problem=str(choice.problem),
+    return replace(
+        plain,
         arch=device.arch,
-        status=Status.OK,
         shared_bytes=max(artifact.shared_bytes for artifact in artifacts),
         registers=_largest([artifact.registers for artifact in artifacts]),
         stack_bytes=_largest([artifact.stack_bytes for artifact in artifacts]),
@@ -106,17 +103,6 @@ def _inspect(choice: CompiledChoice, failure: CompileFailure | None) -> Inspecti
         instructions=tuple(sorted(found.items())),
         expected=tuple(artifact.expected for artifact in artifacts if artifact.expected is not None),
         problems=tuple(f"{artifact.kernel}: {text}" for artifact in artifacts for text in faults(artifact, device)),
-    )
-
-
-def _failed(choice: CompiledChoice, status: Status, reason: str) -> Inspection:
-    return Inspection(
-        choice=choice.name,
-        backend=choice.backend,
-        problem=str(choice.problem),
-        arch=choice.arch,
-        status=status,
-        problems=(f"{status.value}: {reason}",),
     )
 
 
@@ -129,7 +115,8 @@ def _multiplying(artifact: Artifact) -> list[str]:
     return MATRIX.findall(artifact.code) + SCALAR.findall(artifact.code)
 
 
-def _resource_faults(artifact: Artifact, device: DeviceInfo) -> Iterator[str]:
+def faults(artifact: Artifact, device: DeviceInfo) -> Iterator[str]:
+    """What is wrong with one kernel for ``device``: its resources, then its instructions."""
     shared, predicted = artifact.shared_bytes, artifact.predicted_bytes
     if shared > device.smem_per_block_bytes:
         yield f"shared memory: {shared} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
@@ -146,10 +133,7 @@ def _resource_faults(artifact: Artifact, device: DeviceInfo) -> Iterator[str]:
         allocated = -(-artifact.registers // ALLOCATED_TOGETHER) * ALLOCATED_TOGETHER * artifact.threads
         if allocated > device.registers_per_sm:
             yield f"registers: {artifact.threads} threads of {artifact.registers}, a multiprocessor has {device.registers_per_sm}"
-
-
-def _instruction_faults(artifact: Artifact) -> Iterator[str]:
-    """The expected instruction must be there, and no matrix instruction of another kind or type."""
+    # The expected instruction must be there, and no matrix instruction of another kind or type.
     expected = artifact.expected
     found = sorted(set(_multiplying(artifact)))
     if expected is None:

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from ..backends.table import TEMPLATES, load
 from ..choice import Status
@@ -24,8 +23,6 @@ from .report import MatrixReport, Ran
 from .running import Runner, how_to_run
 
 __all__ = ["ARCHITECTURES", "MatrixReport", "Ran", "matrix_choices", "run_matrix"]
-
-Item = TypeVar("Item")
 
 ARCHITECTURES = ("sm75", "sm80", "sm90", "sm100", "gfx942")
 """What the matrix is kept clean for; gfx942 is compiled and never run."""
@@ -74,7 +71,10 @@ def _enumerate(
             else:
                 seen.add(key)
                 opaque[choice.backend] += 1
-        taken = _spread(list(new.items()), most)
+        taken = list(new.items())
+        if most is not None and len(taken) > most:  # at equal distances, the first and the last among them
+            step = (len(taken) - 1) / max(most - 1, 1)
+            taken = [taken[round(i * step)] for i in range(most)]
         seen.update(key for key, _ in taken)
         chosen += [choice for _, choice in taken]
     left_out += tuple(f"{name}: {count} kernels that cannot be inspected" for name, count in sorted(opaque.items()))
@@ -91,14 +91,6 @@ def _backends(device: DeviceInfo, settings: Settings) -> tuple[tuple[str, ...], 
         why = "; ".join(unable) or "enable triton (settings.backends)"
         raise UnavailableError(f"{device.arch}: no enabled backend compiles kernels for it here; {why}")
     return able, unable
-
-
-def _spread(choices: Sequence[Item], most: int | None) -> list[Item]:
-    """``most`` of them at equal distances, the first and the last among them."""
-    if most is None or len(choices) <= most:
-        return list(choices)
-    step = (len(choices) - 1) / max(most - 1, 1)
-    return [choices[round(i * step)] for i in range(most)]
 
 
 def run_matrix(
@@ -156,14 +148,11 @@ def _run(
     listener.stage("run", 0, len(able))
     with Runner(device, settings) as runner:
         for choice, inspection in able:
-            ran.append(Ran(choice=choice.name, problem=str(choice.problem), verdict=_verdict(choice, inspection, device, runner)))
+            verdict: Verdict | str
+            if (need := inspection.shared_bytes or 0) > device.smem_per_block_bytes:  # newer GPUs may have less
+                verdict = f"needs {need} bytes of shared memory, a block of {device.arch} has {device.smem_per_block_bytes}"
+            else:
+                verdict = runner.run(choice)
+            ran.append(Ran(choice=choice.name, problem=str(choice.problem), verdict=verdict))
             listener.stage("run", len(ran), len(able))
     return tuple(ran)
-
-
-def _verdict(choice: CompiledChoice, inspection: Inspection, device: DeviceInfo, runner: Runner) -> Verdict | str:
-    """The verdict, or why this kernel cannot be run here: newer GPUs may have less shared memory."""
-    need = inspection.shared_bytes or 0
-    if need > device.smem_per_block_bytes:
-        return f"needs {need} bytes of shared memory, a block of {device.arch} has {device.smem_per_block_bytes}"
-    return runner.run(choice)

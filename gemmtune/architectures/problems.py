@@ -12,13 +12,12 @@ from typing import get_args
 import torch
 
 from ..problem import Layout, Precision, Problem
-from ..problem.operations import DENSE_OPS, Encoding, Op
+from ..problem.operations import BATCHED_OPS, DENSE_OPS, Encoding
 from ..problem.problem import BiasShape, Scales, WeightScales
 from ..problem.trace import trace
 
 __all__ = ["matrix_problems"]
 
-OPS: tuple[Op, ...] = DENSE_OPS
 DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "tf32": torch.float32, "f64": torch.float64,
 }  # fmt: skip
@@ -38,30 +37,16 @@ def matrix_problems() -> MappingProxyType[str, Problem]:
 
 
 def _crossed() -> Iterator[tuple[str, Problem]]:
-    for (i, op), (j, dtype), (k, layout) in itertools.product(enumerate(OPS), enumerate(DTYPES), enumerate(LAYOUTS)):
-        yield f"{op}-{dtype}-{layout}", _problem(op, dtype, layout, i + j + k)
-
-
-def _problem(op: Op, dtype: str, layout: str, turn: int) -> Problem:
-    m, n, k = SHAPES[turn % len(SHAPES)]
-    bias = BIASES[turn // 2 % len(BIASES)]
-    alpha, beta = SCALARS[turn // 3 % len(SCALARS)]
-    precision = Precision(input_mode="tf32" if dtype == "tf32" else "ieee")
-    kind = DTYPES[dtype]
-    match op:
-        case "mm":
-            return Problem.mm(m, n, k, dtype=kind, layout=layout, device_type="cuda", precision=precision)
-        case "bmm":
-            return Problem.bmm(BATCH, m, n, k, dtype=kind, layout=layout, device_type="cuda", precision=precision)
-        case "addmm":
-            return Problem.addmm(
-                m, n, k, dtype=kind, layout=layout, bias=bias, alpha=alpha, beta=beta, device_type="cuda", precision=precision
-            )
-        case _:
-            return Problem.baddbmm(
-                BATCH, m, n, k, dtype=kind, layout=layout, bias=bias, alpha=alpha, beta=beta, device_type="cuda",
-                precision=precision,
-            )  # fmt: skip
+    for (i, op), (j, dtype), (k, layout) in itertools.product(enumerate(DENSE_OPS), enumerate(DTYPES), enumerate(LAYOUTS)):
+        turn = i + j + k
+        sizes = SHAPES[turn % len(SHAPES)]
+        alpha, beta = SCALARS[turn // 3 % len(SCALARS)]
+        added = {"bias": BIASES[turn // 2 % len(BIASES)], "alpha": alpha, "beta": beta} if op in ("addmm", "baddbmm") else {}
+        precision = Precision(input_mode="tf32" if dtype == "tf32" else "ieee")
+        yield f"{op}-{dtype}-{layout}", getattr(Problem, op)(
+            *((BATCH, *sizes) if op in BATCHED_OPS else sizes), dtype=DTYPES[dtype], layout=layout, device_type="cuda",
+            precision=precision, **added,
+        )  # fmt: skip
 
 
 def _quantized() -> Iterator[tuple[str, Problem]]:

@@ -6,7 +6,6 @@ import dataclasses
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,28 +59,31 @@ class MatrixReport:
     @property
     def failures(self) -> tuple[str, ...]:
         """A line or a few for everything that is not as it should be; none if the architecture is clean."""
-        return tuple(self._failures())
-
-    def _failures(self) -> Iterator[str]:
-        if not self.inspections:
-            yield f"{self.arch}: there was no choice to compile; the settings' backends and filters leave none"
-        for inspection in self.inspections:
-            for text in inspection.problems:
-                yield f"{inspection}: {text}"
+        lines = (
+            []
+            if self.inspections
+            else [f"{self.arch}: there was no choice to compile; the settings' backends and filters leave none"]
+        )
+        lines += [f"{inspection}: {text}" for inspection in self.inspections for text in inspection.problems]
         for ran in self.ran:
             if isinstance(ran.verdict, Verdict) and ran.verdict.status is not Status.OK:
-                yield f"{ran.choice} for {ran.problem}, {self.arch} on {self.device}: {ran.verdict.status}: {ran.verdict.reason}"
+                where = f"{ran.choice} for {ran.problem}, {self.arch} on {self.device}"
+                lines.append(f"{where}: {ran.verdict.status}: {ran.verdict.reason}")
         if self.run and self.way.mode is None:
-            yield f"{self.arch} was to be run, but cannot be: {self.way.reason}"
+            lines.append(f"{self.arch} was to be run, but cannot be: {self.way.reason}")
         elif self.run and not self.verdicts:
-            yield f"{self.arch} was to be run on {self.device}, but no kernel was left to run"
+            lines.append(f"{self.arch} was to be run on {self.device}, but no kernel was left to run")
+        return tuple(lines)
 
     def text(self) -> str:
         """The report for people: counts, then the failures."""
+        statuses = Counter(i.status for i in self.inspections)
+        right = statuses.pop(Status.OK, 0)
+        others = "".join(f", {count} {status.value}" for status, count in sorted(statuses.items()))
         lines = [
             f"{self.arch}: {_count(len(self.inspections), 'kernel')} of {_count(self.problems, 'problem')}, search {self.search} "
             f"({', '.join(self.toolchains)}), {self.seconds:.1f} s",
-            f"  compiled      {self._compiled()}",
+            f"  compiled      {right} of {len(self.inspections)}{others}",
             f"  resources     {self._resources()}",
             *(f"  instruction   {name}: {_count(count, 'kernel')}" for name, count in sorted(self._instructions().items())),
             *(f"  left out      {text}" for text in self.left_out),
@@ -96,11 +98,6 @@ class MatrixReport:
         """Everything, as plain values."""
         data = dataclasses.asdict(self)
         return data | {"executed": self.executed, "failures": list(self.failures), "instructions": dict(self._instructions())}
-
-    def _compiled(self) -> str:
-        statuses = Counter(i.status for i in self.inspections)
-        text = f"{statuses.pop(Status.OK, 0)} of {len(self.inspections)}"
-        return text + "".join(f", {count} {status.value}" for status, count in sorted(statuses.items()))
 
     def _resources(self) -> str:
         compiled = [i for i in self.inspections if i.status is Status.OK]

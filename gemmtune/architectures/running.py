@@ -21,7 +21,7 @@ from ..toolchain.compiled import CompiledChoice
 from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
-__all__ = ["Runner", "Way", "how_to_run", "run_choice"]
+__all__ = ["Runner", "Way", "how_to_run"]
 
 FIRST_SPECIFIC = 90
 """From this capability on, kernels use instructions of their own architecture (``sm_90a``), which no newer one has."""
@@ -53,23 +53,8 @@ def how_to_run(arch: str, device: DeviceInfo | None) -> Way:
     return Way(mode="forward")
 
 
-def run_choice(choice: CompiledChoice, device: DeviceInfo) -> Verdict:
-    """Build and verify a choice in this process, from its PTX if the device is newer. What the kernel raises becomes the verdict.
-
-    Raises:
-        UnavailableError: kernels of this architecture cannot run on the device.
-    """
-    way = how_to_run(choice.arch, device)
-    if way.mode is None:
-        raise UnavailableError(f"{choice.name}: {way.reason}")
-    try:
-        return _verify(choice, device, way.mode)
-    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
-        return _raised(error)
-
-
 class Runner:
-    """``run_choice`` in a worker process: a crash, a hang or an illegal access costs one choice. A context manager."""
+    """Builds and verifies choices in a worker process: a crash, a hang or an illegal access costs one choice. A context manager."""
 
     def __init__(self, device: DeviceInfo, settings: Settings | None = None) -> None:
         self._device = device
@@ -83,23 +68,30 @@ class Runner:
         self.close()
 
     def run(self, choice: CompiledChoice) -> Verdict:
-        """``run_choice`` in a worker; CRASHED or TIMED_OUT where it did not survive. Choices of one problem are best neighbours."""
+        """Build and verify a choice, from its PTX if the device is newer. What the kernel raises becomes the verdict; CRASHED or
+        TIMED_OUT where the worker did not survive. Choices of one problem are best neighbours.
+
+        Raises:
+            UnavailableError: kernels of this architecture cannot run on the device.
+        """
         way = how_to_run(choice.arch, self._device)
         if way.mode is None:
             raise UnavailableError(f"{choice.name}: {way.reason}")
-        worker = self._ready()
+        if self._worker is None or not self._worker.alive:
+            self._worker = WORKERS.take(measuring_kind(self._device))
         try:
-            return worker.call(
-                _verify_with, choice, self._device, way.mode, self._settings, timeout_s=self._settings.choice_timeout_s
+            return self._worker.call(
+                _verify, choice, self._device, way.mode, self._settings, timeout_s=self._settings.choice_timeout_s
             )
         except WorkerTimedOut as error:
             reason = f"{error.reason}; the limit is the setting choice_timeout_s"
             return Verdict(status=Status.TIMED_OUT, error_over_bound=0.0, reason=reason)
         except WorkerCrashed as error:
             return Verdict(status=Status.CRASHED, error_over_bound=0.0, reason=error.reason)
-        except Exception as error:  # noqa: BLE001 - as in run_choice
-            worker.close()  # after some errors every later call in that process fails as well
-            return _raised(error)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
+            self._worker.close()  # after some errors every later call in that process fails as well
+            status, reason = failure_of(error)
+            return Verdict(status=status, error_over_bound=0.0, reason=reason)
 
     def close(self) -> None:
         """Free the operands of the last problem and give the worker back."""
@@ -112,19 +104,12 @@ class Runner:
             return
         WORKERS.give(measuring_kind(self._device), worker)
 
-    def _ready(self) -> Worker:
-        if self._worker is None or not self._worker.alive:
-            self._worker = WORKERS.take(measuring_kind(self._device))
-        return self._worker
+
+# The worker's side.
 
 
-def _raised(error: Exception) -> Verdict:
-    status, reason = failure_of(error)
-    return Verdict(status=status, error_over_bound=0.0, reason=reason)
-
-
-def _verify(choice: CompiledChoice, device: DeviceInfo, mode: Literal["native", "forward"]) -> Verdict:
-    with conditions(choice.problem, device):
+def _verify(choice: CompiledChoice, device: DeviceInfo, mode: Literal["native", "forward"], settings: Settings) -> Verdict:
+    with use(settings), conditions(choice.problem, device):
         made = choice.forward() if mode == "forward" else choice
         return _verifier(choice.problem, device.torch_device).check(made, made.build())
 
@@ -133,14 +118,6 @@ def _verify(choice: CompiledChoice, device: DeviceInfo, mode: Literal["native", 
 def _verifier(problem: Problem, device: torch.device) -> Verifier:
     """That of the last problem: probes and references are shared by its choices."""
     return Verifier(problem, device)
-
-
-# The worker's side.
-
-
-def _verify_with(choice: CompiledChoice, device: DeviceInfo, mode: Literal["native", "forward"], settings: Settings) -> Verdict:
-    with use(settings):
-        return _verify(choice, device, mode)
 
 
 def _forget() -> None:

@@ -15,11 +15,9 @@ import torch
 
 from ..errors import GemmtuneError
 from .option_table import OPTIONS as TABLE
-from .option_table import Option
 from .options import RunOptions
 from .suite import hookspecs
-from .suite.matrices import MatrixSession
-from .suite.session import ConformanceSession, PytestTerminal
+from .suite.session import ConformanceSession, MatrixSession, PytestTerminal
 from .suite.stash import OPTIONS
 
 __all__ = ["options_of", "pytest_addhooks", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
@@ -37,17 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="The GEMM to test (with --pyargs gemmtune.conformance): a function f(a, b), or a module or object with torch's names.",
     )
     for option in TABLE:
-        group.addoption(option.pytest_spelling, dest=f"gemm_{option.name}", help=option.help, **_as_argument(option))
-
-
-def _as_argument(option: Option) -> dict[str, Any]:
-    if option.kind == "flag":
-        return {"action": "store_true"}
-    if option.repeated:
-        return {"action": "append", "metavar": option.metavar}
-    if option.choices:
-        return {"choices": option.choices}
-    return {"type": _TYPES.get(option.kind, str), "metavar": option.metavar}
+        arguments: dict[str, Any] = {"type": _TYPES.get(option.kind, str), "metavar": option.metavar}
+        if option.kind == "flag":
+            arguments = {"action": "store_true"}
+        elif option.repeated:
+            arguments = {"action": "append", "metavar": option.metavar}
+        elif option.choices:
+            arguments = {"choices": option.choices}
+        group.addoption(option.pytest_spelling, dest=f"gemm_{option.name}", help=option.help, **arguments)
 
 
 def options_of(config: pytest.Config) -> RunOptions:

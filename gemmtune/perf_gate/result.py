@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Mapping
@@ -121,12 +122,7 @@ class GateResult:
             "candidate": self.options.candidate,
             "device": self.device,
             "versions": dict(self.versions),
-            "rule": {
-                "limit": self.rule.limit,
-                "visible": self.rule.visible,
-                "level": self.rule.level,
-                "processes": self.options.processes,
-            },
+            "rule": dataclasses.asdict(self.rule) | {"processes": self.options.processes},
             "problems": [entry.to_json() for entry in self.entries],
         }
 

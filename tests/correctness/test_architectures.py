@@ -27,7 +27,6 @@ from gemmtune.architectures import (
     inspect_choices,
     matrix_choices,
     matrix_problems,
-    run_choice,
     run_matrix,
     running,
 )
@@ -41,7 +40,7 @@ from gemmtune.device import DeviceInfo, preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem.problem import Problem
 from gemmtune.selector.verify import Verdict
-from gemmtune.toolchain.compiled import Artifact, cubin_usage
+from gemmtune.toolchain.compiled import Artifact, CompiledChoice, cubin_usage
 
 pytest.importorskip("triton", reason="compiles with Triton")
 
@@ -181,7 +180,7 @@ class TestPlantedFaults:
         ids=str,
     )
     def test_an_artifact(self, changes: dict[str, Any], found: str | None) -> None:
-        texts = faults(replace(self.GOOD, **changes), preset("sm80"))
+        texts = list(faults(replace(self.GOOD, **changes), preset("sm80")))
         assert len(texts) == (found is not None), texts
         assert found is None or found in texts[0]
 
@@ -317,12 +316,15 @@ class TestForward:
             use_ptx(compiled)
 
 
+def verdict_of(choice: CompiledChoice, device: DeviceInfo) -> Verdict:
+    with Runner(device) as runner:
+        return runner.run(choice)
+
+
 class TestRunning:
     def test_what_cannot_run_here_is_refused(self) -> None:
         with pytest.raises(UnavailableError, match="triton:mm_64x64x64_s3_w4: no GPU here"):
-            run_choice(triton_choice("sm80"), CPU)
-        with Runner(CPU) as runner, pytest.raises(UnavailableError, match="no GPU here"):
-            runner.run(triton_choice("sm80"))
+            verdict_of(triton_choice("sm80"), CPU)
 
     @pytest.fixture
     def _native(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,12 +332,12 @@ class TestRunning:
         monkeypatch.setattr(running, "how_to_run", lambda arch, device: Way(mode="native"))
 
     @pytest.mark.usefixtures("_native")
-    def test_verdicts_in_this_process(self) -> None:
-        assert run_choice(simple("right"), CPU).status is Status.OK
-        wrong = run_choice(simple("wrong"), CPU)
+    def test_verdicts(self) -> None:
+        assert verdict_of(simple("right"), CPU).status is Status.OK
+        wrong = verdict_of(simple("wrong"), CPU)
         assert wrong.status is Status.WRONG_RESULT
         assert "out[63, 47]" in wrong.reason
-        raised = run_choice(simple("raise"), CPU)
+        raised = verdict_of(simple("raise"), CPU)
         assert (raised.status, raised.reason) == (
             Status.RUNTIME_ERROR,
             "RuntimeError: an illegal memory access was encountered",
@@ -349,8 +351,8 @@ class TestRunning:
 
     def test_forward_builds_the_forward_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(running, "how_to_run", lambda arch, device: Way(mode="forward"))
-        assert run_choice(simple("right"), CPU).status is Status.OK
-        assert run_choice(simple("forwarded"), CPU).status is Status.WRONG_RESULT
+        assert verdict_of(simple("right"), CPU).status is Status.OK
+        assert verdict_of(simple("forwarded"), CPU).status is Status.WRONG_RESULT
 
 
 def _inspection(**changes: Any) -> Inspection:

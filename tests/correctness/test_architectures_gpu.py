@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from planted_choices import triton_choice
 
-from gemmtune.architectures import Runner, how_to_run, inspect_choices, matrix_choices, matrix_problems, run_choice, run_matrix
+from gemmtune.architectures import Runner, how_to_run, inspect_choices, matrix_choices, matrix_problems, run_matrix
 from gemmtune.backends.triton.configs import Config
 from gemmtune.choice import Status
 from gemmtune.device import DeviceInfo, detect
@@ -70,13 +70,14 @@ def test_choices_give_right_results(arch: str, name: str, gpu: DeviceInfo, runne
 
 
 def test_forward_is_what_makes_an_older_kernel_run(gpu: DeviceInfo) -> None:
-    """The cubin of sm75 is refused by the driver of any newer GPU; its PTX runs, in this process as in a worker."""
+    """The cubin of sm75 is refused by the driver of any newer GPU; its PTX runs."""
     choice = triton_choice("sm75", Config(block_m=32, block_n=32, block_k=32, stages=1, warps=4))
     if how_to_run("sm75", gpu).mode != "forward":
         pytest.skip(f"{gpu.name} is {gpu.arch}: sm75 is not older")
     with pytest.raises(RuntimeError, match=r"Triton Error \[CUDA\]"):
         choice.build()
-    verdict = run_choice(choice, gpu)
+    with Runner(gpu) as runner:
+        verdict = runner.run(choice)
     assert verdict.status is Status.OK, verdict.reason
 
 

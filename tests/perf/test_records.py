@@ -14,14 +14,53 @@ import pytest
 import torch
 
 from gemmtune import settings
-from gemmtune.device import detect
+from gemmtune.choice import Choice
+from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch.plan import plan_for
-from gemmtune.perf_gate.records import DeviceClock, extra_info
+from gemmtune.perf_gate.gate import versions
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
+from gemmtune.settings import Settings
 from gemmtune.timing.conditions import conditions
 from gemmtune.timing.contenders import Contender
 from gemmtune.timing.timer import Timer, collection_paused
+from gemmtune.version import __version__
+
+
+class DeviceClock:
+    """A timer for pytest-benchmark that goes forward by the time of one call for each sample, and stands still otherwise.
+
+    Samples are those of ``selector.timing.timer``: between CUDA events on a GPU, between readings of the clock on a CPU.
+    """
+
+    __name__ = "device_clock"
+    """By which pytest-benchmark names it in its tables."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self._now_s
+
+    def sample(self, contender: Contender) -> float:
+        """Take one sample of a contender, in µs for one call, and go forward by as much."""
+        time_us = contender.sample_us()
+        self._now_s += time_us * 1e-6
+        return time_us
+
+
+def extra_info(problem: Problem, choice: Choice, device: DeviceInfo, settings: Settings) -> dict[str, Any]:
+    """Plain values that tell a record from every other: the whole problem, the choice, the device, the versions."""
+    return {
+        "problem": str(problem),
+        "key": problem.to_json(),
+        "choice": choice.name,
+        "content_hash": choice.content_hash,
+        "device": device.name,
+        "versions": {"gemmtune": __version__} | versions(device, settings),
+    }
+
 
 CLOCK = DeviceClock()
 ROUNDS = 20

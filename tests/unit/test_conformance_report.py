@@ -17,8 +17,8 @@ from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.report.as_json import SCHEMA, as_json_text
 from gemmtune.conformance.report.summary import NOT_ASKED, Standing, Summary, summarise, tile_places
 from gemmtune.conformance.report.text import COLOURS, as_html, declarations, header_lines, heat_lines, renderables
-from gemmtune.conformance.runs.isolation import Description
-from gemmtune.conformance.runs.run import LEAST_EXECUTED, Ground, Run
+from gemmtune.conformance.runs.isolation import Ground
+from gemmtune.conformance.runs.run import LEAST_EXECUTED, Run
 from gemmtune.selector.table import plain_text
 
 NASTY = "<script>alert('x')</script> & more"
@@ -27,8 +27,7 @@ HEAT = HeatMap(batch=0, rows=4, cols=8, cells=((0.0, 0.5, 2.0, 70.0), (2e4, floa
 
 def run_of(**options: object) -> Run:
     given = RunOptions(**({"backend": "mypkg:f"} | options))  # type: ignore[arg-type]
-    description = Description(name="mypkg:f", traits=Traits(ops=("mm",)), device_name="CPU", sm=0)
-    return Run(given, Ground(description=description, device="cpu"))
+    return Run(given, Ground(name="mypkg:f", traits=Traits(ops=("mm",)), device="cpu", device_name="CPU", sm=0))
 
 
 def record(name: str = "bound", verdict: Verdict = Verdict.PASSED, *failures: Failure, k: int = 33, **more: object) -> Record:

@@ -9,7 +9,7 @@ from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.runs import run as runs
-from gemmtune.conformance.runs.isolation import Description
+from gemmtune.conformance.runs.isolation import Ground
 
 
 class Told:
@@ -28,8 +28,7 @@ class Told:
 
 
 def run_of(runner: Told, **options: object) -> runs.Run:
-    description = Description(name="told", traits=Traits(), device_name="CPU", sm=0)
-    ground = runs.Ground(description=description, device="cpu")
+    ground = Ground(name="told", traits=Traits(), device="cpu", device_name="CPU", sm=0)
     return runs.Run(RunOptions(backend="nowhere:told", **options), ground, runner)  # type: ignore[arg-type]
 
 

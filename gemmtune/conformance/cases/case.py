@@ -61,11 +61,12 @@ class Case:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        weights = {"mixed_mm": tuple(WEIGHTS), "scaled_mm": FLOAT8}.get(self.op, ())
         for name, value, legal in (
             ("op", self.op, OPS), ("dtype", self.dtype, tuple(DTYPES)), ("bias", self.bias, BIASES),
             ("alpha", self.alpha, SCALARS), ("beta", self.beta, SCALARS), ("scales", self.scales, SCALES),
             ("scale_dtype", self.scale_dtype, ("", *NARROW_FLOATS)), ("zeros", self.zeros, YES_NO),
-            ("result", self.result, ("", *NARROW_FLOATS)), ("weights", self.weights, ("", *self._legal_weights)),
+            ("result", self.result, ("", *NARROW_FLOATS)), ("weights", self.weights, ("", *weights)),
         ):  # fmt: skip
             if value not in legal:
                 raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")
@@ -79,10 +80,6 @@ class Case:
             OperandLayout.parse(text)
         if self.op in SCALES_OF and self.scales not in SCALES_OF[self.op]:
             raise CaseError(f"scales: got {self.scales!r}, expected for {self.op} one of {', '.join(SCALES_OF[self.op])}")
-
-    @property
-    def _legal_weights(self) -> tuple[str, ...]:
-        return {"mixed_mm": tuple(WEIGHTS), "scaled_mm": FLOAT8}.get(self.op, ())
 
     @property
     def id(self) -> str:

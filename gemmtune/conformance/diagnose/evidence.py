@@ -124,18 +124,16 @@ class View:
 
     def scale_of(self, which: Matrix, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
         """scale_a or scale_b of these elements, those of the view unless given; 1 where there is none."""
-        operands = self.evidence.operands
-        return self._scale(which, operands.scale_a if which == "a" else operands.scale_b, rows, cols, 1.0)
+        return self._factor(which, "scale_a" if which == "a" else "scale_b", rows, cols)
 
     def zero_of(self, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
         """zero_b alike; 0 where there is none."""
-        return self._scale("b", self.evidence.operands.zero_b, rows, cols, 0.0)
+        return self._factor("b", "zero_b", rows, cols)
 
-    def _scale(
-        self, which: Matrix, scale: torch.Tensor | None, rows: torch.Tensor | None, cols: torch.Tensor | None, default: float
-    ) -> torch.Tensor:
+    def _factor(self, which: Matrix, name: str, rows: torch.Tensor | None, cols: torch.Tensor | None) -> torch.Tensor:
+        scale: torch.Tensor | None = getattr(self.evidence.operands, name)
         if scale is None:
-            return torch.full((1, 1), default, dtype=torch.float64)
+            return torch.full((1, 1), float(name != "zero_b"), dtype=torch.float64)
         problem = self.problem
         size = (problem.m, problem.k) if which == "a" else problem.b_size
         lines = (x if x is not None else y for x, y in zip((rows, cols), self.lines(which), strict=True))

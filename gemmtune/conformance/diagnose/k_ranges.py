@@ -46,49 +46,30 @@ class _Sample:
     bad: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """What is done to a range: ``share`` of its part is missing; ``result`` is what the view is then, given the range."""
-
-    verb: str
-    share: Callable[[_Sample], torch.Tensor]
-    result: Callable[[View, int, int], torch.Tensor]
-
-
-def _dropped(view: View, low: int, high: int) -> torch.Tensor:
-    kept = torch.cat([torch.arange(low), torch.arange(high, view.problem.k)])
-    return view.of(view.a[..., kept], view.b[:, kept])
-
-
-def _twice(view: View, low: int, high: int) -> torch.Tensor:
-    taken = torch.cat([torch.arange(view.problem.k), torch.arange(low, high)])
-    return view.of(view.a[..., taken], view.b[:, taken])
-
-
-def _late(view: View, low: int, high: int) -> torch.Tensor:
-    return _dropped(view, low, high) + view.a[..., low:high] @ view.b[:, low:high]
-
-
-def _late_share(sample: _Sample) -> torch.Tensor:
-    return 1 - 1 / torch.where(sample.factor == 0, 1.0, sample.factor)
-
-
-_FAULTS = (
-    _Fault("dropped", lambda sample: torch.ones_like(sample.factor), _dropped),
-    _Fault("counted twice", lambda sample: -torch.ones_like(sample.factor), _twice),
-    _Fault("added after alpha and scales were applied", _late_share, _late),
-)
-
-
 def k_ranges(view: View) -> Iterator[Suspect]:
     """The end or the beginning of K, one of several equal parts, an aligned block."""
     sample = _sample(view)
     if view.problem.k < 2 or not bool(sample.bad.any()):
         return
-    searched = _searched(view.problem.k)
+    k = view.problem.k
+
+    def taking(*parts: tuple[int, int]) -> torch.Tensor:
+        """The view with these parts of K."""
+        taken = torch.cat([torch.arange(low, high) for low, high in parts])
+        return view.of(view.a[..., taken], view.b[:, taken])
+
+    def added_late(low: int, high: int) -> torch.Tensor:
+        return taking((0, low), (high, k)) + view.a[..., low:high] @ view.b[:, low:high]
+
+    all_of_it = torch.ones_like(sample.factor)
+    faults: tuple[tuple[str, torch.Tensor, Callable[[int, int], torch.Tensor]], ...] = (
+        ("dropped", all_of_it, lambda low, high: taking((0, low), (high, k))),
+        ("counted twice", -all_of_it, lambda low, high: taking((0, k), (low, high))),
+        ("added after alpha and scales were applied", 1 - 1 / torch.where(sample.factor == 0, 1.0, sample.factor), added_late),
+    )
+    searched = _searched(k)
     tried = sum(len(ranges.low) for ranges in searched)
-    for fault in _FAULTS:
-        share = fault.share(sample)
+    for verb, share, result in faults:  # what is done to a range, the share of its part that is then missing, the view then
         if bool((share == 0).all()):
             continue
         found = [(ranges, fits) for ranges in searched if len(fits := _fitting(sample, ranges, share))]
@@ -99,8 +80,8 @@ def k_ranges(view: View) -> Iterator[Suspect]:
             for pick in dict.fromkeys((fits[sizes.argmin()], fits[sizes.argmax()])):
                 low, high = int(ranges.low[pick]), int(ranges.high[pick])
                 names = [f"a K block of {high - low}"] if somewhere else []
-                for name in (*names, _words(ranges.sort, low, high, sizes, view.problem.k)):
-                    yield Suspect(f"{name} {fault.verb}", fault.result(view, low, high), tried, along_k=True)
+                for name in (*names, _words(ranges.sort, low, high, sizes, k)):
+                    yield Suspect(f"{name} {verb}", result(low, high), tried, along_k=True)
 
 
 def _sample(view: View) -> _Sample:

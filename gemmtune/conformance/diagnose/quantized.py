@@ -13,6 +13,8 @@ from .match import Suspect
 __all__ = ["blocks", "clamped_pairs", "factors", "weights"]
 
 _NARROW = (torch.bfloat16, torch.float16)
+FIRST = torch.zeros(1, dtype=torch.int64)
+"""The first row or column alone."""
 
 
 def weights(view: View) -> Iterator[Suspect]:
@@ -64,11 +66,11 @@ def blocks(view: View) -> Iterator[Suspect]:
         name, scale = f"scale_{which}", view.scale_of(which)
         yield Suspect(f"{name} dropped", _with(view, which, torch.ones_like(scale)))
         yield Suspect(f"{name} applied twice", _with(view, which, scale * scale))
-        yield Suspect(f"first element of {name} used for all", _with(view, which, view.scale_of(which, rows=_none(), cols=_none())))
+        yield Suspect(f"first element of {name} used for all", _with(view, which, view.scale_of(which, rows=FIRST, cols=FIRST)))
         for text, rows, cols in _elsewhere(view, which):
             yield Suspect(f"{name} {text}", _with(view, which, view.scale_of(which, rows=rows, cols=cols)))
         if which == "b" and layout.size == (1, view.problem.n) and view.problem.n > 1:
-            turned = view.scale_of("b", rows=_none(), cols=view.inner % view.problem.n).mT
+            turned = view.scale_of("b", rows=FIRST, cols=view.inner % view.problem.n).mT
             yield Suspect("scale_b on the wrong axis", _with(view, "b", turned))
         for dtype in _NARROW:
             if dtype_info(dtype).unit_roundoff > dtype_info(layout.dtype).unit_roundoff:
@@ -80,10 +82,6 @@ def _with(view: View, which: Matrix, scale: torch.Tensor) -> torch.Tensor:
     if which == "a":
         return view.of(a=view.stored("a") * scale)
     return view.of(b=(view.stored("b") - view.zero_of()) * scale)
-
-
-def _none() -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.int64)
 
 
 def _elsewhere(view: View, which: Matrix) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -74,7 +75,7 @@ def accumulators(view: View, blocks: tuple[int, ...] = BLOCKS) -> Iterator[Suspe
         for block in blocks:
             if block <= view.problem.k <= block * MOST_STEPS:
                 text = f"accumulation in {dtype_name(dtype)}"
-                yield Suspect(text, view.result(_accumulated(view, dtype, block)), len(BLOCKS), SHARE)
+                yield Suspect(text, view.result(_summed(_blocks(view, block), dtype) * view.scales), len(BLOCKS), SHARE)
 
 
 def overflow(view: View) -> str:
@@ -103,21 +104,18 @@ def round_off(view: View) -> str:
         return ""
     best: tuple[float, str] = (math.log(TYPICAL), "")
     for dtype in _narrower(view):
-        if dtype != view.problem.out.dtype and not _on_grid(view, dtype):
+        # Results of sums in a dtype that is narrower than theirs are values of it.
+        on_grid = view.inp is None and view.alpha == 1 and bool((_through(view.got, dtype) == view.got).all())
+        if dtype != view.problem.out.dtype and not on_grid:
             continue
         for block in (1, 16, 64):
             if block <= view.problem.k <= block * MOST_STEPS:
-                simulated = view.result(_accumulated(view, dtype, block)) - view.expected
+                simulated = view.result(_summed(_blocks(view, block), dtype) * view.scales) - view.expected
                 if not bool(simulated.isfinite().all()) or not bool(simulated.any()):
                     continue
                 apart = abs(math.log(_rms(error) / _rms(simulated)))
                 best = min(best, (apart, f"round-off as of accumulation in {dtype_name(dtype)}"))
     return best[1]
-
-
-def _on_grid(view: View, dtype: torch.dtype) -> bool:
-    """Whether the results are values of a dtype that is narrower than theirs, as sums in it are."""
-    return view.inp is None and view.alpha == 1 and bool((_through(view.got, dtype) == view.got).all())
 
 
 def _noisy(view: View, error: torch.Tensor) -> bool:
@@ -132,24 +130,15 @@ def _noisy(view: View, error: torch.Tensor) -> bool:
     return LEAST_RARE <= positive <= 1 - LEAST_RARE and not float(alike.abs()) > MOST_ALIKE
 
 
-def _accumulated(view: View, dtype: torch.dtype, block: int) -> torch.Tensor:
-    acc = torch.zeros_like(view.got)
-    for part in _blocks(view, block):
-        acc = _through(acc + part, dtype)
-    return acc * view.scales
-
-
 def _blocks(view: View, size: int) -> Iterator[torch.Tensor]:
     """a @ b over consecutive parts of K."""
     for k in range(0, view.problem.k, size):
         yield view.a[..., k : k + size] @ view.b[:, k : k + size]
 
 
-def _summed(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = _through(total + part, dtype)
-    return total
+def _summed(parts: Iterable[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """The running sum, rounded after each part."""
+    return functools.reduce(lambda total, part: _through(total + part, dtype), parts, torch.zeros((), dtype=torch.float64))
 
 
 def _through(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -162,37 +162,25 @@ def _on_cuda(trait: str) -> Callable[[Scope], str | None]:
 
 PROPERTIES = (
     Property(
-        name="determinism",
-        meaning="equal inputs give equal bits",
-        check=check_determinism,
-        enumerate=Sample(budget=(18, 72, 300), shapes=SIZES),
-        needs=declared("deterministic"),
+        "determinism", "equal inputs give equal bits", check_determinism,
+        Sample(budget=(18, 72, 300), shapes=SIZES), needs=declared("deterministic"),
     ),
     Property(
-        name="repeatability",
-        meaning="the same call is right every time",
-        check=check_repeatability,
-        enumerate=Sample(budget=(18, 72, 300), shapes=SIZES),
+        "repeatability", "the same call is right every time", check_repeatability,
+        Sample(budget=(18, 72, 300), shapes=SIZES),
     ),
     Property(
-        name="threads",
-        meaning="calls from several threads at once are right",
-        check=check_threads,
-        enumerate=Sample(budget=(18, 72, 200), shapes=((64, 64, 64), (72, 129, 96), (48, 56, 256)), variants=("sizes", "")),
+        "threads", "calls from several threads at once are right", check_threads,
+        Sample(budget=(18, 72, 200), shapes=((64, 64, 64), (72, 129, 96), (48, 56, 256)), variants=("sizes", "")),
         needs=declared("threads"),
     ),
     Property(
-        name="streams",
-        meaning="work goes to the current stream, which need not be the default one",
-        check=check_streams,
-        enumerate=Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("late_inputs", "busy_default")),
-        needs=_on_cuda("streams"),
+        "streams", "work goes to the current stream, which need not be the default one", check_streams,
+        Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("late_inputs", "busy_default")), needs=_on_cuda("streams"),
     ),
     Property(
-        name="graph-replay",
-        meaning="a captured CUDA graph computes from the numbers that its operands have when it is replayed",
-        check=check_graph_replay,
-        enumerate=Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("", {"out": "row"})),
-        needs=_on_cuda("capturable"),
+        "graph-replay", "a captured CUDA graph computes from the numbers that its operands have when it is replayed",
+        check_graph_replay,
+        Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("", {"out": "row"})), needs=_on_cuda("capturable"),
     ),
-)
+)  # fmt: skip

@@ -95,25 +95,19 @@ def _empty_needs(scope: Scope) -> str | None:
 
 PROPERTIES = (
     Property(
-        name="edges",
-        meaning="sizes one below, at and one above those of tiles, in every combination of two",
-        check=check_cancellation,
-        enumerate=_edges,
-        drawn=True,
-    ),
-    Property(name="long", meaning="more than 2^13, 2^15 and 2^16 rows, columns and terms", check=check_long, enumerate=_long),
-    Property(
-        name="empty",
-        meaning="without rows, columns or matrices, an empty result of the right shape",
-        check=check_empty,
-        enumerate=_empty,
-        needs=_empty_needs,
+        "edges", "sizes one below, at and one above those of tiles, in every combination of two", check_cancellation,
+        _edges, drawn=True,
     ),
     Property(
-        name="k-zero",
-        meaning="with nothing to sum, beta · C or zeros",
-        check=check_integers,
-        enumerate=_k_zero,
-        needs=lambda scope: "K is declared to be at least 1" if scope.traits.least[2] else None,
+        "long", "more than 2^13, 2^15 and 2^16 rows, columns and terms", check_long,
+        _long,
     ),
-)
+    Property(
+        "empty", "without rows, columns or matrices, an empty result of the right shape", check_empty,
+        _empty, needs=_empty_needs,
+    ),
+    Property(
+        "k-zero", "with nothing to sum, beta · C or zeros", check_integers,
+        _k_zero, needs=lambda scope: "K is declared to be at least 1" if scope.traits.least[2] else None,
+    ),
+)  # fmt: skip

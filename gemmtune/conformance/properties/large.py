@@ -124,16 +124,12 @@ def _large_needs(scope: Scope) -> str | None:
 
 PROPERTIES = (
     Property(
-        name="large-offsets",
-        meaning="rows of a, b or out that begin beyond 2^31 elements",
-        check=check_large_offsets,
-        enumerate=_far_cases,
+        "large-offsets", "rows of a, b or out that begin beyond 2^31 elements", check_large_offsets,
+        _far_cases,
     ),
     Property(
-        name="large-sizes",
-        meaning="more than 2^31 elements in a, b or the result",
-        check=check_large_sizes,
-        enumerate=Sample(
+        "large-sizes", "more than 2^31 elements in a, b or the result", check_large_sizes,
+        Sample(
             budget=(0, 0, 8),
             shapes=((46400, 46400, 64), (2**21 + 16, 16, 1040), (16, 2**21 + 16, 1040)),  # M·N, M·K and N·K beyond 2^31
             ops=ONE_PRODUCT,
@@ -141,4 +137,4 @@ PROPERTIES = (
         ),
         needs=_large_needs,
     ),
-)
+)  # fmt: skip

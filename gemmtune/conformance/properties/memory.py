@@ -79,51 +79,37 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 PROPERTIES = (
     Property(
-        name="result",
-        meaning="the result has the right shape, dtype and device, and is memory of its own",
-        check=check_result,
-        enumerate=Sample(budget=(36, 100, 400), shapes=(*SIZES, (1, 1, 1))),
+        "result", "the result has the right shape, dtype and device, and is memory of its own", check_result,
+        Sample(budget=(36, 100, 400), shapes=(*SIZES, (1, 1, 1))),
     ),
     Property(
-        name="out",
-        meaning="the result is written to out, whatever its strides",
-        check=check_once,
-        enumerate=Sample(budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES)),
-        needs=declared("out", "out="),
-        drawn=True,
+        "out", "the result is written to out, whatever its strides", check_once,
+        Sample(budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES)),
+        needs=declared("out", "out="), drawn=True,
     ),
     Property(
-        name="out-of-bounds",
-        meaning="nothing is written before, after or between the elements of out",
-        check=check_once,
-        enumerate=Sample(
+        "out-of-bounds", "nothing is written before, after or between the elements of out", check_once,
+        Sample(
             budget=(72, 320, 2000),
             shapes=TILE_EDGES,
             variants=tuple({"out": text} for text in ("row", "row+16", "row@1", "row+1", "col")),
         ),
-        needs=declared("out", "out="),
-        drawn=True,
+        needs=declared("out", "out="), drawn=True,
     ),
     Property(
-        name="unwritten",
-        meaning="every element of the result is written, whatever its memory held before",
-        check=check_calls(3),
-        enumerate=Sample(budget=(36, 200, 1000), shapes=TILE_EDGES, variants=("", {"out": "row"})),
+        "unwritten", "every element of the result is written, whatever its memory held before", check_calls(3),
+        Sample(budget=(36, 200, 1000), shapes=TILE_EDGES, variants=("", {"out": "row"})),
     ),
     Property(
-        name="inputs-unchanged",
-        meaning="nothing is written to the inputs, nor beside them",
-        check=check_calls(2),
-        enumerate=Sample(
+        "inputs-unchanged", "nothing is written to the inputs, nor beside them", check_calls(2),
+        Sample(
             budget=(18, 72, 300),
             shapes=((64, 64, 64), (48, 48, 48), (33, 33, 33)),
             pairs=tuple(itertools.product(PLACES, PLACES)),
         ),
     ),
     Property(
-        name="fresh-pointers",
-        meaning="results depend on the numbers of a call alone, not on where earlier operands were",
-        check=check_fresh_pointers,
-        enumerate=Sample(budget=(36, 100, 400), shapes=SIZES, variants=("moved", "freed", "overwritten")),
+        "fresh-pointers", "results depend on the numbers of a call alone, not on where earlier operands were", check_fresh_pointers,
+        Sample(budget=(36, 100, 400), shapes=SIZES, variants=("moved", "freed", "overwritten")),
     ),
-)
+)  # fmt: skip

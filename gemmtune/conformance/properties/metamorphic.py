@@ -7,6 +7,7 @@ under the GEMM's claims, each result is held to the error bound instead.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -30,29 +31,20 @@ A_SCALE, B_SCALE = 8.0, 4.0
 """Powers of two: the results of scaled operands differ from those of the others in their exponents alone."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Called:
-    """A result with the operands that it came from."""
-
-    bench: Bench
-    operands: Operands
-    result: torch.Tensor
-
-    @classmethod
-    def of(cls, bench: Bench, operands: Operands) -> _Called:
-        """That of one call."""
-        return cls(bench=bench, operands=operands, result=bench.call(operands))
+Called = tuple[Bench, Operands]
 
 
-def _expect_alike(plain: _Called, other: _Called, expected: torch.Tensor, *, name: str, exact: bool = True) -> None:
-    """The result of ``other`` is ``expected``, which was made of that of ``plain``. If not, the one that is wrong is explained."""
-    if torch.equal(other.result.nan_to_num(), expected.nan_to_num()):
+def _expect_alike(plain: Called, other: Called, relate: Callable[..., torch.Tensor], *, name: str, exact: bool = True) -> None:
+    """The result of ``other`` is what ``relate`` makes of that of ``plain`` and of its own. If not, the wrong one is explained."""
+    result, changed = (bench.call(operands) for bench, operands in (plain, other))
+    expected = relate(result, changed)
+    if torch.equal(changed.nan_to_num(), expected.nan_to_num()):
         return
-    for called, words in ((other, name), (plain, f"{name}, before")):
-        called.bench.forget_results()
-        if not called.bench.expect(called.result, called.operands, name=words, exact=exact):
+    for (bench, operands), got, words in ((other, changed, name), (plain, result, f"{name}, before")):
+        bench.forget_results()
+        if not bench.expect(got, operands, name=words, exact=exact):
             return
-    other.bench.expect_equal(other.result, expected, other.operands, name=name, known=False)
+    other[0].expect_equal(changed, expected, other[1], name=name, known=False)
 
 
 def check_permutation(bench: Bench) -> None:
@@ -85,9 +77,12 @@ def check_permutation(bench: Bench) -> None:
         zero_b=moved(problem.zero_b, operands.zero_b, "n"),
         extra=tuple(factor for layout, x in factors if (factor := moved(layout, x)) is not None),
     )
-    plain = _Called.of(bench, operands)
-    expected = plain.result.index_select(-2, rows).index_select(-1, cols)
-    _expect_alike(plain, _Called.of(bench, permuted), expected, name="rows of a and columns of b in another order")
+    _expect_alike(
+        (bench, operands),
+        (bench, permuted),
+        lambda result, _: result.index_select(-2, rows).index_select(-1, cols),
+        name="rows of a and columns of b in another order",
+    )
     return None
 
 
@@ -105,8 +100,8 @@ def check_transpose(bench: Bench) -> None:
         scale_a=_transposed(operands.scale_b),
         scale_b=_transposed(operands.scale_a),
     )
-    plain = _Called.of(bench, operands)
-    _expect_alike(plain, _Called.of(other, mirrored), plain.result.mT, name="bᵀ @ aᵀ beside the transposed a @ b")
+    name = "bᵀ @ aᵀ beside the transposed a @ b"
+    _expect_alike((bench, operands), (other, mirrored), lambda result, _: result.mT, name=name)
     return None
 
 
@@ -126,12 +121,15 @@ def check_scaling(bench: Bench) -> None:
         b=made(problem.b, operands.b.double() * factor) if which == "b" else operands.b,
         inp=None if inp is None or problem.inp is None else made(problem.inp, inp.double() * factor),
     )
-    plain, other = _Called.of(bench, operands), _Called.of(bench, scaled)
-    before, info = plain.result.double(), dtype_info(plain.result.dtype)
-    rounded_apart = (before.abs() < info.smallest_normal) | (before.abs() * factor > info.largest)
-    # Subnormal numbers have fewer bits, and beyond the largest number there is but infinity.
-    expected = torch.where(rounded_apart, other.result, (before * factor).to(plain.result.dtype))
-    _expect_alike(plain, other, expected, name=f"{which} times {factor:g}", exact=not bench.claims.deterministic)
+
+    def times(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Subnormal numbers have fewer bits, and beyond the largest number there is but infinity: these are left as they are."""
+        before, info = result.double(), dtype_info(result.dtype)
+        rounded_apart = (before.abs() < info.smallest_normal) | (before.abs() * factor > info.largest)
+        return torch.where(rounded_apart, other, (before * factor).to(result.dtype))
+
+    name, exact = f"{which} times {factor:g}", not bench.claims.deterministic
+    _expect_alike((bench, operands), (bench, scaled), times, name=name, exact=exact)
     return None
 
 
@@ -159,8 +157,8 @@ def check_k_padding(bench: Bench) -> None:
         scale_b=_lengthened(operands.scale_b, padding.scale_b),
         zero_b=_lengthened(operands.zero_b, padding.zero_b),
     )
-    plain = _Called.of(bench, operands)
-    _expect_alike(plain, _Called.of(other, padded), plain.result, name=f"K padded from {k} to {other.case.k} with zeros")
+    name = f"K padded from {k} to {other.case.k} with zeros"
+    _expect_alike((bench, operands), (other, padded), lambda result, _: result, name=name)
     return None
 
 
@@ -210,10 +208,8 @@ _has_products = tested((*TRANSPOSABLE, "mixed_mm"), "every tested operation adds
 
 PROPERTIES = (
     Property(
-        name="permutation",
-        meaning="rows of a and columns of b in another order give the same numbers in that order",
-        check=check_permutation,
-        enumerate=Sample(
+        "permutation", "rows of a and columns of b in another order give the same numbers in that order", check_permutation,
+        Sample(
             budget=(36, 100, 500),
             shapes=SIZES,
             ops=ONE_PRODUCT,
@@ -221,10 +217,8 @@ PROPERTIES = (
         ),
     ),
     Property(
-        name="transpose",
-        meaning="bᵀ @ aᵀ is the transposed a @ b",
-        check=check_transpose,
-        enumerate=Sample(
+        "transpose", "bᵀ @ aᵀ is the transposed a @ b", check_transpose,
+        Sample(
             budget=(36, 100, 500),
             shapes=SIZES,
             admits=lambda case: case.op in TRANSPOSABLE and case.scales == "tensor" and not case.weights,
@@ -233,10 +227,8 @@ PROPERTIES = (
         needs=_has_products,
     ),
     Property(
-        name="scaling",
-        meaning="operands times a power of two give the result times that",
-        check=check_scaling,
-        enumerate=Sample(
+        "scaling", "operands times a power of two give the result times that", check_scaling,
+        Sample(
             budget=(36, 100, 500),
             shapes=SIZES,
             variants=("a", "b"),
@@ -246,16 +238,12 @@ PROPERTIES = (
         ),
     ),
     Property(
-        name="k-padding",
-        meaning="zeros appended along K change nothing",
-        check=check_k_padding,
-        enumerate=Sample(budget=(36, 100, 500), shapes=SIZES, variants=("a.1", "b.7", "a.64", "b.31"), ops=ONE_PRODUCT),
+        "k-padding", "zeros appended along K change nothing", check_k_padding,
+        Sample(budget=(36, 100, 500), shapes=SIZES, variants=("a.1", "b.7", "a.64", "b.31"), ops=ONE_PRODUCT),
     ),
     Property(
-        name="identity",
-        meaning="a times the identity is a, bit by bit",
-        check=check_identity,
-        enumerate=Sample(
+        "identity", "a times the identity is a, bit by bit", check_identity,
+        Sample(
             budget=(36, 100, 500),
             shapes=SIZES,
             variants=("a", "b"),
@@ -265,4 +253,4 @@ PROPERTIES = (
         ),
         needs=_has_products,
     ),
-)
+)  # fmt: skip

@@ -46,9 +46,9 @@ Needs: TypeAlias = Callable[[Scope], str | None]
 """The reason why a property is not tested within a scope (something undeclared, no such device), None if it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Property:
-    """One row of the suite's table.
+    """One row of the suite's table: name, meaning, check, cases, and under which conditions.
 
     ``enumerate`` makes the cases of the property's name and a scope's level, in a fixed order; ``drawn`` says whether hypothesis
     may draw further ones, by changing sizes, strides, dtype and seed of those.

@@ -79,17 +79,12 @@ def _scalar_needs(scope: Scope) -> str | None:
 
 PROPERTIES = (
     Property(
-        name="alpha-beta",
-        meaning="alpha and beta of 0, 1 and other values count, each where it belongs",
-        check=check_alpha_beta,
-        enumerate=Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=ADDED),
-        needs=_scalar_needs,
+        "alpha-beta", "alpha and beta of 0, 1 and other values count, each where it belongs", check_alpha_beta,
+        Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=ADDED), needs=_scalar_needs,
     ),
     Property(
-        name="bias",
-        meaning="the added operand in each declared shape and several strides",
-        check=check_integers,
-        enumerate=Sample(
+        "bias", "the added operand in each declared shape and several strides", check_integers,
+        Sample(
             budget=(64, 256, 1500),
             shapes=SIZES,
             variants=lambda scope: [{"bias": shape, "inp": text} for shape in scope.traits.bias for text in STRIDES[shape]],
@@ -98,10 +93,8 @@ PROPERTIES = (
         needs=added_needs,
     ),
     Property(
-        name="scales",
-        meaning="scales and zero points of every declared kind count, each for the elements that it is for",
-        check=check_scales,
-        enumerate=Sample(
+        "scales", "scales and zero points of every declared kind count, each for the elements that it is for", check_scales,
+        Sample(
             budget=(96, 400, 2500),
             # K below, at and above the elements that share a scale, and several times those; M and N beyond a block of 128.
             shapes=(
@@ -111,7 +104,6 @@ PROPERTIES = (
             variants=tuple({"inp": text} for text in ("row", "col", "row+3", "every2", "row@1")),
             ops=tuple(SCALES_OF),
         ),
-        needs=tested(SCALES_OF, f"none of {', '.join(SCALES_OF)} is tested"),
-        drawn=True,
+        needs=tested(SCALES_OF, f"none of {', '.join(SCALES_OF)} is tested"), drawn=True,
     ),
 )  # fmt: skip

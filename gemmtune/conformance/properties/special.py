@@ -187,10 +187,8 @@ def _has_zeros(case: Case) -> bool:
 
 PROPERTIES = (
     Property(
-        name="nan",
-        meaning="a NaN reaches the elements that depend on it, and no others",
-        check=check_nan,
-        enumerate=Sample(
+        "nan", "a NaN reaches the elements that depend on it, and no others", check_nan,
+        Sample(
             budget=(48, 160, 800),
             shapes=SHORT,
             variants=("a", "b", "a.last", "b.last", "c", "a.first", "b.first"),
@@ -198,16 +196,12 @@ PROPERTIES = (
         ),
     ),
     Property(
-        name="infinity",
-        meaning="infinities keep their signs; ∞ − ∞ and ∞ · 0 are NaN",
-        check=check_infinity,
-        enumerate=Sample(budget=(32, 160, 800), shapes=SHORT, variants=("a", "b"), admits=_has_infinity),
+        "infinity", "infinities keep their signs; ∞ − ∞ and ∞ · 0 are NaN", check_infinity,
+        Sample(budget=(32, 160, 800), shapes=SHORT, variants=("a", "b"), admits=_has_infinity),
     ),
     Property(
-        name="zeros",
-        meaning="lines, blocks and ranges of zeros against NaN and infinity give NaN",
-        check=check_zeros,
-        enumerate=Sample(
+        "zeros", "lines, blocks and ranges of zeros against NaN and infinity give NaN", check_zeros,
+        Sample(
             budget=(48, 160, 800),
             shapes=SHORT,
             variants=tuple(
@@ -219,10 +213,8 @@ PROPERTIES = (
         needs=lambda scope: "skips_zeros is declared" if scope.traits.skips_zeros else None,
     ),
     Property(
-        name="beta-zero",
-        meaning="with beta 0 the added operand is not read, be it NaN or infinite",
-        check=check_beta_zero,
-        enumerate=Sample(
+        "beta-zero", "with beta 0 the added operand is not read, be it NaN or infinite", check_beta_zero,
+        Sample(
             budget=(24, 96, 400),
             shapes=SHORT,
             variants=("", "infinite"),
@@ -233,10 +225,8 @@ PROPERTIES = (
         needs=lambda scope: added_needs(scope) or (None if scope.traits.beta else "beta= is not declared"),
     ),
     Property(
-        name="overflow",
-        meaning="results beyond the largest number are the right infinity, and only those",
-        check=check_overflow,
-        enumerate=Sample(
+        "overflow", "results beyond the largest number are the right infinity, and only those", check_overflow,
+        Sample(
             budget=(32, 96, 400),
             shapes=RANGED,
             variants=tuple({"variant": name, "alpha": "one", "beta": "one"} for name in ("", "largest")),
@@ -244,11 +234,8 @@ PROPERTIES = (
         ),
     ),
     Property(
-        name="subnormal",
-        meaning="subnormal inputs and results are kept, or become 0 where that is declared",
-        check=check_subnormal,
-        needs=lambda scope: "flush_subnormals is not declared" if scope.traits.flush_subnormals is None else None,
-        enumerate=Sample(
+        "subnormal", "subnormal inputs and results are kept, or become 0 where that is declared", check_subnormal,
+        Sample(
             budget=(32, 96, 400),
             shapes=RANGED,
             variants=("", "results"),
@@ -256,5 +243,6 @@ PROPERTIES = (
             admits=lambda case: case.op in DENSE_OPS or (case.row.float8 and case.variant == ""),
             dtypes=tuple(name for name in DTYPES if name != "tf32"),
         ),
+        needs=lambda scope: "flush_subnormals is not declared" if scope.traits.flush_subnormals is None else None,
     ),
-)
+)  # fmt: skip

@@ -124,17 +124,12 @@ def _batches(name: str, scope: Scope) -> Iterable[Case]:
 
 PROPERTIES = (
     Property(
-        name="layouts",
-        meaning="a and b of any strides: transposed, padded, strided, repeated, overlapping",
-        check=check_once,
-        enumerate=Sample(budget=(180, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True),
-        drawn=True,
+        "layouts", "a and b of any strides: transposed, padded, strided, repeated, overlapping", check_once,
+        Sample(budget=(180, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True), drawn=True,
     ),
     Property(
-        name="alignment",
-        meaning="a and b at addresses and with row lengths that are no multiples of 16 bytes",
-        check=check_once,
-        enumerate=Sample(
+        "alignment", "a and b at addresses and with row lengths that are no multiples of 16 bytes", check_once,
+        Sample(
             budget=(72, 360, 2500),
             shapes=((64, 64, 64), (16, 32, 128), (48, 96, 80)),
             pairs=tuple(_misaligned_pairs()),
@@ -142,10 +137,8 @@ PROPERTIES = (
         ),
     ),
     Property(
-        name="relayout",
-        meaning="the same sizes again with other strides, alignment and dtype, and back",
-        check=check_relayout,
-        enumerate=Sample(
+        "relayout", "the same sizes again with other strides, alignment and dtype, and back", check_relayout,
+        Sample(
             budget=(18, 200, 1000),
             shapes=((64, 64, 64), (32, 48, 80)),
             pairs=(("row@1", "row+1"), ("col", "col"), ("row+1", "row@3"), ("every2", "col+1@1"), ("col+8", "every2")),
@@ -155,10 +148,8 @@ PROPERTIES = (
         ),
     ),
     Property(
-        name="shared-operands",
-        meaning="operands that are views of the same memory, as in mm(x, x) and mm(x, x.t())",
-        check=check_sharing,
-        enumerate=Sample(
+        "shared-operands", "operands that are views of the same memory, as in mm(x, x) and mm(x, x.t())", check_sharing,
+        Sample(
             budget=(36, 100, 400),
             # Most are square, or as wide as high, so that b may be a or the transposed a.
             shapes=((64, 64, 64), (33, 33, 65), (48, 48, 48), (96, 40, 65), (65, 65, 65), (1, 40, 33), (40, 40, 128)),
@@ -167,11 +158,7 @@ PROPERTIES = (
         ),
     ),
     Property(
-        name="batch",
-        meaning="each matrix of a batch gets its own product, whatever the batch strides",
-        check=check_once,
-        enumerate=_batches,
-        needs=tested(BATCHED_OPS, "neither bmm nor baddbmm is tested"),
-        drawn=True,
+        "batch", "each matrix of a batch gets its own product, whatever the batch strides", check_once,
+        _batches, needs=tested(BATCHED_OPS, "neither bmm nor baddbmm is tested"), drawn=True,
     ),
-)
+)  # fmt: skip

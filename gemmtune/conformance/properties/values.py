@@ -124,7 +124,7 @@ def _free(case: Case) -> bool:
 
 def _probe(name: str, meaning: str, check: Check, smoke: int, admits: Callable[[Case], bool] = lambda _: True) -> Property:
     sample = Sample(budget=(smoke, 320, 1900), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits)
-    return Property(name=name, meaning=meaning, check=check, enumerate=sample, drawn=True)
+    return Property(name, meaning, check, sample, drawn=True)
 
 
 PROPERTIES = (
@@ -134,17 +134,11 @@ PROPERTIES = (
     _probe("width", "small products are not lost beside large ones", check_width, 32, _free),
     _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, _free),
     Property(
-        name="bound",
-        meaning="random data of several kinds within the error bound of the claimed arithmetic",
-        check=check_bound,
-        enumerate=Sample(budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True),
-        drawn=True,
+        "bound", "random data of several kinds within the error bound of the claimed arithmetic", check_bound,
+        Sample(budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True), drawn=True,
     ),
     Property(
-        name="grade",
-        meaning="the error of 16-bit results is hardly larger than that of rounding them once",
-        check=check_grade,
-        enumerate=_grades,
-        needs=_grade_needs,
+        "grade", "the error of 16-bit results is hardly larger than that of rounding them once", check_grade,
+        _grades, needs=_grade_needs,
     ),
-)
+)  # fmt: skip

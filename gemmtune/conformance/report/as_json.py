@@ -38,15 +38,15 @@ OUTPUTS = ("json", "html", "save_failing")
 
 def as_json(summary: Summary) -> dict[str, Any]:
     """The summary as plain values, but for infinities and NaN."""
-    run, description = summary.run, summary.run.ground.description
+    run, ground = summary.run, summary.run.ground
     return {
         "schema": SCHEMA,
-        "gemm": description.name,
-        "device": {"name": description.device_name, "type": run.ground.device_type, "sm": description.sm},
+        "gemm": ground.name,
+        "device": {"name": ground.device_name, "type": ground.device_type, "sm": ground.sm},
         "level": run.options.level,
         "versions": versions(),
         "options": {name: value for name, value in run.options.given().items() if name not in OUTPUTS},
-        "declared": description.traits.as_json(),
+        "declared": ground.traits.as_json(),
         "verdict": str(summary.standing),
         "exit_status": summary.exit_status,
         "executed": summary.executed,

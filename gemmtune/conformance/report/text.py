@@ -13,7 +13,7 @@ from ..bench.outcome import HeatMap
 from ..gemms.traits import Traits
 from ..options import RunOptions
 from ..runs.files import command, pytest_command
-from ..runs.run import Ground
+from ..runs.isolation import Ground
 from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, tile_places, versions
 
 if TYPE_CHECKING:
@@ -53,14 +53,13 @@ _STYLES = {Standing.CONFORMS: "green", Standing.FAILS: "bold red", Standing.NOT_
 
 def header_lines(options: RunOptions, ground: Ground) -> list[str]:
     """What is tested, where, by which versions and declarations."""
-    description = ground.description
-    sm = f" (SM{description.sm})" if description.sm else ""
+    sm = f" (SM{ground.sm})" if ground.sm else ""
     return [
-        f"GEMM      {description.name}",
-        f"device    {description.device_name}{sm}",
+        f"GEMM      {ground.name}",
+        f"device    {ground.device_name}{sm}",
         f"level     {options.level}",
         f"versions  {', '.join(f'{name} {version}' for name, version in versions().items())}",
-        f"declares  {declarations(description.traits) or 'nothing'}",
+        f"declares  {declarations(ground.traits) or 'nothing'}",
     ]
 
 
@@ -85,7 +84,7 @@ def as_html(summary: Summary) -> str:
     console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH)
     for part in (*map(_line, header_lines(summary.run.options, summary.run.ground)), *renderables(summary, page=True)):
         console.print(part)
-    title = html.escape(f"{summary.standing}: {summary.run.ground.description.name}").replace("{", "{{").replace("}", "}}")
+    title = html.escape(f"{summary.standing}: {summary.run.ground.name}").replace("{", "{{").replace("}", "}}")
     return console.export_html(code_format=PAGE.replace("TITLE", title))
 
 

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ..cases.case import Case
 from ..option_table import OPTIONS
 from ..options import RunOptions
 
-__all__ = ["CaseList", "Line", "cases_to_repeat", "command", "json_text", "make_folder", "pytest_command", "save_failing", "write"]
+__all__ = ["CaseList", "Line", "cases_to_repeat", "command", "json_text", "pytest_command", "save_failing", "write"]
 
 
 def json_text(data: Any) -> str:
@@ -39,14 +39,6 @@ def write(option: str, path: Path | str, text: str) -> None:
         Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConformanceError(f"{option}: cannot write {path}: {error.strerror}") from error
-
-
-def make_folder(option: str, path: str) -> None:
-    """Make a folder that an option asked for. Raises ConformanceError where that cannot be."""
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConformanceError(f"{option}: cannot make the folder {path!r}: {error.strerror}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -67,16 +59,17 @@ class Line:
     pattern: str
     reason: str
 
+    def fits(self, case_id: str) -> bool:
+        """Whether it names a case. Ids have brackets nowhere, so that fnmatch's [...] would only be in the way."""
+        return fnmatch.fnmatchcase(case_id, self.pattern.replace("[", "[[]"))
 
+
+@dataclass(frozen=True, slots=True)
 class CaseList:
     """The lines of one file. The first line that fits a case counts."""
 
-    def __init__(self, path: str, lines: tuple[Line, ...]) -> None:
-        self.path = path
-        self.lines = lines
-        # Ids have brackets nowhere, so that fnmatch's [...] would only be in the way.
-        expressions = [re.compile(fnmatch.translate(line.pattern.replace("[", "[[]"))) for line in lines]
-        self._compiled = list(zip(lines, expressions, strict=True))
+    path: str
+    lines: tuple[Line, ...]
 
     @classmethod
     def read(cls, path: str | None) -> CaseList:
@@ -88,31 +81,19 @@ class CaseList:
         except (OSError, UnicodeDecodeError) as error:
             raise ConformanceError(f"{path}: got {error}, expected a text file of case ids") from error
         split = [(number, *line.partition("#")[::2]) for number, line in enumerate(text.splitlines(), 1)]
-        return cls(
-            path,
-            tuple(
-                Line(number=number, pattern=pattern.strip(), reason=reason.strip() or "no reason is given")
-                for number, pattern, reason in split
-                if pattern.strip()
-            ),
+        lines = (
+            Line(number=number, pattern=pattern.strip(), reason=reason.strip() or "no reason is given")
+            for number, pattern, reason in split
         )
+        return cls(path, tuple(line for line in lines if line.pattern))
 
     def reason(self, case_id: str) -> str | None:
         """Why a case is listed; None if it is not."""
-        for line, expression in self._compiled:
-            if expression.match(case_id):
-                return line.reason
-        return None
+        return next((line.reason for line in self.lines if line.fits(case_id)), None)
 
-    def unmatched(self, ids: Iterable[str]) -> CaseList:
+    def unmatched(self, ids: Collection[str]) -> CaseList:
         """The lines that fit none of ``ids``."""
-        left = dict(self._compiled)
-        for case_id in ids:
-            if not left:
-                break
-            for line in [line for line, expression in left.items() if expression.match(case_id)]:
-                del left[line]
-        return CaseList(self.path, tuple(left))
+        return CaseList(self.path, tuple(line for line in self.lines if not any(map(line.fits, ids))))
 
     def complaints(self) -> list[str]:
         """A text for each line, as one that fits no case."""

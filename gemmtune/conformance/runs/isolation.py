@@ -19,21 +19,28 @@ from ..gemms.subject import Impossible, Refused, Subject, SubjectSpec, is_fatal,
 from ..gemms.traits import Traits
 from ..properties.table import property_named
 
-__all__ = ["Description", "InProcessRunner", "IsolatedRunner", "Runner", "judge"]
+__all__ = ["Ground", "InProcessRunner", "IsolatedRunner", "Runner", "judge"]
 
 IMPORT_TIMEOUT_S = 60.0
 """Seconds to import the GEMM at the least, however short a case may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """What the parent needs to know of a GEMM that it never imports."""
+class Ground:
+    """What the parent needs to know of a GEMM that it never imports, and the device that it is tested on."""
 
     name: str
     traits: Traits
+    device: str
+    """cpu, or cuda with its number."""
     device_name: str
     sm: int
     """Compute capability times ten; 0 off CUDA."""
+
+    @property
+    def device_type(self) -> str:
+        """cpu or cuda."""
+        return torch.device(self.device).type
 
 
 class InProcessRunner:
@@ -43,7 +50,7 @@ class InProcessRunner:
         self._spec = spec
         self._device = device
 
-    def describe(self) -> Description:
+    def describe(self) -> Ground:
         """The GEMM's name and declarations."""
         return _describe(self._spec, self._device)
 
@@ -68,7 +75,7 @@ class IsolatedRunner:
         self._timeout_s = timeout_s
         self._worker: Worker | None = None
 
-    def describe(self) -> Description:
+    def describe(self) -> Ground:
         """The GEMM's name and declarations.
 
         Raises:
@@ -104,7 +111,7 @@ class IsolatedRunner:
             self._imported(self._worker)
         return self._worker
 
-    def _imported(self, worker: Worker) -> Description:
+    def _imported(self, worker: Worker) -> Ground:
         return worker.call(_describe, self._spec, self._device, timeout_s=max(self._timeout_s, IMPORT_TIMEOUT_S))
 
 
@@ -116,7 +123,7 @@ def _loaded(spec: SubjectSpec) -> Subject:
     return load(spec)
 
 
-def _describe(spec: SubjectSpec, device: str) -> Description:
+def _describe(spec: SubjectSpec, device: str) -> Ground:
     subject = _loaded(spec)
     where = torch.device(device)
     if where.type == "cuda":
@@ -124,7 +131,7 @@ def _describe(spec: SubjectSpec, device: str) -> Description:
         name, sm = properties.name, properties.major * 10 + properties.minor
     else:
         name, sm = "CPU", 0
-    return Description(name=subject.name, traits=subject.traits, device_name=name, sm=sm)
+    return Ground(name=subject.name, traits=subject.traits, device=device, device_name=name, sm=sm)
 
 
 def _job(spec: SubjectSpec, case: Case, device: str, examine: bool) -> Outcome:

@@ -7,7 +7,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -21,10 +21,10 @@ from ..cases.scope import Level, Scope
 from ..options import RunOptions
 from ..properties.property import Property
 from ..properties.table import PROPERTIES
-from .files import CaseList, cases_to_repeat, make_folder
-from .isolation import Description, InProcessRunner, IsolatedRunner, Runner
+from .files import CaseList, cases_to_repeat
+from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner
 
-__all__ = ["PAST_TIME", "Ground", "Run", "find_ground"]
+__all__ = ["PAST_TIME", "Run", "find_ground"]
 
 COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
 """A crash costs a worker process, a hang the whole time that a case may take as well."""
@@ -38,19 +38,6 @@ DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
 PAST_TIME = "not run: the time was over"
 LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
 """Where the options take in all of a level. What has fewer cases than this was not enumerated as it should be."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """The GEMM that was found and the device that it is tested on."""
-
-    description: Description
-    device: str
-
-    @property
-    def device_type(self) -> str:
-        """cpu or cuda."""
-        return torch.device(self.device).type
 
 
 def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
@@ -67,26 +54,26 @@ def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
     device = wanted if wanted == "cpu" else str(detect(wanted).torch_device)
     runner = runner_for(options, device)
     try:
-        description = runner.describe()
-        if options.device is None and device != "cpu" and description.traits.devices == ("cpu",):
+        ground = runner.describe()
+        if options.device is None and device != "cpu" and ground.traits.devices == ("cpu",):
             runner.close()
             device = "cpu"
             runner = runner_for(options, device)
-            description = runner.describe()
-        traits, name, kind = description.traits, description.name, torch.device(device).type
+            ground = runner.describe()
+        traits, name, kind = ground.traits, ground.name, ground.device_type
         if kind not in traits.devices:
             raise SubjectError(
                 f"{name}: declares devices {', '.join(traits.devices)}, and this is {kind}; name another with device"
             )
-        if description.sm and traits.sms is not None and description.sm not in traits.sms:
+        if ground.sm and traits.sms is not None and ground.sm not in traits.sms:
             sms = ", ".join(map(str, traits.sms))
-            raise SubjectError(f"{name}: declares SM {sms}, and {description.device_name} is SM {description.sm}")
+            raise SubjectError(f"{name}: declares SM {sms}, and {ground.device_name} is SM {ground.sm}")
         if options.sanitize:
             _check_sanitizer(device)
     except BaseException:
         runner.close()
         raise
-    return Ground(description=description, device=device), runner
+    return ground, runner
 
 
 def runner_for(options: RunOptions, device: str) -> Runner:
@@ -123,7 +110,7 @@ class Run:
         self.options = options
         self.ground = ground
         self.scope = Scope(
-            traits=ground.description.traits,
+            traits=ground.traits,
             device_type=ground.device_type,
             level=Level.of(options.level),
             ops=options.op,
@@ -148,7 +135,12 @@ class Run:
             GemmtuneError: it cannot be made; see ``find_ground``, ``lists`` and ``reproduction``.
         """
         if options.save_failing is not None:
-            make_folder("save_failing", options.save_failing)
+            try:
+                Path(options.save_failing).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConformanceError(
+                    f"save_failing: cannot make the folder {options.save_failing!r}: {error.strerror}"
+                ) from error
         ground, runner = find_ground(options)
         try:
             return cls(options, ground, runner)

@@ -81,15 +81,6 @@ class SanitizerReport:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """One run of a tool: how many cases computed something, how many errors it counted, and their texts."""
-
-    executed: int
-    errors: int
-    messages: tuple[str, ...]
-
-
 def sanitize(
     spec: SubjectSpec, cases: Sequence[Case], device: str, *, tools: Sequence[str] = TOOLS, timeout_s: float = TIMEOUT_S
 ) -> SanitizerReport:
@@ -103,12 +94,13 @@ def sanitize(
     program = _program()
     started, executed, findings = time.monotonic(), 0, list[Finding]()
     for tool in tools:
-        together = _run([program, "--tool", tool], spec, cases, device, timeout_s)
-        executed += together.executed
-        found: list[Finding] = []
-        for case in cases if together.errors and len(cases) > 1 else ():
-            found += _findings(tool, case, _run([program, "--tool", tool], spec, [case], device, timeout_s))
-        findings += found or _findings(tool, cases[0] if len(cases) == 1 else None, together)
+        count, messages = _run([program, "--tool", tool], spec, cases, device, timeout_s)
+        executed += count
+        found: list[tuple[Case | None, str]] = []
+        for case in cases if messages and len(cases) > 1 else ():
+            found += [(case, message) for message in _run([program, "--tool", tool], spec, [case], device, timeout_s)[1]]
+        found = found or [(cases[0] if len(cases) == 1 else None, message) for message in messages]
+        findings += [Finding(tool=tool, case=case, failure=Failure(property_name=tool, message=text)) for case, text in found]
     return SanitizerReport(
         tools=tuple(tools),
         cases=tuple(cases),
@@ -129,11 +121,6 @@ def few_cases(scope: Scope) -> list[Case]:
     return kept
 
 
-def _findings(tool: str, case: Case | None, run: _Run) -> list[Finding]:
-    messages = run.messages or ((f"{run.errors} errors",) if run.errors else ())
-    return [Finding(tool=tool, case=case, failure=Failure(property_name=tool, message=message)) for message in messages]
-
-
 @functools.cache
 def _program() -> str:
     """The path of compute-sanitizer. Raises UnavailableError where there is none."""
@@ -151,7 +138,10 @@ def _program() -> str:
     return found
 
 
-def _run(sanitizer: Sequence[str], spec: SubjectSpec, cases: Sequence[Case], device: str, timeout_s: float) -> _Run:
+def _run(
+    sanitizer: Sequence[str], spec: SubjectSpec, cases: Sequence[Case], device: str, timeout_s: float
+) -> tuple[int, list[str]]:
+    """How many cases computed something under a tool, and the texts of the errors that it found."""
     with tempfile.TemporaryDirectory(prefix="gemmtune-sanitize-") as folder:
         log = Path(folder) / "log"
         path = os.pathsep.join(str(entry) or os.getcwd() for entry in sys.path)
@@ -163,12 +153,13 @@ def _run(sanitizer: Sequence[str], spec: SubjectSpec, cases: Sequence[Case], dev
         ]  # fmt: skip
         printed, complaints = _completed(command, timeout_s)
         report = log.read_text(errors="replace") if log.exists() else ""
-    executed = _executed(printed)
+    verdicts = [Verdict(json.loads(line)["verdict"]) for line in printed.splitlines() if line.startswith("{")]
+    executed = sum(verdict not in (Verdict.REFUSED, Verdict.RAISED) for verdict in verdicts)
     counts = [int(count) for count in _SUMMARY.findall(report)]
-    if not counts or executed is None:
+    if not counts or not verdicts:
         end = " | ".join(" ".join((report + "\n" + printed + "\n" + complaints).split("\n")).split(_PREFIX)[-4:])
         raise UnavailableError(f"sanitize: {' '.join(sanitizer)} did not run the cases: {' '.join(end.split())[-600:]}")
-    return _Run(executed=executed, errors=sum(counts), messages=tuple(_messages(report)) if any(counts) else ())
+    return executed, (_messages(report) or [f"{sum(counts)} errors"]) if any(counts) else []
 
 
 def _completed(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
@@ -183,13 +174,6 @@ def _completed(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _executed(printed: str) -> int | None:
-    """How many cases computed something; None where no case has an outcome."""
-    outcomes = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    verdicts = [Verdict(outcome["verdict"]) for outcome in outcomes]
-    return sum(verdict not in (Verdict.REFUSED, Verdict.RAISED) for verdict in verdicts) if verdicts else None
 
 
 def _messages(report: str) -> list[str]:

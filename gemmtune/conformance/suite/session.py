@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ...architectures import MatrixReport
 from ...errors import ConformanceError, GemmtuneError
 from ...selector.table import plain_text
 from ..bench.outcome import Record
@@ -15,11 +16,12 @@ from ..options import RunOptions
 from ..report.as_json import as_json_text
 from ..report.summary import Summary, summarise
 from ..report.text import as_html, header_lines, renderables
-from ..runs.files import save_failing, write
+from ..runs.files import json_text, save_failing, write
+from ..runs.matrices import exit_status
 from ..runs.run import Run
 from .stash import RUN, Found, decoded, encoded
 
-__all__ = ["ConformanceSession", "PytestTerminal"]
+__all__ = ["ConformanceSession", "MatrixSession", "PytestTerminal"]
 
 INTERRUPTED = 130
 UNTESTED = 2
@@ -164,3 +166,36 @@ class PytestTerminal:
         terminalreporter.write_line(plain_text(renderables(self._summary)))
         if self._summary.run.options.json == STDOUT:
             terminalreporter.write_line(as_json_text(self._summary))
+
+
+class MatrixSession:
+    """The plugin object of such a session: gathers the reports, here or in the workers of pytest-xdist, and prints them."""
+
+    def __init__(self, config: pytest.Config, options: RunOptions) -> None:
+        self._options = options
+        self._is_worker = hasattr(config, "workerinput")
+        self._reports: list[MatrixReport] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the matrix."""
+        found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
+        if found.matrix is not None:
+            self._reports.append(found.matrix)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The reports."""
+        terminalreporter.section("architectures")
+        for report in self._reports:
+            terminalreporter.write_line(report.text())
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the JSON file, and decide on the exit status."""
+        if self._is_worker or session.config.option.collectonly:
+            return
+        try:
+            if self._options.json not in (None, STDOUT):
+                write("json", str(self._options.json), json_text([report.as_json() for report in self._reports]))
+        except ConformanceError as error:
+            pytest.exit(str(error), returncode=2)
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or not any(r.executed for r in self._reports):
+            session.exitstatus = exit_status(self._reports)
