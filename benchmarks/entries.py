@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from gemmtune import Problem
-from gemmtune.cli.shapes import Spec, problem_of_entry, why_skipped
+from gemmtune.cli.shapes import problem_of_entry, why_skipped
+from gemmtune.cli.spec import Spec
 from gemmtune.errors import InvalidProblemError
 
 __all__ = ["Entry", "read_entries"]

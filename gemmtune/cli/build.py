@@ -26,7 +26,8 @@ from ..settings import Settings
 from .asked import arch_of, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched
-from .shapes import Spec, some_problems_of
+from .shapes import some_problems_of
+from .spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from ..selector.table import new_table, refusal_lines
 from .asked import arch_of, settings_changes
 from .output import STDOUT, write_json
 from .printing import show
-from .shapes import Spec, problem_of_word
+from .shapes import problem_of_word
+from .spec import Spec
 
 
 def choices(*, shape: str, arch: str | None, json_file: str | None, **options: Any) -> None:

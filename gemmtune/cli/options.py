@@ -38,6 +38,7 @@ timing_option = click.option(
 def problem_options(function: F) -> F:
     """The options that hold for every shape of the command line."""
     return _all(
+        function,
         click.option("--op", type=click.Choice(words.OPS), help="The operation; mm, or bmm for BxMxNxK, when not given."),
         click.option(
             "--dtype", type=click.Choice(words.DTYPES),
@@ -69,23 +70,25 @@ def problem_options(function: F) -> F:
         click.option("--scale-dtype", type=click.Choice(words.RESULT_DTYPES), help="Of the scales (int_mm_mul, mixed_mm)."),
         click.option("--out-dtype", type=click.Choice(words.RESULT_DTYPES), help="Of the result (int_mm_mul, scaled_mm)."),
         click.option("--fast-accum", is_flag=True, help="8-bit tensor cores may keep their narrow sum (scaled_mm)."),
-    )(function)  # fmt: skip
+    )  # fmt: skip
 
 
 def search_options(function: F) -> F:
     """The options that say what is tried."""
     return _all(
+        function,
         click.option(
             "--backends", metavar="NAMES",
             help=f"Comma-separated, out of {', '.join(BACKENDS)}; all that serve the device when not given.",
         ),
         click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
-    )(function)  # fmt: skip
+    )  # fmt: skip
 
 
 def filter_options(function: F) -> F:
     """The options that say which choices may be tried at all."""
     return _all(
+        function,
         click.option(
             "--allow", "choice_allowlist_regex", metavar="REGEX",
             help="Only choices in whose name REGEX is found.",
@@ -94,13 +97,10 @@ def filter_options(function: F) -> F:
             "--deny", "choice_denylist_regex", metavar="REGEX",
             help="No choice in whose name REGEX is found; wins over --allow.",
         ),
-    )(function)  # fmt: skip
+    )  # fmt: skip
 
 
-def _all(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
+def _all(function: F, *decorators: Callable[[F], F]) -> F:
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function

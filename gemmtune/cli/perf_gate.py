@@ -20,7 +20,8 @@ from ..problem import Problem
 from .asked import device_of, settings_changes
 from .output import STDOUT, note, write_json
 from .printing import show, watched
-from .shapes import Spec, problems_of
+from .shapes import problems_of
+from .spec import Spec
 
 GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline", "update_baseline", "processes")
 """The command's options that belong to the gate; the others are for settings and problems."""

@@ -18,19 +18,6 @@ from . import words
 from .output import note
 from .spec import TF32_ON_CPU, Spec
 
-__all__ = [
-    "FIELDS",
-    "Skipped",
-    "Spec",
-    "parse_shape",
-    "problem_of_entry",
-    "problem_of_word",
-    "problems_of",
-    "problems_of_file",
-    "some_problems_of",
-    "why_skipped",
-]
-
 LATER_OPS = ("bsr_addmm",)
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}

@@ -15,7 +15,8 @@ from .asked import device_of, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched
 from .recording import recorded_problems
-from .shapes import Spec, some_problems_of
+from .shapes import some_problems_of
+from .spec import Spec
 
 
 def tune(

@@ -95,14 +95,6 @@ class Drawing:
             values = values >> 4
         return (values if low else values.abs()).clamp(low, high)
 
-    def small_b(self) -> torch.Tensor:
-        """−1, 0 and 1 (0 and 1 where there is no sign) in all that b's memory can hold."""
-        low, size = max(number_range(self.problem)[0], -1), held_size(self.problem.b)
-        if not self.problem.encoding:
-            return self.placed(self.problem.b, self.integers(size, low, 1, self.work_b))
-        first, second = (self.integers(size, low, 1, torch.int32) & 15 for _ in range(2))
-        return self.placed(self.problem.b, first | second << 4)
-
     def every_weight(self) -> torch.Tensor:
         """b of 8-bit floats of all magnitudes, subnormal ones among them."""
         layout = self.problem.b

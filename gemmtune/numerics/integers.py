@@ -28,9 +28,7 @@ def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, int,
     """
     first, second = (MOST_INTEGERS.get(layout.dtype, MOST_INTEGER) for layout in (problem.a, problem.b))
     both = min(first, second)
-    added = 0
-    if problem.zero_b is not None:
-        added = 2 * MOST_ZERO
+    added = 0 if problem.zero_b is None else 2 * MOST_ZERO
     of_b = min(both, number_range(problem)[1] - added // 2) if problem.widens_b else both
     room = min(limit, 2**SUM_BITS) / max(half, 1)
     fitting = int(math.sqrt(room + added**2 / 4) - added / 2)  # f · (f + added) = room

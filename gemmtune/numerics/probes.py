@@ -37,7 +37,7 @@ from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
 from .joined import joined
 from .operands import Operands
 from .pick import Pick
-from .quantized import numbers
+from .quantized import number_range, numbers
 from .reference import as_batches
 from .width import LEAST_K, width_rows
 
@@ -228,10 +228,17 @@ class Probes:
         )  # fmt: skip
 
     def integers(self) -> Operands:
-        """Operands of −1, 0 and 1, placed by memory where elements overlap."""
-        draw, layout = self._draw, self.problem.a
-        a = draw.placed(layout, draw.integers(held_size(layout), -1, 1))
-        return draw.operands(a, draw.small_b(), added=draw.small_inp(MOST_ADDED), scaling=draw.scaling(most_zero=1))
+        """Operands of −1, 0 and 1 (weights of 0 and 1 where those have no sign), placed by memory where elements overlap."""
+        draw, problem = self._draw, self.problem
+        a = draw.integers(held_size(problem.a), -1, 1)
+        low, size = max(number_range(problem)[0], -1), held_size(problem.b)
+        if problem.encoding:
+            first, second = (draw.integers(size, low, 1, torch.int32) & 15 for _ in range(2))
+            b = first | second << 4
+        else:
+            b = draw.integers(size, low, 1, draw.work_b)
+        made = draw.placed(problem.a, a), draw.placed(problem.b, b)
+        return draw.operands(*made, added=draw.small_inp(MOST_ADDED), scaling=draw.scaling(most_zero=1))
 
     def _factors(self, size: tuple[int, ...], dtype: torch.dtype, *, special: bool = True) -> torch.Tensor:
         """Ones; if ``special``, a NaN where there are at least two, and infinities where there are at least four.

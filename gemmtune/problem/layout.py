@@ -102,14 +102,14 @@ class Layout:
         Over the contiguous dimension (stride 1; none gives 1; of several, the best), the largest power of two that divides its
         size, the offset and every other stride. The rule is that of the CUTLASS backend of PyTorch's Inductor.
         """
-        return max((self._alignment_along(dim) for dim in self.contiguous_dims), default=1)
-
-    def _alignment_along(self, dim: int) -> int:
-        others = [s for i, s in enumerate(self.stride) if i != dim]
-        width = ALIGNED_BYTES // self.dtype.itemsize
-        while width > 1 and any(v % width for v in (self.size[dim], self.offset, *others)):
-            width //= 2
-        return width
+        widest = 1
+        for dim in self.contiguous_dims:
+            others = [s for i, s in enumerate(self.stride) if i != dim]
+            width = ALIGNED_BYTES // self.dtype.itemsize
+            while width > 1 and any(v % width for v in (self.size[dim], self.offset, *others)):
+                width //= 2
+            widest = max(widest, width)
+        return widest
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.size)) or "scalar"

@@ -159,8 +159,10 @@ class _Interpreter:
                 return node.target(*args, **kwargs)
             raise _unusable(str(node.target))
         name = getattr(node.target, "__name__", str(node.target))
+        module = getattr(node.target, "__module__", None) or "torch"
+        module = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}.get(module, module)
         known = any(getattr(home, name, None) is node.target for home in _HOMES) or name.startswith("special_")
-        return self._call(node, name if known else "", _display_name(node.target), args, kwargs)
+        return self._call(node, name if known else "", f"{module}.{name}", args, kwargs)
 
     def _resolved(self, arguments: Any) -> Any:
         return fx.map_arg(arguments, lambda n: self.values[n])
@@ -218,13 +220,6 @@ def _unusable(display: str) -> EpilogueError:
     return EpilogueError(
         f"{display} is not a pointwise function that an epilogue can use; usable are {usable_names()}; {_AFTERWARDS}"
     )
-
-
-def _display_name(target: Any) -> str:
-    name = getattr(target, "__name__", str(target))
-    module = getattr(target, "__module__", None) or "torch"
-    module = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}.get(module, module)
-    return f"{module}.{name}"
 
 
 def _needed(nodes: Sequence[Node], result: Ref) -> tuple[Node, ...]:

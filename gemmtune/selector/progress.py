@@ -111,11 +111,14 @@ class Bar(Progress):
         """The bar names the problem."""
         self._count += 1
         self._heading = f"[{self._count}/{total_problems}] {problem}"
-        self._show("", 0, 1)
+        self.stage("", 0, 1)
 
     def stage(self, name: str, done: int, total: int) -> None:
         """The bar shows how far the stage is."""
-        self._show(name, done, total)
+        bar = self._opened()
+        if self._task is None:
+            self._task = bar.add_task("", total=total)
+        bar.update(self._task, completed=done, total=total, description=f"{self._heading} {name}".strip())
 
     def end(self, result: ProblemResult) -> None:
         """The bar goes, a line with the pick stays."""
@@ -134,12 +137,6 @@ class Bar(Progress):
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
-
-    def _show(self, name: str, done: int, total: int) -> None:
-        bar = self._opened()
-        if self._task is None:
-            self._task = bar.add_task("", total=total)
-        bar.update(self._task, completed=done, total=total, description=f"{self._heading} {name}".strip())
 
     def _opened(self) -> RichProgress:
         if self._bar is None:

@@ -53,22 +53,17 @@ def select(
         candidates = candidates.stored(store, reliable=reliable)
         if candidates.complete:
             return candidates.picked, _result(candidates, store, begun, "store")
-        candidates = _measured(candidates, store, progress, compilation)
+        outcomes = dict(candidates.known)
+        try:
+            tried = measure(candidates, outcomes, progress, compilation)
+        finally:  # what there is of them is stored even if an interrupt ends the work
+            fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
+            store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
+        candidates = dataclasses.replace(tried, known=outcomes)
     result = _result(candidates, store, begun, "measured")
     if settings.log_file:
         append_log(settings.log_file, result)
     return candidates.picked, result
-
-
-def _measured(candidates: Candidates, store: Store, progress: Progress, compilation: Compilation | None) -> Candidates:
-    """The candidates with an outcome each. What there is of them is stored even if an interrupt ends the work."""
-    outcomes = dict(candidates.known)
-    try:
-        tried = measure(candidates, outcomes, progress, compilation)
-    finally:
-        fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
-        store.put([row_of(o, candidates.problem, candidates.fingerprint) for o in fresh])
-    return dataclasses.replace(tried, known=outcomes)
 
 
 def _result(candidates: Candidates, store: Store, begun: float, source: Literal["measured", "store"]) -> ProblemResult:

@@ -38,7 +38,12 @@ class Watch:
             wall_s, busy_s = (now - then for now, then in zip(_times(), self._begun_s, strict=True))
             share = busy_s / max(wall_s * (os.cpu_count() or 1), 1e-9)
             return f"other processes had {100 * min(share, 1):.0f}% of the cores" if share > MOST_OF_THE_CORES else ""
-        count = _processes(self._device.index, self._begun_us)
+        count = 0
+        with contextlib.suppress(ImportError, RuntimeError):
+            nvml = importlib.import_module("pynvml")
+            with contextlib.suppress(nvml.NVMLError):
+                samples = nvml.nvmlDeviceGetProcessUtilization(torch.cuda._get_pynvml_handler(self._device.index), self._begun_us)
+                count = len({sample.pid for sample in samples if sample.smUtil >= BUSY_PERCENT})
         return f"{count} processes had the GPU" if count > 1 else ""
 
 
@@ -60,16 +65,3 @@ def _times() -> tuple[float, float]:
     user, nice, system, _idle, _waiting, irq, softirq, stolen = fields
     busy_s = (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
     return time.monotonic(), busy_s - time.process_time()
-
-
-def _processes(index: int, since_us: int) -> int:
-    """How many processes had a part of the GPU's multiprocessors since then; 0 if nobody tells."""
-    with contextlib.suppress(ImportError, RuntimeError):
-        nvml = importlib.import_module("pynvml")
-        try:
-            handle = torch.cuda._get_pynvml_handler(index)
-            samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-        except nvml.NVMLError:
-            return 0
-        return len({sample.pid for sample in samples if sample.smUtil >= BUSY_PERCENT})
-    return 0

@@ -78,24 +78,18 @@ class Timer:
 
 def _calls(kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:
     """One call for each operand set, into the set's own output."""
-
-    def bound(s: Operands) -> Call:
-        run, out, tensors, scalars = kernel.run, s.out, s.tensors, s.scalars
-        return lambda: run(out, tensors, scalars)
-
-    return [bound(s) for s in sets]
+    return [functools.partial(kernel.run, s.out, s.tensors, s.scalars) for s in sets]
 
 
 def _eager_calls(problem: Problem, kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:
     """Calls as an operation without ``out=`` makes them, which allocate the result within. A strided ``out`` was given."""
     if problem.out.offset or not problem.out.row_major or not sets[0].out.is_contiguous():
         return _calls(kernel, sets)
+    if kernel.run_new is not None:
+        return [functools.partial(kernel.run_new, s.tensors, s.scalars) for s in sets]
 
     def bound(s: Operands) -> Call:
-        run, a, tensors, scalars = kernel.run, s.a, s.tensors, s.scalars
-        run_new, size, dtype = kernel.run_new, s.out.size(), s.out.dtype
-        if run_new is not None:
-            return lambda: run_new(tensors, scalars)
+        run, a, tensors, scalars, size, dtype = kernel.run, s.a, s.tensors, s.scalars, s.out.size(), s.out.dtype
         return lambda: run(a.new_empty(size, dtype=dtype), tensors, scalars)
 
     return [bound(s) for s in sets]

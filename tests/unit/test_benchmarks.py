@@ -12,7 +12,8 @@ import torch
 from click.testing import CliRunner
 
 from gemmtune import settings
-from gemmtune.cli.shapes import Spec, problem_of_entry
+from gemmtune.cli.shapes import problem_of_entry
+from gemmtune.cli.spec import Spec
 from gemmtune.device import detect, preset
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gemmtune import Problem
-from gemmtune.cli.shapes import Spec, parse_shape, problems_of_file
+from gemmtune.cli.shapes import parse_shape, problems_of_file
+from gemmtune.cli.spec import Spec
 from gemmtune.cli.stores import machine_text, problem_text
 from gemmtune.dispatch.calls import bound_call
 from gemmtune.dispatch.statement import epilogue_of, problem_of
