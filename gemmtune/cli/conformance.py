@@ -30,10 +30,9 @@ from ..conformance.runs.matrices import exit_status, matrix
 from ..conformance.runs.run import Run
 from ..errors import GemmtuneError
 from ..selector.progress import Progress
-from .output import INTERRUPTED
+from .output import INTERRUPTED, UNTESTED, CouldNotTest
 from .printing import show, watched
 
-UNTESTED = 2
 QUIET = ("-qq", "--no-header", "--tb=no", "-rE", "--capture=no", "-p", "no:gemm-terminal", "-p", "no:cacheprovider")
 """What the command prints is its own; pytest says only what it cannot collect. A GEMM that prints does so in another process."""
 CLEAN = {
@@ -43,12 +42,6 @@ CLEAN = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 """The environment of the suite: pytest is not to do what was meant for other tests, and no files are left where the GEMM is."""
-
-
-class CouldNotTest(click.ClickException):
-    """The suite could not run, so that nothing is known about the GEMM."""
-
-    exit_code = UNTESTED
 
 
 def conformance(*, gemm: str | None, keyword: str | None, pytest_arguments: tuple[str, ...], **values: Any) -> None:

@@ -7,13 +7,23 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 STDOUT = "-"
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
+
+
+UNTESTED = 2
+"""The exit status where nothing is known of what was to be judged, as for wrong usage."""
+
+
+class CouldNotTest(click.ClickException):
+    """An error that says nothing of the GEMM that was to be judged."""
+
+    exit_code = UNTESTED
 
 
 def note(text: str) -> None:
@@ -69,15 +79,7 @@ def warnings_as_lines() -> Iterator[None]:
         yield
 
 
-def _note_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _note_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """What stands in for ``warnings.showwarning``."""
-    del filename, lineno, file, line
     kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
     note(f"warning: {message}{kind}")

@@ -18,19 +18,13 @@ from ..perf_gate.options import GateOptions
 from ..perf_gate.result import renderables, warnings
 from ..problem import Problem
 from .asked import device_of, settings_changes
-from .output import STDOUT, note, write_json
+from .output import STDOUT, CouldNotTest, note, write_json
 from .printing import show, watched
 from .shapes import problems_of
 from .spec import Spec
 
 GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline", "update_baseline", "processes")
 """The command's options that belong to the gate; the others are for settings and problems."""
-
-
-class CouldNotRun(click.ClickException):
-    """An error that says nothing of the speed of anything."""
-
-    exit_code = 2
 
 
 def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, quiet: bool, json_file: str | None, **options: Any) -> None:
@@ -45,7 +39,7 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, quiet: bool, 
             problems = problems_of(shapes, shapes_file, spec) or _unnamed(asked, options)
             result = run_gate(problems, asked, tell=(lambda _: None) if quiet else note, progress=progress)
     except GemmtuneError as error:
-        raise CouldNotRun(str(error)) from error
+        raise CouldNotTest(str(error)) from error
     if json_file != STDOUT:
         show(renderables(result))
     write_json(json_file, result.to_json())
