@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,6 +14,11 @@ import torch
 from gemmtune import settings
 from gemmtune.device import detect
 from gemmtune.problem import Precision, Problem
+from gemmtune.selector.progress import Progress
+from gemmtune.selector.select import ensure_limits
+from gemmtune.settings import Settings
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.store import Store
 from gemmtune.timing.fma import fma_gflops
 from gemmtune.timing.limits import limit_names, limit_us, measure_limits
 
@@ -73,3 +81,23 @@ def test_without_a_compiler_the_rate_is_that_of_torch(tmp_path: Path, monkeypatc
     with settings.patch(cache_dir=str(tmp_path)):
         assert fma_gflops(detect("cpu"), "float") is None
         assert measure_limits(detect("cpu"), "float32", {"bandwidth_gbps": 1.0})["float32_gflops"] > 0.5
+
+
+def test_limits_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Session:
+        def limits(self, known: Mapping[str, float]) -> dict[str, float]:
+            return {"bandwidth_gbps": 12.0, "float32_gflops": 34.0}
+
+    class Told(Progress):
+        stages: ClassVar[list[tuple[str, int, int]]] = []
+
+        def stage(self, name: str, done: int, total: int) -> None:
+            self.stages.append((name, done, total))
+
+    monkeypatch.setattr("gemmtune.selector.select.open_session", lambda *_: contextlib.nullcontext(Session()))
+    problem, device, chosen = Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"), detect("cpu"), Settings()
+    store = Store.open(tmp_path / "store.sqlite")
+    for _ in range(2):
+        ensure_limits(problem, device, chosen, store, Told())
+    assert store.limits(fingerprint_text(device, "limits")) == {"bandwidth_gbps": 12.0, "float32_gflops": 34.0}
+    assert Told.stages == [("limits of this machine", 0, 1), ("limits of this machine", 1, 1)]

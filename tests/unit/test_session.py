@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import fake_choices
@@ -19,13 +19,14 @@ import pytest
 import torch
 from fake_choices import PROBLEM, Fake, OutOfResources, fake, wait_until_gone
 
-from gemmtune.choice import Status
+from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
 from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
-from gemmtune.selector.session import Session, failure_of
+from gemmtune.selector.session import Ranking, Session, failure_of
 from gemmtune.settings import Settings
+from gemmtune.timing.rounds import Ranked
 from gemmtune.workers.pool import WORKERS
 
 DEVICE = dataclasses.replace(detect("cpu"), threads=1)
@@ -137,6 +138,20 @@ def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_pat
     _, stderr = parent.communicate(timeout=60)
     assert not wait_until_gone(*children)
     assert stderr.count("Traceback") == (1 if how is signal.SIGINT else 0), stderr
+
+
+def test_of_two_choices_that_die_together_the_one_that_lives_alone_is_ranked(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = fake("multiply"), fake("segfault")
+
+    def rank(choices: Sequence[Choice]) -> Ranking | None:
+        return None if bad in choices else Ranking(times={c.name: Ranked(time_us=1.0, margin_us=0.1) for c in choices})
+
+    session = RemoteSession(PROBLEM, DEVICE, settings)
+    monkeypatch.setattr(session, "_rank", rank)
+    assert set(session.rank([good, bad]).times) == {good.name}
+    assert not session.rank([bad]).times
 
 
 def test_the_worker_stays_warm_for_the_next_session(settings: Settings) -> None:

@@ -125,6 +125,14 @@ def test_the_most_frequent_reasons_are_shown():
     refusals = tuple(Refusal(name=f"cutlass:{i} operations", reason="x" * i, count=i) for i in range(1, 6))
     text = text_of(problem_result(FAST, refusals=refusals))
     assert "  refused: cutlass: 15 choices: xxxxx (5); xxxx (4); xxx (3); and 2 more reasons" in text
+    three = text_of(problem_result(FAST, refusals=refusals[2:]))
+    assert "  refused: cutlass: 12 choices: xxxxx (5); xxxx (4); xxx (3)\n" in three
+
+
+@pytest.mark.parametrize(("length", "shown"), [(160, "y" * 160), (161, "y" * 159 + "…")])
+def test_a_long_reason_is_cut(length, shown):
+    text = text_of(problem_result(FAST, refusals=(Refusal(name="aten:x", reason="y" * length),)))
+    assert f"  refused: aten:x: {shown}\n" in text
 
 
 def test_a_compiler_message_is_told_in_one_line():
