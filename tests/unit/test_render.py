@@ -8,10 +8,9 @@ from dataclasses import replace
 import jinja2
 import pytest
 import torch
-from gemmtune.backends.triton.writer import Writer
 
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.source import Source, render_source
+from gemmtune.backends.triton.source import Source, Writer, render_source
 from gemmtune.backends.triton.spec import specialise
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace

@@ -17,7 +17,7 @@ from .products import FLOAT8_FROM_BITS, product, scale_load
 from .quantized import ScaleClass, ScaleName
 from .spec import KernelSpec
 
-__all__ = ["PACKAGE", "SIGNATURE_DTYPES", "Argument", "Source", "render_source"]
+__all__ = ["PACKAGE", "SIGNATURE_DTYPES", "Argument", "Source", "Writer", "render_source"]
 
 PACKAGE = "gemmtune.backends.triton"
 SIGNATURE = "<<signature>>"
@@ -28,14 +28,14 @@ HOOKS = (
     "def_kernel", "size", "stride", "base", "step", "masks", "make_load", "make_vector", "store_output", "modification", "product",
     "part", "pointer", "address", "of_columns", "runtime", "runtime_pointer",
 )  # fmt: skip
-"""The methods of ``_Writer`` that templates call."""
+"""The methods of ``Writer`` that templates call."""
 OF_SPEC = (
     "block_m", "block_n", "block_k", "even_k", "batched", "split", "dependent", "alpha", "stages", "input_precision",
 )  # fmt: skip
 """What templates know of the fields of a spec."""
 
 
-class _Writer:
+class Writer:
     """The hooks over one spec. Arguments are collected as hooks ask for them; each is declared once however often it is used."""
 
     def __init__(self, spec: KernelSpec, preamble: str, described: dict[str, tuple[int, int]]) -> None:
@@ -283,7 +283,7 @@ def render_source(
     ``values`` are more names for the template, ``preamble`` is source text that comes before the kernel. ``described`` are the
     operands that the kernel has as tensor descriptors instead of pointers, each with the block that is moved at a time.
     """
-    writer = _Writer(spec, preamble, dict(described))
+    writer = Writer(spec, preamble, dict(described))
     names: dict[str, Any] = {
         **{name: getattr(spec, name) for name in OF_SPEC},
         "edge_m": spec.edge.m,
