@@ -6,9 +6,11 @@ that is there is neither read nor written.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +21,12 @@ import pytest
 import quick_compiler
 import rotation
 import torch
+import worker_server
 from interpreter import Run, interpreting_process
 from parallel import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_auto_num_workers
 
 from gemmtune import settings
+from gemmtune.workers import worker
 from gemmtune.workers.pool import WORKERS
 
 __all__ = [
@@ -48,12 +52,29 @@ if parallel.WORKER is None:
 
 WORKERS._idle_s = IDLE_S
 
+if sys.platform == "linux":
+    _server = worker_server.Server()
+    os.register_at_fork(after_in_child=_server.forget)
+    worker.subprocess = worker_server.popen_of(_server)  # type: ignore[assignment]
+
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=100)
 hypothesis.settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=2000)
 hypothesis.settings.load_profile("ci")  # or --hypothesis-profile=nightly
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """What is made until all tests are collected lives as long as the run: no collection of garbage need look at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton import BACKEND
@@ -43,6 +45,8 @@ PROBLEMS: dict[str, Problem] = {
 }  # fmt: skip
 
 
+ARCHS = ("sm80", "sm90")
+"""A third of the problems for these is compiled for each commit."""
 MOST_OF_LONG_SUMS = 4
 """Choices that divide the sum otherwise than the mm template."""
 
@@ -201,8 +205,9 @@ def test_one_and_two_rows_of_bytes_go_without_tensor_cores() -> None:
     assert "each weight" in (why_not_words_vector(_large(1, dtype_b=torch.uint8, zeros=True), device) or "")
 
 
-@pytest.mark.parametrize("arch", ["sm80", "sm90"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "arch"), rotated([*itertools.product((torch.float16, torch.bfloat16), ARCHS)], 3, "vector"), ids=str
+)
 def test_kernels_without_tensor_cores_compile_within_predicted_resources(dtype: torch.dtype, arch: str) -> None:
     pytest.importorskip("triton", reason="compiles with Triton")
     choices = [choice for m in (1, 2) for choice in words_vector_choices(_large(m, dtype=dtype), preset(arch), 2)]
@@ -231,8 +236,7 @@ def test_a_prepacked_operand_is_read_as_it_is() -> None:
     assert all(choice.packed_format is None for choice in choices)
 
 
-@pytest.mark.parametrize("arch", ["sm80", "sm90"])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(("name", "arch"), rotated([*itertools.product(PROBLEMS, ARCHS)], 3, "quantized"))
 def test_kernels_compile_within_predicted_resources_to_the_expected_instructions(name: str, arch: str) -> None:
     pytest.importorskip("triton", reason="compiles with Triton")
     choices = _choices(PROBLEMS[name], arch)

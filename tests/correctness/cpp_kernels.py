@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.backends.cpp import BACKEND
 from gemmtune.backends.cpp.build import CppChoice
@@ -28,8 +30,22 @@ EXPANDED = ("same-row", "same-column", "one-element")
 needs_compiler = pytest.mark.skipif(not BACKEND.available(detect("cpu")).ok, reason="needs a C++ compiler")
 as_shipped = pytest.mark.usefixtures("shipped_compiler")
 """With all optimization, for what is offered to users and for what rounds; see tests/quick_compiler.py."""
-on_each_isa = pytest.mark.parametrize("arch", HERE)
-on_each_int8_isa = pytest.mark.parametrize("arch", INT8_HERE)
+
+
+def widest_and(instruction_sets: Sequence[str], count: int, name: str) -> list[str]:
+    """The widest, which users of this machine run, and ``count`` of the others, other ones for each name and commit."""
+    others = instruction_sets[:-1]
+    return [*rotated(others, max(1, len(others) // count), name)[:count], instruction_sets[-1]] if others else [*instruction_sets]
+
+
+def on_each_isa(test: Callable[..., None]) -> Callable[..., None]:
+    """For the widest instruction set and one of the others."""
+    return pytest.mark.parametrize("arch", widest_and(HERE, 1, test.__name__))(test)
+
+
+def on_each_int8_isa(test: Callable[..., None]) -> Callable[..., None]:
+    """For the widest instruction set, with an instruction for bytes, and two of the others."""
+    return pytest.mark.parametrize("arch", widest_and(INT8_HERE, 2, test.__name__))(test)
 
 
 def device_for(arch: str) -> DeviceInfo:
@@ -80,6 +96,11 @@ def call(problem: Problem, arch: str, *operands: torch.Tensor, inp=None, alpha=1
     added = () if inp is None else (inp,)
     choice.build().run(out, (a, choice.pack(b), *added, *extra), (alpha, beta) if added else ())
     return out
+
+
+def drawing(name: str) -> random.Random:
+    """What random cases of that name are drawn with, one of three ways for each commit."""
+    return random.Random(f"{name} {rotated(range(3), 3, name)[0]}")
 
 
 def strides_of(rng: random.Random, rows: int, columns: int, kind: str) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from planted_choices import BF16, CLAIMS, CPU, Opaque, Rewritten, Segfaulting, planted, simple, triton_choice
+from rotation import rotated
 
 from gemmtune import settings
 from gemmtune.architectures import (
@@ -74,7 +75,7 @@ class TestProblems:
 class TestChoices:
     @pytest.mark.parametrize("arch", ARCHITECTURES)
     def test_each_compilation_once_and_those_of_a_problem_side_by_side(self, arch: str) -> None:
-        problems = dict(list(matrix_problems().items())[::7])
+        problems = dict(rotated(list(matrix_problems().items()), 19, arch))
         choices = matrix_choices(arch, "quick", problems=problems)
         served = sum(p.op != "mixed_mm" or arch != "sm75" for p in problems.values())
         assert len(choices) > 7 * served
@@ -97,7 +98,7 @@ class TestChoices:
             matrix_choices("sm80")
 
 
-@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90", "sm100"])
+@pytest.mark.parametrize("arch", ["sm90", *rotated(["sm75", "sm80", "sm100"], 3, "clean")])
 def test_the_matrix_of_a_few_choices_is_clean(arch: str) -> None:
     stages: list[tuple[str, int, int]] = []
     listener = SimpleNamespace(stage=lambda *moved: stages.append(moved))

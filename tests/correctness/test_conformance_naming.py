@@ -15,7 +15,7 @@ from gemmtune.conformance.report.summary import UNEXAMINED, UNKNOWN, Summary, su
 from gemmtune.conformance.runs.run import EXAMINED, Run
 from gemmtune.problem.dtypes import accumulator_dtype
 
-SAMPLED = 100
+SAMPLED = 60
 MOST_KINDS = 6
 
 

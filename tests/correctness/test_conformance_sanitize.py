@@ -1,4 +1,4 @@
-"""Cases under compute-sanitizer: a made-up one, which runs them on the CPU and writes a report; on a GPU the real one."""
+"""Cases under compute-sanitizer: a made-up one, which runs them on the CPU or makes up what it found; on a GPU the real one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ report = open({behaviour!r}).read()
 if "REFUSE" in report:
     open(log, "w").write("========= Error: Device not supported. Please refer to the documentation\\n")
     sys.exit(1)
-status = subprocess.run(command).returncode
+runs = tool == "memcheck" and "WRONG" not in report
+status = subprocess.run(command).returncode if runs else 0
 found = tool == "memcheck" and "WRONG" in report and any("k.9" in x or "x9-" in x for x in command)
 block = report.partition("WRONG\\n")[2] if found else ""
 summary = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"

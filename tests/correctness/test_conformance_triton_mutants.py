@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +10,8 @@ import pytest
 pytest.importorskip("triton", reason="these mutants are Triton kernels")
 
 import triton
+import triton_mutant_jobs
+from interpreter import Run
 from mutants import triton_kernels
 from mutants.table import MUTANTS
 from mutants.triton_kernels import BLOCKS, TritonGemm
@@ -28,19 +24,10 @@ RIGHT_ON_A_CPU = ("right", "split_in_2", "race", "wrong_stream", "offsets_of_32_
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 
 
-@functools.cache
-def interpreted() -> dict[str, dict[str, int]]:
-    """Triton decides at its import whether it interprets, so in a process of its own."""
-    job = Path(__file__).parent / "triton_mutant_jobs.py"
-    done = subprocess.run(
-        [sys.executable, str(job)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=True,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def spoiled(interpreted: Run) -> dict[str, dict[str, int]]:
+    """What each kernel gets wrong in Triton's interpreter."""
+    return interpreted(triton_mutant_jobs.spoiled)
 
 
 def test_every_kernel_but_the_right_ones_is_in_the_table() -> None:
@@ -49,8 +36,8 @@ def test_every_kernel_but_the_right_ones_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", RIGHT_ON_A_CPU)
-def test_a_kernel_whose_fault_needs_a_gpu_is_right(name: str) -> None:
-    assert interpreted()[name] == {"wrong": 0, "beside": 0}
+def test_a_kernel_whose_fault_needs_a_gpu_is_right(name: str, spoiled: dict[str, dict[str, int]]) -> None:
+    assert spoiled[name] == {"wrong": 0, "beside": 0}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +50,10 @@ def test_a_kernel_whose_fault_needs_a_gpu_is_right(name: str) -> None:
         ("k_tail_unmasked", M * N, 0),
     ],
 )
-def test_a_fault_spoils_as_many_elements_as_it_should(name: str, wrong: int, beside: int) -> None:
-    assert interpreted()[name] == {"wrong": wrong, "beside": beside}
+def test_a_fault_spoils_as_many_elements_as_it_should(
+    name: str, wrong: int, beside: int, spoiled: dict[str, dict[str, int]]
+) -> None:
+    assert spoiled[name] == {"wrong": wrong, "beside": beside}
 
 
 def compiled(gemm: TritonGemm, dtype: str) -> Any:

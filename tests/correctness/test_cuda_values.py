@@ -1,4 +1,4 @@
-"""Skinny kernels on the CPU, thread by thread: every kind of weight, in tiles with tails and clusters of blocks."""
+"""Skinny kernels on the CPU, thread by thread, in tiles with tails and clusters of blocks: for each commit half of the weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from cpp_kernels import needs_compiler
 from cuda_cases import BF16, F32, INT4, UINT4, UINT8, biased, choice, gated, skinny_shape
 from cuda_kernels_on_cpu import kernel
+from rotation import rotated
 
 from gemmtune.choice import Status
 from gemmtune.problem import Problem
@@ -36,7 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", rotated([*CASES], 2, "skinny"))
 def test_every_kind_of_weight_is_right(name: str) -> None:
     fields, shape, told = CASES[name]
     k = 3 * (256 if "encoding" in fields else 128) - 96

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -112,8 +113,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+@pytest.mark.parametrize(("name", "arch"), rotated([*itertools.product(COMPILED, ("sm90", "sm100"))], 2, "persistent"))
 def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, name: str) -> None:
     device, problem = preset(arch), COMPILED[name]
     choices = rotated(persistent_choices(problem, device, 6)[::2], 3, f"{arch} {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -134,8 +135,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90", "sm100"])
+@pytest.mark.parametrize(("name", "arch"), rotated([*itertools.product(COMPILED, ("sm75", "sm80", "sm90", "sm100"))], 3, "small"))
 def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, name: str) -> None:
     device, problem = preset(arch), COMPILED[name]
     offered = (swapped_choices(problem, device, 3), vector_choices(problem, device, 3))

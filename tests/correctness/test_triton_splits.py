@@ -137,7 +137,7 @@ def test_strided_operands(interpreted: Run, family: str, name: str) -> None:
 
 @families
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, family: str) -> None:
-    problem = Problem.addmm(34, 40, 130, dtype=torch.bfloat16, bias="m1", alpha=2, beta=0.5, device_type="cpu")
+    problem = Problem.addmm(20, 24, 100, dtype=torch.bfloat16, bias="m1", alpha=2, beta=0.5, device_type="cpu")
     function, configs = FAMILIES[family]
     found = interpreted(triton_jobs.verdicts, problem, configs, family=function)
     assert [verdict.status for verdict in found] == [Status.OK] * len(configs), [verdict.reason for verdict in found]
@@ -191,8 +191,10 @@ COMPILED = {
 OFFERED = {"streamk": _streamed, "atomic": _atomic, "decompose": _decomposed}
 
 
-@pytest.mark.parametrize(("family", "name"), [(f, n) for f in OFFERED for n in COMPILED if (f, n) != ("decompose", "int8-nt")])
-@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+PAIRS = [(f, n, arch) for f in OFFERED for n in COMPILED if (f, n) != ("decompose", "int8-nt") for arch in ("sm80", "sm90")]
+
+
+@pytest.mark.parametrize(("family", "name", "arch"), rotated(PAIRS, 3, "splits"))
 def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, family: str, name: str) -> None:
     found = OFFERED[family](COMPILED[name], arch)
     assert found

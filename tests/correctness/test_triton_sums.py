@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.backends.triton.backend import chosen_configs
 from gemmtune.backends.triton.configs import Config, geometry
@@ -61,8 +63,11 @@ def test_verification_accepts_it_with_its_own_claims(interpreted: Run, turn: int
     assert [verdict.status for verdict in verdicts] == [Status.OK] * len(verdicts), verdicts
 
 
-@pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["f16", "f32"])
+@pytest.mark.parametrize(
+    ("dtype", "arch"),
+    rotated([*itertools.product((torch.float16, torch.float32), ("sm75", "sm80", "sm90"))], 2, "sums"),
+    ids=str,
+)
 def test_it_compiles_within_the_predicted_resources_to_the_expected_instruction(arch: str, dtype: torch.dtype) -> None:
     device = preset(arch)
     problem = Problem.mm_plus_mm(512, 384, 1000, 520, dtype=dtype, device_type="cuda", precision=Precision())

@@ -1,8 +1,6 @@
-"""Runs the mutants' Triton kernel in Triton's interpreter and prints what each one of them gets wrong, as JSON."""
+"""What a process whose Triton interprets does for the tests of the mutants' Triton kernel."""
 
 from __future__ import annotations
-
-import json
 
 import torch
 from mutants import triton_kernels
@@ -27,11 +25,7 @@ def wrong_elements(gemm: TritonGemm) -> dict[str, int]:
     return {"wrong": int(wrong), "beside": int((whole[M:] != BESIDE).sum())}
 
 
-def main() -> None:
-    """All kernels of the module, by name."""
+def spoiled() -> dict[str, dict[str, int]]:
+    """``wrong_elements`` of all kernels of the module, by name."""
     gemms = {name: getattr(triton_kernels, name) for name in triton_kernels.__all__}
-    print(json.dumps({name: wrong_elements(gemm) for name, gemm in gemms.items() if isinstance(gemm, TritonGemm)}))
-
-
-if __name__ == "__main__":
-    main()
+    return {name: wrong_elements(gemm) for name, gemm in gemms.items() if isinstance(gemm, TritonGemm)}

@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from adapters.inductor import CompiledSubject, generated_kernels, library_calls, static
 
 from gemmtune.conformance.bench.outcome import Verdict
 from gemmtune.conformance.cases.case import Case
@@ -35,24 +34,35 @@ triton_per_fused_add_1 = async_compile.triton('triton_per_fused_add_1', '''
 """
 
 
+@pytest.fixture(scope="module")
+def inductor() -> ModuleType:
+    """Imported by the tests that need it: half of torch comes with it."""
+    return importlib.import_module("adapters.inductor")
+
+
 class TestInductor:
-    def test_kernels_in_generated_code_are_named_with_their_tiles(self) -> None:
-        assert generated_kernels(GENERATED) == ["triton_tem_fused_mm_0 64x128x32, 3 stages, 8 warps", "triton_per_fused_add_1"]
-        assert library_calls(GENERATED) == []
+    def test_kernels_in_generated_code_are_named_with_their_tiles(self, inductor: ModuleType) -> None:
+        assert inductor.generated_kernels(GENERATED) == [
+            "triton_tem_fused_mm_0 64x128x32, 3 stages, 8 warps",
+            "triton_per_fused_add_1",
+        ]
+        assert inductor.library_calls(GENERATED) == []
 
-    def test_calls_of_a_library_are_seen(self) -> None:
+    def test_calls_of_a_library_are_seen(self, inductor: ModuleType) -> None:
         code = "        extern_kernels.mm(a, b, out=c)\n        d = torch.ops.aten.bmm.dtype(a, b)\n        extern_kernels.mm(c, b)"
-        assert library_calls(code) == ["extern_kernels.mm", "torch.ops.aten.bmm.dtype"]
+        assert inductor.library_calls(code) == ["extern_kernels.mm", "torch.ops.aten.bmm.dtype"]
 
-    def test_a_case_that_is_left_to_aten_is_refused_each_time(self) -> None:
-        subject = CompiledSubject("aten", static.traits.changed({"devices": ["cpu"]}), dynamic=False, backends="ATEN")
+    def test_a_case_that_is_left_to_aten_is_refused_each_time(self, inductor: ModuleType) -> None:
+        subject = inductor.CompiledSubject(
+            "aten", inductor.static.traits.changed({"devices": ["cpu"]}), dynamic=False, backends="ATEN"
+        )
         for _ in range(2):
             outcome = judge(subject, CASE, torch.device("cpu"))
             assert outcome.verdict is Verdict.REFUSED
             assert outcome.reason == "not possible here: Inductor generates no kernel for this, but calls extern_kernels.mm"
 
-    def test_without_a_kernel_to_choose_it_is_refused(self) -> None:
-        outcome = judge(static, CASE, torch.device("cpu"))
+    def test_without_a_kernel_to_choose_it_is_refused(self, inductor: ModuleType) -> None:
+        outcome = judge(inductor.static, CASE, torch.device("cpu"))
         assert outcome.verdict is Verdict.REFUSED
         assert outcome.reason == "not possible here: Inductor has no Triton kernel to choose from"
 

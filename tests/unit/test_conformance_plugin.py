@@ -157,10 +157,10 @@ def test_a_failure_is_text_without_the_stack_of_the_suite(in_another_project: Py
     ],
 )
 def test_gpu_tests_are_skipped_without_a_gpu_and_an_error_if_asked_for(
-    in_a_new_process: Pytest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], status: int, text: str
+    in_another_project: Pytest, tmp_path: Path, arguments: tuple[str, ...], status: int, text: str
 ) -> None:
     (tmp_path / "test_gpu.py").write_text("import pytest\n\n@pytest.mark.gpu\ndef test_gpu():\n    assert False\n")
-    (tmp_path / "conftest.py").write_text("import os\n\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n")
-    done = in_a_new_process(*LOADED[:4], *arguments)
+    (tmp_path / "conftest.py").write_text("import torch\n\ntorch.cuda.is_available = lambda: False\n")
+    done = in_another_project(*LOADED[:4], *arguments)
     assert done.returncode == status
     assert text in done.stdout + done.stderr

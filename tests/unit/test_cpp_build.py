@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from store_cases import fork, status_of
 
 from gemmtune import settings
 from gemmtune.backends.cpp import BACKEND, compiler, source
@@ -129,10 +129,14 @@ def test_of_two_processes_one_compiles(tmp_path: Path) -> None:
     noting.parent.mkdir()
     noting.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) echo run >> {tmp_path}/runs; sleep 0.5;; esac\nexec {found.path} "$@"\n')
     noting.chmod(0o755)
-    environment = os.environ | {"PATH": f"{noting.parent}:{os.environ['PATH']}", "GEMMTUNE_CACHE_DIR": str(tmp_path / "cache")}
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_cpp_build as t; t.small_choice().compile()"
-    children = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
-    assert [child.wait(timeout=120) for child in children] == [0, 0]
+
+    def work() -> None:
+        os.environ["PATH"] = f"{noting.parent}:{os.environ['PATH']}"
+        with settings.patch(cache_dir=str(tmp_path / "cache")):
+            small_choice().compile()
+
+    children = [fork(work) for _ in range(2)]
+    assert [status_of(child) for child in children] == [0, 0]
     assert (tmp_path / "runs").read_text().splitlines() == ["run"]
     assert len(list((tmp_path / "cache" / "cpp").glob("*.so"))) == 1
 

@@ -269,11 +269,14 @@ def test_tuning_leaves_the_random_state_alone(backend: FixedBackend):
 
 def test_a_worker_process_survives_what_the_choices_do(backend: FixedBackend):
     backend.kinds = ["segfault", "hang", "multiply", "slow"]
-    with settings.patch(tune_in_subprocess=True, choice_timeout_s=5):
-        result = tuned()
-    assert {o.name: str(o.status) for o in result.outcomes} == {
-        "fake:multiply": "ok", "fake:slow": "ok", "fake:segfault": "crashed", "fake:hang": "timed_out",
-    }  # fmt: skip
+    expected = {"fake:multiply": "ok", "fake:slow": "ok", "fake:segfault": "crashed", "fake:hang": "timed_out"}
+    for limit_s in (3, 60):  # the shorter limit is enough for the good ones unless the machine has much else to do
+        with settings.patch(tune="force", tune_in_subprocess=True, choice_timeout_s=limit_s):
+            result = tuned()
+        found = {o.name: str(o.status) for o in result.outcomes}
+        if found == expected:
+            break
+    assert found == expected
     assert result.pick == "fake:multiply"
 
 

@@ -22,8 +22,10 @@ from gemmtune.workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    """One for the tests that leave it alive."""
-    one = Worker()
+    """One for the tests that leave it alive, started as users start it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gemmtune.workers.worker.subprocess", subprocess)
+        one = Worker()
     yield one
     one.close()
 

@@ -1,0 +1,164 @@
+"""Worker processes of the tests are forks of a process that has imported torch: importing it is most of what a worker costs.
+
+Each process that runs tests starts such a server when it first needs a worker. A worker begins with the environment, the folder and
+the ``sys.path`` that it would have had; ``tests/unit/test_worker.py`` starts its own as users do. The server forks twice, and the
+worker becomes a child of the process that asked for it, which is how that process learns of its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+__all__ = ["ForkedProcess", "Server", "popen_of", "serve"]
+
+PR_SET_CHILD_SUBREAPER = 36
+START_TIMEOUT_S = 180.0
+ADOPTION_S = 30.0
+PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; import worker_server; worker_server.serve(int(sys.argv[1]))"
+FREE_NUMBER = 500
+"""File descriptors of the server lie beyond those that a worker gets."""
+
+
+class ForkedProcess:
+    """What ``subprocess.Popen`` is of a worker."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Wait until it has ended; its status, negative for a signal."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+class Server:
+    """The server of this process. Started by the first request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+
+    def fork(self, code: str, files: dict[int, int]) -> ForkedProcess:
+        """A process that runs ``code``, with these files under these numbers."""
+        job = {"code": code, "parent": os.getpid(), "folder": os.getcwd(), "environment": dict(os.environ), "numbers": list(files)}
+        with self._lock, _adopting():
+            connection = self._started()
+            connection.sendall(len(text := json.dumps(job).encode()).to_bytes(4, "big"))
+            socket.send_fds(connection, [text[:1]], list(files.values()))
+            connection.sendall(text[1:])
+            return ForkedProcess(int.from_bytes(_exactly(connection, 4), "big"))
+
+    def _started(self) -> socket.socket:
+        if self._connection is None:
+            self._connection, other = socket.socketpair()
+            self._connection.settimeout(START_TIMEOUT_S)
+            with other:
+                command = [sys.executable, "-c", PROGRAM, str(other.fileno()), str(Path(__file__).parent), *sys.path]
+                subprocess.Popen(command, pass_fds=(other.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True)
+        return self._connection
+
+    def forget(self) -> None:
+        """In a fork of this process, whose workers would not be its children."""
+        if self._connection is not None:
+            self._connection.close()
+        self.__init__()  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Processes whose parent ends become children of this one, if it is an ancestor of theirs."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def popen_of(server: Server) -> Any:
+    """What stands for the module ``subprocess`` where workers are started."""
+
+    def popen(command: Sequence[str], *, stdin: int, stdout: Any, stderr: Any, pass_fds: Sequence[int], **_: object) -> Any:
+        assert list(command[:3]) == [sys.executable, "-P", "-c"]
+        with open(os.devnull, "rb") as nothing:
+            files = {0: nothing.fileno(), 1: stdout.fileno(), 2: stderr.fileno()}
+            return server.fork(command[3], files | {number: number for number in pass_fds})
+
+    return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (more := connection.recv(size - len(data))):
+            raise EOFError
+        data += more
+    return data
+
+
+def serve(number: int) -> None:
+    """Fork a worker for each request that comes over the socket of that number, until it is closed."""
+
+    connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))
+    os.close(number)
+    while True:
+        try:
+            size = int.from_bytes(_exactly(connection, 4), "big")
+        except EOFError:
+            return
+        text, files, *_ = socket.recv_fds(connection, 1, 10)
+        job = json.loads(text + _exactly(connection, size - 1))
+        told, telling = os.pipe()
+        between = os.fork()
+        if between == 0:
+            worker = os.fork()
+            if worker == 0:
+                _work(job, files)
+            os.write(telling, worker.to_bytes(4, "big"))
+            os._exit(0)
+        os.waitpid(between, 0)
+        connection.sendall(os.read(told, 4))
+        for file in (*files, told, telling):
+            os.close(file)
+
+
+def _work(job: dict[str, Any], files: Sequence[int]) -> NoReturn:
+    """In the new process: be as one that was started."""
+    status = 1
+    try:
+        deadline = time.monotonic() + ADOPTION_S
+        while os.getppid() != job["parent"] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os.setsid()
+        moved = [os.dup2(file, FREE_NUMBER + 1 + i) for i, file in enumerate(files)]
+        for file, number in zip(moved, job["numbers"], strict=True):
+            os.dup2(file, number)
+        for file in range(3, FREE_NUMBER + 1 + len(files)):
+            if file not in job["numbers"]:
+                with contextlib.suppress(OSError):
+                    os.close(file)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        importlib.invalidate_caches()
+        os.chdir(job["folder"])
+        os.environ.clear()
+        os.environ.update(job["environment"])
+        exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
+        status = 0
+    finally:
+        os._exit(status)
