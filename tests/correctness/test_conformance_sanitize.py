@@ -29,8 +29,11 @@ report = open({behaviour!r}).read()
 if "REFUSE" in report:
     open(log, "w").write("========= Error: Device not supported. Please refer to the documentation\\n")
     sys.exit(1)
-runs = tool == "memcheck" and "WRONG" not in report
-status = subprocess.run(command).returncode if runs else 0
+if tool == "memcheck" and "WRONG" not in report:
+    status = subprocess.run(command).returncode
+else:  # as the cases say that they passed
+    status = 0
+    print('{{"verdict": "passed"}}\\n' * len(command[command.index("--") + 2 :]))
 found = tool == "memcheck" and "WRONG" in report and any("k.9" in x or "x9-" in x for x in command)
 block = report.partition("WRONG\\n")[2] if found else ""
 summary = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
