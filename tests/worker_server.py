@@ -114,7 +114,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 def serve(number: int) -> None:
     """Fork a worker for each request that comes over the socket of that number, until it is closed."""
-
+    importlib.import_module("gemmtune.selector.session")  # and with it torch
     connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))
     os.close(number)
     while True:
@@ -127,10 +127,10 @@ def serve(number: int) -> None:
         told, telling = os.pipe()
         between = os.fork()
         if between == 0:
-            worker = os.fork()
-            if worker == 0:
+            if os.fork() == 0:
+                os.setsid()  # whoever has the number of a worker may end its group
+                os.write(telling, os.getpid().to_bytes(4, "big"))
                 _work(job, files)
-            os.write(telling, worker.to_bytes(4, "big"))
             os._exit(0)
         os.waitpid(between, 0)
         connection.sendall(os.read(told, 4))
@@ -145,7 +145,6 @@ def _work(job: dict[str, Any], files: Sequence[int]) -> NoReturn:
         deadline = time.monotonic() + ADOPTION_S
         while os.getppid() != job["parent"] and time.monotonic() < deadline:
             time.sleep(0.001)
-        os.setsid()
         moved = [os.dup2(file, FREE_NUMBER + 1 + i) for i, file in enumerate(files)]
         for file, number in zip(moved, job["numbers"], strict=True):
             os.dup2(file, number)
