@@ -1,6 +1,5 @@
 """The public names, all but ``settings``: what ``gemmtune/__init__.py`` imports when the first of them is asked for."""
 
-from .dispatch.explain import explain
 from .dispatch.prepack import PackedOperand
 from .dispatch.tuning import tune
 from .dispatch.weights import QuantizedWeight
@@ -15,6 +14,7 @@ from .errors import (
     StoreError,
     UnavailableError,
 )
+from .integration.explain import explain
 from .integration.optimize import optimize, restore
 from .integration.record import record
 from .integration.recording import Recording

@@ -47,7 +47,7 @@ def trace(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequen
             raise EpilogueError(f"the result is {value!r}, which is not computed from the accumulator")
     except EpilogueError as error:
         raise EpilogueError(f"epilogue {name}: {error}") from error.__cause__
-    nodes = _needed(builder.nodes, value)
+    nodes = needed(builder.nodes, value)
     if nodes[0].op != "acc":
         raise EpilogueError(f"epilogue {name}: the result does not depend on the accumulator, the function's first argument")
     if nodes[-1].dtype == torch.bool:
@@ -222,16 +222,16 @@ def _unusable(display: str) -> EpilogueError:
     )
 
 
-def _needed(nodes: Sequence[Node], result: Ref) -> tuple[Node, ...]:
+def needed(nodes: Sequence[Node], result: Ref) -> tuple[Node, ...]:
     """The nodes that ``result`` needs, in their order and renumbered, ``result`` last."""
-    needed: set[int] = set()
+    wanted: set[int] = set()
     waiting = [result.index]
     while waiting:
         index = waiting.pop()
-        if index not in needed:
-            needed.add(index)
+        if index not in wanted:
+            wanted.add(index)
             waiting += [a.index for a in nodes[index].args if isinstance(a, Ref)]
-    order = sorted(needed)
+    order = sorted(wanted)
     renumbered = {old: Ref(new) for new, old in enumerate(order)}
     kept = [nodes[i] for i in order]
     return tuple(

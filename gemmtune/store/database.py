@@ -176,6 +176,10 @@ class Database:
                 raise corrupt("a measured limit does not fit its checksum")
             yield Limit(fingerprint=of, **dict(zip(LIMIT_COLUMNS, record[:-1], strict=True)))
 
+    def checksums(self) -> list[str]:
+        """Those of all measurements, in an order of their own."""
+        return [str(checksum) for (checksum,) in self.connection().execute("SELECT checksum FROM measurements ORDER BY checksum")]
+
     def write(self, rows: Iterable[Row], limits: Iterable[Limit] = ()) -> None:
         """Put rows and limits in the place of those with the same identity. Called inside ``transaction``."""
         connection = self.connection()

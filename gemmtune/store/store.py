@@ -7,6 +7,7 @@ A corrupt file is renamed, never deleted or overwritten, and a new one begun: wh
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -99,6 +100,10 @@ class Store:
     def keys(self, fingerprint: str) -> list[str]:
         """The problems that have rows for a machine."""
         return list(dict.fromkeys(self._read(lambda database: database.keys(fingerprint))))
+
+    def digest(self) -> str:
+        """A digest of everything measured that is kept: another one after any change, the same in every process."""
+        return hashlib.sha256("".join(self._read(Database.checksums)).encode()).hexdigest()
 
     def put(self, rows: Iterable[Row]) -> None:
         """Keep rows, replacing earlier ones of the same problem, machine and content hash: all of them or, at a kill, none."""

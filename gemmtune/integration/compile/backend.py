@@ -1,0 +1,74 @@
+"""torch.compile with our pass: a backend of Dynamo, and what switches the pass on for every use of Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+from torch._inductor import list_mode_options
+from torch._inductor.compile_fx import compile_fx
+
+from .judging import Judge
+from .lowering import register
+from .rewriting import RewriteProducts
+from .verdicts import StoreJudge
+
+__all__ = ["gemmtune", "install", "uninstall", "with_pass"]
+
+OPTION = "post_grad_custom_post_pass"
+
+
+def install(*, tune: bool = False, judge: Judge | None = None) -> None:
+    """Let Inductor ask us about every GEMM that it compiles from now on, in ``torch.compile`` with whatever options.
+
+    With ``tune`` what the store does not know is tuned while a graph compiles; else it is left to torch. Passes that are installed
+    already stay and run first. Graphs that were compiled before stay as they are: ``torch._dynamo.reset()`` drops them.
+    """
+    register()
+    setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), judge or StoreJudge(tunes=tune)))
+
+
+def uninstall() -> None:
+    """Take back what ``install`` did."""
+    installed = getattr(inductor_config, OPTION)
+    if isinstance(installed, RewriteProducts):
+        setattr(inductor_config, OPTION, installed.others[0] if len(installed.others) == 1 else list(installed.others) or None)
+
+
+def with_pass(installed: Any, judge: Judge) -> RewriteProducts:
+    """Our pass after those that are installed, in the place of an earlier one of ours."""
+    if isinstance(installed, RewriteProducts):
+        return RewriteProducts(judge, installed.others)
+    others = installed if isinstance(installed, (list, tuple)) else [] if installed is None else [installed]
+    return RewriteProducts(judge, others)
+
+
+def gemmtune(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="gemmtune")``: Inductor with our pass. ``mode`` and ``options`` are Inductor's."""
+    register()
+    chosen: dict[str, Any] = {**(list_mode_options(mode) if mode else {}), **(options or {})}
+    chosen = {name.replace("-", "_"): value for name, value in chosen.items()}
+    installed = chosen.get(OPTION, getattr(inductor_config, OPTION))
+    chosen[OPTION] = installed if isinstance(installed, RewriteProducts) else with_pass(installed, StoreJudge())
+    compiled: Any = compile_fx(graph, example_inputs, config_patches=chosen)
+    return compiled  # type: ignore[no-any-return]
+
+
+def reset() -> None:
+    """What Dynamo calls at ``torch._dynamo.reset()``: the graphs of ``mode="reduce-overhead"`` are dropped."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees  # noqa: PLC0415 - only where there is CUDA
+
+        reset_cudagraph_trees()
+
+
+gemmtune.reset = reset  # type: ignore[attr-defined]

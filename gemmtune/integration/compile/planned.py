@@ -1,0 +1,141 @@
+"""The product that takes the place of a GEMM in a compiled graph: a function that writes into ``out``, and an operator of torch.
+
+Code that Inductor generates calls ``run_planned`` with memory that Inductor planned; no dispatcher is between. Where only operators
+can be called (AOTInductor) it is ``torch.ops.gemmtune.planned``. A call never tunes: the store's pick runs, or torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ... import settings as settings_module
+from ...choice import Run
+from ...device import detect
+from ...dispatch.plan import Plan, fallback, plan_for
+from ...problem import Layout, Problem
+from ...problem.layout import ALIGNED_BYTES
+from ...problem.rebuild import rebuilt
+
+__all__ = ["OPERATOR", "problem_of_text", "ready_plan", "run_planned"]
+
+Tensor = torch.Tensor
+
+LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")  # type: ignore[no-untyped-call]
+LIBRARY.define("planned(Tensor[] tensors, str problem, *, bool dynamic=False, float alpha=1.0, float beta=1.0) -> Tensor")  # type: ignore[no-untyped-call]
+OPERATOR = torch.ops.gemmtune.planned.default
+"""``tensors`` are those of ``Problem.operands`` and then the epilogue's, ``problem`` is ``Problem.key``. With ``dynamic`` the sizes
+in it are only those of the example that was compiled, and each call looks for the plan of its own."""
+
+_CAPACITY = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A bound kernel, and where its operands lie in memory: the remainder of each address by 16 bytes."""
+
+    run: Run
+    remainders: tuple[int, ...]
+    scaled: bool
+
+
+_launches: dict[tuple[str, int], Launch] = {}
+"""By the problem's text and the device's index: kernels for exactly the layouts of the problem."""
+_by_layout: dict[Hashable, tuple[Run, bool]] = {}
+"""By the problem's text and the layouts that a call has."""
+
+
+@functools.lru_cache(_CAPACITY)
+def problem_of_text(text: str) -> Problem:
+    """The Problem whose ``key`` this is."""
+    return rebuilt(json.loads(text))
+
+
+def ready_plan(problem: Problem, index: int) -> Plan:
+    """The plan of a problem, made now: kernels are loaded and launches bound before the first call, and so before any capture."""
+    plan = _plan(problem, index)
+    tensors = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ()), problem.out]
+    remainders = tuple(layout.offset * layout.dtype.itemsize % ALIGNED_BYTES for layout in tensors)
+    _launches[problem.key, index] = Launch(run=plan.kernel.run, remainders=remainders, scaled=bool(problem.operation.scalars))
+    return plan
+
+
+def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:
+    """Write the problem's result into ``out``.
+
+    Operands that lie at other addresses than the problem says, which a compiler cannot always know, go to the plan for theirs.
+    """
+    if not dynamic:
+        index = out.get_device()
+        launch = _launches.get((problem, index))
+        if launch is None:  # a graph out of Inductor's cache
+            ready_plan(problem_of_text(problem), index)
+            launch = _launches[problem, index]
+        for x, remainder in zip((*tensors, out), launch.remainders, strict=True):
+            if x.data_ptr() % ALIGNED_BYTES != remainder:
+                break
+        else:
+            launch.run(out, tensors, (alpha, beta) if launch.scaled else ())
+            return
+    _run_as_laid_out(tensors, out, problem, (alpha, beta))
+
+
+def _run_as_laid_out(tensors: tuple[Tensor, ...], out: Tensor, text: str, scalars: tuple[float, float]) -> None:
+    """Run the plan for the sizes, strides and addresses of these tensors."""
+    key = (text, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
+    found = _by_layout.get(key)
+    if found is None:
+        problem = _as_laid_out(problem_of_text(text), tensors, out)
+        if problem.empty:
+            return
+        plan = _plan(problem, out.get_device())
+        found = (plan.kernel.run, bool(problem.operation.scalars))
+        if plan.lasting:
+            if len(_by_layout) >= _CAPACITY:
+                _by_layout.clear()
+            _by_layout[key] = found
+    run, scaled = found
+    run(out, tensors, scalars if scaled else ())
+
+
+def _as_laid_out(problem: Problem, tensors: Sequence[Tensor], out: Tensor) -> Problem:
+    roles = [role for role, _ in problem.operands]
+    fields: dict[str, Any] = {role: Layout.of(x) for role, x in zip(roles, tensors, strict=False)}
+    if problem.epilogue is not None:
+        extra = tuple(Layout.of(x) for x in tensors[len(roles) :])
+        fields["epilogue"] = replace(problem.epilogue, operands=extra)
+    return replace(problem, out=Layout.of(out), **fields)
+
+
+def _plan(problem: Problem, index: int) -> Plan:
+    with settings_module.patch(tune="never") as settings:
+        if 0 in problem.summed:
+            return fallback(problem, detect("cpu" if index < 0 else torch.device("cuda", index)), settings)
+        return plan_for(problem, index)
+
+
+def forget_launches() -> None:
+    """Drop every launch, so that the next call asks the store again."""
+    _launches.clear()
+    _by_layout.clear()
+
+
+def _new(tensors: Sequence[Tensor], problem: str, *, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    out = _empty(tensors, problem)
+    run_planned(*tensors, out=out, problem=problem, dynamic=dynamic, alpha=alpha, beta=beta)
+    return out
+
+
+def _empty(tensors: Sequence[Tensor], problem: str, **_: object) -> Tensor:
+    a, b = tensors[0], tensors[1]
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=problem_of_text(problem).out.dtype)
+
+
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("planned", _new, _device)  # type: ignore[no-untyped-call]
+torch.library.register_fake("gemmtune::planned", _empty, lib=LIBRARY)

@@ -1,0 +1,125 @@
+"""What became of the GEMMs of compiled graphs: one decision each, kept for ``explain``."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...problem import Problem
+
+__all__ = ["CompiledExplanation", "Decision", "Graph", "decisions", "explain_compiled", "is_compiled", "keep", "listeners"]
+
+_CAPACITY = 1024
+_graphs: deque[Graph] = deque(maxlen=_CAPACITY)
+listeners: list[Callable[[Decision], None]] = []
+"""Called with every decision when it is made, such as for recording the problems of compiled graphs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What became of one GEMM.
+
+    ``taken`` is ``fused`` (with the pointwise nodes behind it), ``alone``, or empty where torch's node stayed; ``reason`` says why.
+    ``pick`` is the choice that runs. ``times_us`` are those that decided, by variant. ``alone`` is the GEMM's Problem, ``fused``
+    that with its tail; neither is there where it is none of ours.
+    """
+
+    shape: str
+    taken: str
+    reason: str
+    pick: str | None = None
+    times_us: tuple[tuple[str, float], ...] = ()
+    alone: Problem | None = None
+    fused: Problem | None = None
+
+    @property
+    def problem(self) -> Problem | None:
+        """The Problem that runs, or would."""
+        return self.fused if self.taken == "fused" else self.alone
+
+    def __str__(self) -> str:
+        epilogue = self.fused.epilogue if self.fused else None
+        text = f"{self.alone.op} {self.shape} {self.alone.dtype_label} {self.alone.layout_letters}" if self.alone else self.shape
+        behind = f" then {epilogue}" if epilogue else ""
+        verdict = {"fused": f"fused, {self.pick}", "alone": f"{self.pick}, the tail is Inductor's"}.get(self.taken, "left to torch")
+        times = ", ".join(f"{name} {time_us:.1f} µs" for name, time_us in self.times_us)
+        return f"{text}{behind}: {verdict}; {self.reason}" + (f" ({times})" if times else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """The decisions for one graph that Inductor compiled. ``compile_id`` is Dynamo's name of the frame, empty outside of it."""
+
+    compile_id: str
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledExplanation:
+    """The GEMMs of a compiled function, graph by graph. Prints as text."""
+
+    graphs: tuple[Graph, ...]
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Those of all graphs."""
+        return tuple(d for graph in self.graphs for d in graph.decisions)
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "no graph was compiled with gemmtune's pass: call it once after gemmtune.integration.compile.install()"
+        lines = []
+        for number, graph in enumerate(self.graphs):
+            taken = sum(bool(d.taken) for d in graph.decisions)
+            of = f" of {graph.compile_id}" if graph.compile_id else ""
+            lines.append(f"graph {number}{of}: {taken} of {len(graph.decisions)} GEMMs")
+            lines += [f"   {decision}" for decision in graph.decisions]
+        return "\n".join(lines)
+
+
+def keep(graph: Graph) -> None:
+    """Remember what became of a graph, and tell those who listen."""
+    _graphs.append(graph)
+    for listener, decision in itertools.product(listeners, graph.decisions):
+        listener(decision)
+
+
+def decisions() -> tuple[Decision, ...]:
+    """Those of the graphs that were compiled last, in the order of their compilation."""
+    return tuple(d for graph in _graphs for d in graph.decisions)
+
+
+def is_compiled(what: object) -> bool:
+    """Whether torch.compile made it: a function, a module, or a module compiled in place."""
+    marks = ("_torchdynamo_orig_callable", "_orig_mod", "_compiled_call_impl")
+    return any(getattr(what, mark, None) is not None for mark in marks)
+
+
+def explain_compiled(compiled: Any) -> CompiledExplanation:
+    """What became of each GEMM of a compiled function or module: what it was fused with, what runs, or why it was left.
+
+    Only graphs that were compiled in this process are known, not those out of a cache on disk.
+    """
+    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list
+    ids = {str(entry.compile_id) for code in _codes(compiled) for entry in entries(code)}
+    return CompiledExplanation(graphs=tuple(graph for graph in _graphs if graph.compile_id in ids))
+
+
+def _codes(compiled: Any) -> Iterator[Any]:
+    """Code objects whose frames Dynamo may have compiled for it: its own, and those of its modules."""
+    inner = getattr(compiled, "_orig_mod", None) or getattr(compiled, "_torchdynamo_orig_callable", compiled)
+    owner = inner if isinstance(inner, torch.nn.Module) else getattr(inner, "__self__", None)
+    functions = [inner, getattr(inner, "__func__", inner)]
+    if isinstance(owner, torch.nn.Module):
+        functions += [type(module).forward for module in owner.modules()]
+    while functions:
+        function = functions.pop()
+        if (code := getattr(function, "__code__", None)) is not None:
+            yield code
+        if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+            functions.append(wrapped)

@@ -1,0 +1,111 @@
+"""The pass: GEMMs of a graph that Inductor is about to lower, with the pointwise nodes behind them, become planned products."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import CompileContext
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from ...version import __version__
+from .judging import Judge, Verdict
+from .planned import OPERATOR, ready_plan
+from .products import PRODUCTS, Product, product_of
+from .report import Decision, Graph, keep
+from .tails import Extra
+
+__all__ = ["RewriteProducts"]
+
+aten = torch.ops.aten
+_ORIGIN = ("stack_trace", "nn_module_stack", "original_aten")
+"""What a node tells of where it came from."""
+AnyPass = Callable[[fx.Graph], None]
+
+
+class RewriteProducts(CustomGraphPass):
+    """Rewrites each GEMM as the judge says. ``others`` are passes that were installed before, and run first."""
+
+    def __init__(self, judge: Judge, others: Sequence[AnyPass] = ()) -> None:
+        self.judge = judge
+        self.others = tuple(others)
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for other in self.others:
+            other(graph)
+        order = {node: place for place, node in enumerate(graph.nodes)}
+        decided = [self._decided(graph, node, order) for node in list(graph.nodes) if node.target in PRODUCTS]
+        if decided:
+            current = CompileContext.current_compile_id()
+            keep(Graph(compile_id="" if current is None else str(current), decisions=tuple(decided)))
+        if any(decision.taken for decision in decided):
+            graph.eliminate_dead_code()
+
+    def uuid(self) -> Any:
+        """What a graph in Inductor's cache holds for: this code, the judge with the store that it reads, and the other passes.
+
+        None, which keeps graphs out of the cache, where another pass does not tell its own.
+        """
+        told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
+        return None if None in told else (_source_digest(), __version__, self.judge.token(), *told)
+
+    def _decided(self, graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> Decision:
+        product = product_of(node, order)
+        if isinstance(product, str):
+            return Decision(shape="x".join(map(str, node.meta["val"].shape)), taken="", reason=product)
+        verdict = self.judge.verdict(product)
+        pick = _rewrite(graph, product, verdict) if verdict.taken else None
+        return Decision(
+            shape=product.shape,
+            taken=verdict.taken,
+            reason=verdict.reason,
+            pick=pick,
+            times_us=verdict.times_us,
+            alone=product.alone,
+            fused=product.fused,
+        )
+
+
+def _rewrite(graph: fx.Graph, product: Product, verdict: Verdict) -> str:
+    """Put a planned product in the place of the GEMM, or of the last node of its tail. Returns the name of what it runs."""
+    tail = product.tail if verdict.taken == "fused" else None
+    problem = product.alone if tail is None else product.fused
+    assert problem is not None
+    last = product.gemm if tail is None else tail.last
+    value, result = product.gemm.meta["val"], last.meta["val"]
+    plan = ready_plan(problem, -1 if value.device.type == "cpu" else value.device.index)
+    with graph.inserting_before(last):
+        extra = [_as_operand(graph, x, value) for x in tail.extra] if tail else []
+        alpha, beta = product.scalars
+        keywords: dict[str, Any] = {"dynamic": product.dynamic, "alpha": alpha, "beta": beta}
+        new = graph.call_function(OPERATOR, ([*product.tensors, *extra], problem.key), keywords)
+        new.meta.update({name: last.meta[name] for name in _ORIGIN if name in last.meta})
+        new.meta["val"] = result.new_empty(value.shape)
+        if tail is not None and tail.sizes is not None:
+            new = graph.call_function(aten.reshape.default, (new, tail.sizes))
+            new.meta["val"] = result
+    last.replace_all_uses_with(new)
+    return plan.choice.name
+
+
+def _as_operand(graph: fx.Graph, extra: Extra, gemm: torch.Tensor) -> fx.Node:
+    """An operand of the epilogue shaped as the Problem has it."""
+    if extra.sizes is None:
+        return extra.node
+    made = graph.call_function(aten.reshape.default, (extra.node, extra.sizes))
+    made.meta["val"] = extra.node.meta["val"].reshape(gemm.shape if extra.rank > 1 else extra.sizes)
+    return made
+
+
+@functools.cache
+def _source_digest() -> str:
+    """A digest of this package's source."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,102 @@
+"""Ways to run a GEMM and its tail in a compiled graph, as choices that are timed against each other.
+
+``untouched`` is torch's GEMM followed by Inductor's own kernel, ``alone`` our GEMM followed by Inductor's, ``fused`` our GEMM with
+the tail in it. The first two are compiled by Inductor as it compiles them in a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ... import settings as settings_module
+from ...choice import Choice, Kernel, Scalars, Tensors
+from ...dispatch.plan import plan_for
+from ...problem import Layout, Problem
+from ...problem.epilogue import evaluate
+from .judging import Always
+from .lowering import register
+from .rewriting import RewriteProducts
+
+__all__ = ["BACKEND_NAME", "CompiledVariant", "Variant"]
+
+BACKEND_NAME = "compiled"
+Variant = Literal["untouched", "alone", "fused"]
+_EXAMPLES = {"zero": 0.0, "one": 1.0, "general": 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledVariant(Choice):
+    """One of the ways. ``runs`` are the content hashes of our choices that it runs, whose change makes its time worthless."""
+
+    variant: Variant
+    runs: tuple[str, ...]
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over the way and what it runs."""
+        return hashlib.sha256(json.dumps([self.name, self.runs]).encode()).hexdigest()
+
+    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - nothing is loaded apart
+        """The kernel, compiled now unless Inductor has it in its cache."""
+        problem = self.problem
+        index = torch.cuda.current_device() if problem.device_type == "cuda" else -1
+        if self.variant == "fused":
+            with settings_module.patch(tune="never"):
+                return plan_for(problem, index).kernel
+        compiled = compiled_way(problem, self.variant, into_out=index >= 0)
+
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+            if index >= 0:
+                compiled([out, *tensors])
+            else:
+                out.copy_(compiled([*tensors])[0])
+
+        def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:  # noqa: ARG001
+            result: torch.Tensor = compiled([*tensors])[0]
+            return result
+
+        return Kernel(run=run, run_new=None if index >= 0 else run_new)
+
+
+def compiled_way(problem: Problem, variant: Variant, *, into_out: bool) -> Any:
+    """What Inductor makes of the problem, as a function of a list of tensors; with ``into_out`` the first is written into."""
+    register()
+    device = (
+        torch.device(problem.device_type, torch.cuda.current_device()) if problem.device_type == "cuda" else torch.device("cpu")
+    )
+    scalars = [_EXAMPLES[getattr(problem, name)] for name in problem.operation.scalars]
+    roles = [role for role, _ in problem.operands]
+
+    def way(out: torch.Tensor | None, *tensors: torch.Tensor) -> torch.Tensor | None:
+        given = dict(zip(roles, tensors, strict=False))
+        operands = [given.get(operand.role) for operand in problem.operation.operands]
+        result = problem.operation.compose(*operands, *scalars)
+        if problem.epilogue is not None:
+            result = evaluate(problem.epilogue, result, tensors[len(roles) :])
+        result = result.to(problem.out.dtype)
+        return result if out is None else out.copy_(result)
+
+    layouts = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ())]
+    with unset_fake_temporarily(), FakeTensorMode():
+        inputs = [_example(layout, device) for layout in layouts]
+        if into_out:
+            inputs = [_example(problem.out, device), *inputs]
+        function = way if into_out else lambda *tensors: (way(None, *tensors),)
+        graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
+    graph_pass = RewriteProducts(Always("alone")) if variant == "alone" else None
+    with inductor_config.patch({"post_grad_custom_post_pass": graph_pass, "triton.cudagraphs": False}):
+        return compile_fx_inner(graph, inputs, is_inference=True)
+
+
+def _example(layout: Layout, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device=device)

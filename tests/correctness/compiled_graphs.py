@@ -1,0 +1,114 @@
+"""Models small enough to compile in a test, and a backend of torch.compile that rewrites graphs without generating code."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.decomposition import select_decomp_table
+
+from gemmtune import settings
+from gemmtune.integration.compile.judging import Always, Judge
+from gemmtune.integration.compile.report import Decision, decisions, listeners
+from gemmtune.integration.compile.rewriting import RewriteProducts
+
+
+class Mlp(nn.Module):
+    """Linear, gelu, Linear: with dropout of nothing, so that training saves what it saves in a model."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """A transformer's block: RMSNorm, attention, residuals, silu · up."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.first(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.out(y)
+        h = self.second(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def rewriting_backend(judge: Judge) -> Callable[..., Any]:
+    """A backend that decomposes and rewrites as Inductor with our pass does, and runs the graph as it is."""
+
+    def compiled(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        RewriteProducts(judge)(graph.graph)
+        graph.graph.lint()
+        graph.recompile()
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=compiled, bw_compiler=compiled, decompositions=select_decomp_table())
+
+
+@contextlib.contextmanager
+def decided() -> Iterator[list[Decision]]:
+    """The decisions that are made in the block. The store is not asked: torch runs what is rewritten."""
+    made: list[Decision] = []
+    listeners.append(made.append)
+    torch._dynamo.reset()
+    try:
+        with settings.patch(tune="never", backends=("aten",)):
+            yield made
+    finally:
+        listeners.remove(made.append)
+        torch._dynamo.reset()
+
+
+def outputs_and_gradients(model: Callable[..., Any], parameters: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    """The result of a call, and the gradients of its input and of the parameters."""
+    x = x.detach().clone().requires_grad_()
+    y = model(x)
+    found = torch.autograd.grad(y.float().square().mean(), [x, *parameters])
+    return [y.detach(), *found]
+
+
+def assert_as_good(got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
+    """Each result is as near to the one in float64 as eager torch's, up to a factor for luck and a rounding."""
+    for ours, theirs, truth in zip(got, eager, exact, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        scale = float(truth.abs().max())
+        bound = 2 * float((theirs.double() - truth).abs().max()) + 4 * torch.finfo(ours.dtype).eps * scale
+        assert float((ours.double() - truth).abs().max()) <= bound
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """A copy of a model that computes in float64."""
+    return copy.deepcopy(model).double()
+
+
+__all__ = [
+    "Always",
+    "Block",
+    "Mlp",
+    "assert_as_good",
+    "decided",
+    "decisions",
+    "in_float64",
+    "outputs_and_gradients",
+    "rewriting_backend",
+]

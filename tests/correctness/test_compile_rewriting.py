@@ -1,0 +1,138 @@
+"""The pass on graphs of torch.compile: which nodes it takes, what it puts in their place, and that results stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_graphs import (
+    Always,
+    Block,
+    Mlp,
+    assert_as_good,
+    decided,
+    in_float64,
+    outputs_and_gradients,
+    rewriting_backend,
+)
+
+Tensor = torch.Tensor
+
+
+def tails(function: Callable[..., Tensor], *inputs: Tensor, dynamic: bool = False) -> list[str]:
+    """What each GEMM of a function is fused with, empty where it is rewritten alone; the result is as good as eager torch's."""
+    with decided() as made, torch.no_grad():
+        compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=dynamic)
+        got = compiled(*inputs)
+        wide = [x.double() if x.is_floating_point() else x for x in inputs]
+        assert_as_good([got], [function(*inputs)], [function(*wide)])
+    return [str(d.fused.epilogue) if d.taken == "fused" and d.fused else "" for d in made]
+
+
+def normal(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size))).to(dtype)
+
+
+A, B, ROW, RESULT = normal(6, 8), normal(8, 4), normal(4), normal(6, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (lambda a, b: a @ b, (A, B), [""]),
+        (lambda a, b: torch.relu(a @ b), (A, B), ["relu(acc)"]),
+        (lambda a, b, c: (a @ b + c) * 2, (A, B, ROW), ["mul(add(acc, x0), 2)"]),
+        (lambda a, b, c: c - a @ b, (A, B, RESULT), ["sub(x0, acc)"]),
+        (lambda a, b, c: torch.add(c, a @ b, alpha=3), (A, B, RESULT), ["add(x0, mul(acc, 3))"]),
+        (lambda a, b, c: torch.where(c > 0, a @ b, 0.0), (A, B, RESULT), ["where(x0, acc, 0.0)"]),
+        (lambda a, b: (a @ b).clamp(min=-0.5), (A, B), ["clamp(acc, -0.5, inf)"]),
+        (lambda a, b: F.leaky_relu(a @ b), (A, B), ["where(gt(acc, 0), acc, mul(acc, 0.01))"]),
+        (lambda a, b: (a @ b).to(torch.float64), (A, B), ["acc.to(float64)"]),
+        (lambda a, b, c: torch.addmm(c, a, b, beta=2).tanh(), (A, B, ROW), ["tanh(acc)"]),
+        (lambda a, b, c: torch.baddbmm(c, a, b).neg(), (normal(3, 6, 8), normal(3, 8, 4), normal(3, 6, 4)), ["neg(acc)"]),
+        (lambda a, b, c: F.silu(a @ b) * (a @ c), (A, B, normal(8, 4)), ["mul(div(acc, add(exp(neg(acc)), 1)), x0)", ""]),
+    ],
+)  # fmt: skip
+def test_pointwise_nodes_behind_a_gemm_become_its_epilogue(function, inputs, expected):
+    assert tails(function, *inputs) == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: (a @ b).sum(-1),
+        lambda a, b: (a @ b).t() + 1,
+        lambda a, b: (a @ b)[:2] * 2,
+        lambda a, b: torch.stack([x := a @ b, x * 2]),  # the product itself is needed
+        lambda a, b: (x := a @ b) / x.amax(-1, keepdim=True),
+        lambda a, b: torch.fmod(a @ b, 2.0),
+        lambda a, b: (a @ b) + torch.ones(6, 1),  # a column for each row
+    ],
+)
+def test_what_is_no_epilogue_stays_behind(function):
+    assert tails(function, A, B) == [""]
+
+
+def test_the_longest_tail_that_alone_reads_the_product_is_taken():
+    assert tails(lambda a, b, c: torch.stack([x := a @ b + c, x.relu()]), A, B, ROW) == ["add(acc, x0)"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_that_put_rows_in_a_grid_are_looked_through(dynamic):
+    x, weight, residual = normal(2, 3, 8), torch.nn.Parameter(normal(4, 8)), normal(2, 3, 4)
+    found = tails(lambda x, w, r: r + F.gelu(F.linear(x, w)), x, weight, residual, dynamic=dynamic)
+    assert found == ["add(x0, mul(mul(acc, 0.5), add(erf(mul(acc, 0.7071067811865476)), 1)))"]
+
+
+def test_roundings_of_a_bfloat16_model_are_kept_but_the_first():
+    a, b, c = (x.to(torch.bfloat16) for x in (A, B, RESULT))
+    assert tails(lambda a, b, c: c + F.silu(a @ b), a, b, c) == ["add(x0, div(acc, add(exp(neg(acc)), 1)).to(bfloat16))"]
+
+
+def test_a_reduction_behind_the_tail_is_noticed():
+    def normed(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        x = a @ b + c
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+    with decided(), torch.no_grad():
+        seen: list[bool] = []
+        judge = Always("fused", only=lambda product: seen.append(product.before_reduction) or True)
+        torch.compile(normed, backend=rewriting_backend(judge))(A, B, RESULT)
+        torch.compile(lambda a, b, c: a @ b + c, backend=rewriting_backend(judge))(A, B, RESULT)
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize("size", [(0, 8), (6, 0)])
+def test_nothing_to_multiply_is_torchs(size):
+    with decided() as made, torch.no_grad():
+        torch.compile(torch.mm, backend=rewriting_backend(Always("fused")), dynamic=False)(torch.ones(size), torch.ones(size[1], 4))
+    assert [(d.taken, d.reason) for d in made] == [("", "nothing to multiply")]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("model", "gemms"), [(Mlp(), 6), (Block(), 15)])
+def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
+    model = model.to(dtype)
+    width = next(model.parameters()).shape[-1]
+    with decided() as made:
+        compiled = torch.compile(model, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=dynamic)
+        exact = in_float64(model)
+        for length in (5, 8) if dynamic else (5,):
+            x = normal(2, length, width, dtype=dtype)
+            got = outputs_and_gradients(compiled, list(model.parameters()), x)
+            eager = outputs_and_gradients(model, list(model.parameters()), x)
+            assert_as_good(got, eager, outputs_and_gradients(exact, list(exact.parameters()), x.double()))
+    assert len(made) == gemms
+    assert all(d.taken for d in made)
+    assert {d.taken for d in made} == {"alone", "fused"}
+
+
+def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
+    with decided(), torch.no_grad():
+        compiled = torch.compile(lambda a, b: (a @ b).relu(), backend=rewriting_backend(Always("fused")), dynamic=False)
+        compiled(A, B)
+        shifted = torch.empty(A.numel() + 1)[1:].view(A.shape).copy_(A)
+        torch.testing.assert_close(compiled(shifted, B), (A @ B).relu())
