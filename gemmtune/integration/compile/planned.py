@@ -20,7 +20,6 @@ from ...device import detect
 from ...dispatch.plan import Plan, fallback, plan_for
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.rebuild import rebuilt
 
 __all__ = ["OPERATOR", "problem_of_text", "ready_plan", "run_planned"]
 
@@ -53,7 +52,7 @@ _by_layout: dict[Hashable, tuple[Run, bool]] = {}
 @functools.lru_cache(_CAPACITY)
 def problem_of_text(text: str) -> Problem:
     """The Problem whose ``key`` this is."""
-    return rebuilt(json.loads(text))
+    return Problem.from_json(json.loads(text))
 
 
 def ready_plan(problem: Problem, index: int) -> Plan:

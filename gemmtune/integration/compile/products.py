@@ -13,8 +13,8 @@ from torch import fx
 from ...errors import InvalidProblemError
 from ...problem import Epilogue, Layout, Problem, precision_of
 from ...problem.dtypes import DTYPES
+from ...problem.fields import scalar_class
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.scalar import scalar_class
 from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
 
 __all__ = ["PRODUCTS", "Product", "product_of"]

@@ -1,0 +1,118 @@
+"""Models compiled by Inductor with the pass: generated code, gradients, its cache, the backend's options, and what explain says."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from compiled_graphs import Always, Block, Mlp, assert_as_good, decided, in_float64, outputs_and_gradients
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache, run_and_get_code
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.integration.compile import backend, planned
+from gemmtune.integration.compile.verdicts import StoreJudge
+
+Tensor = torch.Tensor
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def fused() -> Iterator[None]:
+    """Every GEMM that Inductor compiles is rewritten, with its tail."""
+    backend.install(judge=Always("fused"))
+    with decided():
+        yield
+    backend.uninstall()
+    assert inductor_config.post_grad_custom_post_pass is None
+
+
+def rows(length: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(2, length, width, generator=torch.Generator().manual_seed(length)).to(dtype)
+
+
+def test_training_with_dynamic_sizes(fused):
+    model = Mlp().bfloat16()
+    exact, compiled = in_float64(model), torch.compile(model, fullgraph=True, dynamic=True)
+    for length in (3, 8):
+        x = rows(length, 24, torch.bfloat16)
+        eager = outputs_and_gradients(model, list(model.parameters()), x)
+        got = outputs_and_gradients(compiled, list(model.parameters()), x)
+        assert_as_good(got, eager, outputs_and_gradients(exact, list(exact.parameters()), x.double()))
+    told = gemmtune.explain(compiled)
+    assert [len(graph.decisions) for graph in told.graphs] == [2, 4]
+    assert all(d.taken for d in told.decisions)
+
+
+def test_a_block_runs_planned_products_with_memory_of_inductor(fused):
+    model = Block()
+    x = rows(5, 32)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
+        got, [code] = run_and_get_code(compiled, x)
+        assert_as_good([got], [model(x)], [in_float64(model)(x.double())])
+    assert code.count("extern_kernels.gemmtune_planned(") == 5
+    assert "extern_kernels.mm(" not in code
+    assert "extern_kernels.addmm(" not in code
+    text = str(gemmtune.explain(compiled))
+    assert "5 of 5 GEMMs" in text
+    assert "mm 10x64x32 float32 nt then mul(" in text
+
+
+def test_graphs_of_the_cache_answer_only_while_the_store_is_the_same(own_store):
+    x = rows(3, 24)
+    model = Mlp()
+
+    def hits() -> int:
+        torch._dynamo.reset()
+        planned.forget_launches()
+        before = counters["inductor"]["fxgraph_cache_hit"]
+        with torch.no_grad(), inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StoreJudge())):
+            torch.testing.assert_close(torch.compile(model)(x), model(x))
+        return counters["inductor"]["fxgraph_cache_hit"] - before
+
+    with fresh_cache(), settings.patch(backends=("aten",)), torch._functorch.config.patch(enable_autograd_cache=False):
+        assert hits() == 0
+        assert hits() == 1
+        gemmtune.tune(gemmtune.Problem.mm(4, 4, 4, dtype=torch.float32, device_type="cpu"), progress=False)
+        assert hits() == 0
+
+
+def test_the_entry_point_is_inductor_with_the_pass(fused, own_store):
+    [value] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"].values()
+    module, name = value.split(":")
+    chosen = getattr(import_module(module), name)
+    options = {"epilogue_fusion": False}
+    x = rows(3, 24)[0]
+    with torch.no_grad():
+        compiled = torch.compile(lambda x: x @ x.t(), backend=chosen, options=options)
+        torch.testing.assert_close(compiled(x), x @ x.t())
+    assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["alone"]
+
+
+def test_explain_tells_what_it_cannot_know():
+    assert "no graph was compiled" in str(gemmtune.explain(torch.compile(lambda x: x + 1)))
+    with pytest.raises(gemmtune.InvalidProblemError, match="beside a compiled function"):
+        gemmtune.explain(torch.compile(torch.mm), torch.ones(2, 2))
+
+
+def test_the_operator_is_one_of_torchs():
+    a, b, c = torch.randn(3, 5), torch.randn(5, 4), torch.randn(3, 4)
+    problem = gemmtune.Problem.addmm(3, 4, 5, dtype=torch.float32, bias="mn", layout="nn", device_type="cpu")
+    with settings.patch(backends=("aten",), tune="never"):
+        torch.library.opcheck(planned.OPERATOR, ([a, b, c], problem.key), {"alpha": 1.0, "beta": 1.0})
+        torch.testing.assert_close(planned.OPERATOR([a, b, c], problem.key), torch.addmm(c, a, b))
+
+
+def test_ahead_of_time_the_operator_is_called(fused, tmp_path):
+    model, x = Mlp(), rows(3, 24)
+    with torch.no_grad():
+        exported = torch.export.export(model, (x,))
+        path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "mlp.pt2"))
+        torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))
