@@ -108,11 +108,3 @@ def test_the_operator_is_one_of_torchs():
     with settings.patch(backends=("aten",), tune="never"):
         torch.library.opcheck(planned.OPERATOR, ([a, b, c], problem.key), {"alpha": 1.0, "beta": 1.0})
         torch.testing.assert_close(planned.OPERATOR([a, b, c], problem.key), torch.addmm(c, a, b))
-
-
-def test_ahead_of_time_the_operator_is_called(fused, tmp_path):
-    model, x = Mlp(), rows(3, 24)
-    with torch.no_grad():
-        exported = torch.export.export(model, (x,))
-        path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "mlp.pt2"))
-        torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))

@@ -53,9 +53,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """The decisions for one graph that Inductor compiled. ``compile_id`` is Dynamo's name of the frame, empty outside of it."""
+    """The decisions for one graph that Inductor compiled.
 
-    compile_id: str
+    ``compile_id`` is Dynamo's own object for the compilation of the frame, None outside of one. Its text comes again after a reset.
+    """
+
+    compile_id: object
     decisions: tuple[Decision, ...]
 
 
@@ -76,8 +79,7 @@ class CompiledExplanation:
         lines = []
         for number, graph in enumerate(self.graphs):
             taken = sum(bool(d.taken) for d in graph.decisions)
-            of = f" of {graph.compile_id}" if graph.compile_id else ""
-            lines.append(f"graph {number}{of}: {taken} of {len(graph.decisions)} GEMMs")
+            lines.append(f"graph {number}: {taken} of {len(graph.decisions)} GEMMs")
             lines += [f"   {decision}" for decision in graph.decisions]
         return "\n".join(lines)
 
@@ -106,8 +108,8 @@ def explain_compiled(compiled: Any) -> CompiledExplanation:
     Only graphs that were compiled in this process are known, not those out of a cache on disk.
     """
     entries = torch._dynamo.eval_frame._debug_get_cache_entry_list
-    ids = {str(entry.compile_id) for code in _codes(compiled) for entry in entries(code)}
-    return CompiledExplanation(graphs=tuple(graph for graph in _graphs if graph.compile_id in ids))
+    ids = {id(entry.compile_id) for code in _codes(compiled) for entry in entries(code)}
+    return CompiledExplanation(graphs=tuple(graph for graph in _graphs if id(graph.compile_id) in ids))
 
 
 def _codes(compiled: Any) -> Iterator[Any]:

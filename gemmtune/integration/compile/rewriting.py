@@ -41,8 +41,7 @@ class RewriteProducts(CustomGraphPass):
         order = {node: place for place, node in enumerate(graph.nodes)}
         decided = [self._decided(graph, node, order) for node in list(graph.nodes) if node.target in PRODUCTS]
         if decided:
-            current = CompileContext.current_compile_id()
-            keep(Graph(compile_id="" if current is None else str(current), decisions=tuple(decided)))
+            keep(Graph(compile_id=CompileContext.current_compile_id(), decisions=tuple(decided)))
         if any(decision.taken for decision in decided):
             graph.eliminate_dead_code()
 
