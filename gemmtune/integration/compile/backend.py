@@ -9,10 +9,8 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
-from torch._inductor.compile_fx import compile_fx
 
 from .judging import Judge
-from .lowering import register
 from .rewriting import RewriteProducts
 from .verdicts import StoreJudge
 
@@ -22,17 +20,12 @@ OPTION = "post_grad_custom_post_pass"
 
 
 def install(*, tune: bool = False, judge: Judge | None = None) -> None:
-    """Let Inductor ask us about every GEMM that it compiles from now on, in ``torch.compile`` with whatever options.
-
-    With ``tune`` what the store does not know is tuned while a graph compiles; else it is left to torch. Passes that are installed
-    already stay and run first. Graphs that were compiled before stay as they are: ``torch._dynamo.reset()`` drops them.
-    """
-    register()
+    """``gemmtune.integration.compile.install``, with another judge than the store if one is given."""
     setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), judge or StoreJudge(tunes=tune)))
 
 
 def uninstall() -> None:
-    """Take back what ``install`` did."""
+    """``gemmtune.integration.compile.uninstall``."""
     installed = getattr(inductor_config, OPTION)
     if isinstance(installed, RewriteProducts):
         setattr(inductor_config, OPTION, installed.others[0] if len(installed.others) == 1 else list(installed.others) or None)
@@ -54,11 +47,12 @@ def gemmtune(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """``torch.compile(model, backend="gemmtune")``: Inductor with our pass. ``mode`` and ``options`` are Inductor's."""
-    register()
     chosen: dict[str, Any] = {**(list_mode_options(mode) if mode else {}), **(options or {})}
     chosen = {name.replace("-", "_"): value for name, value in chosen.items()}
     installed = chosen.get(OPTION, getattr(inductor_config, OPTION))
     chosen[OPTION] = installed if isinstance(installed, RewriteProducts) else with_pass(installed, StoreJudge())
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - seconds, of which installing the pass needs none
+
     compiled: Any = compile_fx(graph, example_inputs, config_patches=chosen)
     return compiled  # type: ignore[no-any-return]
 

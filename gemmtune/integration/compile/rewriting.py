@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class RewriteProducts(CustomGraphPass):
         if decided:
             keep(Graph(compile_id=CompileContext.current_compile_id(), decisions=tuple(decided)))
         if any(decision.taken for decision in decided):
+            _register_lowering()
             graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
@@ -99,6 +101,11 @@ def _as_operand(graph: fx.Graph, extra: Extra, gemm: torch.Tensor) -> fx.Node:
     made = graph.call_function(aten.reshape.default, (extra.node, extra.sizes))
     made.meta["val"] = extra.node.meta["val"].reshape(gemm.shape if extra.rank > 1 else extra.sizes)
     return made
+
+
+def _register_lowering() -> None:
+    """Inductor's lowerings are imported when it lowers: by now."""
+    importlib.import_module(".lowering", __package__).register()
 
 
 @functools.cache

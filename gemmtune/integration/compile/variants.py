@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -24,7 +22,6 @@ from ...dispatch.plan import plan_for
 from ...problem import Layout, Problem
 from ...problem.epilogue import evaluate
 from .judging import Always
-from .lowering import register
 from .rewriting import RewriteProducts
 
 __all__ = ["BACKEND_NAME", "CompiledVariant", "Variant"]
@@ -70,7 +67,9 @@ class CompiledVariant(Choice):
 
 def compiled_way(problem: Problem, variant: Variant, *, into_out: bool) -> Any:
     """What Inductor makes of the problem, as a function of a list of tensors; with ``into_out`` the first is written into."""
-    register()
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 - seconds, of which installing the pass needs none
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
+
     device = (
         torch.device(problem.device_type, torch.cuda.current_device()) if problem.device_type == "cuda" else torch.device("cpu")
     )
