@@ -1,8 +1,9 @@
-"""The path of a call that has no plan at hand: check, describe, differentiate, plan, run."""
+"""The path of a call that has no plan at hand: check, describe, plan, run."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
+from collections.abc import Callable
 
 import torch
 
@@ -15,36 +16,53 @@ from .fallback import by_torch
 from .plan import Plan, plan_for
 from .statement import epilogue_of, problem_of
 
-__all__ = ["composed", "refuse_out", "run"]
-
-log = logging.getLogger("gemmtune")
+__all__ = ["attempted", "bring_scalars", "cast_for_autocast", "check_call", "current_device", "no_gradient", "refuse_out", "run"]
 
 
 def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
-    """Do a call that needs no gradient. Returns the result, and the plan that made it (None if torch had to).
+    """Do a call without a gradient. Returns the result, and the plan that made it (None if torch had to).
 
     Raises:
         InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
         EpilogueError: the epilogue is no pointwise function.
     """
-    check_operands(call.name, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
+    check_call(call)
     reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
     if reason is not None:
-        log.debug("%s runs by torch: %s", call.name, reason)
-        return by_torch_alone(call, reason), None
-    kind = call.a.device.type
-    if torch.is_autocast_enabled(kind):
-        cast_for_autocast(call)
-        # Without this, a product of float32 within a kernel would be cast once more.
-        with torch.autocast(kind, enabled=False):
-            return plan_and_execute(call)
-    return plan_and_execute(call)
+        return attempted(by_torch, call, reason), None
+    bring_scalars(call)
+    problem = problem_of(call, epilogue_of(call))
+    if call.out is not None:
+        prepare_out(call, problem)
+    if problem.empty:
+        return new_output(problem.out, call.a) if call.out is None else call.out, None
+    if 0 in problem.summed:
+        return by_torch(call), None
+    with current_device(call.a):
+        plan = plan_for(problem, call.a.get_device())
+        b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
+        tensors = (*(call.operands | {"b": b}).values(), *call.extra)
+        if call.out is None:
+            return plan.new(tensors, call.scalars), plan
+        return plan.into(call.out, tensors, call.scalars), plan
 
 
-def by_torch_alone(call: Call, reason: str) -> torch.Tensor:
+def check_call(call: Call) -> None:
+    """Raises InvalidProblemError unless all arguments are tensors on one device."""
+    check_operands(call.name, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
+
+
+def current_device(like: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """A block in which the device of ``like`` is the current one."""
+    index = like.get_device()
+    elsewhere = index >= 0 and index != torch.cuda.current_device()
+    return torch.cuda.device(index) if elsewhere else contextlib.nullcontext()
+
+
+def attempted(do: Callable[[Call], torch.Tensor], call: Call, reason: str) -> torch.Tensor:
     """Do a call that is torch's for ``reason``. Raises InvalidProblemError where torch would say neither call nor remedy."""
     try:
-        return by_torch(call)
+        return do(call)
     except (RuntimeError, AssertionError) as error:
         # FakeTensors outside of their mode are an AssertionError of torch.
         dense = all(x.layout == torch.strided for _, x in call.inputs)
@@ -56,6 +74,13 @@ def by_torch_alone(call: Call, reason: str) -> torch.Tensor:
         ) from error
 
 
+def no_gradient(name: str, argument: str) -> InvalidProblemError:
+    """The error of a gradient that is wanted of an operation without one."""
+    return InvalidProblemError(
+        f"{name}: {argument} requires grad, but the operation has no gradient; detach it, or use torch.no_grad()"
+    )
+
+
 def refuse_out(call: Call) -> None:
     """Raises InvalidProblemError for a call with out= that has to be differentiable."""
     if call.out is not None:
@@ -63,45 +88,6 @@ def refuse_out(call: Call) -> None:
             f"{call.name}: a call with out= is not differentiable, but an input requires grad; leave out out=, "
             "or use torch.no_grad()"
         )
-
-
-def composed(call: Call) -> torch.Tensor:
-    """Do a call by torch's operations, which are differentiable, after the checks of ``run``."""
-    refuse_out(call)
-    check_operands(call.name, call.inputs)
-    if why_not_ours([x for _, x in call.inputs], floats=False) is None:
-        bring_scalars(call)
-        problem_of(call, epilogue_of(call))  # says what does not fit
-    return by_torch(call)
-
-
-def plan_and_execute(call: Call) -> tuple[torch.Tensor, Plan | None]:
-    """``run`` for operands that our choices take."""
-    bring_scalars(call)
-    epilogue = epilogue_of(call)
-    problem = problem_of(call, epilogue)
-    if call.out is not None:
-        prepare_out(call, problem)
-    if problem.empty:
-        return new_output(problem.out, call.a) if call.out is None else call.out, None
-    if 0 in problem.summed:
-        return by_torch(call), None
-    index = call.a.get_device()
-    if index >= 0 and index != torch.cuda.current_device():
-        with torch.cuda.device(index):
-            return execute(call, problem, index)
-    return execute(call, problem, index)
-
-
-def execute(call: Call, problem: Problem, index: int) -> tuple[torch.Tensor, Plan]:
-    """Run the plan of a problem on the current device."""
-    plan = plan_for(problem, index)
-    b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
-    tensors = (*(call.operands | {"b": b}).values(), *call.extra)
-    if call.out is None:
-        return plan.new(tensors, call.scalars), plan
-    plan.kernel.run(call.out, tensors, call.scalars)
-    return call.out, plan
 
 
 def bring_scalars(call: Call) -> None:

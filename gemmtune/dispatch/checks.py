@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch.autograd import forward_ad
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad, profiler
 
 from ..errors import InvalidProblemError
 from ..problem.dtypes import DTYPES
 
-__all__ = ["check_extra", "check_operands", "check_out", "overlaps", "why_not_ours"]
+__all__ = ["check_extra", "check_operands", "check_out", "overlaps", "watched", "why_composed", "why_not_ours", "why_unreadable"]
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_KNOWN_TYPES = (*_PLAIN_TYPES, FakeTensor, FunctionalTensor)
+"""Types for which every operator can be called."""
 
 
 def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:
@@ -47,25 +51,59 @@ def check_extra(op: str, named: Iterable[tuple[str, torch.Tensor]], size: Sequen
             )
 
 
-def why_not_ours(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str | None:
-    """The reason for which only torch can do the call; None if our choices can. Torch has products of other dtypes than our
-    ``floats``."""
+def why_composed(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str | None:
+    """The reason for which torch's own operations have to do a call; None if our choices or our operator can.
+
+    A subclass of Tensor with a dispatch of its own knows torch's operations and not ours; those by which torch itself traces know
+    all. Torch has products of other dtypes than our ``floats``.
+    """
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES:
-            return f"{type(tensor).__name__} is a subclass of Tensor"
-        if tensor.layout != torch.strided:
-            return f"the layout is {tensor.layout}"
-        if tensor.device.type not in ("cpu", "cuda"):
-            return f"the device is {tensor.device}"
-        if tensor.is_neg() or tensor.is_conj():
-            return "a view is lazily negated or conjugated"
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return "a torch.func transform is active"
+    for x in tensors:
+        if type(x) not in _KNOWN_TYPES and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return f"{type(x).__name__} is a subclass of Tensor with a dispatch of its own"
+        if x.layout != torch.strided:
+            return f"the layout is {x.layout}"
+        if x.device.type not in ("cpu", "cuda", "meta"):
+            return f"the device is {x.device}"
     if floats and tensors[0].dtype not in DTYPES:
         return f"the dtype is {tensors[0].dtype}"
     return None
+
+
+def why_not_ours(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str | None:
+    """The reason for which no choice of ours can do a call on these tensors at once; None if one can."""
+    reason = why_composed(tensors, floats=floats)
+    if reason is not None:
+        return reason
+    for x in tensors:
+        if type(x) not in _PLAIN_TYPES:
+            return f"{type(x).__name__} is a subclass of Tensor"
+        if x.device.type == "meta":
+            return "the device is meta"
+        if why_unreadable(x) is not None:
+            return why_unreadable(x)
+    return None
+
+
+def why_unreadable(x: torch.Tensor) -> str | None:
+    """The reason for which the memory of a dense tensor has not its numbers; None if it has."""
+    if x.is_neg() or x.is_conj():
+        return "a view is lazily negated or conjugated"
+    # torch.autograd.grad(is_grads_batched=True) has batches that are not those of torch.func, but have no storage either.
+    if not torch._C._has_storage(x) or torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
+        return "a torch.func transform is active"
+    return None
+
+
+def watched(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether torch has to see a call as one of its operators: a mode, a trace or the profiler is on."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._has_torch_function(tuple(tensors))
+        or profiler._is_profiler_enabled
+        or torch._C._is_tracing()
+    )
 
 
 def check_out(

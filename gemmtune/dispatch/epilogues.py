@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -10,13 +11,18 @@ import torch
 
 from ..problem import Epilogue
 from ..problem.trace import trace
+from .fused import Then
 
-__all__ = ["traced"]
+__all__ = ["meaning_of", "traced"]
 
 _traced: dict[Hashable, Epilogue] = {}
+_codes: dict[int, tuple[types.CodeType, int, tuple[str, ...] | None]] = {}
+"""By the id of the code, which is kept so that no other one gets that id: its number and the names that it looks up."""
+_numbers = itertools.count()
 _CAPACITY = 4096
 _STABLE_MODULES = ("torch", "math", "operator")
 """Modules whose attributes a program does not change while it runs."""
+_PLAIN = frozenset((int, float, bool, torch.dtype, types.BuiltinFunctionType, type(None)))
 
 
 def traced(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> Epilogue:
@@ -38,23 +44,40 @@ def traced(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Seque
 
 
 def meaning_of(function: Callable[..., Any]) -> Hashable | None:
-    """A key equal for functions that trace to the same graph; None where that cannot be seen."""
-    if isinstance(function, types.BuiltinFunctionType):
+    """A key equal for functions that trace to the same graph; None where that cannot be seen. Calls with an epilogue pay for it."""
+    kind = function.__class__
+    if kind is types.BuiltinFunctionType:
         return function
-    if not isinstance(function, types.FunctionType):
+    if kind is Then:
+        then = meaning_of(function.function)  # type: ignore[attr-defined]
+        return None if then is None else (function.first, then)  # type: ignore[attr-defined]
+    if kind is not types.FunctionType:
         return None
-    if (function.__module__ or "").partition(".")[0] in _STABLE_MODULES and function.__closure__ is None:
+    code, cells = function.__code__, function.__closure__
+    _, number, names = _codes.get(id(code)) or _known(code)
+    if (function.__module__ or "").partition(".")[0] in _STABLE_MODULES and cells is None:
         return function
-    code = function.__code__
-    values: list[object] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    values += [cell.cell_contents for cell in function.__closure__ or ()]
-    values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-    if any(isinstance(constant, types.CodeType) for constant in code.co_consts) or not all(map(_is_plain, values)):
+    if names is None:
         return None
-    return (code, tuple((type(v), v) for v in values))
+    outside = function.__globals__
+    values = [outside[name] for name in names if name in outside]
+    for cell in cells or ():
+        values.append(cell.cell_contents)
+    values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for value in values:
+        if value.__class__ not in _PLAIN and not _is_stable(value):
+            return None
+    return (number, *values, *map(type, values))
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, types.ModuleType):
-        return value.__name__.partition(".")[0] in _STABLE_MODULES
-    return isinstance(value, (int, float, bool, torch.dtype, types.BuiltinFunctionType, type(None)))
+def _known(code: types.CodeType) -> tuple[types.CodeType, int, tuple[str, ...] | None]:
+    """The code with a number that no other one has, and the names that it looks up; None in their place if it makes functions."""
+    if len(_codes) >= _CAPACITY:
+        _codes.clear()
+    inner = any(isinstance(constant, types.CodeType) for constant in code.co_consts)
+    _codes[id(code)] = known = (code, next(_numbers), None if inner else code.co_names)
+    return known
+
+
+def _is_stable(value: object) -> bool:
+    return isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in _STABLE_MODULES

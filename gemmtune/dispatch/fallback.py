@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..errors import InvalidProblemError
 from .arguments import Call
 
-__all__ = ["by_torch"]
+__all__ = ["by_torch", "finished"]
 
 
 def by_torch(call: Call) -> torch.Tensor:
@@ -18,17 +18,24 @@ def by_torch(call: Call) -> torch.Tensor:
     Raises:
         InvalidProblemError: a scale does not fit its operand, or ``out`` the result.
     """
+    operands = [call.operands.get(operand.role) for operand in call.operation.operands]
+    result = call.operation.compose(*operands, *call.scalars, **call.options)
+    return finished(call, result, call.epilogue, call.extra)
+
+
+def finished(
+    call: Call, result: torch.Tensor, epilogue: Callable[..., torch.Tensor] | None, extra: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """What is left of a call when torch has the ``result`` of its product: ``epilogue``, its dtype, and the copy into ``out``."""
     row = call.operation
-    operands = [call.operands.get(operand.role) for operand in row.operands]
-    result = row.compose(*operands, *call.scalars, **call.options)
-    if call.epilogue is not None and row.fused is not None and row.fused.default is not None:
+    if epilogue is not None and row.fused is not None and row.fused.default is not None:
         result = result.to(row.fused.default)
     dtype = call.out_dtype or row.result_of(epilogue=call.epilogue is not None).default
-    if call.epilogue is not None:
+    if epilogue is not None:
         # A product of integers that only torch has becomes what the function makes of it.
         kept = result.dtype if result.is_floating_point() else None
-        dtype = _cast_at_the_end(call.epilogue, result, call.extra) or dtype or kept
-        result = call.epilogue(result, *call.extra)
+        dtype = _cast_at_the_end(epilogue, result, extra) or dtype or kept
+        result = epilogue(result, *extra)
     result = result if dtype is None else result.to(dtype)
     out = call.out
     if out is None:
@@ -40,9 +47,7 @@ def by_torch(call: Call) -> torch.Tensor:
     return out.copy_(result)
 
 
-def _cast_at_the_end(
-    epilogue: Callable[..., torch.Tensor], acc: torch.Tensor, extra: tuple[torch.Tensor, ...]
-) -> torch.dtype | None:
+def _cast_at_the_end(epilogue: Callable[..., torch.Tensor], acc: torch.Tensor, extra: Sequence[torch.Tensor]) -> torch.dtype | None:
     """The dtype of the function's result if that does not follow the dtype of its argument: then it ends in a cast."""
     with torch.no_grad():
         ones = [x.detach().new_ones([1] * x.dim()) for x in extra]

@@ -33,11 +33,11 @@ class Then:
     """The epilogue that an operation brings along, followed by a function of the caller's."""
 
     def __init__(self, first: Callable[..., torch.Tensor], function: Callable[..., torch.Tensor]) -> None:
-        self._first = first
-        self._function = function
+        self.first = first
+        self.function = function
 
     def __call__(self, acc: torch.Tensor, operand: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
-        return self._function(self._first(acc, operand), *args)
+        return self.function(self.first(acc, operand), *args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,11 @@ from .. import settings
 from ..problem.precision import flags_token
 from .prepack import PackedOperand
 
-__all__ = ["NOTHING", "key_of"]
+__all__ = ["NOTHING", "PLAIN", "key_of"]
 
 Tensor = torch.Tensor
+PLAIN: frozenset[object] = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Classes whose tensors have their numbers in memory, and nothing else to say."""
 NOTHING: tuple[Tensor, ...] = ()
 """No ``epilogue_args``. A quick look compares with it by identity, which no wrong argument can make fail."""
 
@@ -22,15 +24,17 @@ NOTHING: tuple[Tensor, ...] = ()
 def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Hashable | None:
     """Everything that a plan depends on; None for a call that must be looked at more closely.
 
-    ``tensors`` are the operands, which of them is which being told by ``name`` and their number; ``options`` what else the caller
-    asked for. Every call pays for this, and each attribute of a tensor costs 50 to 100 ns: nothing is read that is not needed.
+    ``tensors`` are what the call reads, then ``out`` if there is one, which of them is which being told by ``name``, their number
+    and ``options``, which is what else the caller asked for. Every call pays for this, and each attribute of a tensor costs 50 to
+    100 ns: nothing is read that is not needed.
     """
     a, b = tensors[0], tensors[1]
     packed = b.__class__ is PackedOperand
     try:
         t: Tensor = b.tensor if packed else b
-        if (a.requires_grad or t.requires_grad) and torch.is_grad_enabled():
+        if a.__class__ not in PLAIN or t.__class__ not in PLAIN:
             return None
+        wants_grad = (a.requires_grad or t.requires_grad) and torch.is_grad_enabled()
         if a.is_neg() or t.is_neg() or forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
             return None
         index, dtype = a.get_device(), a.dtype
@@ -39,16 +43,18 @@ def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Has
             if index != torch._C._cuda_getDevice():
                 return None
             flags = flags_token(dtype)
-        alignment = (a.data_ptr() & 15) << 4 | (t.data_ptr() & 15)
+        address_a, address_b = a.data_ptr(), t.data_ptr()
+        if not (address_a and address_b) or (packed and wants_grad):
+            return None
         key: tuple[Hashable, ...] = (
-            a.shape, t.shape, a.stride(), t.stride(), dtype, t.dtype, alignment, index, t.get_device(), settings.token(), flags,
-            name, packed, a.__class__, t.__class__, options,
+            a.shape, t.shape, a.stride(), t.stride(), dtype, t.dtype, (address_a & 15) << 4 | (address_b & 15), index,
+            t.get_device(), settings.token(), flags, name, packed, options, wants_grad,
         )  # fmt: skip
         for x in tensors[2:] if len(tensors) > 2 else NOTHING:
             # A scalar of another device is moved, which no plan does.
-            if x.is_neg() or x.get_device() != index or (x.requires_grad and torch.is_grad_enabled()):
+            if x.__class__ not in PLAIN or x.is_neg() or x.get_device() != index or not (address := x.data_ptr()):
                 return None
-            key += (x.__class__, x.shape, x.stride(), x.dtype, x.data_ptr() & 15)
+            key += (x.shape, x.stride(), x.dtype, address & 15, x.requires_grad and torch.is_grad_enabled())
         return key
     except (AttributeError, RuntimeError):
         # No tensor at all, or one without memory of its own (a torch.func transform): the checks say what is wrong.

@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -16,6 +16,7 @@ from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..problem import Layout, Problem
+from ..problem.operations import ROLES
 from ..selector.candidates import candidates_for
 from ..selector.progress import FirstCall
 from ..selector.select import select
@@ -24,7 +25,7 @@ from ..store.store import open_store
 from .allocate import new_output
 from .host import host_us
 
-__all__ = ["Plan", "forget_plans", "generation", "keep_ready", "plan_for", "ready"]
+__all__ = ["Plan", "Ready", "forget_plans", "generation", "keep_ready", "plan_for", "ready"]
 
 Origin = Literal["store", "tuned", "only choice", "fallback"]
 
@@ -46,8 +47,36 @@ class Plan:
     new: RunNew = field(init=False)
     """``new(tensors, scalars)`` runs into a result of its own."""
 
+    spans: tuple[int, ...] = field(init=False)
+    """Bytes from the first to just past the last element of out and of each tensor that is read."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "new", self.kernel.run_new or _into_new(self.kernel, self.problem.out))
+        p = self.problem
+        read = [x for role in ROLES if (x := getattr(p, role)) is not None] + list(p.epilogue.operands if p.epilogue else ())
+        object.__setattr__(self, "spans", tuple(x.span * x.dtype.itemsize for x in (p.out, *read)))
+
+    @property
+    def plan(self) -> Plan:
+        """Itself: what a table of ready calls asks each entry for."""
+        return self
+
+    def apart(self, out: torch.Tensor, tensors: Tensors) -> bool:
+        """Whether ``out`` lies wholly before or behind each tensor that is read."""
+        first = out.data_ptr()
+        spans = iter(self.spans)
+        end = first + next(spans)
+        for x, span in zip(tensors, spans, strict=False):
+            address = x.data_ptr()
+            if address < end and first < address + span:
+                return False
+        return True
+
+    def into(self, out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        """Run into ``out``, and count its version up, by which autograd notices what has been overwritten."""
+        self.kernel.run(out, tensors, scalars)
+        torch._C._increment_version((out,))
+        return out
 
 
 def _into_new(kernel: Kernel, layout: Layout) -> RunNew:
@@ -61,7 +90,19 @@ def _into_new(kernel: Kernel, layout: Layout) -> RunNew:
     return new
 
 
-ready: dict[Hashable, Plan] = {}
+class Ready(Protocol):
+    """What a call with a known key does: a Plan, or one that autograd follows."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is run."""
+
+    @property
+    def new(self) -> RunNew:
+        """``new(tensors, scalars)`` runs into a result of its own."""
+
+
+ready: dict[Hashable, Ready] = {}
 """Plans by what can be read off the operands in a microsecond: the first look of every call."""
 _plans: dict[tuple[Problem, int, int], Plan] = {}
 _CAPACITY = 65536
@@ -84,12 +125,12 @@ def forget_plans() -> None:
     _plans.clear()
 
 
-def keep_ready(key: Hashable, plan: Plan) -> None:
-    """Let calls with this key have the plan at first look."""
-    if plan.lasting:
+def keep_ready(key: Hashable | None, entry: Ready | None) -> None:
+    """Let calls with this key have the plan at first look, if there are both."""
+    if key is not None and entry is not None and entry.plan.lasting:
         if len(ready) >= _CAPACITY:
             ready.clear()
-        ready[key] = plan
+        ready[key] = entry
 
 
 def plan_for(problem: Problem, index: int) -> Plan:

@@ -1,68 +1,121 @@
-"""Gradients of the operations whose row has a rule for them, through the same operations."""
+"""Gradients of plain calls whose row has rules for them, through the same operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..choice import Scalars, Tensors
 from ..dispatch.arguments import Call
-from ..dispatch.call import refuse_out, run
-from ..dispatch.calls import call_of
-from ..dispatch.epilogues import traced
+from ..dispatch.call import bring_scalars, current_device
+from ..dispatch.fallback import by_torch
+from ..dispatch.keys import NOTHING
+from ..dispatch.plan import Plan, plan_for
+from ..dispatch.prepack import PackedOperand
+from ..dispatch.statement import epilogue_of, problem_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
+from ..problem.gradients import gradients, read_by
+from ..problem.operations import Operation
 
-__all__ = ["differentiable"]
+__all__ = ["Differentiable", "differentiated"]
 
-
-def differentiable(call: Call) -> torch.Tensor:
-    """Do a call, with a gradient for every input that asks for one.
-
-    That of what the epilogue gets comes from the epilogue's own, those of the operands from the row's rule. What the epilogue gets
-    is computed again in the backward pass.
-    """
-    if not call.wants_grad:
-        return run(call)[0]
-    refuse_out(call)
-    result: torch.Tensor = _Differentiable.apply(call, *call.operands.values(), *call.extra)  # type: ignore[no-untyped-call]
-    return result
+Operate = Callable[..., torch.Tensor]
 
 
-class _Differentiable(torch.autograd.Function):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Differentiable:
+    """A plan that autograd follows. ``operate`` is what its backward pass does products with, which are differentiable again."""
+
+    plan: Plan
+    row: Operation
+    roles: tuple[str, ...]
+    options: tuple[Any, ...]
+    operate: Operate
+    packed: PackedOperand | None = None
+    _kept: dict[tuple[bool, ...], tuple[int, ...]] = field(default_factory=dict)
+
+    def new(self, tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        """Run into a result of its own, which has a gradient."""
+        result: torch.Tensor = _Following.apply(self, scalars, *tensors)  # type: ignore[no-untyped-call]
+        return result
+
+    def kept(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
+        """Which tensors the backward pass reads, if it is asked for these gradients."""
+        kept = self._kept.get(needs)
+        if kept is None:
+            reads = read_by(self.row.gradient or {}, (role for role, wants in zip(self.roles, needs, strict=False) if wants))
+            all_of_them = self.plan.problem.epilogue is not None
+            kept = tuple(i for i in range(len(needs)) if all_of_them or self.roles[i] in reads)
+            self._kept[needs] = kept
+        return kept
+
+
+def differentiated(call: Call, operate: Operate) -> tuple[torch.Tensor, Differentiable | None]:
+    """Do a plain call of which a gradient is wanted. Returns the result, and what does so again (None if torch had to)."""
+    bring_scalars(call)
+    problem = problem_of(call, epilogue_of(call))
+    if problem.empty or 0 in problem.summed:
+        return by_torch(call), None
+    with current_device(call.a):
+        entry = Differentiable(
+            plan=plan_for(problem, call.a.get_device()),
+            row=call.operation,
+            roles=tuple(call.operands),
+            options=tuple(call.options.values()),
+            operate=operate,
+            packed=call.packed,
+        )
+        return entry.new((*call.operands.values(), *call.extra), call.scalars), entry
+
+
+class _Following(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.call = call
-        ctx.save_for_backward(*tensors)
-        return run(with_tensors(call, tensors))[0]
+    def forward(ctx: Any, entry: Differentiable, scalars: Scalars, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.entry, ctx.scalars = entry, scalars
+        ctx.save_for_backward(*(tensors[i] for i in entry.kept(ctx.needs_input_grad[2:])))
+        if entry.packed is not None:
+            tensors = (tensors[0], entry.packed.for_choice(entry.plan.choice), *tensors[2:])
+        return entry.plan.new(tensors, scalars)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        call = with_tensors(ctx.call, ctx.saved_tensors)
-        rule = call.operation.gradient
-        assert callable(rule)
-        grad, grads_extra = grads[0], [None] * len(call.extra)
-        if call.epilogue is not None:
-            grad, *grads_extra = through_epilogue(call, call.epilogue, grad)
-        found = rule(grad.to(call.a.dtype), call.operands, call.scalars, product)
-        wanted = zip(call.operands, ctx.needs_input_grad[1:], strict=False)
-        return (None, *(found[role]() if wants else None for role, wants in wanted), *grads_extra)
+        entry, needs, problem = ctx.entry, ctx.needs_input_grad[2:], ctx.entry.plan.problem
+        count = len(entry.roles)
+        saved = dict(zip(entry.kept(needs), ctx.saved_tensors, strict=True))
+        operands = {role: saved[i] for i, role in enumerate(entry.roles) if i in saved}
+        grad, of_extra = grads[0], [None] * (len(needs) - count)
+        if problem.epilogue is not None:
+            grad, *of_extra = through_epilogue(entry, ctx.scalars, operands, ctx.saved_tensors[count:], grad)
+
+        def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = entry.operate("bmm" if a.dim() == 3 else "mm", (a, b), None, None, NOTHING)
+            return result
+
+        found = gradients(
+            entry.row.gradient,
+            grad.to(problem.a.dtype),
+            operands,
+            {role: getattr(problem, role).size for role in entry.roles},
+            dict(zip((*entry.row.scalars, *entry.row.options), (*ctx.scalars, *entry.options), strict=True)),
+            [role for role, wants in zip(entry.roles, needs, strict=False) if wants],
+            product,
+        )
+        return (None, None, *(found.get(role) for role in entry.roles), *of_extra)
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """mm or bmm, differentiable again."""
-    return differentiable(call_of("bmm" if a.dim() == 3 else "mm", {"a": a, "b": b}))
-
-
-def through_epilogue(call: Call, function: Callable[..., torch.Tensor], grad: torch.Tensor) -> list[Any]:
-    """Gradients of the accumulator and of each extra operand (None where it asks for none), given that of the result."""
-    plain = replace(call, epilogue=None, extra=(), extra_names=())
-    dtype, extra = accumulator_dtype(call.a.dtype), call.extra
-    epilogue = traced(function, dtype, extra)
+def through_epilogue(
+    entry: Differentiable, scalars: Scalars, operands: dict[str, torch.Tensor], extra: Tensors, grad: torch.Tensor
+) -> list[Any]:
+    """Gradients of the accumulator, which is computed again, and of each extra operand (None where it asks for none)."""
+    dtype = accumulator_dtype(operands["a"].dtype)
+    epilogue = entry.plan.problem.epilogue
+    assert epilogue is not None
     with torch.enable_grad():
-        acc = differentiable(plain).to(dtype)
+        acc = entry.operate(entry.row.name, tuple(operands.values()), None, None, NOTHING, scalars, entry.options).to(dtype)
         if not acc.requires_grad:
             acc = acc.detach().requires_grad_()
         value = evaluate(epilogue, acc, extra)
@@ -72,9 +125,3 @@ def through_epilogue(call: Call, function: Callable[..., torch.Tensor], grad: to
     )
     first = found.pop(0)
     return [torch.zeros_like(acc) if first is None else first, *(found.pop(0) if x.requires_grad else None for x in extra)]
-
-
-def with_tensors(call: Call, tensors: Sequence[torch.Tensor]) -> Call:
-    """The same call on other tensors: its operands, then those of the epilogue."""
-    count = len(call.operands)
-    return replace(call, operands=dict(zip(call.operands, tensors[:count], strict=True)), extra=tuple(tensors[count:]))

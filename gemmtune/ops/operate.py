@@ -1,32 +1,44 @@
 """The path of every public operation, from its arguments to a launch.
 
-A call looks for a plan under a key that it can read off the operands in about a microsecond; everything else (checks, gradients,
-tuning) is for calls that have no plan yet.
+A plain call on plain tensors looks for a plan under a key that it can read off the operands in about a microsecond. A plain call
+that has no plan yet is checked, planned, and run. Everything that torch has to see (its transforms, modes, traces, the profiler,
+subclasses) goes through the operator of the same name.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
-from ..dispatch.call import composed, run
+from ..dispatch.arguments import Call
+from ..dispatch.call import attempted, cast_for_autocast, check_call, no_gradient, refuse_out, run
 from ..dispatch.calls import call_of
+from ..dispatch.checks import watched, why_composed, why_not_ours, why_unreadable
+from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
 from ..dispatch.fused import NAMES
 from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
-from ..errors import InvalidProblemError
+from ..operators.library import by_operator
 from ..problem.fields import scalar_class
-from .autograd import differentiable
+from ..problem.operations import DENSE_OPS
+from .autograd import differentiated
 
 __all__ = ["operate"]
 
+log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
 _NUMBERS = (int, float)
+is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 is_compiling = torch.compiler.is_compiling
+modes = torch._C._len_torch_dispatch_stack
+has_torch_function = torch._C._has_torch_function
+is_tracing = torch._C._is_tracing
 
 
 def operate(
@@ -46,40 +58,88 @@ def operate(
     becomes the first operand of the epilogue (``dispatch.fused``).
     """
     key = None
-    if out is None and epilogue is None and epilogue_args is NOTHING and not is_compiling():
+    if not (is_traced_by_dynamo() or modes() or has_torch_function(operands) or profiler._is_profiler_enabled or is_tracing()):
         given = operands if brought is None else (*operands, brought)
-        if not scalars:
-            key = key_of(name, given, options if out_dtype is None else (options, out_dtype))
-        elif scalars[0].__class__ in _NUMBERS and scalars[1].__class__ in _NUMBERS:
-            key = key_of(name, given, (scalar_class(scalars[0]), scalar_class(scalars[1])))
-        if key is not None and (plan := ready.get(key)) is not None:
-            b = given[1]
-            if b.__class__ is PackedOperand:
-                given = (given[0], b.for_choice(plan.choice), *given[2:])
-            return plan.new(given, scalars)
-    return _planned(
-        key, name, operands, scalars=scalars, options=options, brought=brought, out_dtype=out_dtype, out=out, epilogue=epilogue,
-        epilogue_args=epilogue_args,
+        asked: Hashable = options if out_dtype is None else (options, out_dtype)
+        if scalars:
+            known = scalars[0].__class__ in _NUMBERS and scalars[1].__class__ in _NUMBERS
+            asked = (scalar_class(scalars[0]), scalar_class(scalars[1])) if known else None
+        if asked is not None:
+            if out is None and epilogue is None and epilogue_args is NOTHING:
+                key = key_of(name, given, asked)
+            else:
+                key, given = _key_of_more(name, given, asked, out, epilogue, epilogue_args)
+            if key is not None and (entry := ready.get(key)) is not None:
+                reads = given
+                if (b := given[1]).__class__ is PackedOperand:
+                    reads = (given[0], b.tensor, *given[2:])
+                    given = (given[0], b.for_choice(entry.plan.choice), *given[2:])
+                if out is None:
+                    return entry.new(given, scalars)
+                if entry.plan.apart(out, reads):
+                    return entry.plan.into(out, given, scalars)
+    roles = (operand.role for operand in NAMES[name].operands)
+    call = call_of(
+        name, dict(zip(roles, operands, strict=False)), scalars=scalars, options=options, brought=brought, out_dtype=out_dtype,
+        out=out, epilogue=epilogue, epilogue_args=epilogue_args,
     )  # fmt: skip
-
-
-def _planned(key: Hashable | None, name: str, operands: tuple[Any, ...], **arguments: Any) -> Tensor:
-    row = NAMES[name]
-    roles = (operand.role for operand in row.operands)
-    call = call_of(name, dict(zip(roles, operands, strict=False)), **arguments)
     if is_compiling():
-        # Inside torch.compile these are torch's operations, which its compiler knows.
-        return by_torch(call)
+        # What torch has is its own operation there, which its compiler knows; the rest is an operator in the graph.
+        return by_torch(call) if call.operation.name in DENSE_OPS else by_operator(call)
+    return _considered(key, call)
+
+
+def _key_of_more(
+    name: str,
+    given: tuple[Any, ...],
+    asked: Hashable,
+    out: Tensor | None,
+    epilogue: Callable[..., Tensor] | None,
+    epilogue_args: Sequence[Tensor],
+) -> tuple[Hashable | None, tuple[Any, ...]]:
+    """The key of a call with ``out`` or an epilogue, and all that it reads."""
+    meaning = None
+    if epilogue is not None:
+        meaning = meaning_of(epilogue)
+        if meaning is None or epilogue_args.__class__ not in (tuple, list):
+            return None, given
+        asked = (asked, len(given), meaning)
+        given = (*given, *epilogue_args)
+    elif epilogue_args is not NOTHING and epilogue_args != ():
+        return None, given
+    if out is None:
+        return key_of(name, given, asked), given
+    return key_of(name, (*given, out), (asked, "out")), given
+
+
+def _considered(key: Hashable | None, call: Call) -> Tensor:
+    """Do a call without a plan at hand: by a plan that is made for it, by the operator, or by torch's composition."""
     wanting = call.wants_grad
-    if wanting and row.gradient is None:
-        raise InvalidProblemError(
-            f"{name}: {wanting[0]} requires grad, but the operation has no gradient; detach it, or use torch.no_grad()"
-        )
-    if wanting and row.gradient == "composed":
-        return composed(call)
-    if wanting and all(isinstance(x, Tensor) for _, x in call.inputs):
-        return differentiable(call)
-    result, plan = run(call)
-    if key is not None and plan is not None:
-        keep_ready(key, plan)
+    if wanting and call.operation.gradient is None:
+        raise no_gradient(call.name, wanting[0])
+    if wanting:
+        refuse_out(call)
+    check_call(call)
+    kind = call.a.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        cast_for_autocast(call)
+        # Without this, a product of float32 within a kernel would be cast once more.
+        with torch.autocast(kind, enabled=False):
+            return _routed(None, call)
+    return _routed(key, call)
+
+
+def _routed(key: Hashable | None, call: Call) -> Tensor:
+    tensors, floats = [x for _, x in call.inputs], not call.operation.quantized
+    reason = why_composed(tensors, floats=floats)
+    if reason is not None:
+        log.debug("%s runs by torch: %s", call.name, reason)
+        return attempted(by_torch, call, reason)
+    reason = why_not_ours(tensors, floats=floats)
+    if reason is None and call.out is not None and call.out.layout == torch.strided:
+        reason = why_unreadable(call.out)
+    if reason is not None or watched(tensors):
+        return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on")
+    result, entry = differentiated(call, operate) if call.wants_grad else run(call)
+    keep_ready(key, entry)
     return result

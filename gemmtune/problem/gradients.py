@@ -2,31 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
+
+from .compositions import dequantized
 
 Tensor = torch.Tensor
 Product = Callable[[Tensor, Tensor], Tensor]
 """mm or bmm, differentiable again."""
-Gradient = Callable[[Tensor, Mapping[str, Tensor], tuple[float, ...], Product], Mapping[str, Callable[[], Tensor]]]
-"""``gradient(g, operands, scalars, product)``: for each operand, by role, what computes its gradient if it is wanted."""
 
 
-def of_product(g: Tensor, x: Mapping[str, Tensor], scalars: tuple[float, ...], product: Product) -> dict[str, Callable[[], Tensor]]:  # noqa: ARG001
-    """The gradients of a @ b: that of a is g @ bᵀ, that of b is aᵀ @ g."""
-    return {"a": lambda: product(g, x["b"].mT), "b": lambda: product(x["a"].mT, g)}
+class Rule(NamedTuple):
+    """The gradient of one operand: what it reads, by role, as nothing else is kept for the backward pass; and how it is computed.
+
+    ``of(g, operands, numbers, product)``: ``numbers`` are the call's scalars and options by name. The gradient of what was
+    broadcast is summed up by ``gradients``.
+    """
+
+    reads: tuple[str, ...]
+    of: Callable[[Tensor, Mapping[str, Tensor], Mapping[str, Any], Product], Tensor]
 
 
-def of_sum(g: Tensor, x: Mapping[str, Tensor], scalars: tuple[float, ...], product: Product) -> dict[str, Callable[[], Tensor]]:
-    """The gradients of alpha · a @ b + beta · inp: the product's times alpha, and beta · g summed over what was broadcast."""
-    alpha, beta = scalars
-    scaled = g if alpha == 1 else g * alpha
-    return {**of_product(scaled, x, scalars, product), "inp": lambda: (g * beta).sum_to_size(x["inp"].shape)}
+Gradient = Mapping[str, Rule]
+"""A rule for each operand, by role."""
 
 
-def of_two_products(
-    g: Tensor, x: Mapping[str, Tensor], scalars: tuple[float, ...], product: Product
-) -> dict[str, Callable[[], Tensor]]:
-    """The gradients of a @ b + c @ d: those of a @ b, that of c is g @ dᵀ, that of d is cᵀ @ g."""
-    return {**of_product(g, x, scalars, product), "c": lambda: product(g, x["d"].mT), "d": lambda: product(x["c"].mT, g)}
+def _left(other: str) -> Rule:
+    return Rule((other,), lambda g, x, numbers, product: product(_scaled(g, numbers), x[other].mH))
+
+
+def _right(other: str) -> Rule:
+    return Rule((other,), lambda g, x, numbers, product: product(x[other].mH, _scaled(g, numbers)))
+
+
+def _scaled(g: Tensor, numbers: Mapping[str, Any]) -> Tensor:
+    alpha = numbers.get("alpha", 1)
+    return g if alpha == 1 else g * alpha
+
+
+def _widened(g: Tensor, x: Mapping[str, Tensor], numbers: Mapping[str, Any], product: Product) -> Tensor:
+    """grad a = g @ wᵀ for the weight that b, scale_b and zero_b stand for."""
+    weight = dequantized(x["b"], x.get("scale_b"), x.get("zero_b"), numbers["encoding"], g.dtype)
+    return product(g, weight.mT)
+
+
+def _of_part(role: str) -> Rule:
+    """The gradient of what a weight is made of: that of the weight, aᵀ @ g, taken back through the dequantization."""
+
+    def of(g: Tensor, x: Mapping[str, Tensor], numbers: Mapping[str, Any], product: Product) -> Tensor:
+        def weight(part: Tensor) -> Tensor:
+            parts = {**x, role: part}
+            return dequantized(parts["b"], parts.get("scale_b"), parts.get("zero_b"), numbers["encoding"], g.dtype)
+
+        (found,) = torch.func.vjp(weight, x[role])[1](product(x["a"].mT, g))
+        return found  # type: ignore[no-any-return]
+
+    return Rule(("a", "b", "scale_b", "zero_b"), of)
+
+
+of_product: Gradient = {"a": _left("b"), "b": _right("a")}
+"""For a @ b: grad a = g @ bᴴ, grad b = aᴴ @ g."""
+of_sum: Gradient = {**of_product, "inp": Rule((), lambda g, x, numbers, product: g * numbers["beta"])}  # noqa: ARG005
+"""For alpha · a @ b + beta · inp: those of the product times alpha, and beta · g."""
+of_two_products: Gradient = {**of_product, "c": _left("d"), "d": _right("c")}
+"""For a @ b + c @ d: also grad c = g @ dᴴ, grad d = cᴴ @ g."""
+of_widened: Gradient = {
+    "a": Rule(("b", "scale_b", "zero_b"), _widened),
+    **{role: _of_part(role) for role in ("b", "scale_b", "zero_b")},
+}
+"""For a @ ((b - zero_b) · scale_b)."""
+
+
+def read_by(rules: Gradient, wanted: Iterable[str]) -> set[str]:
+    """The operands that the gradients of those ``wanted`` are computed from."""
+    return {role for name in wanted if name in rules for role in rules[name].reads}
+
+
+def gradients(
+    rules: Gradient,
+    g: Tensor,
+    operands: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    numbers: Mapping[str, Any],
+    wanted: Collection[str],
+    product: Product,
+) -> dict[str, Tensor]:
+    """The gradients of the operands that are ``wanted``, by role, in the ``shapes`` that these have."""
+    return {
+        role: rule.of(g, operands, numbers, product).sum_to_size(shapes[role]) for role, rule in rules.items() if role in wanted
+    }

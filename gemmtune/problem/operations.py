@@ -16,7 +16,7 @@ import torch
 
 from .compositions import added, int_composed, mixed_composed, scaled_composed, two_products
 from .dtypes import DTYPES, FLOAT8
-from .gradients import Gradient, of_product, of_sum, of_two_products
+from .gradients import Gradient, of_product, of_sum, of_two_products, of_widened
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
 
 Op = str
@@ -78,7 +78,7 @@ class Operation:
     ``result`` is of a problem without an epilogue, ``fused`` of one with an epilogue (None: the same).
 
     ``compose(*operands, *scalars, **options)`` does it by torch's own operations, without the epilogue: operands that are not given
-    are None. ``gradient`` is a rule that uses gemmtune's products, or ``composed``: that of the composition; None: it has none.
+    are None. ``gradient`` has a rule for each operand that may have one; None: the operation has no gradient.
     """
 
     name: Op
@@ -86,7 +86,7 @@ class Operation:
     operands: tuple[Operand, ...]
     result: Result
     compose: Callable[..., torch.Tensor]
-    gradient: Gradient | Literal["composed"] | None = None
+    gradient: Gradient | None = None
     fused: Result | None = None
     scalars: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ _ROWS = (
         ),
         options=("encoding",),
         compose=mixed_composed,
-        gradient="composed",
+        gradient=of_widened,
         result=Result(dtypes=_NARROW_FLOATS),
         prepacks=True,
     ),

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("timing",),
     ("selector",),
     ("dispatch",),
+    ("operators",),
     ("ops",),
     ("architectures",),
     ("integration", "conformance"),

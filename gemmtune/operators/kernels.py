@@ -1,0 +1,104 @@
+"""What runs an operator: the plan at hand or one that is made; and what it says of its result without running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..dispatch.call import cast_for_autocast, run
+from ..dispatch.keys import key_of
+from ..dispatch.plan import keep_ready, ready
+from ..problem.fields import scalar_class
+from .schema import Operator
+
+__all__ = ["autocast", "fake", "into", "kernel", "refusing"]
+
+Tensor = torch.Tensor
+check: Callable[[Any, Callable[[], str]], None] = torch._check
+
+
+def kernel(operator: Operator) -> Callable[..., Tensor]:
+    """The kernel of a device: a look-up by key, as a plain call has it, under a key of its own."""
+    name, row = f"gemmtune::{operator.name}", operator.row
+    order = [operator.tensors.index(operand.role) for operand in row.operands]
+    order += [len(order)] * (operator.brought is not None)  # what is brought comes last in both
+
+    def run_kernel(*tensors: Tensor | None, **words: Any) -> Tensor:
+        given = tuple(x for i in order if i < len(tensors) and (x := tensors[i]) is not None)
+        numbers = operator.numbers(words)
+        scalars = tuple(numbers[scalar] for scalar in row.scalars)
+        left_out = tuple(x is None for x in tensors)
+        options = (left_out, *map(scalar_class, scalars), *(numbers[x] for x in row.options), words.get("out_dtype"))
+        key = key_of(name, given, options)
+        if key is not None and (plan := ready.get(key)) is not None:
+            return plan.new(given, scalars)
+        result, made = run(operator.call(tensors, words))
+        if key is not None and made is not None:
+            keep_ready(key, made)
+        return result
+
+    return run_kernel
+
+
+def into(operator: Operator) -> Callable[..., None]:
+    """The kernel of the form that writes into ``out``, whose version it counts up."""
+
+    def run_into(*tensors: Tensor | None, out: Tensor, **words: Any) -> None:
+        run(operator.call(tensors, words, out))
+
+    return run_into
+
+
+def refusing(operator: Operator) -> Callable[..., None]:
+    """What comes before ``into`` where gradients may be wanted, which a call with out= does not have."""
+    overload = getattr(torch.ops.gemmtune, operator.name).out
+
+    def below(*tensors: Tensor | None, **words: Any) -> None:
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, words["out"])):
+            raise RuntimeError(
+                f"gemmtune::{operator.name}.out: a call with out= is not differentiable, but a tensor requires grad; leave out "
+                "out=, or use torch.no_grad()"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            overload(*tensors, **words)
+
+    return below
+
+
+def autocast(operator: Operator, kind: str) -> Callable[..., Any]:
+    """What comes first under autocast: operands cast as torch casts those of a product, then the operator without autocast."""
+
+    def casting(*tensors: Tensor | None, **words: Any) -> Any:
+        call = operator.call(tensors, words)
+        cast_for_autocast(call)
+        arguments, _ = operator.arguments(call)
+        with torch.autocast(kind, enabled=False):
+            return operator.overload(*arguments, **words)
+
+    return casting
+
+
+def fake(operator: Operator) -> Callable[..., Tensor]:
+    """The result's shape and dtype, for sizes that may be symbols."""
+    row, rank = operator.row, operator.row.rank
+
+    def without_running(*tensors: Tensor | None, **words: Any) -> Tensor:
+        given = operator.given(tensors)
+        sizes: dict[str, Any] = {}
+        shown = f"{operator.name}: shapes do not fit: {[list(x.shape) for x in given.values()]}"
+        for operand in row.matrices:
+            x = given[operand.role]
+            check(x.dim() == rank, lambda: shown)
+            halves = operand.role == "b" and bool(words.get("encoding"))
+            shape = (*x.shape[:-2], x.shape[-2] * 2 if halves else x.shape[-2], x.shape[-1])
+            for symbol, size in zip((*("B",) * (rank - 2), *(operand.shape or ())), shape, strict=True):
+                check(size == (1 if symbol == "1" else sizes.setdefault(symbol, size)), lambda: shown)
+        a = given["a"]
+        dtype = words.get("out_dtype") or row.result_dtype(a.dtype, epilogue=False)
+        if operator.brought is not None and words.get("out_dtype") is None and operator.brought.follows:
+            dtype = torch.promote_types(given[operator.brought.argument].dtype, torch.int32)
+        return a.new_empty((*a.shape[:-1], given["b"].shape[-1]), dtype=dtype)
+
+    return without_running

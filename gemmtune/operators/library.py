@@ -1,0 +1,48 @@
+"""The operators as torch has them: defined when this module is imported, once in a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..dispatch.arguments import Call
+from ..dispatch.fallback import finished
+from .backward import followed
+from .batching import batched
+from .flops import count_flops
+from .kernels import autocast, fake, into, kernel, refusing
+from .schema import NAMESPACE, OPERATORS, Operator, callers_epilogue
+
+__all__ = ["by_operator"]
+
+_LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+"""A weight stays as it lies in memory: no compiler may copy it into another order."""
+
+
+def _define(operator: Operator) -> None:
+    name = operator.name
+    for out in (False, True):
+        _LIBRARY.define(operator.schema(out=out), tags=_TAGS)
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, kernel(operator), device)
+        _LIBRARY.impl(f"{name}.out", into(operator), device)
+        _LIBRARY.impl(name, autocast(operator, device.lower()), f"Autocast{device}")
+    _LIBRARY.impl(name, followed(operator), "Autograd", with_keyset=True)
+    _LIBRARY.impl(f"{name}.out", refusing(operator), "Autograd")
+    torch.library.register_fake(operator.qualified, fake(operator), lib=_LIBRARY)
+    torch.library.register_fake(f"{operator.qualified}.out", lambda *_, **__: None, lib=_LIBRARY)
+    torch.library.register_vmap(operator.qualified, batched(operator), lib=_LIBRARY)
+
+
+for _operator in OPERATORS.values():
+    _define(_operator)
+count_flops()
+
+
+def by_operator(call: Call) -> torch.Tensor:
+    """Do a call by its operator, then the caller's epilogue and the copy into ``out`` by torch's operations."""
+    operator = OPERATORS[call.name]
+    tensors, words = operator.arguments(call)
+    return finished(call, operator.overload(*tensors, **words), *callers_epilogue(call))
