@@ -88,12 +88,23 @@ def gemm_of(problem: Problem) -> Gemm:
     left, right = (problem.b.transposed, problem.a.transposed) if swapped else (problem.a, problem.b)
     inp = problem.inp_read.expanded(problem.out.size) if problem.inp_read is not None else None
     inp = inp.transposed if inp is not None and swapped else inp
-    bias = inp is not None and _is_bias(inp, problem)
+    bias, added = False, None
+    if inp is not None:
+        # The BIAS epilogue adds one packed vector to every column of D, unscaled; it has no float64 kernels.
+        same_in_every_column = inp.size[-1] == 1 or inp.stride[-1] == 0
+        packed = inp.size[-2] == 1 or inp.stride[-2] == 1
+        bias = problem.beta == "one" and same_in_every_column and packed and problem.dtype != torch.float64
+        added = None if bias else _view(inp, transposed=False)
+        if not bias and added is None:
+            raise InvalidProblemError(
+                f"the added operand {problem.inp} with beta {problem.beta}: expected a matrix laid out like out, or a bias along "
+                "its contiguous dimension with beta 1 (not float64)"
+            )
     return Gemm(
         left=_operand(left, swapped, "b" if swapped else "a"),
         right=_operand(right, swapped, "a" if swapped else "b"),
         d=d,
-        c=_added(inp, problem) if inp is not None and not bias else None,
+        c=added,
         bias=bias,
         bias_alignment_bytes=_alignment_bytes(inp) if inp is not None else ALIGNED_BYTES,
         bias_batch_stride=_batch_stride(inp) if inp is not None else 0,
@@ -143,23 +154,6 @@ def _operand(layout: Layout, swapped: bool, name: str) -> Matrix:
         given = layout.transposed if swapped else layout
         raise InvalidProblemError(f"{name} is neither row- nor column-major without overlap, got {given}")
     return max(views, key=lambda view: view.rows)
-
-
-def _added(inp: Layout, problem: Problem) -> Matrix:
-    view = _view(inp, transposed=False)
-    if view is None:
-        raise InvalidProblemError(
-            f"the added operand {problem.inp} with beta {problem.beta}: expected a matrix laid out like out, or a bias along its "
-            "contiguous dimension with beta 1 (not float64)"
-        )
-    return view
-
-
-def _is_bias(inp: Layout, problem: Problem) -> bool:
-    """The BIAS epilogue adds one packed vector to every column of D, unscaled; it has no float64 kernels."""
-    same_in_every_column = inp.size[-1] == 1 or inp.stride[-1] == 0
-    packed = inp.size[-2] == 1 or inp.stride[-2] == 1
-    return problem.beta == "one" and same_in_every_column and packed and problem.dtype != torch.float64
 
 
 def _view(layout: Layout, *, transposed: bool) -> Matrix | None:

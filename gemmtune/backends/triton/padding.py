@@ -17,15 +17,17 @@ from ...problem.layout import ALIGNED_BYTES
 from ...problem.rules import why_not_dense
 from ...toolchain.render import template
 from .build import KernelChoice
-from .classes import SIGNATURE_DTYPES, Argument, Source
+from .classes import SIGNATURE_DTYPES, Source
 from .descriptors import turned
 from .source import PACKAGE
-from .wrapped import Copying, WrappedChoice
+from .wrapped import Copying, WrappedChoice, copying_source
 
 __all__ = ["PaddedChoice", "padded_choices"]
 
 TILE_ELEMENTS = 1024
 WIDEST_TILE = 512
+SIZES = ("programs", "rows", "cols", "to_rows", "to_cols")
+"""What the copying kernel is told of an operand, beside strides."""
 K_MULTIPLES = (64, 32, 16)
 """K is padded to the largest of these that adds at most a sixteenth of work, else to the last."""
 MOST_EXTRA = 1 / 16
@@ -95,24 +97,12 @@ def copy_source(copies: tuple[Copy, ...], *, dependent: bool) -> Source:
     """
     shapes = [(c.letter, *c.tile, c.constants[-1] == 1) for c in copies]
     text = template(PACKAGE, "pad.py.jinja").render(operands=shapes, dependent=dependent)
-    pointers = [
-        Argument(
-            name=f"{c.letter}_{end}", type=f"*{SIGNATURE_DTYPES[c.source.dtype]}", source=("pointer", c.letter), divisor=divisor
-        )
-        for c in copies
-        for end, divisor in (("from", 1), ("to", 16))
-    ]
-    numbers = [
-        Argument(
-            name=f"{c.letter}_{name}",
-            type="i64" if "stride" in name else "i32",
-            source=("runtime", name),
-            divisor=16 if name == "to_cols" else 1,
-        )
-        for c in copies
-        for name in ("programs", "rows", "cols", "to_rows", "to_cols", "batch_stride", "row_stride", "col_stride")
-    ]
-    return Source(text=text, function="gemmtune_pad", arguments=(*pointers, *numbers))
+    kind = f"*{SIGNATURE_DTYPES[copies[0].source.dtype]}"
+    arguments = [(f"{c.letter}_{end}", kind, divisor) for c in copies for end, divisor in (("from", 1), ("to", 16))]
+    for c in copies:
+        arguments += [(f"{c.letter}_{name}", "i32", 16 if name == "to_cols" else 1) for name in SIZES]
+        arguments += [(f"{c.letter}_{name}_stride", "i64", 1) for name in ("batch", "row", "col")]
+    return copying_source(text, "gemmtune_pad", arguments)
 
 
 @dataclass(frozen=True, kw_only=True)

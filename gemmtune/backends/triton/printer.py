@@ -118,9 +118,8 @@ class _Printer:
     def _arithmetic(self, op: str, args: list[str], dtype: torch.dtype) -> str:
         if op in _INFIX:
             return f"{args[0]} {_INFIX[op]} {args[1]}"
-        x = args[0]
-        y = args[1] if len(args) > 1 else ""
-        one, half = _literal(1.0, dtype), _literal(0.5, dtype)
+        x, y = args[0], args[1] if len(args) > 1 else ""
+        zero, half, one = (_literal(value, dtype) for value in (0.0, 0.5, 1.0))
         match op:
             case "div":
                 return self._divide(x, y, dtype)
@@ -130,27 +129,23 @@ class _Printer:
                 return f"tl.{op}({x})"
             case "sqrt":
                 return f"tl.sqrt_rn({x})" if dtype == torch.float32 else f"tl.sqrt({x})"
-            case "sigmoid":
-                return self._divide(one, f"({one} + tl.exp(-{x}))", dtype)
-            case "silu":
-                return self._divide(x, f"({one} + tl.exp(-{x}))", dtype)
+            case "sigmoid" | "silu":
+                return self._divide(one if op == "sigmoid" else x, f"({one} + tl.exp(-{x}))", dtype)
             case "tanh":
                 return self._tanh(x, dtype)
             case "relu":
-                return f"tl.where({x} < 0, {_literal(0.0, dtype)}, {x})"
+                return f"tl.where({x} < 0, {zero}, {x})"
             case "relu6":
-                return _least(_greatest(x, _literal(0.0, dtype)), _literal(6.0, dtype))
+                return _bounded("<", _bounded(">", x, zero), _literal(6.0, dtype))
             case "gelu":
                 return f"{half} * {x} * ({one} + tl.erf({x} * {_literal(math.sqrt(0.5), dtype)}))"
             case "gelu_tanh":
                 inner = f"({_literal(math.sqrt(2 / math.pi), dtype)} * ({x} + {_literal(0.044715, dtype)} * {x} * {x} * {x}))"
                 return f"{half} * {x} * ({one} + {self._tanh(inner, dtype)})"
             case "clamp":
-                return _least(_greatest(x, y), args[2])
-            case "minimum":
-                return _least(x, y)
-            case "maximum":
-                return _greatest(x, y)
+                return _bounded("<", _bounded(">", x, y), args[2])
+            case "minimum" | "maximum":
+                return _bounded("<" if op == "minimum" else ">", x, y)
         raise EpilogueError(f"epilogue: the Triton printer has no form for {op!r}")
 
     def _divide(self, x: str, y: str, dtype: torch.dtype) -> str:
@@ -186,14 +181,9 @@ class _Printer:
         return _literal(value, wide)
 
 
-def _least(x: str, y: str) -> str:
-    """min with torch's NaN rule: NaN if either is."""
-    return f"tl.where(({x} < {y}) | ({x} != {x}), {x}, {y})"
-
-
-def _greatest(x: str, y: str) -> str:
-    """max with torch's NaN rule: NaN if either is."""
-    return f"tl.where(({x} > {y}) | ({x} != {x}), {x}, {y})"
+def _bounded(sign: str, x: str, y: str) -> str:
+    """min (<) or max (>) with torch's NaN rule: NaN if either is."""
+    return f"tl.where(({x} {sign} {y}) | ({x} != {x}), {x}, {y})"
 
 
 def _literal(value: float, dtype: torch.dtype) -> str:

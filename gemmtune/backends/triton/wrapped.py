@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -18,12 +18,12 @@ from ...problem import Problem
 from ...toolchain.compiled import Artifact
 from .artifact import artifact
 from .build import KernelChoice, KernelsChoice
-from .classes import Source
+from .classes import Argument, Source
 from .descriptors import Address
 from .kernels import Compilation
 from .launch import Launcher, launcher_of
 
-__all__ = ["Copying", "WrappedChoice"]
+__all__ = ["Copying", "WrappedChoice", "copying_source"]
 
 COPY_WARPS = 4
 
@@ -41,6 +41,12 @@ class Copying:
     dtype: torch.dtype
     elements: tuple[tuple[int, int], ...]
     constants: tuple[int, ...]
+
+
+def copying_source(text: str, function: str, arguments: Iterable[tuple[str, str, int]]) -> Source:
+    """A copying kernel, and of each argument the name, the type and what it divides by."""
+    given = (Argument(name=name, type=kind, source=("copying", name), divisor=divisor) for name, kind, divisor in arguments)
+    return Source(text=text, function=function, arguments=tuple(given))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,12 +119,8 @@ def _portable(form: WordFormat) -> str:
 
 def _assembly(form: WordFormat) -> str:
     count = form.per_word
-    made = {
-        (8, torch.float16): _bytes_to_float16,
-        (8, torch.bfloat16): _bytes_to_bfloat16,
-        (4, torch.float16): _nibbles,
-        (4, torch.bfloat16): _nibbles,
-    }[form.bits, form.dtype](form)
+    of_bytes = _bytes_to_float16 if form.dtype == torch.float16 else _bytes_to_bfloat16
+    made = (of_bytes if form.bits == 8 else _nibbles)(form)
     pairs = [f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, p{i};" for i in range(count // 2)]
     registers = ".reg .b32 t, " + ", ".join(f"p{i}" for i in range(count // 2)) + ", q0, q1;"
     lines = "\n".join(f'        "{line} "' for line in ("{ " + registers, *made, *pairs, "}"))
@@ -134,16 +130,11 @@ def _assembly(form: WordFormat) -> str:
     return f"@triton.jit\ndef word_values(x):\n    return {call}"
 
 
-def _source(count: int) -> str:
-    return f"${count}"
-
-
 def _bytes_to_float16(form: WordFormat) -> list[str]:
-    x = _source(4)
     flip = "0x80808080" if form.signed else "0"
     bias = "0x64806480" if form.signed else "0x64006400"
     return [
-        f"xor.b32 t, {x}, {flip};",
+        f"xor.b32 t, $4, {flip};",
         "prmt.b32 p0, t, 0x64646464, 0x4140;",
         "prmt.b32 p1, t, 0x64646464, 0x4342;",
         f"mov.b32 q0, {bias};",
@@ -154,8 +145,7 @@ def _bytes_to_float16(form: WordFormat) -> list[str]:
 
 def _bytes_to_bfloat16(form: WordFormat) -> list[str]:
     """128 + the low seven bits, and 128 or 256 for the highest one, which counts −128 or 128."""
-    x = _source(4)
-    lines = [f"prmt.b32 p0, {x}, 0x43434343, 0x4140;", f"prmt.b32 p1, {x}, 0x43434343, 0x4342;"]
+    lines = ["prmt.b32 p0, $4, 0x43434343, 0x4140;", "prmt.b32 p1, $4, 0x43434343, 0x4342;"]
     for pair in ("p0", "p1"):
         lines += [f"and.b32 q0, {pair}, 0xff80ff80;", f"and.b32 {pair}, {pair}, 0xff7fff7f;", "mov.b32 t, 0x3f803f80;"]
         if form.signed:
@@ -167,7 +157,7 @@ def _bytes_to_bfloat16(form: WordFormat) -> list[str]:
 
 def _nibbles(form: WordFormat) -> list[str]:
     """Pairs (i, i + 4) of the numbers of a word, which are the same four bits of its halves."""
-    x = _source(8)
+    x = "$8"
     half = form.dtype == torch.float16
     exponent, middle = ("6400", "6408") if half else ("4300", "4308")
     pattern = middle if form.signed else exponent

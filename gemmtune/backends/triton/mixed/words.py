@@ -22,12 +22,12 @@ from ....toolchain.render import template
 from ..arch import arch_of
 from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
-from ..classes import SIGNATURE_DTYPES, Argument, Source
+from ..classes import SIGNATURE_DTYPES, Source
 from ..configs import Config, Geometry
 from ..legality import Resources, why_too_large
 from ..source import PACKAGE
 from ..spec import KernelSpec
-from ..wrapped import Copying, WrappedChoice
+from ..wrapped import Copying, WrappedChoice, copying_source
 from .conversions import WordFormat, conversions
 
 __all__ = [
@@ -171,15 +171,8 @@ def ordered_problem(problem: Problem) -> Problem:
 def order_source(dtype: torch.dtype, bits: int, *, dependent: bool) -> Source:
     """The copying kernel. Sizes and strides are arguments."""
     text = template(PACKAGE, "mixed/order.py.jinja").render(bits=bits, block=BLOCK, dependent=dependent)
-    pointers = [
-        Argument(name=name, type=f"*{SIGNATURE_DTYPES[dtype]}", source=("pointer", "a"), divisor=divisor)
-        for name, divisor in (("a_from", 1), ("a_to", 16))
-    ]
-    numbers = [
-        Argument(name=name, type=kind, source=("runtime", name), divisor=divisor)
-        for name, kind, divisor in (("K", "i32", 16), ("row_stride", "i64", 1), ("col_stride", "i64", 1))
-    ]
-    return Source(text=text, function="gemmtune_order", arguments=(*pointers, *numbers))
+    pointers = [(name, f"*{SIGNATURE_DTYPES[dtype]}", divisor) for name, divisor in (("a_from", 1), ("a_to", 16))]
+    return copying_source(text, "gemmtune_order", [*pointers, ("K", "i32", 16), ("row_stride", "i64", 1), ("col_stride", "i64", 1)])
 
 
 def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
