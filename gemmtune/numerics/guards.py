@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from ..problem import Layout
-from .buffers import GUARD_BYTES, allocate, guard_mask, poison, storage_bits
+from .buffers import allocate, guard_mask, poison, storage_bits
 
 GUARD_TILE = 256
 """Rows and columns of out that the guard band has room for on each side: the largest tile that is in use."""
@@ -108,7 +108,7 @@ def guarded_out(layout: Layout, device: torch.device, payload: int) -> tuple[tor
     """A poisoned tensor of that layout, and what watches everything around and between its elements."""
     row = max((*layout.stride[-2:], layout.size[-1]))
     room = min(GUARD_TILE * (row + 1) * layout.dtype.itemsize, MOST_GUARD_BYTES)
-    out = allocate(layout, device, guard_bytes=max(room, GUARD_BYTES))
+    out = allocate(layout, device, guard_bytes=room)
     poison(out, payload)
     return out, Guards(out)
 

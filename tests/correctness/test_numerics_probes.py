@@ -238,6 +238,10 @@ def test_an_element_of_a_batch_is_traced_to_its_matrix() -> None:
     assert pick.row_index is not None
     place = int(pick.row_index[2, 1])
     assert pick.origin((2, 1, 4), batched=True) == f" (from b[2, {place}, 4])"
+    pick = probes.cols_of_a(probes.random().a, special=False)
+    assert pick.col_index is not None
+    for col, place in enumerate(pick.col_index[2].tolist()):
+        assert pick.origin((2, 1, col), batched=True) == f" (from a[2, 1, {place}])"
 
 
 def test_elements_along_k_are_free_unless_they_share_memory() -> None:
