@@ -40,6 +40,7 @@ __all__ = [  # noqa: F405
     "optimize",
     "pack_int4",
     "prepack",
+    "quantize_",
     "record",
     "restore",
     "scaled_mm",

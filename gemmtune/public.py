@@ -16,6 +16,7 @@ from .errors import (
 )
 from .integration.explain import explain
 from .integration.optimize import optimize, restore
+from .integration.quantize import quantize_
 from .integration.record import record
 from .integration.recording import Recording
 from .integration.using import use
@@ -54,6 +55,7 @@ __all__ = [
     "optimize",
     "pack_int4",
     "prepack",
+    "quantize_",
     "record",
     "restore",
     "scaled_mm",

@@ -18,7 +18,7 @@ from .. import settings
 from ..dispatch.plan import generation
 from .eager import Bound, bound_for, plain_here
 
-__all__ = ["Picks", "is_optimized", "optimized", "restored"]
+__all__ = ["Picks", "is_conv1d", "is_linear", "is_optimized", "optimized", "restored"]
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
@@ -112,9 +112,16 @@ def is_optimized(module: nn.Module) -> bool:
     return isinstance(forward, functools.partial) and forward.func in (linear, conv1d)
 
 
+def is_linear(module: nn.Module) -> bool:
+    """It does what an ``nn.Linear`` does, in the way that this does it."""
+    return getattr(type(module), "forward", None) is nn.Linear.forward
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """It is HF's Conv1D."""
+    kind = getattr(sys.modules.get(_CONV1D), "Conv1D", None)
+    return kind is not None and getattr(type(module), "forward", None) is kind.forward
+
+
 def _forward_for(module: nn.Module) -> Callable[..., Tensor] | None:
-    forward = getattr(type(module), "forward", None)
-    if forward is nn.Linear.forward:
-        return linear
-    conv = getattr(sys.modules.get(_CONV1D), "Conv1D", None)
-    return conv1d if conv is not None and forward is conv.forward else None
+    return linear if is_linear(module) else conv1d if is_conv1d(module) else None

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-transformers = __import__("transformers")
+
+
+class Needed:
+    """A package that is imported with its first name that is used; without it that test is skipped."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        package = pytest.importorskip(self._name, reason="the extra 'models' installs it")
+        return getattr(package, name)
+
+
+transformers = Needed("transformers")
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 Inputs = Mapping[str, Tensor]

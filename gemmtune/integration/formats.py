@@ -1,0 +1,165 @@
+"""Weights as other libraries keep them: AWQ and GPTQ checkpoints, torchao's tensors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from ..dispatch.weights import QuantizedWeight
+from ..errors import InvalidProblemError
+from ..problem.compositions import packed, unpacked
+
+__all__ = ["from_awq", "from_gptq", "from_torchao", "to_awq", "to_gptq", "to_torchao"]
+
+Tensor = torch.Tensor
+Bits = Literal[4, 8]
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which column of eight AWQ's GEMM layout has in each four bits of a word, the lowest first."""
+
+
+def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight:
+    """The weight [K, N] of AWQ's GEMM layout: (q − z) · s.
+
+    Args:
+        qweight: int32 [K, N/8], eight columns in each word.
+        qzeros: int32 [K/g, N/8], packed alike.
+        scales: [K/g, N].
+
+    Raises:
+        InvalidProblemError: parts that do not fit together, or groups other than 32, 64 or 128 elements.
+    """
+    _check("from_awq", qweight, qzeros, scales)
+    numbers, zeros = (_unpacked_words(x, _AWQ_ORDER) for x in (qweight, qzeros))
+    return QuantizedWeight(packed(numbers), scales, zeros.to(scales.dtype), "uint4")
+
+
+def to_awq(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
+    """qweight, qzeros and scales of AWQ's GEMM layout. Raises InvalidProblemError unless the weight is uint4 or int4 in groups."""
+    numbers, zeros, scales = _unsigned("to_awq", weight)
+    return _packed_words(numbers, _AWQ_ORDER), _packed_words(zeros, _AWQ_ORDER), scales
+
+
+def from_gptq(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, bits: Bits = 4, zeros_less_one: bool = True
+) -> QuantizedWeight:
+    """The weight [K, N] of a GPTQ checkpoint: (q − z) · s.
+
+    Args:
+        qweight: int32 [K·bits/32, N], neighbours along K in each word.
+        qzeros: int32 [K/g, N·bits/32], neighbouring columns in each word.
+        scales: [K/g, N].
+        g_idx: [K], the group of each row, if the checkpoint has it.
+        zeros_less_one: z − 1 is what is stored, as in all checkpoints but those of ``gptq_v2``.
+
+    Raises:
+        InvalidProblemError: parts that do not fit together, groups other than 32, 64 or 128 elements, or groups whose rows are no
+            neighbours (``desc_act``).
+    """
+    _check("from_gptq", qweight, qzeros, scales)
+    order = tuple(range(32 // bits))
+    numbers = _unpacked_words(qweight.t(), order).t()
+    zeros = _unpacked_words(qzeros, order).to(torch.int32) + int(zeros_less_one)
+    if g_idx is not None:
+        expected = torch.arange(len(g_idx), device=g_idx.device) // (-(-len(g_idx) // scales.shape[0]))
+        if not torch.equal(g_idx.to(expected.dtype), expected):
+            raise InvalidProblemError(
+                "from_gptq: g_idx: got groups of rows that are no neighbours (desc_act), expected rows in order; dequantize the "
+                "weight and quantize it anew"
+            )
+    encoding: Literal["", "uint4"] = "uint4" if bits == 4 else ""
+    return QuantizedWeight(packed(numbers) if bits == 4 else numbers, scales, zeros.to(scales.dtype), encoding)
+
+
+def to_gptq(weight: QuantizedWeight, *, zeros_less_one: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """qweight, qzeros, scales and g_idx of a GPTQ checkpoint.
+
+    Raises:
+        InvalidProblemError: the weight is neither uint4 nor int4 in groups, or has a zero point of 0, which z − 1 cannot be.
+    """
+    numbers, zeros, scales = _unsigned("to_gptq", weight)
+    if zeros_less_one and bool((zeros == 0).any()):
+        raise InvalidProblemError("to_gptq: got a zero point of 0, expected 1 or more; give zeros_less_one=False (gptq_v2)")
+    order = tuple(range(8))
+    g_idx = torch.arange(numbers.shape[0], device=numbers.device) // (-(-numbers.shape[0] // scales.shape[0]))
+    qzeros = _packed_words(zeros - int(zeros_less_one), order)
+    return _packed_words(numbers.t(), order).t().contiguous(), qzeros, scales, g_idx.to(torch.int32)
+
+
+def from_torchao(tensor: Tensor) -> QuantizedWeight:
+    """The weight [N, K] of torchao's Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor or Float8Tensor, quantized along rows.
+
+    Raises:
+        InvalidProblemError: another kind of tensor, or other blocks.
+    """
+    kind, given = type(tensor).__name__, vars(tensor)
+    if kind == "Int4Tensor":
+        scale, zero = given["scale"].float(), given["zero_point"].float()
+        # torchao adds a zero point after scaling, we take one from the numbers before.
+        return QuantizedWeight(given["qdata"].t(), scale, -zero / scale, "int4", dtype=tensor.dtype).t()  # type: ignore[return-value]
+    if kind in ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor"):
+        scale, zero = (None if x is None else x.reshape(x.shape[0], -1).t() for x in (given["scale"], given.get("zero_point")))
+        zero = None if zero is None or not bool(zero.any()) else zero.to(scale.dtype)  # type: ignore[union-attr]
+        return QuantizedWeight(given["qdata"].t(), scale, zero, dtype=tensor.dtype).t()  # type: ignore[return-value]
+    raise InvalidProblemError(
+        f"from_torchao: got {kind}, expected an Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor or Float8Tensor; dequantize() it, "
+        "and quantize that"
+    )
+
+
+def to_torchao(weight: QuantizedWeight) -> Tensor:
+    """torchao's Int4Tensor of a weight [N, K] of int4 in groups.
+
+    Raises:
+        InvalidProblemError: another weight.
+        ImportError: torchao is not installed.
+    """
+    scales = weight.scales
+    if not weight.transposed or weight.encoding != "int4" or scales is None or scales.dim() != 2:
+        raise InvalidProblemError(f"to_torchao: got {weight!r}, expected one [N, K] of int4 in groups")
+    int4: Any = importlib.import_module("torchao.quantization").Int4Tensor
+    k = weight.shape[1]
+    zero = torch.zeros_like(scales) if weight.zero_points is None else -weight.zero_points * scales
+    result: Tensor = int4(
+        weight.tensor.t().contiguous(), scales.to(weight.dtype), zero.to(weight.dtype), [1, -(-k // scales.shape[0])], weight.shape
+    )
+    return result
+
+
+def _check(name: str, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> None:
+    for what, x in (("qweight", qweight), ("qzeros", qzeros)):
+        if x.dtype != torch.int32 or x.dim() != 2:
+            raise InvalidProblemError(f"{name}: {what}: got {x.dtype} of shape {list(x.shape)}, expected a matrix of int32")
+    if scales.shape[0] != qzeros.shape[0]:
+        raise InvalidProblemError(
+            f"{name}: got {scales.shape[0]} groups of scales and {qzeros.shape[0]} of qzeros, expected as many"
+        )
+
+
+def _unsigned(name: str, weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers [K, N] of 0 … 15, whole zero points and scales: those of int4 are moved up by 8."""
+    scales = weight.scales
+    if weight.encoding not in ("int4", "uint4") or scales is None or scales.dim() != 2 or weight.tensor.shape[1] % 8:
+        raise InvalidProblemError(f"{name}: got {weight!r}, expected one of uint4 or int4 in groups, N a multiple of 8")
+    up = 8 if weight.encoding == "int4" else 0
+    numbers = unpacked(weight.tensor, weight.encoding).to(torch.int32) + up
+    zeros = torch.zeros_like(scales) if weight.zero_points is None else weight.zero_points
+    return numbers, zeros.to(torch.int32) + up, scales
+
+
+def _unpacked_words(words: Tensor, order: Sequence[int]) -> Tensor:
+    """int32 [R, C] as uint8 [R, C·len(order)]: the j-th lowest bits of a word are its column order[j]."""
+    bits = 32 // len(order)
+    columns: list[Tensor] = [words] * len(order)
+    for place, column in enumerate(order):
+        columns[column] = (words >> (bits * place)) & (2**bits - 1)
+    return torch.stack(columns, -1).flatten(1).to(torch.uint8)
+
+
+def _packed_words(numbers: Tensor, order: Sequence[int]) -> Tensor:
+    """The inverse of ``_unpacked_words``."""
+    bits, wide = 32 // len(order), numbers.to(torch.int64).reshape(numbers.shape[0], -1, len(order))
+    words = sum((wide[:, :, column] << (bits * place) for place, column in enumerate(order)), torch.zeros_like(wide[:, :, 0]))
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)

@@ -1,0 +1,132 @@
+"""Whole models with weights of few bits, and their state as plain tensors, for files that know no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal, TypeVar
+
+import torch
+from torch import nn
+
+from ..dispatch.weights import QuantizedWeight
+from ..errors import InvalidProblemError
+from ..problem.dtypes import dtype_name
+from .modules import is_conv1d, is_linear
+
+__all__ = ["Bits", "flatten_state_dict", "quantize_", "unflatten_state_dict"]
+
+Tensor = torch.Tensor
+Bits = Literal["int4", "int8", "float8"]
+M = TypeVar("M", bound=nn.Module)
+_GROUPS = (32, 64, 128)
+_KINDS = {"int4": "int4", "int8": "int8", "float8": "float8_e4m3fn"}
+
+
+def quantize_(
+    model: M,
+    kind: Bits = "int4",
+    *,
+    group: int = 128,
+    skip: Collection[str] = ("lm_head",),
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+) -> M:
+    """Make the weight of each ``nn.Linear``, and of each HF Conv1D, a ``QuantizedWeight``, in place.
+
+    Products of float inputs with it are then ``mixed_mm``; those with 8-bit floats round each row of the input with a scale of its
+    own and are ``scaled_mm``. The weights are Parameters without a gradient; inputs and biases have theirs.
+
+    Args:
+        model: any module; its weights are of a float dtype, and finite.
+        kind: ``int4`` has a scale for each ``group`` elements along K, ``int8`` and ``float8`` one for each output.
+        group: 32, 64 or 128; of ``int4`` alone.
+        skip: names of layers, whole or their end, that stay as they are.
+        filter_fn: called with a layer and its name: whether to quantize it.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidProblemError: another kind or group, or a weight that cannot be quantized, named by its layer.
+    """
+    check_kind(kind, group)
+    for name, module in model.named_modules():
+        if is_wanted(module, name, skip) and (filter_fn is None or filter_fn(module, name)):
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            try:
+                quantized = _quantized(weight.detach(), kind, group, linear=is_linear(module))
+            except InvalidProblemError as error:
+                raise InvalidProblemError(f"quantize_: {name}: {error}; name it in skip=") from error
+            module.weight = nn.Parameter(quantized, requires_grad=False)
+    return model
+
+
+def check_kind(kind: str, group: int) -> None:
+    """Raises InvalidProblemError for a kind or group that ``quantize_`` does not have."""
+    if kind not in _KINDS:
+        raise InvalidProblemError(f"quantize_: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
+    if group not in _GROUPS:
+        raise InvalidProblemError(f"quantize_: group: got {group!r}, expected one of {', '.join(map(str, _GROUPS))}")
+
+
+def is_wanted(module: nn.Module, name: str, skip: Collection[str]) -> bool:
+    """A layer that can be quantized, is not yet, and is not left out by its name."""
+    if not (is_linear(module) or is_conv1d(module)) or any(name == word or name.endswith(f".{word}") for word in skip):
+        return False
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.is_floating_point() and not isinstance(weight, QuantizedWeight)
+
+
+def _quantized(weight: Tensor, kind: Bits, group: int, *, linear: bool) -> Tensor:
+    scales = f"group_{group}" if kind == "int4" else "column"
+    found = QuantizedWeight.quantize(weight.t() if linear else weight, _KINDS[kind], scales=scales)  # type: ignore[arg-type]
+    return found.t() if linear else found
+
+
+def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A ``state_dict`` of plain tensors, such as safetensors saves: each ``QuantizedWeight`` becomes its parts.
+
+    The weight ``fc.weight`` is ``fc.weight_int4_as_bfloat16_t``, its numbers, with ``fc.weight_scales`` and
+    ``fc.weight_zero_points``. ``unflatten_state_dict`` undoes it.
+    """
+    plain: dict[str, Tensor] = {}
+    for name, x in state.items():
+        if isinstance(x, QuantizedWeight):
+            plain |= {f"{name}_{part}": tensor for part, tensor in flat_parts(x).items()}
+        else:
+            plain[name] = x
+    return plain
+
+
+def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """The parts of a weight as contiguous tensors, by names that say what they are."""
+    kind = weight.encoding or dtype_name(weight.tensor.dtype)
+    turned = weight.transposed
+    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * turned}": weight.tensor.t() if turned else weight.tensor}
+    parts |= {name: x for name in ("scales", "zero_points") if (x := getattr(weight, name)) is not None}
+    return {name: x.detach().contiguous() for name, x in parts.items()}
+
+
+_NUMBERS = re.compile(r"(.+)_(u?int[48]|float8_e4m3fn|float8_e5m2)_as_(float32|float16|bfloat16)(_t)?")
+
+
+def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The ``state_dict`` of which ``flatten_state_dict`` made plain tensors."""
+    found = {match.string: match for match in map(_NUMBERS.fullmatch, plain) if match}
+    parts = {f"{match[1]}_{part}" for match in found.values() for part in ("scales", "zero_points")}
+    state: dict[str, Tensor] = {}
+    for name, x in plain.items():
+        if name in found:
+            base = found[name][1]
+            state[base] = _put_together(found[name], x, plain.get(f"{base}_scales"), plain.get(f"{base}_zero_points"))
+        elif name not in parts:
+            state[name] = x
+    return state
+
+
+def _put_together(match: re.Match[str], numbers: Tensor, scales: Tensor | None, zero_points: Tensor | None) -> Tensor:
+    _, kind, dtype, turned = match.groups()
+    encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
+    weight = QuantizedWeight(numbers.t() if turned else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
+    return weight.t() if turned else weight

@@ -1,0 +1,199 @@
+"""optimize, restore and use: picks run where they are faster, torch elsewhere, and nothing else of a model changes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+from models import MODELS, made, result
+from rotation import rotated
+from torch import nn
+from torch.nn import functional
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.errors import InvalidProblemError
+from gemmtune.integration import eager
+from gemmtune.integration.modules import is_optimized
+from gemmtune.settings import current
+from gemmtune.store.store import open_store
+
+
+@pytest.fixture(autouse=True)
+def quick(own_store):
+    with settings.patch(backends=("aten", "cpp"), search="quick"):
+        yield
+
+
+@pytest.fixture
+def done(monkeypatch) -> list[str]:
+    """The products that picks have done, by operation."""
+    names: list[str] = []
+    run = eager.Bound.run
+
+    def noted(self, op, tensors):
+        found = run(self, op, tensors)
+        names.extend([op] if found is not None else [])
+        return found
+
+    monkeypatch.setattr(eager.Bound, "run", noted)
+    return names
+
+
+def torch_is_slow() -> None:
+    """Stored times say that torch is slower than everything else, so that picks are ours whatever this machine measures."""
+    store = open_store(current())
+    slow = [row for row in store.every_row() if row.backend == "aten"]
+    store.put([dataclasses.replace(row, time_us=row.time_us + 1e6) for row in slow if row.time_us is not None])
+    forget_plans()
+
+
+def tuned(model: nn.Module, inputs) -> None:
+    with torch.enable_grad(), gemmtune.record() as recording:
+        result(model, inputs).float().square().sum().backward()
+    gemmtune.tune(recording.problems(), progress=False)
+    torch_is_slow()
+
+
+def layers(model: nn.Module) -> int:
+    return sum(type(m).__name__ in ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear") for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["mlp", *rotated([name for name in MODELS if name != "mlp"], 3, "optimize")])
+def test_values_and_gradients_are_those_of_the_model(name, done):
+    model, inputs = made(name)
+    state = {key: x.clone() for key, x in model.state_dict().items()}
+    names = {key: (id(x), type(x)) for key, x in model.named_parameters()}
+    plain = copy.deepcopy(model)
+    if name == "mlp":
+        tuned(copy.deepcopy(model), inputs)
+    assert gemmtune.optimize(gemmtune.optimize(model)) is model
+    assert sum(map(is_optimized, model.modules())) == layers(model) > 0
+    assert {key: (id(x), type(x)) for key, x in model.named_parameters()} == names
+    for x, y in ((model, plain), (model, plain)):
+        found, expected = result(x, inputs), result(y, inputs)
+        assert torch.allclose(found, expected, atol=1e-4)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for x, y in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (x.grad is None) == (y.grad is None)
+        assert x.grad is None or torch.allclose(x.grad, y.grad, atol=1e-3)
+    assert ("mm" in done and "addmm" in done) == (name == "mlp"), "only what is tuned runs by a pick"
+    gemmtune.restore(model)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+    assert all(torch.equal(x, state[key]) for key, x in model.state_dict().items())
+
+
+def test_copies_hooks_compilation_and_new_picks(done):
+    model, inputs = made("mlp")
+    expected = result(model, inputs)
+    gemmtune.optimize(model)
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        assert torch.equal(result(model, inputs), expected)
+        assert not done
+        tuned(copy.deepcopy(model), inputs)
+        calls.clear()
+        for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(gemmtune.optimize(made("mlp")[0])))):
+            done.clear()
+            assert torch.allclose(result(again, inputs), expected, atol=1e-5)
+            assert done == ["addmm", "mm"]
+            assert again[0].forward.args[0] is again[0]
+        assert len(calls) == 2
+        done.clear()
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        assert torch.allclose(result(compiled, inputs), expected, atol=1e-5)
+        model.bfloat16()
+        assert model(inputs["input"].bfloat16()).dtype == torch.bfloat16
+        assert not done, "another dtype was never tuned, and in a graph torch's operations stay"
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [
+        lambda f, x: torch.func.vmap(f)(x),
+        lambda f, x: torch.func.jvp(f, (x,), (x,))[0],
+        lambda f, x: torch.func.functionalize(f)(x),
+        lambda f, x: torch.jit.trace(f, (x,))(x),
+        lambda f, x: f(x.transpose(0, 1).contiguous().transpose(0, 1)),
+    ],
+    ids=["vmap", "jvp", "functionalize", "trace", "strided"],
+)
+def test_where_anything_listens_in_torch_does_it(listener):
+    model, inputs = made("mlp")
+    with torch.no_grad():
+        expected = result(model, inputs)
+        tuned(copy.deepcopy(model), inputs)
+        gemmtune.optimize(model)
+        assert torch.allclose(model(inputs["input"]), expected, atol=1e-5)
+        assert torch.allclose(listener(model, inputs["input"]), expected, atol=1e-5)
+
+
+def test_tune_records_tunes_and_deploys_in_one_go(done):
+    model, inputs = made("mlp")
+    expected = result(model, inputs)
+    for example in (inputs, inputs["input"], (inputs["input"],)):
+        assert gemmtune.optimize(model, tune=example, progress=False) is model
+    torch_is_slow()
+    with torch.no_grad():
+        assert torch.allclose(result(model, inputs), expected, atol=1e-5)
+    assert done == ["addmm", "mm"]
+    for call, message in (
+        (lambda: gemmtune.optimize(len), "optimize: got builtin_function_or_method, expected an nn.Module; for functions there is"),
+        (lambda: gemmtune.optimize(model, tune=3), "optimize: tune: got int, expected a tensor, a tuple of arguments or a mapping"),
+    ):
+        with pytest.raises(InvalidProblemError, match=message):
+            call()
+
+
+A, B, C = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((6, 4, 32), (6, 32, 16), (16,)))
+FUNCTIONS = {
+    "mm": (lambda: torch.mm(A[0], B[0]), "mm"),
+    "method": (lambda: A[0].mm(B[0]), "mm"),
+    "matmul": (lambda: torch.matmul(A[0], B[0]), "mm"),
+    "rows": (lambda: A @ B[0], "mm"),
+    "@": (lambda: A @ B, "bmm"),
+    "bmm": (lambda: torch.bmm(A, B), "bmm"),
+    "addmm": (lambda: torch.addmm(C, A[0], B[0]), "addmm"),
+    "baddbmm": (lambda: torch.baddbmm(C, A, B), "baddbmm"),
+    "linear": (lambda: functional.linear(A, B[0].t(), C), "addmm"),
+    "no bias": (lambda: functional.linear(input=A, weight=B[0].t()), "mm"),
+    "out": (lambda: torch.mm(A[0], B[0], out=torch.empty(4, 16)), None),
+    "factors": (lambda: torch.addmm(C, A[0], B[0], alpha=2), None),
+    "vector": (lambda: A[0] @ B[0][:, 0], None),
+    "broadcast": (lambda: A[0] @ B, None),
+    "integers": (lambda: torch.mm(A[0].long(), B[0].long()), None),
+}
+
+
+def test_use_does_torch_s_products_by_picks_and_leaves_the_rest(done):
+    with gemmtune.record() as recording:
+        expected = {name: call() for name, (call, _) in FUNCTIONS.items()}
+    gemmtune.tune(recording.problems(), progress=False)
+    torch_is_slow()
+    with gemmtune.use():
+        for name, (call, op) in FUNCTIONS.items():
+            done.clear()
+            for _ in range(2):
+                assert torch.allclose(call(), expected[name], atol=1e-4), name
+            assert done == ([op] * 2 if op else []), name
+        weight = B[0].clone().requires_grad_()
+        torch.mm(A[0], weight).sum().backward()
+    assert torch.allclose(weight.grad, A[0].sum(0)[:, None].expand(32, 16), atol=1e-4)
+    done.clear()
+    torch.mm(A[0], B[0])
+    assert not done
+
+
+def test_nothing_is_tuned(monkeypatch):
+    monkeypatch.setattr("gemmtune.dispatch.plan.select", None)
+    model, inputs = made("mlp")
+    gemmtune.optimize(model)
+    with torch.no_grad(), gemmtune.use():
+        result(model, inputs)
+    assert not open_store(current()).every_row()

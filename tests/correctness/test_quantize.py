@@ -1,0 +1,243 @@
+"""quantize_: models with weights of few bits, whatever happens to them; other libraries' layouts of such weights."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import json
+import pickle
+
+import pytest
+import torch
+from models import MODELS, SMALL, Needed, made, result
+from rotation import rotated
+from torch import nn
+
+import gemmtune
+from gemmtune import QuantizedWeight, settings
+from gemmtune.errors import InvalidProblemError
+from gemmtune.integration.formats import from_awq, from_gptq, from_torchao, to_awq, to_gptq, to_torchao
+from gemmtune.integration.quantize import flatten_state_dict, unflatten_state_dict
+
+transformers = Needed("transformers")
+KINDS = ("int4", "int8", "float8")
+WEIGHT = torch.randn(256, 96, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def never(own_store):
+    with settings.patch(tune="never"):
+        yield
+
+
+def dequantized(model: nn.Module) -> nn.Module:
+    """The same model with plain weights of the same values."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        weight = module._parameters.get("weight")
+        if isinstance(weight, QuantizedWeight):
+            module.weight = nn.Parameter(weight.dequantize())
+    return plain
+
+
+def close(x: torch.Tensor, y: torch.Tensor, kind: str) -> bool:
+    """Products of the same numbers; 8-bit floats round the other operand too, to three bits."""
+    return (x - y).norm() <= (0.06 if kind == "float8" else 1e-5) * y.norm()
+
+
+def through_file(model: nn.Module) -> nn.Module:
+    """Saved by safetensors, and loaded into a model that has not been quantized."""
+    safetensors = pytest.importorskip("safetensors.torch", reason="the extra 'models' installs it")
+    tensors = safetensors.load(safetensors.save(flatten_state_dict(model.state_dict())))
+    other = dequantized(model).requires_grad_(False)
+    for x in other.parameters():
+        x.data.zero_()
+    other.load_state_dict(unflatten_state_dict(tensors), assign=True)
+    return other
+
+
+def through_checkpoint(model: nn.Module) -> nn.Module:
+    """Saved by torch.save, and loaded into another quantized model without leave to run code."""
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(model)
+    for x in other.parameters():
+        (x.tensor.view(torch.uint8) if isinstance(x, QuantizedWeight) else x.data).zero_()
+    other.load_state_dict(torch.load(file, weights_only=True))
+    return other
+
+
+WAYS = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "safetensors": through_file,
+    "torch.save": through_checkpoint,
+    "device": lambda model: copy.deepcopy(model).to("cpu"),
+    "compiled": lambda model: torch.compile(model, fullgraph=True, backend="aot_eager"),
+    "dynamic": lambda model: torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager"),
+    "optimized": lambda model: gemmtune.optimize(copy.deepcopy(model)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_model_survives(kind, way):
+    model, inputs = made("mlp")
+    gemmtune.quantize_(model, kind, group=32)
+    expected = result(model, inputs)
+    assert close(expected, result(dequantized(model), inputs), kind)
+    torch._dynamo.reset()
+    again = WAYS[way](model)
+    found = [x for x in again.parameters() if isinstance(x, QuantizedWeight)]
+    assert len(found) == 2
+    assert all(isinstance(x, nn.Parameter) and not x.requires_grad for x in found)
+    assert torch.allclose(result(again, inputs), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_and_other_dtypes(kind):
+    model, inputs = made("mlp")
+    gemmtune.quantize_(model, kind, group=64)
+    grads = []
+    for m in (model, dequantized(model)):
+        x = inputs["input"].clone().requires_grad_()
+        m(x).square().sum().backward()
+        grads += [x.grad, m[0].bias.grad]
+    assert close(grads[0], grads[2], kind)
+    assert close(grads[1], grads[3], kind)
+    with torch.inference_mode():
+        assert torch.equal(model(x), model(x))
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    assert (half[0].weight.dtype, half[0].weight.tensor.dtype) == (torch.bfloat16, model[0].weight.tensor.dtype)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        cast = model(x)
+    assert half(x.bfloat16()).dtype == cast.dtype == torch.bfloat16
+    assert (half(x.bfloat16()).float() - model(x)).norm() <= 0.05 * model(x).norm()
+    assert copy.deepcopy(model).to("meta")[0].weight.scales.is_meta
+
+
+@pytest.mark.parametrize("name", rotated([name for name in MODELS if name != "mlp"], 2, "quantize"))
+def test_models(name):
+    model, inputs = made(name)
+    linears = {n for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D") and not n.endswith("lm_head")}
+    gemmtune.quantize_(model, "int4", group=32)
+    assert {n for n, m in model.named_modules() if isinstance(m._parameters.get("weight"), QuantizedWeight)} == linears
+    with torch.no_grad():
+        assert close(result(model, inputs), result(dequantized(model), inputs), "int4")
+
+
+@pytest.mark.parametrize("name", rotated(["llama", "qwen2", "gpt2"], 3, "quantize compiled"))
+def test_compiled_models(name):
+    model, inputs = made(name)
+    gemmtune.quantize_(model, "int4", group=32)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+        assert torch.allclose(result(compiled, inputs), result(model, inputs), atol=1e-5)
+
+
+def test_what_is_skipped_filtered_and_refused():
+    model, _ = made("llama")
+    gemmtune.quantize_(model, "int8", skip=("lm_head", "down_proj"), filter_fn=lambda _, name: "layers.1" in name)
+    found = {n.rpartition(".")[2] for n, x in model.named_modules() if isinstance(x._parameters.get("weight"), QuantizedWeight)}
+    assert found == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"}
+    weight = model.model.layers[1].self_attn.q_proj.weight
+    for call, message in (
+        (lambda: gemmtune.quantize_(model, "int3"), "quantize_: kind: got 'int3', expected one of int4, int8, float8"),
+        (lambda: gemmtune.quantize_(model, group=16), "quantize_: group: got 16, expected one of 32, 64, 128"),
+        (
+            lambda: gemmtune.quantize_(nn.Sequential(nn.Linear(5, 2)), "int4"),
+            "quantize_: 0: quantize: weight: got 5 rows.*; name it",
+        ),
+        (lambda: weight.data.mul_(2), "aten.mul_.Tensor: got a QuantizedWeight, expected a tensor that can be changed in place"),
+        (lambda: weight.data.copy_(weight.t().clone().data), "copy_: got QuantizedWeight.*, expected one of the same kind"),
+        (lambda: gemmtune.mixed_mm(torch.ones(2, 64), weight), r"b: got a QuantizedWeight \[64, 64\], expected one \[K, N\]; give"),
+    ):
+        with pytest.raises(InvalidProblemError, match=message):
+            call()
+    assert torch.equal(weight[:3].sum(), weight.dequantize()[:3].sum()), "what has no rule gets the dequantized weight"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_quantize_save_and_load(kind, tmp_path):
+    model, inputs = made("llama")
+    model.save_pretrained(tmp_path / "plain")
+    huggingface = importlib.import_module("gemmtune.integration.huggingface")
+    config = huggingface.GemmtuneConfig(kind, group=32)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
+    gemmtune.quantize_(model, kind, group=32)
+    with torch.no_grad():
+        expected = result(model, inputs)
+        assert torch.equal(result(loaded, inputs), expected)
+        loaded.save_pretrained(tmp_path / "few")
+        assert json.loads((tmp_path / "few/config.json").read_text())["quantization_config"]["kind"] == kind
+        again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "few")
+        assert torch.equal(result(again, inputs), expected)
+    assert isinstance(again.model.layers[0].mlp.up_proj.weight, QuantizedWeight)
+
+
+def numbers(*size: int, most: int = 15) -> torch.Tensor:
+    return torch.randint(0, most + 1, size, generator=torch.Generator().manual_seed(2))
+
+
+def test_awq():
+    q, z, s = numbers(256, 16), numbers(2, 16), torch.rand(2, 16) + 0.5
+    columns = [0, 2, 4, 6, 1, 3, 5, 7]  # column of each four bits, the lowest first
+
+    def words(x: torch.Tensor) -> torch.Tensor:
+        rows = [[sum(int(row[8 * w + c]) << (4 * i) for i, c in enumerate(columns)) for w in range(2)] for row in x]
+        return torch.tensor(rows).to(torch.int32)
+
+    weight = from_awq(words(q), words(z), s)
+    assert torch.equal(weight.dequantize(), (q - z.repeat_interleave(128, 0)) * s.repeat_interleave(128, 0))
+    assert all(torch.equal(x, y) for x, y in zip(to_awq(weight), (words(q), words(z), s), strict=True))
+    signed = QuantizedWeight.quantize(WEIGHT, "int4", scales="group_64")
+    assert torch.equal(from_awq(*to_awq(signed)).dequantize(), signed.dequantize())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("less_one", [True, False])
+def test_gptq(bits, less_one):
+    most, per = 2**bits - 1, 32 // bits
+    q, z, s = numbers(256, 16, most=most), numbers(4, 16, most=most - 1) + 1, torch.rand(4, 16) + 0.5
+
+    def words(x: torch.Tensor) -> torch.Tensor:
+        columns = [
+            [sum(int(v) << (bits * i) for i, v in enumerate(row[j : j + per])) for j in range(0, len(row), per)] for row in x
+        ]
+        return torch.tensor(columns).to(torch.int32)
+
+    g_idx = torch.arange(256) // 64
+    given = words(q.t()).t(), words(z - int(less_one)), s
+    weight = from_gptq(*given, g_idx, bits=bits, zeros_less_one=less_one)
+    assert torch.equal(weight.dequantize(), (q - z[g_idx]) * s[g_idx])
+    if bits == 4:
+        back = to_gptq(weight, zeros_less_one=less_one)
+        assert all(torch.equal(x, y) for x, y in zip(back, (*given, g_idx), strict=True))
+    with pytest.raises(InvalidProblemError, match="groups of rows that are no neighbours"):
+        from_gptq(*given, g_idx.flip(0), bits=bits)
+
+
+def test_torchao():
+    quantization = pytest.importorskip("torchao.quantization")
+    layer = nn.Linear(256, 96)
+    for config in (quantization.Int8WeightOnlyConfig(), quantization.Float8WeightOnlyConfig()):
+        other = copy.deepcopy(layer)
+        quantization.quantize_(other, config)
+        weight = from_torchao(other.weight)
+        assert weight.shape == (96, 256)
+        assert torch.allclose(weight.dequantize(), other.weight.dequantize(), atol=1e-6)
+    ours = QuantizedWeight.quantize(WEIGHT, "int4", scales="group_64").t()
+    assert type(to_torchao(ours)).__name__ == "Int4Tensor"
+    assert torch.equal(from_torchao(to_torchao(ours)).dequantize(), ours.dequantize())
+    with pytest.raises(InvalidProblemError, match="from_torchao: got Tensor, expected an Int4Tensor"):
+        from_torchao(WEIGHT)
+
+
+def test_conv1d_of_transformers_has_its_weight_the_other_way_round():
+    layer = transformers.pytorch_utils.Conv1D(96, 64)
+    x = torch.randn(2, 3, 64)
+    gemmtune.quantize_(layer, "int8")
+    assert layer.weight.shape == (64, 96) == (SMALL["hidden_size"], 96)
+    assert torch.allclose(layer(x), x @ layer.weight.dequantize() + layer.bias, atol=1e-5)
