@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 
-
 class Needed:
     """A package that is imported with its first name that is used; without it that test is skipped."""
 
