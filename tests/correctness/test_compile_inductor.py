@@ -96,6 +96,26 @@ def test_the_entry_point_is_inductor_with_the_pass(fused, own_store):
     assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["alone"]
 
 
+def test_a_gemm_is_rewritten_where_its_measured_way_is_the_fastest(own_store):
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(approximate="tanh")), rows(8, 64)[0]
+    told = []
+    with torch.no_grad(), settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1):
+        for tunes in (False, True, False):
+            torch._dynamo.reset()
+            with inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StoreJudge(tunes=tunes))):
+                compiled = torch.compile(model)
+                torch.testing.assert_close(compiled(x), model(x))
+            told += gemmtune.explain(compiled).decisions
+    assert [(told[0].taken, told[0].reason), told[1]] == [("", "not tuned"), told[2]]
+    times = dict(told[1].times_us)
+    if times:  # ours was the pick with the tail or without it: then the ways were compared
+        best = min(times, key=times.__getitem__)
+        assert "untouched" in times
+        assert told[1].taken == ("" if times[best] > 0.98 * times["untouched"] else best)
+    else:
+        assert told[1].reason == "torch's own is as fast"
+
+
 def test_explain_tells_what_it_cannot_know():
     assert "no graph was compiled" in str(gemmtune.explain(torch.compile(lambda x: x + 1)))
     with pytest.raises(gemmtune.InvalidProblemError, match="beside a compiled function"):

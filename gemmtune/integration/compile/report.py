@@ -46,7 +46,8 @@ class Decision:
         epilogue = self.fused.epilogue if self.fused else None
         text = f"{self.alone.op} {self.shape} {self.alone.dtype_label} {self.alone.layout_letters}" if self.alone else self.shape
         behind = f" then {epilogue}" if epilogue else ""
-        verdict = {"fused": f"fused, {self.pick}", "alone": f"{self.pick}, the tail is Inductor's"}.get(self.taken, "left to torch")
+        alone = f"{self.pick}, the tail is Inductor's" if epilogue else f"{self.pick}"
+        verdict = {"fused": f"fused, {self.pick}", "alone": alone}.get(self.taken, "left to torch")
         times = ", ".join(f"{name} {time_us:.1f} µs" for name, time_us in self.times_us)
         return f"{text}{behind}: {verdict}; {self.reason}" + (f" ({times})" if times else "")
 
@@ -116,7 +117,9 @@ def _codes(compiled: Any) -> Iterator[Any]:
     """Code objects whose frames Dynamo may have compiled for it: its own, and those of its modules."""
     inner = getattr(compiled, "_orig_mod", None) or getattr(compiled, "_torchdynamo_orig_callable", compiled)
     owner = inner if isinstance(inner, torch.nn.Module) else getattr(inner, "__self__", None)
-    functions = [inner, getattr(inner, "__func__", inner)]
+    # Dynamo compiles a function of its own around a module of torch.nn: all such modules share its code.
+    around = getattr(getattr(compiled, "forward", None), "_torchdynamo_orig_callable", None)
+    functions = [inner, around, getattr(inner, "__func__", None)]
     if isinstance(owner, torch.nn.Module):
         functions += [type(module).forward for module in owner.modules()]
     while functions:
