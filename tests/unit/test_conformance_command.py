@@ -201,7 +201,7 @@ class TestDrawing:
         [found] = json.loads(done.out)["failures"]
         assert found["drawn"]
         case = Case.parse(found["case"])
-        assert (case.m, case.n) == (1, 1)
+        assert case.m * case.n <= 2
         assert 17 <= case.k <= 40
 
     def test_the_same_cases_are_drawn_again_and_others_with_another_seed(self, conformance: Command, tmp_path: Path) -> None:
