@@ -232,6 +232,12 @@ def test_an_element_is_traced_to_the_operand_and_the_place_that_it_was_picked_fr
         assert cols.origin((2, j), batched=False) == f" (from {name})"
 
 
+def test_one_element_along_k_can_be_chosen_and_none_cannot() -> None:
+    for k in (0, 1):
+        probes = Probes(Problem.mm(4, 5, k, dtype=F32, device_type="cpu"), CPU)
+        assert (probes.free_a, probes.free_b) == (k == 1, k == 1)
+
+
 def test_an_element_of_a_batch_is_traced_to_its_matrix() -> None:
     probes = Probes(Problem.bmm(3, 4, 5, 6, dtype=F32, device_type="cpu"), CPU)
     pick = probes.rows_of_b(probes.random().b, special=False)

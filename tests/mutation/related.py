@@ -28,6 +28,8 @@ BESIDES = {
     ),
     "numerics/probes": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
     "problem/fields": ("unit/test_sum_problem.py",),
+    "problem/forms": ("unit/test_rebuild.py", "unit/test_cli_shapes.py"),
+    "problem/gradients": ("unit/test_rules.py",),
     "selector/select": ("unit/test_limits.py",),
 }
 """Tests of single modules that import something else."""

@@ -18,6 +18,7 @@ from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import accumulator_dtype, dtype_info
+from gemmtune.problem.gradients import of_sum
 from gemmtune.problem.operations import DENSE_OPS, OPERATIONS, QUANTIZED_OPS
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
@@ -320,3 +321,11 @@ def test_an_operand_has_as_many_elements_as_any_memory_could_hold() -> None:
     assert Problem.mm(2**23, 1, 2**23, device_type="cpu").a.numel == 2**46
     with pytest.raises(InvalidProblemError, match=r"got an operand of \(8388608, 8388609\), expected at most 2\^46"):
         Problem.mm(2**23, 1, 2**23 + 1, device_type="cpu")
+
+
+def test_with_alpha_0_the_factors_have_no_gradient() -> None:
+    g, a, b = torch.ones(2, 3), torch.ones(2, 4), torch.ones(4, 3)
+    gradients = of_sum(g, {"a": a, "b": b, "inp": torch.ones(3)}, (0.0, 2.0), torch.mm)
+    assert not gradients["a"]().any()
+    assert not gradients["b"]().any()
+    assert torch.equal(gradients["inp"](), torch.full((3,), 4.0))
