@@ -323,9 +323,10 @@ def test_an_operand_has_as_many_elements_as_any_memory_could_hold() -> None:
         Problem.mm(2**23, 1, 2**23 + 1, device_type="cpu")
 
 
-def test_with_alpha_0_the_factors_have_no_gradient() -> None:
-    g, a, b = torch.ones(2, 3), torch.ones(2, 4), torch.ones(4, 3)
-    gradients = of_sum(g, {"a": a, "b": b, "inp": torch.ones(3)}, (0.0, 2.0), torch.mm)
-    assert not gradients["a"]().any()
-    assert not gradients["b"]().any()
-    assert torch.equal(gradients["inp"](), torch.full((3,), 4.0))
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
+def test_gradients_of_the_factors_have_alpha(alpha: float) -> None:
+    g, operands = torch.ones(2, 3), {"a": torch.ones(2, 4), "b": torch.ones(4, 3)}
+    numbers = {"alpha": alpha, "beta": 2.0}
+    assert torch.equal(of_sum["a"].of(g, operands, numbers, torch.mm), torch.full((2, 4), 3 * alpha))
+    assert torch.equal(of_sum["b"].of(g, operands, numbers, torch.mm), torch.full((4, 3), 2 * alpha))
+    assert torch.equal(of_sum["inp"].of(g, operands, numbers, torch.mm), torch.full((2, 3), 2.0))
