@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
+from .. import settings
 from ..errors import InvalidProblemError
-from ..problem.compositions import mixed_composed, scaled_composed
 from ..problem.dtypes import FLOAT8
 from ..problem.scales import SCALE_BLOCK
 from .rounding import SCALE_DTYPES
@@ -29,7 +30,8 @@ def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     if rule is not None:
         result = rule(cls, *args, **kwargs)
         if result is not NotImplemented:
-            return _aliasing(func, args, dict(kwargs), result) if func in _VIEWS else result
+            aliases = func in _VIEWS and not torch.is_inference_mode_enabled()  # inference tensors count no versions
+            return _aliasing(func, args, dict(kwargs), result) if aliases else result
     if func._schema.is_mutable:
         raise InvalidProblemError(
             f"{func}: got a QuantizedWeight, expected a tensor that can be changed in place; dequantize() it first"
@@ -87,9 +89,9 @@ def _product(cls: Any, a: Any, w: Any) -> Any:
         return NotImplemented
     if w.tensor.dtype in FLOAT8 and w.scales is not None and (block := _block(w)) is not None:
         numbers, scale = rows_in_float8(a, block)
-        return scaled_composed(numbers, w.tensor, scale, w.scales.float()).to(a.dtype)
+        return _operator("scaled_mm", numbers, w.tensor, scale, w.scales.float(), out_dtype=a.dtype)
     scales, zeros = (x if x is None or x.dtype in (torch.float32, a.dtype) else x.float() for x in (w.scales, w.zero_points))
-    return mixed_composed(a, w.tensor, scales, zeros, w.encoding)
+    return _operator("mixed_mm", a, w.tensor, scales, zeros, encoding=w.encoding)
 
 
 def _sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -134,6 +136,16 @@ def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
     scale = (parts.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max).clamp(min=torch.finfo(torch.float32).tiny)
     numbers = (parts / scale[:, :, None]).to(torch.float8_e4m3fn)
     return numbers.reshape(m, -1)[:, :k], scale
+
+
+def _operator(name: str, *tensors: Tensor | None, **words: Any) -> Tensor:
+    """The operator that torch knows: a node of a graph that is traced, else a launch. A weight of a model never tunes by itself."""
+    importlib.import_module(
+        "gemmtune.operators.library"
+    )  # above this module; a weight may be loaded before anything of gemmtune is
+    with settings.patch(tune="never"):
+        result: Tensor = getattr(torch.ops.gemmtune, name)(*tensors, **words)
+    return result
 
 
 _aliasing: Callable[..., Any] = return_and_correct_aliasing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -56,16 +56,16 @@ class Bound:
         if not self.pick.serves_now or not self.fits(tensors):
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            if self.pick.saves_us < GRADIENT_US:
+            if self.pick.saves_us < GRADIENT_US or op not in _TORCH:
                 return None
             result: Tensor = _Product.apply(op, self.pick, *tensors)  # type: ignore[no-untyped-call]
             return result
         return self.pick.plan.new(tensors, _scalars(op))
 
 
-def bound_for(op: str, tensors: tuple[Tensor, ...]) -> Bound | None:
+def bound_for(op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
     """The stored pick for operands (a, b), or (a, b, inp) of addmm and baddbmm with factors of 1; None where torch is to do it."""
-    pick = pick_for(op, tensors, _scalars(op))
+    pick = pick_for(op, tensors, _scalars(op), options)
     return None if pick is None else Bound(pick, tensors)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from .. import settings
 from ..dispatch.plan import generation
+from ..dispatch.weights import QuantizedWeight
 from .eager import Bound, bound_for, plain_here
 
 __all__ = ["Picks", "is_conv1d", "is_linear", "is_optimized", "optimized", "restored"]
@@ -33,11 +34,11 @@ class Picks(dict[Hashable, "Bound | None"]):
     def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
         return Picks, ()
 
-    def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...]) -> Bound | None:
+    def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
         """Look for the pick, and keep what was found."""
         if len(self) >= _MOST:
             self.clear()
-        found = self[key] = bound_for(op, tensors)
+        found = self[key] = bound_for(op, tensors, options)
         return found
 
 
@@ -53,7 +54,10 @@ def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
         return functional.linear(input, weight, bias)  # type: ignore[arg-type]
     if not input.is_contiguous() or input.dim() < 2 or weight.dim() != 2:
         return functional.linear(input, weight, bias)
-    result = _product(key, picks, bound, input, weight.t(), bias)
+    if weight.__class__ is QuantizedWeight:
+        result = _quantized_product(key, picks, bound, input, weight, bias)
+    else:
+        result = _product(key, picks, bound, input, weight.t(), bias)
     return functional.linear(input, weight, bias) if result is None else result
 
 
@@ -83,6 +87,22 @@ def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Te
         return None
     result = found.run(op, tensors)
     return None if result is None else result if x.dim() == 2 else result.view(*x.shape[:-1], b.shape[1])
+
+
+def _quantized_product(
+    key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, weight: QuantizedWeight, bias: Tensor | None
+) -> Tensor | None:
+    """x @ the weight + bias by the pick for mixed_mm; None where torch is to find its way."""
+    if not plain_here() or weight.tensor.dtype.is_floating_point or not weight.transposed:
+        return None
+    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    tensors = tuple(part for part in (rows, weight.tensor, weight.scales, weight.zero_points) if part is not None)
+    found = picks.find(key, "mixed_mm", tensors, (weight.encoding,)) if bound is picks else bound
+    result = found.run("mixed_mm", tensors) if isinstance(found, Bound) else None
+    if result is None or (bias is not None and bias.requires_grad and torch.is_grad_enabled()):
+        return None
+    result = result if bias is None else result.add_(bias)
+    return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[1])
 
 
 def optimized(model: nn.Module) -> int:

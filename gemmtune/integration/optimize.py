@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -10,19 +11,23 @@ from torch import nn
 
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import InvalidProblemError
+from . import compile as compile_pass
 from .modules import optimized, restored
 from .record import record
 
 __all__ = ["optimize", "restore"]
 
 M = TypeVar("M", bound=nn.Module)
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The models that are optimized, for which the pass of torch.compile is installed."""
 
 
 def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     """Let the layers of a model run by stored picks, in place, wherever these are faster than torch.
 
     The forward of every ``nn.Linear``, and of HF's Conv1D, asks for the pick; Parameters, ``state_dict``, hooks and types stay, and
-    ``restore`` undoes it. A problem without a pick costs what it costs in torch: nothing is tuned, except by ``tune``.
+    ``restore`` undoes it. A problem without a pick costs what it costs in torch: nothing is tuned, except by ``tune``. What
+    ``torch.compile`` makes from now on has our pass.
 
     Args:
         model: any module.
@@ -46,12 +51,17 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
         if recording.counts:
             run_tuning(recording.problems(), progress=progress)
     optimized(model)
+    _models.add(model)
+    compile_pass.install()
     return model
 
 
 def restore(model: M) -> M:
-    """Undo ``optimize``: every layer has torch's forward again. Returns the model."""
+    """Undo ``optimize``: every layer has torch's forward again, and with the last model the pass is gone. Returns the model."""
     restored(model)
+    _models.discard(model)
+    if not _models:
+        compile_pass.uninstall()
     return model
 
 

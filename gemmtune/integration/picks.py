@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,14 +52,14 @@ class Pick:
         return not self.in_graph_only or torch.cuda.is_current_stream_capturing()
 
 
-def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> Pick | None:
+def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options: Sequence[Hashable] = ()) -> Pick | None:
     """The pick for a call on these tensors, in the order of the operation's row; None where torch is to do it.
 
     Nothing is tuned, and nothing compiled that the store does not have as the fastest.
     """
     a, b = tensors[0], tensors[1]
     settings = settings_module.current()
-    if why_not_ours(tensors) is not None or not a.numel() or not b.numel():
+    if why_not_ours(tensors, floats=not NAMES[op].quantized) is not None or not a.numel() or not b.numel():
         return None
     index = a.get_device()
     info = detect("cpu" if index < 0 else torch.device("cuda", index))
@@ -67,7 +67,7 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> Pick 
         return None
     row = NAMES[op]
     try:
-        call = call_of(op, dict(zip((x.role for x in row.operands), tensors, strict=False)), scalars=scalars)
+        call = call_of(op, dict(zip((x.role for x in row.operands), tensors, strict=False)), scalars=scalars, options=options)
         bring_scalars(call)
         problem = problem_of(call, None)
     except InvalidProblemError:

@@ -15,6 +15,7 @@ from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import InvalidProblemError
+from ..operators.schema import NAMESPACE, OPERATORS
 from ..problem import Problem
 from .recording import Recording
 
@@ -73,16 +74,15 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _COMPOSED:
             with self:
                 return func.decompose(*args, **kwargs)
-        name = _OPERATIONS.get(func.overloadpacket)
-        if name is not None:
-            self._note(name, func, args, kwargs)
+        if func.overloadpacket in _OPERATIONS or func.namespace == NAMESPACE:
+            self._note(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _note(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
-        key = (name, *(_look(value) for value in given.values()))
+        key = (func, *(_look(value) for value in given.values()))
         if key not in self._problems:
-            self._problems[key] = _problem(name, given)
+            self._problems[key] = _problem(func, given)
         if (problem := self._problems[key]) is not None:
             self._recording.note(problem)
 
@@ -94,16 +94,22 @@ def _look(value: Any) -> Hashable:
     return value if isinstance(value, Hashable) else repr(value)
 
 
-def _problem(name: str, given: Mapping[str, Any]) -> Problem | None:
-    """The Problem of torch's arguments; None where it is none of ours."""
+def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
+    """The Problem of an operator's arguments; None where it is none of ours."""
     try:
-        call = _call(name, given)
+        call = _own_call(func, given) if func.namespace == NAMESPACE else _call(_OPERATIONS[func.overloadpacket], given)
         tensors = [x for _, x in call.inputs]
         if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
             return None
         return problem_of(call, epilogue_of(call))
     except InvalidProblemError:
         return None  # torch has more products than we do: the call is its business
+
+
+def _own_call(func: Any, given: Mapping[str, Any]) -> Call:
+    operator = OPERATORS[func.overloadpacket.__name__]
+    tensors = [given.get(name) for name in operator.tensors]
+    return operator.call(tensors, {name: x for name, x in given.items() if name not in operator.tensors and name != "out"})
 
 
 def _call(name: str, given: Mapping[str, Any]) -> Call:

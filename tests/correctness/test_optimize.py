@@ -151,6 +151,35 @@ def test_tune_records_tunes_and_deploys_in_one_go(done):
             call()
 
 
+def test_weights_of_few_bits_run_by_their_own_picks(done):
+    model, inputs = made("mlp")
+    gemmtune.optimize(gemmtune.quantize_(model, "int4", group=32))
+    with torch.no_grad():
+        expected = result(model, inputs)
+        assert not done
+        gemmtune.optimize(model, tune=inputs, progress=False)
+        torch_is_slow()
+        for _ in range(2):
+            assert torch.allclose(result(model, inputs), expected, atol=1e-5)
+    assert done == ["mixed_mm"] * 4
+    x = inputs["input"].clone().requires_grad_()
+    model(x).sum().backward()
+    assert x.grad.isfinite().all()
+    assert model[0].bias.grad is not None
+
+
+def test_the_pass_of_torch_compile_is_there_while_a_model_is_optimized():
+    def installed() -> bool:
+        return type(torch._inductor.config.post_grad_custom_post_pass).__name__ == "RewriteProducts"
+
+    first, second = (gemmtune.optimize(made("mlp")[0]) for _ in range(2))
+    assert installed()
+    gemmtune.restore(first)
+    assert installed()
+    gemmtune.restore(second)
+    assert not installed()
+
+
 A, B, C = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((6, 4, 32), (6, 32, 16), (16,)))
 FUNCTIONS = {
     "mm": (lambda: torch.mm(A[0], B[0]), "mm"),
