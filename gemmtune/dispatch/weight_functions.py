@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,16 +29,21 @@ def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     """Do ``func``: by its rule, or with the dequantized weight. Raises InvalidProblemError for what would change it in place."""
     rule = _RULES.get(func)
     if rule is not None:
-        result = rule(cls, *args, **kwargs)
-        if result is not NotImplemented:
-            aliases = func in _VIEWS and not torch.is_inference_mode_enabled()  # inference tensors count no versions
-            return _aliasing(func, args, dict(kwargs), result) if aliases else result
+        with _kind_of(args[0]) if func in _VIEWS else contextlib.nullcontext():
+            result = rule(cls, *args, **kwargs)
+            if result is not NotImplemented:
+                return _aliasing(func, args, dict(kwargs), result) if func in _VIEWS else result
     if func._schema.is_mutable:
         raise InvalidProblemError(
             f"{func}: got a QuantizedWeight, expected a tensor that can be changed in place; dequantize() it first"
         )
     plain_args, plain_kwargs = tree_map_only(cls, lambda w: w.dequantize(), (args, dict(kwargs)))
     return func(*plain_args, **plain_kwargs)
+
+
+def _kind_of(w: QuantizedWeight) -> contextlib.AbstractContextManager[Any]:
+    """A view of a tensor that counts versions counts them too, in inference mode as well."""
+    return torch.inference_mode(w.is_inference()) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 def _same(_cls: Any, w: QuantizedWeight) -> Any:
