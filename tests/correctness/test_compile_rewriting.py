@@ -18,6 +18,8 @@ from compiled_graphs import (
     rewriting_backend,
 )
 
+import gemmtune
+
 Tensor = torch.Tensor
 
 
@@ -136,3 +138,12 @@ def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
         compiled(A, B)
         shifted = torch.empty(A.numel() + 1)[1:].view(A.shape).copy_(A)
         torch.testing.assert_close(compiled(shifted, B), (A @ B).relu())
+
+
+def test_operators_of_our_own_are_fused_too():
+    weight, scale = torch.randint(-8, 8, (8, 4), dtype=torch.int8), torch.rand(1, 4)
+    residual = normal(6, 4)
+    found = tails(lambda a, w, s, r: torch.relu(gemmtune.mixed_mm(a, w, scale_b=s)) + r, A, weight, scale, residual)
+    assert found == ["add(relu(acc), x0)"]
+    numbers = torch.randint(-8, 8, (6, 8), dtype=torch.int8)
+    assert tails(lambda a, w: gemmtune.int_mm(a, w).float() * 0.5, numbers, weight) == ["mul(acc, 0.5).to(float32)"]

@@ -11,23 +11,29 @@ import torch
 from torch import fx
 
 from ...errors import InvalidProblemError
+from ...operators.library import by_operator  # noqa: F401 - with which torch has the operators
+from ...operators.schema import OPERATORS
 from ...problem import Epilogue, Layout, Problem, precision_of
 from ...problem.dtypes import DTYPES
 from ...problem.fields import scalar_class
 from ...problem.layout import ALIGNED_BYTES
+from ...problem.operations import OPERATIONS
 from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
 
 __all__ = ["PRODUCTS", "Product", "product_of"]
 
 aten = torch.ops.aten
 
-PRODUCTS: dict[Any, tuple[str, tuple[str, ...]]] = {
-    aten.mm.default: ("mm", ("a", "b")),
-    aten.addmm.default: ("addmm", ("inp", "a", "b")),
-    aten.bmm.default: ("bmm", ("a", "b")),
-    aten.baddbmm.default: ("baddbmm", ("inp", "a", "b")),
+TORCHS: dict[Any, tuple[str, ...]] = {
+    aten.mm.default: ("a", "b"),
+    aten.addmm.default: ("inp", "a", "b"),
+    aten.bmm.default: ("a", "b"),
+    aten.baddbmm.default: ("inp", "a", "b"),
 }
-"""Operators of torch: the operation that they are, and the roles of their first arguments."""
+"""torch's operators, which have the names of operations: the roles of their first arguments."""
+OURS = {operator.overload: operator for operator in OPERATORS.values()}
+PRODUCTS = frozenset((*TORCHS, *OURS))
+"""The targets of nodes that are GEMMs: torch's operators and gemmtune's."""
 _REDUCTIONS = frozenset({
     "mean", "sum", "amax", "amin", "max", "min", "var_mean", "var", "prod", "_softmax", "native_layer_norm", "argmax", "logsumexp",
 })  # fmt: skip
@@ -54,6 +60,11 @@ class Product:
     before_reduction: bool
 
     @property
+    def torchs(self) -> bool:
+        """It is one of torch's operators, and not one of ours that another way of torch would do."""
+        return self.gemm.target in TORCHS
+
+    @property
     def shape(self) -> str:
         """B×M×N×K, dynamic sizes by their names."""
         value, a = self.gemm.meta["val"], self.tensors[0].meta["val"]
@@ -61,28 +72,30 @@ class Product:
 
 
 def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
-    """The GEMM that a node of the table is, or why it is left to torch."""
-    op, roles = PRODUCTS[node.target]
-    nodes = dict(zip(roles, node.args, strict=False))
-    values = {role: x.meta.get("val") for role, x in nodes.items() if isinstance(x, fx.Node)}
-    a, out = values.get("a"), node.meta["val"]
-    if not isinstance(a, torch.Tensor) or a.device.type not in ("cpu", "cuda"):
+    """The GEMM that a node of the table is, or why it is left as it is."""
+    stated = _stated(node)
+    if isinstance(stated, str):
+        return stated
+    op, nodes, numbers = stated
+    a, out = nodes["a"].meta["val"], node.meta["val"]
+    if a.device.type not in ("cpu", "cuda"):
         return "its operands are on another device"
-    if a.dtype not in DTYPES or node.kwargs.keys() - {"alpha", "beta"}:
-        return f"torch has products of {a.dtype}, and with {', '.join(node.kwargs) or 'no keywords'}, alone"
-    scalars = (node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1))
+    scalars = [numbers.get(name, 1) for name in ("alpha", "beta")]
     if not all(isinstance(x, (int, float)) for x in scalars):
         return "alpha or beta is only known when it runs"
-    fields = {role: _layout(value) for role, value in values.items() if isinstance(value, torch.Tensor)}
-    if any(layout is None for layout in fields.values()) or (result := _layout(out)) is None:
+    fields: dict[str, Any] = {role: _layout(x.meta["val"]) for role, x in nodes.items()}
+    result = _layout(out)
+    if result is None or None in fields.values():
         return "its sizes are only known when it runs"
-    if "inp" in fields:
-        fields |= {"alpha": scalar_class(scalars[0]), "beta": scalar_class(scalars[1])}  # type: ignore[dict-item,arg-type]
-    result = Layout.contiguous(result.size, result.dtype)
     if 0 in (*result.size, a.shape[-1]):
         return "nothing to multiply"
+    row = OPERATIONS[op]
+    fields |= {name: scalar_class(numbers.get(name, 1)) for name in row.scalars}
+    fields |= {name: numbers[name] for name in row.options if name in numbers}
+    kind = a.device.type
     try:
-        alone = Problem(op=op, out=result, device_type=a.device.type, precision=precision_of(a.dtype, a.device.type), **fields)  # type: ignore[arg-type]
+        plain = Layout.contiguous(result.size, result.dtype)
+        alone = Problem(op=op, out=plain, device_type=kind, precision=precision_of(a.dtype, kind), **fields)
         tail = tail_of(node, order)
         fused = None if tail is None else _with_tail(alone, tail)
     except InvalidProblemError as error:
@@ -92,11 +105,28 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
         alone=alone,
         fused=fused,
         tail=tail,
-        tensors=tuple(nodes[role] for role, _ in alone.operands),  # type: ignore[misc]
-        scalars=(float(scalars[0]), float(scalars[1])),  # type: ignore[arg-type]
+        tensors=tuple(nodes[role] for role, _ in alone.operands),
+        scalars=(float(scalars[0]), float(scalars[1])),
         dynamic=any(isinstance(size, torch.SymInt) for size in (*out.shape, *a.shape)),
         before_reduction=tail is not None and _reduction_follows(tail.last),
     )
+
+
+def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
+    """The operation of a node, its operands by role, and its numbers and options; or why it is none of these."""
+    words = dict(node.kwargs)
+    if (roles := TORCHS.get(node.target)) is not None:
+        nodes = {role: x for role, x in zip(roles, node.args, strict=False) if isinstance(x, fx.Node)}
+        dtype = nodes["a"].meta["val"].dtype
+        if dtype not in DTYPES or words.keys() - {"alpha", "beta"}:
+            return f"torch alone has products of {dtype} with {', '.join(words) or 'no keywords'}"
+        return str(node.target._schema.name).removeprefix("aten::"), nodes, words  # type: ignore[union-attr]
+    operator = OURS[node.target]  # type: ignore[index]
+    given = dict(zip(operator.tensors, node.args, strict=False)) | words
+    nodes = {name: x for name in operator.tensors if isinstance(x := given.get(name), fx.Node)}
+    if operator.brought is not None and operator.brought.argument in nodes:
+        return f"the {operator.brought.argument} is part of the operator, which runs its own plan"
+    return operator.row.name, nodes, operator.numbers({name: x for name, x in words.items() if name not in nodes})
 
 
 def _with_tail(alone: Problem, tail: Tail) -> Problem:

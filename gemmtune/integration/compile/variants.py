@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,8 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ... import settings as settings_module
 from ...choice import Choice, Kernel, Scalars, Tensors
 from ...dispatch.plan import plan_for
+from ...operators.schema import OPERATORS
 from ...problem import Layout, Problem
 from ...problem.epilogue import evaluate
+from ...problem.operations import DENSE_OPS
 from .judging import Always
 from .rewriting import RewriteProducts
 
@@ -33,9 +36,13 @@ _EXAMPLES = {"zero": 0.0, "one": 1.0, "general": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledVariant(Choice):
-    """One of the ways. ``runs`` are the content hashes of our choices that it runs, whose change makes its time worthless."""
+    """One of the ways to do ``problem``, of which ``alone`` is the GEMM without the tail.
+
+    ``runs`` are the content hashes of our choices that it runs, whose change makes its time worthless.
+    """
 
     variant: Variant
+    alone: Problem
     runs: tuple[str, ...]
 
     @property
@@ -50,7 +57,7 @@ class CompiledVariant(Choice):
         if self.variant == "fused":
             with settings_module.patch(tune="never"):
                 return plan_for(problem, index).kernel
-        compiled = compiled_way(problem, self.variant, into_out=index >= 0)
+        compiled = self._compiled(into_out=index >= 0)
 
         def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
             if index >= 0:
@@ -64,37 +71,44 @@ class CompiledVariant(Choice):
 
         return Kernel(run=run, run_new=None if index >= 0 else run_new)
 
+    def _compiled(self, *, into_out: bool) -> Any:
+        """What Inductor makes of it, as a function of a list of tensors; with ``into_out`` the first is written into."""
+        from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 - seconds, of which installing the pass needs none
+        from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
-def compiled_way(problem: Problem, variant: Variant, *, into_out: bool) -> Any:
-    """What Inductor makes of the problem, as a function of a list of tensors; with ``into_out`` the first is written into."""
-    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 - seconds, of which installing the pass needs none
-    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
+        problem, device = self.problem, torch.device(self.problem.device_type)
+        count = len(problem.operands)
 
-    device = (
-        torch.device(problem.device_type, torch.cuda.current_device()) if problem.device_type == "cuda" else torch.device("cpu")
-    )
-    scalars = [_EXAMPLES[getattr(problem, name)] for name in problem.operation.scalars]
-    roles = [role for role, _ in problem.operands]
+        def way(out: torch.Tensor | None, *tensors: torch.Tensor) -> torch.Tensor | None:
+            result = self._gemm(tensors[:count])
+            if problem.epilogue is not None:
+                result = evaluate(problem.epilogue, result, tensors[count:])
+            result = result.to(problem.out.dtype)
+            return result if out is None else out.copy_(result)
 
-    def way(out: torch.Tensor | None, *tensors: torch.Tensor) -> torch.Tensor | None:
-        given = dict(zip(roles, tensors, strict=False))
-        operands = [given.get(operand.role) for operand in problem.operation.operands]
-        result = problem.operation.compose(*operands, *scalars)
-        if problem.epilogue is not None:
-            result = evaluate(problem.epilogue, result, tensors[len(roles) :])
-        result = result.to(problem.out.dtype)
-        return result if out is None else out.copy_(result)
+        layouts = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ())]
+        with unset_fake_temporarily(), FakeTensorMode():
+            inputs = [_example(layout, device) for layout in ([problem.out] if into_out else []) + layouts]
+            function = way if into_out else lambda *tensors: (way(None, *tensors),)
+            graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
+        graph_pass = RewriteProducts(Always("alone")) if self.variant == "alone" else None
+        with inductor_config.patch({"post_grad_custom_post_pass": graph_pass, "triton.cudagraphs": False}):
+            return compile_fx_inner(graph, inputs, is_inference=True)
 
-    layouts = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ())]
-    with unset_fake_temporarily(), FakeTensorMode():
-        inputs = [_example(layout, device) for layout in layouts]
-        if into_out:
-            inputs = [_example(problem.out, device), *inputs]
-        function = way if into_out else lambda *tensors: (way(None, *tensors),)
-        graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
-    graph_pass = RewriteProducts(Always("alone")) if variant == "alone" else None
-    with inductor_config.patch({"post_grad_custom_post_pass": graph_pass, "triton.cudagraphs": False}):
-        return compile_fx_inner(graph, inputs, is_inference=True)
+    def _gemm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The GEMM as it stands in a graph: by torch's operations, or by the operator that only we have."""
+        alone = self.alone
+        row = alone.operation
+        given = dict(zip((role for role, _ in alone.operands), tensors, strict=True))
+        numbers: dict[str, Any] = {name: _EXAMPLES[getattr(alone, name)] for name in row.scalars}
+        numbers |= {name: getattr(alone, name) for name in row.options}
+        if self.variant == "untouched" or row.name in DENSE_OPS:
+            result = row.compose(*(given.get(operand.role) for operand in row.operands), **numbers)
+        else:
+            operator = OPERATORS[row.name]
+            numbers |= {"out_dtype": alone.out.dtype} if operator.brought is not None else {}
+            result = operator.overload(*(given.get(name) for name in operator.tensors), **numbers)
+        return result.to(alone.out.dtype)
 
 
 def _example(layout: Layout, device: torch.device) -> torch.Tensor:

@@ -44,6 +44,8 @@ class StoreJudge:
         if self.tunes and not known.complete(product.alone, fused):
             _in_a_thread(lambda: known.measure(product.alone, fused))
         verdict = known.verdict(product.alone, fused)
+        if not verdict.taken and not product.torchs and known.knows(product.alone):
+            return Verdict(taken="alone", reason="the stored pick, without the operator's look-up", times_us=verdict.times_us)
         if product.before_reduction:
             return dataclasses.replace(verdict, reason=f"{verdict.reason}; the reduction behind it takes its tail")
         return verdict
@@ -76,6 +78,10 @@ class Knowledge:
             return False
         ways = [] if fused is None else self._ways(alone, fused)
         return len(ways) == len(self._times(fused, ways)) if fused is not None and len(ways) > 1 else True
+
+    def knows(self, problem: Problem) -> bool:
+        """There is a stored pick."""
+        return self._candidates(problem).picked is not None
 
     def verdict(self, alone: Problem, fused: Problem | None) -> Verdict:
         """What beats torch's GEMM, or with a tail torch's GEMM and Inductor's kernel, by more than a tie."""
@@ -155,6 +161,7 @@ class Knowledge:
                 problem=fused,
                 claims=claims,
                 variant=variant,
+                alone=alone,
                 runs=tuple(choice.content_hash for choice in chosen),
             )
             for variant, chosen in runs.items()
