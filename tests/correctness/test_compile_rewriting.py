@@ -140,10 +140,23 @@ def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
         torch.testing.assert_close(compiled(shifted, B), (A @ B).relu())
 
 
-def test_operators_of_our_own_are_fused_too():
-    weight, scale = torch.randint(-8, 8, (8, 4), dtype=torch.int8), torch.rand(1, 4)
-    residual = normal(6, 4)
-    found = tails(lambda a, w, s, r: torch.relu(gemmtune.mixed_mm(a, w, scale_b=s)) + r, A, weight, scale, residual)
-    assert found == ["add(relu(acc), x0)"]
-    numbers = torch.randint(-8, 8, (6, 8), dtype=torch.int8)
-    assert tails(lambda a, w: gemmtune.int_mm(a, w).float() * 0.5, numbers, weight) == ["mul(acc, 0.5).to(float32)"]
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (
+            lambda a, w, s, r: torch.relu(gemmtune.mixed_mm(a, w, scale_b=s)) + r,
+            (A, torch.arange(-16, 16, dtype=torch.int8).view(8, 4), torch.rand(1, 4), RESULT),
+            "add(relu(acc), x0)",
+        ),
+        (
+            lambda a, w: gemmtune.int_mm(a, w).float() * 0.5,
+            (torch.arange(48, dtype=torch.int8).view(6, 8), torch.arange(-16, 16, dtype=torch.int8).view(8, 4)),
+            "mul(acc, 0.5).to(float32)",
+        ),
+    ],
+)
+def test_operators_of_our_own_are_fused_too(function, inputs, expected):
+    with decided() as made, torch.no_grad():
+        compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)
+        torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    assert [(d.taken, str(d.fused and d.fused.epilogue)) for d in made] == [("fused", expected)]
