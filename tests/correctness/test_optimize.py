@@ -17,6 +17,7 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.errors import InvalidProblemError
+from gemmtune.integration import compile as compile_pass
 from gemmtune.integration import eager
 from gemmtune.integration.modules import is_optimized
 from gemmtune.settings import current
@@ -27,6 +28,7 @@ from gemmtune.store.store import open_store
 def quick(own_store):
     with settings.patch(backends=("aten", "cpp"), search="quick"):
         yield
+    compile_pass.uninstall()
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from gemmtune.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 README, USAGE, SETTINGS, WORDS = (ROOT / name for name in ("README.md", "docs/usage.md", "docs/settings.md", "docs/words.md"))
+MODELS = ROOT / "docs/models.md"
 TOOLS = ("tox.ini", "constraints.txt", ".ci/run")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -124,13 +125,18 @@ EXAMPLES = [
     for path in (README, USAGE)
     for code, printed in re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", path.read_text(), re.DOTALL)
 ]
+[OF_MODELS] = re.findall(r"\A# Models\n.*?```python\n(.*?)```\n\n```text\n(.*?)```", MODELS.read_text(), re.DOTALL)
+"""Without that of torch.compile, which takes the compiler's time."""
 
 
-@pytest.mark.parametrize(("path", "code", "expected"), EXAMPLES, ids=[path.name for path, _, _ in EXAMPLES])
+@pytest.mark.parametrize(
+    ("path", "code", "expected"), [*EXAMPLES, (MODELS, *OF_MODELS)], ids=[*(path.name for path, _, _ in EXAMPLES), MODELS.name]
+)
 def test_the_python_examples_print_what_they_say(path: Path, code: str, expected: str, own_store):
     printed = io.StringIO()
     with settings.patch(search="quick"), contextlib.redirect_stdout(printed):
         exec(compile(code, path.name, "exec"), {})
+    gemmtune.integration.compile.uninstall()
     assert any_machine(printed.getvalue()) == any_machine(expected)
 
 
@@ -152,7 +158,7 @@ def test_the_commands_for_quantized_operations_are_right():
         assert CliRunner().invoke(cli.cli, words).exit_code == 0, words
 
 
-@pytest.mark.parametrize("path", [README, USAGE, SETTINGS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [README, USAGE, SETTINGS, MODELS], ids=lambda path: path.name)
 def test_the_names_that_the_documents_use_exist(path: Path):
     for name in re.findall(r"\bgemmtune\.([a-z]\w+)(?!\w*\.md)", path.read_text()):
         assert hasattr(gemmtune, name), name
