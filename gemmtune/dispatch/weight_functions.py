@@ -138,7 +138,8 @@ def _block(w: QuantizedWeight) -> int | None:
 def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """a [M, K] as float8_e4m3fn with a scale for each ``block`` elements of a row: [M, ⌈K/block⌉], float32."""
     m, k = a.shape
-    parts = torch.nn.functional.pad(a, (0, -k % block)).reshape(m, -1, block).float()
+    whole = a if k % block == 0 else torch.nn.functional.pad(a, (0, -k % block))
+    parts = whole.reshape(m, -1, block).float()
     scale = (parts.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max).clamp(min=torch.finfo(torch.float32).tiny)
     numbers = (parts / scale[:, :, None]).to(torch.float8_e4m3fn)
     return numbers.reshape(m, -1)[:, :k], scale

@@ -137,6 +137,12 @@ class QuantizedWeight(Tensor):
         scales, zero_points = parts.get("scales"), parts.get("zero_points")
         return cls._of(parts["tensor"], scales, zero_points, encoding, dtype, transposed=transposed)
 
+    def _stable_hash_for_caching(self) -> str:
+        """What a compiled graph depends on, the same in every process: torch keeps graphs by it."""
+        parts = (self.tensor, self.scales, self.zero_points)
+        looks = [None if x is None else (tuple(x.shape), x.stride(), x.dtype, str(x.device)) for x in parts]
+        return repr((type(self).__name__, self.encoding, self.dtype, self.transposed, looks))
+
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         # Without torch's own way: that saves 8-bit floats so that pickle cannot load them.
         tensor = self.tensor.view(torch.uint8) if self.tensor.dtype in FLOAT8 else self.tensor
