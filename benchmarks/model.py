@@ -42,6 +42,8 @@ class Runner:
     """One way's step, ready to be repeated."""
 
     prepared: Prepared
+    step: Callable[[], object]
+    """Owns the tensors that a captured step reads."""
     repeat: Callable[[], object]
     first_call_s: float
     logits: torch.Tensor | None
@@ -155,7 +157,12 @@ def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceIn
             step()
         kernels = _profile(step, device)
     return Runner(
-        prepared=prepared, repeat=_captured(step, scenario) if graph else step, first_call_s=first, logits=logits, kernels=kernels
+        prepared=prepared,
+        step=step,
+        repeat=_captured(step, scenario) if graph else step,
+        first_call_s=first,
+        logits=logits,
+        kernels=kernels,
     )
 
 
