@@ -111,6 +111,11 @@ def _config(record: Record, stream: int) -> Config:
     return config
 
 
+ORDERED_STREAMS: set[int] = set()
+"""Handles of streams on which graphs are captured that never run beside each other, such as those of Inductor's trees of graphs:
+captures there use the stream's own memory, as nothing may stay in the pool of such a graph."""
+
+
 class Workspace:
     """Memory of one bound kernel, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
 
@@ -128,7 +133,7 @@ class Workspace:
     def address(self, stream: int) -> int:
         """The address of the memory for launches on ``stream``."""
         capture = self._capture(stream)
-        if capture == 0:
+        if capture == 0 or stream in ORDERED_STREAMS:
             memory = self._by_stream.get(stream)
             if memory is None:
                 memory = self._by_stream[stream] = self._new()

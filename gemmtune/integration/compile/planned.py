@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor_config
 
 from ... import settings as settings_module
 from ...choice import Run
@@ -20,6 +21,8 @@ from ...device import detect
 from ...dispatch.plan import Plan, fallback, plan_for
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from ...toolchain.launcher import ORDERED_STREAMS
+from .threads import in_a_thread
 
 __all__ = ["OPERATOR", "problem_of_text", "ready_plan", "run_planned"]
 
@@ -58,10 +61,43 @@ def problem_of_text(text: str) -> Problem:
 def ready_plan(problem: Problem, index: int) -> Plan:
     """The plan of a problem, made now: kernels are loaded and launches bound before the first call, and so before any capture."""
     plan = _plan(problem, index)
+    if index >= 0 and not torch.cuda.is_current_stream_capturing():
+        in_a_thread(functools.partial(_take_memory, plan, index, _graph_stream(index)))
     tensors = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ()), problem.out]
     remainders = tuple(layout.offset * layout.dtype.itemsize % ALIGNED_BYTES for layout in tensors)
     _launches[problem.key, index] = Launch(run=plan.kernel.run, remainders=remainders, scaled=bool(problem.operation.scalars))
     return plan
+
+
+def _graph_stream(index: int) -> torch.cuda.Stream:
+    """The stream on which the compiled graph will be captured, where Inductor makes CUDA graphs; else the current one."""
+    if not inductor_config.triton.cudagraphs:
+        return torch.cuda.current_stream(index)
+    from torch._inductor.cudagraph_trees import get_manager  # noqa: PLC0415 - only where there is CUDA
+
+    manager = get_manager(index)
+    assert manager is not None
+    stream: torch.cuda.Stream = manager.stream
+    ORDERED_STREAMS.add(stream.cuda_stream)
+    return stream
+
+
+def _take_memory(plan: Plan, index: int, stream: torch.cuda.Stream) -> None:
+    """Run the plan once on a stream, so that what it keeps for that is there, and lies in no graph's memory pool.
+
+    In a thread of its own: what one thread allocates while Inductor warms a graph up goes to the graph's pool, and may not stay.
+    """
+    problem, device = plan.problem, torch.device("cuda", index)
+    layouts = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ())]
+    with torch.cuda.device(index), torch.cuda.stream(stream):
+        out, *tensors = (_zeros(layout, device) for layout in (problem.out, *layouts))
+        plan.kernel.run(out, tuple(tensors), (1.0, 1.0) if problem.operation.scalars else ())
+        stream.synchronize()
+
+
+def _zeros(layout: Layout, device: torch.device) -> Tensor:
+    memory = torch.zeros(layout.offset + layout.span, dtype=layout.dtype, device=device)
+    return memory.as_strided(layout.size, layout.stride, layout.offset)
 
 
 def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:

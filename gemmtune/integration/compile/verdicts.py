@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -25,6 +22,7 @@ from ...store.store import Row, Store, open_store
 from ...timing.rounds import TIE
 from .judging import Verdict
 from .products import Product
+from .threads import in_a_thread
 from .variants import BACKEND_NAME, CompiledVariant, Variant
 
 __all__ = ["Knowledge", "StoreJudge", "tune_for_compile"]
@@ -42,7 +40,7 @@ class StoreJudge:
         # Inductor takes the tail into a reduction behind it for nothing: there the GEMMs alone compare.
         fused = None if product.before_reduction else product.fused
         if self.tunes and not known.complete(product.alone, fused):
-            _in_a_thread(lambda: known.measure(product.alone, fused))
+            in_a_thread(lambda: known.measure(product.alone, fused))
         verdict = known.verdict(product.alone, fused)
         if not verdict.taken and not product.torchs and known.knows(product.alone):
             return Verdict(taken="alone", reason="the stored pick, without the operator's look-up", times_us=verdict.times_us)
@@ -194,21 +192,3 @@ def without_epilogue(problem: Problem) -> Problem:
 def _key(fused: Problem) -> str:
     """The store's key for ways to compile a problem, which are no choices for a call of it."""
     return canonical(fused.to_json() | {"compiled": "inductor"})
-
-
-def _in_a_thread(work: Callable[[], Any]) -> None:
-    """Do work of its own in the middle of a compilation: what torch keeps for a thread, such as modes, is not its."""
-    raised: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            raised.append(error)
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=lambda: context.run(guarded), name="gemmtune-tuning")
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
