@@ -12,8 +12,6 @@ from pathlib import Path
 from .errors import SettingsError
 from .settings import current
 
-__all__ = ["cache_dir", "make_private", "why_not_private"]
-
 
 def cache_dir(*parts: str) -> Path:
     """A folder below the cache folder, made if missing; below a temporary folder, with one warning, if that cannot be written.

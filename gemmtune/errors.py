@@ -22,23 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "CaseError",
-    "CompileError",
-    "ConformanceError",
-    "EpilogueError",
-    "ErrorFromChoice",
-    "GateError",
-    "GemmtuneError",
-    "InvalidProblemError",
-    "NoValidChoicesError",
-    "SettingsError",
-    "StoreError",
-    "SubjectError",
-    "TraitsError",
-    "UnavailableError",
-]
-
 
 class GemmtuneError(Exception):
     """Base of all exceptions of this package."""

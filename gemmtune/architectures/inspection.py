@@ -16,8 +16,6 @@ from ..selector.precompile import Compilation, CompileFailure
 from ..settings import Settings, current
 from ..toolchain.compiled import Artifact, CompiledChoice
 
-__all__ = ["Inspection", "compile_and_inspect", "faults", "inspect_choices"]
-
 MOST_STACK_BYTES = 128
 """Local memory of one thread that is always let pass: a few spilled registers …"""
 MOST_SPILLED_SHARE = 1 / 8

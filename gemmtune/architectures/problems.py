@@ -16,8 +16,6 @@ from ..problem.operations import BATCHED_OPS, DENSE_OPS, Encoding
 from ..problem.problem import BiasShape, Scales, WeightScales
 from ..problem.trace import trace
 
-__all__ = ["matrix_problems"]
-
 DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "tf32": torch.float32, "f64": torch.float64,
 }  # fmt: skip

@@ -14,8 +14,6 @@ from ..selector.verify import Verdict
 from .inspection import Inspection
 from .running import Way
 
-__all__ = ["MatrixReport", "Ran"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:

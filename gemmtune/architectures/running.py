@@ -21,8 +21,6 @@ from ..toolchain.compiled import CompiledChoice
 from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
-__all__ = ["Runner", "Way", "how_to_run"]
-
 FIRST_SPECIFIC = 90
 """From this capability on, kernels use instructions of their own architecture (``sm_90a``), which no newer one has."""
 

@@ -11,8 +11,6 @@ from torch.nn.functional import pad
 from ..problem import Problem
 from ..problem.scales import SCALE_BLOCK
 
-__all__ = ["MODES", "Mode", "at_blocks", "has_plain_bias", "mode_of", "scale_placer"]
-
 Tensor = torch.Tensor
 Block = tuple[int | None, int | None]
 KB_MULTIPLE = 4

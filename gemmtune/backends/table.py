@@ -12,8 +12,6 @@ from ..errors import SettingsError
 if TYPE_CHECKING:
     from ..choice import Backend
 
-__all__ = ["BACKENDS", "TEMPLATES", "BackendRow", "check_names", "load"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRow:

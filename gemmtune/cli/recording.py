@@ -16,8 +16,6 @@ from ..integration.recording import Recording
 from ..problem import Problem
 from .output import STDOUT, note, write_json
 
-__all__ = ["record", "recorded_problems"]
-
 
 def record(file: str, program: Sequence[str], json_file: str | None) -> int:
     """Run a Python program and write what products it asked for. Returns its exit status."""

@@ -7,21 +7,6 @@ import torch
 from ..dispatch.fused import NAMES
 from ..problem.operations import Encoding
 
-__all__ = [
-    "BIASES",
-    "DTYPES",
-    "FLOAT8",
-    "FLOATS",
-    "NARROW_FLOATS",
-    "ONE_PRODUCT",
-    "OPS",
-    "QUANTIZED",
-    "SCALES",
-    "SCALES_OF",
-    "SHORT_DTYPES",
-    "WEIGHTS",
-]
-
 OPS = tuple(NAMES)
 ONE_PRODUCT = tuple(op for op in OPS if not NAMES[op].second)
 """Operations that multiply two matrices."""

@@ -14,8 +14,6 @@ import torch
 from ..errors import CaseError
 from ..problem import Layout
 
-__all__ = ["KINDS", "PLAIN", "OperandLayout"]
-
 KINDS: dict[str, str] = {
     "row": "rows without gaps",
     "col": "columns without gaps",

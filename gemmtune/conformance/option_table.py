@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["ARCHITECTURES", "LEVELS", "OPTIONS", "STDOUT", "Option", "Values"]
-
 STDOUT = "-"
 LEVELS = ("smoke", "full", "exhaustive")
 ARCHITECTURES = ("75", "80", "90", "100")

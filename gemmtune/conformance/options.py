@@ -17,8 +17,6 @@ from .layouts import KINDS
 from .option_table import OPTIONS, STDOUT, Values
 from .properties.table import PROPERTIES
 
-__all__ = ["RunOptions", "declared_by"]
-
 _WORDS = {"op": OPS, "dtype": tuple(DTYPES), "layout": tuple(KINDS), "properties": tuple(p.name for p in PROPERTIES)}
 """The legal words of the options whose table does not have them."""
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}

@@ -20,8 +20,6 @@ from .suite import hookspecs
 from .suite.session import ConformanceSession, MatrixSession, PytestTerminal
 from .suite.stash import OPTIONS
 
-__all__ = ["options_of", "pytest_addhooks", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
-
 _TYPES = {"integer": int, "seconds": float}
 
 

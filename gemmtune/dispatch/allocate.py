@@ -6,8 +6,6 @@ import torch
 
 from ..problem import Layout
 
-__all__ = ["new_output"]
-
 _guards = getattr(torch._C, "_dynamo", None)
 _guards = getattr(_guards, "guards", None)
 _empty_cuda = getattr(_guards, "_empty_strided_cuda", None)

@@ -11,8 +11,6 @@ import torch
 from ..problem.operations import Operation
 from .prepack import PackedOperand
 
-__all__ = ["Call"]
-
 EpilogueFunction = Callable[..., torch.Tensor]
 
 

@@ -16,8 +16,6 @@ from .fallback import by_torch
 from .plan import Plan, plan_for
 from .statement import epilogue_of, problem_of
 
-__all__ = ["attempted", "bring_scalars", "cast_for_autocast", "check_call", "current_device", "no_gradient", "refuse_out", "run"]
-
 
 def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
     """Do a call without a gradient. Returns the result, and the plan that made it (None if torch had to).

@@ -17,8 +17,6 @@ from .fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
 from .prepack import PackedOperand
 from .weights import float8_parts, parts_of
 
-__all__ = ["bound_call", "call_of", "signature_of"]
-
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
 

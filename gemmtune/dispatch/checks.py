@@ -12,8 +12,6 @@ from torch.autograd import forward_ad, profiler
 from ..errors import InvalidProblemError
 from ..problem.dtypes import DTYPES
 
-__all__ = ["check_extra", "check_operands", "check_out", "overlaps", "watched", "why_composed", "why_not_ours", "why_unreadable"]
-
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _KNOWN_TYPES = (*_PLAIN_TYPES, FakeTensor, FunctionalTensor)
 """Types for which every operator can be called."""

@@ -13,8 +13,6 @@ from ..problem import Epilogue
 from ..problem.trace import trace
 from .fused import Then
 
-__all__ = ["meaning_of", "traced"]
-
 _traced: dict[Hashable, Epilogue] = {}
 _codes: dict[int, tuple[types.CodeType, int, tuple[str, ...] | None]] = {}
 """By the id of the code, which is kept so that no other one gets that id: its number and the names that it looks up."""

@@ -20,8 +20,6 @@ from ..store.key import difference, fingerprint
 from ..store.store import Store, open_store
 from .named import Operand, Operation, stated
 
-__all__ = ["Explanation", "explain"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:

@@ -9,8 +9,6 @@ import torch
 from ..errors import InvalidProblemError
 from .arguments import Call
 
-__all__ = ["by_torch", "finished"]
-
 
 def by_torch(call: Call) -> torch.Tensor:
     """The operation's composition, then the epilogue function on its result. Differentiable where torch's parts are.

@@ -13,8 +13,6 @@ from ..problem.dtypes import dtype_name
 from ..problem.operations import OPERATIONS, Operation
 from ..problem.trace import trace
 
-__all__ = ["BROUGHT", "NAMES", "Brought", "Then", "add_bias", "bias_epilogue", "factor_dtype", "factor_epilogue", "multiply"]
-
 RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Of quantized products whose caller names one, and of factors."""
 

@@ -11,8 +11,6 @@ from ..device import DeviceInfo
 from ..settings import Settings
 from .keys import key_of
 
-__all__ = ["host_us"]
-
 BLOCKS = 20
 CALLS = 100
 

@@ -12,8 +12,6 @@ from .. import settings
 from ..problem.precision import flags_token
 from .prepack import PackedOperand
 
-__all__ = ["NOTHING", "PLAIN", "key_of"]
-
 Tensor = torch.Tensor
 PLAIN: frozenset[object] = frozenset((torch.Tensor, torch.nn.Parameter))
 """Classes whose tensors have their numbers in memory, and nothing else to say."""

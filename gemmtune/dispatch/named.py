@@ -17,8 +17,6 @@ from .prepack import PackedOperand
 from .statement import epilogue_of, problem_of
 from .weights import QuantizedWeight
 
-__all__ = ["Operand", "Operation", "stated"]
-
 Operation = str | Callable[..., object]
 """The name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``."""
 Operand = torch.Tensor | PackedOperand | QuantizedWeight

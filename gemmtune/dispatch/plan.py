@@ -25,8 +25,6 @@ from ..store.store import open_store
 from .allocate import new_output
 from .host import host_us
 
-__all__ = ["Plan", "Ready", "forget_plans", "generation", "keep_ready", "plan_for", "ready"]
-
 Origin = Literal["store", "tuned", "only choice", "fallback"]
 
 

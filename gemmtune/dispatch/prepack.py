@@ -8,8 +8,6 @@ import torch
 
 from ..choice import Choice
 
-__all__ = ["PackedOperand"]
-
 
 class PackedOperand:
     """The right operand of a GEMM, with room for packed copies. Made by ``prepack``; the operations take it in place of ``b``.

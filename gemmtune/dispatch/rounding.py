@@ -11,8 +11,6 @@ from ..problem.compositions import packed, spread
 from ..problem.dtypes import FLOAT8, dtype_name
 from ..problem.operations import Encoding
 
-__all__ = ["SCALE_DTYPES", "Kind", "Rounded", "rounded"]
-
 Tensor = torch.Tensor
 Kind = Literal["int8", "uint8", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"]
 SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -14,8 +14,6 @@ from .arguments import Call
 from .checks import check_extra
 from .epilogues import traced
 
-__all__ = ["epilogue_of", "problem_of"]
-
 
 def epilogue_of(call: Call) -> Epilogue | None:
     """The graph of the call's epilogue. Raises EpilogueError if it has none."""

@@ -23,8 +23,6 @@ from .host import host_us
 from .named import Operand, Operation, stated
 from .plan import forget_plans
 
-__all__ = ["tune"]
-
 
 def tune(
     what: Problem | Iterable[Problem] | Operation,

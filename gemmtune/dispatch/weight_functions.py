@@ -17,8 +17,6 @@ from ..problem.dtypes import FLOAT8
 from ..problem.scales import SCALE_BLOCK
 from .rounding import SCALE_DTYPES
 
-__all__ = ["performed", "rows_in_float8"]
-
 Tensor = torch.Tensor
 aten = torch.ops.aten
 QuantizedWeight = Any

@@ -15,8 +15,6 @@ from .prepack import PackedOperand
 from .rounding import SCALE_DTYPES, Kind, rounded
 from .weight_functions import performed
 
-__all__ = ["QuantizedWeight", "float8_parts", "parts_of"]
-
 Tensor = torch.Tensor
 
 

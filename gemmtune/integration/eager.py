@@ -11,8 +11,6 @@ from torch.autograd import forward_ad
 from ..problem.precision import flags_token
 from .picks import Pick, pick_for
 
-__all__ = ["Bound", "bound_for", "multiplied", "plain_here"]
-
 Tensor = torch.Tensor
 GRADIENT_US = 50.0
 """What a step of autograd that is written in Python costs the host, backward pass included: a pick has to save more."""

@@ -10,8 +10,6 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from .compile.report import CompiledExplanation, explain_compiled, is_compiled
 
-__all__ = ["explain"]
-
 
 def explain(what: Problem | Operation | object, *operands: Operand, **arguments: Any) -> calls.Explanation | CompiledExplanation:
     """Tell which choice a call would run, where that comes from, and what else was measured. Measures and runs nothing.

@@ -12,8 +12,6 @@ from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
 
-__all__ = ["from_awq", "from_gptq", "from_torchao", "to_awq", "to_gptq", "to_torchao"]
-
 Tensor = torch.Tensor
 Bits = Literal[4, 8]
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -12,8 +12,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..dispatch.weights import QuantizedWeight
 from .quantize import Bits, check_kind, flat_parts, flatten_state_dict, quantize_, unflatten_state_dict
 
-__all__ = ["GemmtuneConfig", "GemmtuneQuantizer"]
-
 METHOD = "gemmtune"
 
 

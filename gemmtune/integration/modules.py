@@ -19,8 +19,6 @@ from ..dispatch.plan import generation
 from ..dispatch.weights import QuantizedWeight
 from .eager import Bound, bound_for, plain_here
 
-__all__ = ["Picks", "is_conv1d", "is_linear", "is_optimized", "optimized", "restored"]
-
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
 _MOST = 4096

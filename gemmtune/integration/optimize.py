@@ -15,8 +15,6 @@ from . import compile as compile_pass
 from .modules import optimized, restored
 from .record import record
 
-__all__ = ["optimize", "restore"]
-
 M = TypeVar("M", bound=nn.Module)
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The models that are optimized, for which the pass of torch.compile is installed."""

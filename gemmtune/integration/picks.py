@@ -28,8 +28,6 @@ from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import open_store
 
-__all__ = ["Pick", "pick_for"]
-
 Tensor = torch.Tensor
 LAUNCH_US = 30.0
 """Without a CUDA graph a kernel of a GPU pays only where it takes longer than the host takes to launch it."""

@@ -14,8 +14,6 @@ from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
 from .modules import is_conv1d, is_linear
 
-__all__ = ["Bits", "flatten_state_dict", "quantize_", "unflatten_state_dict"]
-
 Tensor = torch.Tensor
 Bits = Literal["int4", "int8", "float8"]
 M = TypeVar("M", bound=nn.Module)

@@ -19,8 +19,6 @@ from ..operators.schema import NAMESPACE, OPERATORS
 from ..problem import Problem
 from .recording import Recording
 
-__all__ = ["record"]
-
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _OPERATIONS: dict[Any, str] = {

@@ -11,8 +11,6 @@ from typing import Any
 from ..errors import InvalidProblemError
 from ..problem import Problem, precision_of
 
-__all__ = ["FORMAT", "Recording"]
-
 FORMAT = "gemmtune-recording"
 VERSION = 1
 

@@ -14,8 +14,6 @@ from ..dispatch.plan import generation
 from .eager import Bound, plain_here
 from .modules import Picks
 
-__all__ = ["use"]
-
 Tensor = torch.Tensor
 
 

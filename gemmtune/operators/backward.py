@@ -13,8 +13,6 @@ from ..dispatch.call import no_gradient
 from ..problem.gradients import gradients, read_by
 from .schema import Operator
 
-__all__ = ["followed"]
-
 Tensor = torch.Tensor
 
 

@@ -9,8 +9,6 @@ import torch
 
 from .schema import OPERATORS, Operator
 
-__all__ = ["batched"]
-
 Tensor = torch.Tensor
 _SHARED_BY_ROWS = ("a", "b", "scale_b", "zero_b")
 """Arguments that have nothing of their own for each row of a: where a alone has a batch, its rows may be put below each other."""

@@ -15,8 +15,6 @@ import torch
 
 from .schema import OPERATORS, Operator
 
-__all__ = ["count_flops"]
-
 COUNTER = "torch.utils.flop_counter"
 
 

@@ -13,8 +13,6 @@ from ..dispatch.plan import keep_ready, ready
 from ..problem.fields import scalar_class
 from .schema import Operator
 
-__all__ = ["autocast", "fake", "into", "kernel", "refusing"]
-
 Tensor = torch.Tensor
 check: Callable[[Any, Callable[[], str]], None] = torch._check
 

@@ -14,8 +14,6 @@ from .flops import count_flops
 from .kernels import autocast, fake, into, kernel, refusing
 from .schema import NAMESPACE, OPERATORS, Operator, callers_epilogue
 
-__all__ = ["by_operator"]
-
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
 """A weight stays as it lies in memory: no compiler may copy it into another order."""

@@ -13,8 +13,6 @@ from ..dispatch.calls import call_of
 from ..dispatch.fused import BROUGHT, NAMES, Brought, Then
 from ..problem.operations import OPTIONS, Operation
 
-__all__ = ["NAMESPACE", "OPERATORS", "Operator", "callers_epilogue"]
-
 NAMESPACE = "gemmtune"
 _TYPES: dict[type, str] = {str: "str", bool: "bool"}
 """Schema types of options, by the type of their default."""

@@ -21,8 +21,6 @@ from ..problem.epilogue import evaluate
 from ..problem.gradients import gradients, read_by
 from ..problem.operations import Operation
 
-__all__ = ["Differentiable", "differentiated"]
-
 Operate = Callable[..., torch.Tensor]
 
 

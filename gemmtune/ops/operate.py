@@ -29,8 +29,6 @@ from ..problem.fields import scalar_class
 from ..problem.operations import DENSE_OPS
 from .autograd import differentiated
 
-__all__ = ["operate"]
-
 log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
 _NUMBERS = (int, float)

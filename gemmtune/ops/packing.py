@@ -14,8 +14,6 @@ from ..problem.compositions import packed, unpacked
 from ..problem.dtypes import dtype_name
 from ..problem.operations import ENCODINGS, Encoding
 
-__all__ = ["pack_int4", "prepack", "unpack_int4"]
-
 _DTYPES = {name: row.dtypes_of_b for name, row in NAMES.items() if row.prepacks}
 """The operations that take a prepacked operand, and the dtypes that it may have."""
 _RANGES = {"int4": (-8, 7), "uint4": (0, 15)}

@@ -12,8 +12,6 @@ from ..dispatch.weights import QuantizedWeight, float8_parts, parts_of
 from ..problem.operations import Encoding
 from .operate import operate
 
-__all__ = ["addmm", "baddbmm", "bmm", "int_mm", "int_mm_mul", "mixed_mm", "mm", "mm_plus_mm", "scaled_mm"]
-
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
 

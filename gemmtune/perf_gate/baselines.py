@@ -21,8 +21,6 @@ from ..problem import Problem
 from ..settings import Timing
 from .statistics import Estimate
 
-__all__ = ["Baseline", "Baselines", "slug"]
-
 FORMAT = 1
 
 

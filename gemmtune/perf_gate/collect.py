@@ -13,8 +13,6 @@ from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from .sampling import Match, ProcessSample, Sampling, sample_match
 from .statistics import Judgement, Verdict
 
-__all__ = ["Failed", "FreshProcess", "Process", "Series", "collect"]
-
 M = TypeVar("M")
 
 

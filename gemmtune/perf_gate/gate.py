@@ -24,8 +24,6 @@ from .sampling import Match, Sampling
 from .statistics import Estimate, Judgement, Rule, Verdict, bounds, judge
 from .subjects import TORCH, subject_for
 
-__all__ = ["problems_without_names", "run_gate", "versions"]
-
 
 def run_gate(
     problems: Iterable[Problem],

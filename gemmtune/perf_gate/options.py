@@ -8,8 +8,6 @@ from typing import Literal
 
 from ..errors import GateError
 
-__all__ = ["ANCHORS", "FOLDER", "PICK", "Anchor", "GateOptions"]
-
 FOLDER = "benchmarks/baselines"
 PICK = "pick"
 """The candidate that is whatever gemmtune runs."""

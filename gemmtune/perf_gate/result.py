@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-__all__ = ["GateResult", "ProblemGate", "renderables", "summary", "warnings"]
-
 
 @dataclass(slots=True, kw_only=True)
 class ProblemGate:

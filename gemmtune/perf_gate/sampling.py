@@ -21,8 +21,6 @@ from ..timing.conditions import conditions
 from ..timing.contenders import CPU_US, Contender
 from ..timing.timer import Timer, collection_paused
 
-__all__ = ["Match", "ProcessSample", "Sampling", "Steady", "compare", "in_blocks", "sample_match"]
-
 CPU_SAMPLE_US = 2000.0
 """How long a sample on a CPU should last: the system's other work takes turns of about a millisecond."""
 MOST_REPEATS = 9

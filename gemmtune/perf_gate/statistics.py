@@ -29,8 +29,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Bounds", "Estimate", "Judgement", "Rule", "Verdict", "bounds", "judge", "student_quantile"]
-
 SUITE_ALARMS = 0.005
 LARGEST_LEVEL = 0.01
 HALVINGS = 60

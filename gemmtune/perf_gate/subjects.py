@@ -21,8 +21,6 @@ from ..selector.offers import widest_offers_for
 from ..settings import Settings
 from .options import PICK
 
-__all__ = ["TORCH", "FunctionChoice", "subject_for"]
-
 TORCH = "torch"
 MOST_RESULTS_KEPT = 64
 

@@ -18,11 +18,6 @@ from ..device import DeviceInfo
 from ..errors import UnavailableError
 from .made_once import opened
 
-__all__ = [
-    "AMDGCN", "SASS", "Artifact", "CompiledChoice", "FileChoice", "Usage", "amdgcn_usage", "cubin_usage", "find_cuobjdump",
-    "spilled_share",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 

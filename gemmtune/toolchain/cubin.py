@@ -22,8 +22,6 @@ from ..errors import CompileError, UnavailableError
 from .made_once import compile_text, made_once
 from .nvcc import LEAST_CUDA, find_compiler, toolkit_folders
 
-__all__ = ["CubinCompiler", "Nvrtc", "cubin_path", "find_cubin_compiler", "find_nvrtc", "libraries", "make_cubin"]
-
 FLAGS = ("-std=c++17", "-DNDEBUG")
 REMEDY = (
     "install NVRTC (pip install nvidia-cuda-nvrtc) or the CUDA toolkit, or compile on a machine that has one of them "

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 from ..errors import UnavailableError
 from .record import TensorMap
 
-__all__ = ["Attribute", "Config", "Driver", "LoadedKernel", "find_driver"]
-
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
 """CUlaunchAttributeID."""
 MAX_DYNAMIC_SHARED_BYTES = 8

@@ -18,8 +18,6 @@ from ..problem import Problem
 from .driver import CLUSTER_DIMENSION, INVALID_CONTEXT, PROGRAMMATIC_STREAM_SERIALIZATION, Attribute, Config, Driver, LoadedKernel
 from .record import MAP_BYTES, Record, TensorMap
 
-__all__ = ["Launcher", "Workspace", "bind", "loaded_kernel"]
-
 MOST_READY = 512
 """Sets of addresses whose parameters are kept: measuring takes turns with up to 256 sets of operands."""
 MOST_MAPS = 4096

@@ -13,8 +13,6 @@ from filelock import FileLock
 
 from ..errors import CompileError
 
-__all__ = ["compile_text", "made_once", "opened"]
-
 T = TypeVar("T")
 
 ELF_MAGIC = b"\x7fELF"

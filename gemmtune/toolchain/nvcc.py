@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ..errors import UnavailableError
 
-__all__ = ["LEAST_CUDA", "Compiler", "find_compiler", "toolkit_folders"]
-
 LEAST_CUDA = (12, 3)
 """The first CUDA version that compiles what we have for SM90."""
 WHERE_NVCC = ("/usr/local/cuda/bin/nvcc",)

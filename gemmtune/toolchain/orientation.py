@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ..problem import Layout, Problem
 
-__all__ = ["Oriented", "block_scaled", "letter", "orient", "scales_weights"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oriented:

@@ -9,11 +9,6 @@ from enum import IntEnum
 
 import torch
 
-__all__ = [
-    "MAP_BYTES", "OUT", "WORKSPACE", "A", "Address", "Aligned", "B", "Record", "Scalar", "Swizzle", "TensorMap", "operand_at",
-    "with_maps",
-]  # fmt: skip
-
 OUT, WORKSPACE, A, B, OPERANDS = range(5)
 """Numbers of addresses: those of the result and the workspace, then those of the operands in the order of a call."""
 MAP_BYTES = 128

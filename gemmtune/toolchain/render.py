@@ -8,8 +8,6 @@ from importlib import resources
 
 import jinja2
 
-__all__ = ["environment", "epilogue_functions", "load_template", "template", "template_digest"]
-
 
 @functools.cache
 def environment() -> jinja2.Environment:

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..problem import Layout
 
-__all__ = ["MOST_OPERANDS", "Strides", "declared", "fields_of", "strides_of", "struct_text"]
-
 MOST_OPERANDS = 8
 """That a launch can pass beside a and b."""
 

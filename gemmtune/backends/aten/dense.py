@@ -11,8 +11,6 @@ from ...problem import Layout, Problem
 from ...problem.compositions import dequantized
 from ...problem.epilogue import evaluate
 
-__all__ = ["copied", "finished", "gemm_dtype", "kernel_of", "mixed_kernel", "sum_kernel"]
-
 Tensor = torch.Tensor
 
 

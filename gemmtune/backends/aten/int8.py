@@ -12,8 +12,6 @@ from ...problem import Layout, Problem
 from ...problem.compositions import CUDA_INT_COLUMN_MULTIPLE, CUDA_INT_LEAST_ROWS, CUDA_INT_MULTIPLE, int_product
 from .dense import copied, finished
 
-__all__ = ["kernel_of", "padded", "padding_of", "why_not_native"]
-
 Tensor = torch.Tensor
 PADDED_ROWS = 32
 

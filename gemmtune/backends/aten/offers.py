@@ -21,8 +21,6 @@ from ..scaling import has_plain_bias, mode_of
 from . import dense, int8, scaled
 from .dense import gemm_dtype
 
-__all__ = ["NAME", "AtenChoice", "offers"]
-
 NAME = "aten"
 COMPOSED_SCALED = "dequantized_mm"
 """The name of scaled_mm by a product in wider floats."""

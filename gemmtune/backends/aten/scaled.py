@@ -16,8 +16,6 @@ from ...problem.layout import ALIGNED_BYTES
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
 from .dense import copied, finished
 
-__all__ = ["composed_kernel", "kernel_of", "why_not_native"]
-
 Tensor = torch.Tensor
 ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """``call(a, b, scale_a, scale_b, bias, out)``: into ``out``, or into a new tensor where that is None."""

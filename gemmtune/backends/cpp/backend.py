@@ -12,8 +12,6 @@ from .build import NAME, CppChoice, name_of
 from .compiler import COMPILERS, find_compiler
 from .configs import VECTOR_BYTES, Config, configs, refusal, unsupported
 
-__all__ = ["CppBackend"]
-
 
 class CppBackend:
     """Choices for every problem on a CPU."""

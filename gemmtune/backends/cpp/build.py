@@ -24,8 +24,6 @@ from .operands import numbers_per_step, oriented, sides, uses_vnni
 from .plan import Plan, make_plan, packed_shape
 from .source import Source
 
-__all__ = ["NAME", "CppChoice", "load", "name_of"]
-
 NAME = "cpp"
 
 _OPENMP_ENTRIES = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")

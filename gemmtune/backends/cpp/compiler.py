@@ -15,8 +15,6 @@ from ...errors import UnavailableError
 from ...toolchain.made_once import compile_text, made_once
 from .source import Source
 
-__all__ = ["COMPILERS", "Compiler", "artifact_path", "compile_source", "find_compiler"]
-
 COMPILERS = ("c++", "g++", "clang++")
 """Names that are looked for on PATH, in this order."""
 

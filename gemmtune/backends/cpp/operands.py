@@ -10,11 +10,6 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.operations import Encoding
 
-__all__ = [
-    "EVERYTHING", "VECTOR_BYTES", "Oriented", "ScaleWords", "Side", "numbers_per_step", "oriented", "scale_words", "sides",
-    "uses_vnni",
-]  # fmt: skip
-
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
 EVERYTHING = 48
 _VNNI_FLAGS = {"avx512": "avx512_vnni", "avx2": "avx_vnni"}

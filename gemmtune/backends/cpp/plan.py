@@ -11,8 +11,6 @@ from ...problem import Layout, Problem
 from .configs import Config
 from .operands import EVERYTHING, numbers_per_step, oriented, scale_words, sides
 
-__all__ = ["Plan", "make_plan", "packed_shape"]
-
 _BLOCK_BYTES = 16 << 20
 """Packed panels held at the same time, of A and of B each: about half of a usual last-level cache."""
 _SUMS_BYTES = 64 << 20

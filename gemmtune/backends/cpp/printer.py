@@ -12,8 +12,6 @@ from ...errors import EpilogueError
 from ...problem import Epilogue
 from ...problem.epilogue import Arg, Node, Ref
 
-__all__ = ["COMPUTE_TYPES", "STORAGE_TYPES", "print_epilogue"]
-
 COMPUTE_TYPES: dict[torch.dtype, str] = {
     torch.float64: "double", torch.float32: "float", torch.float16: "float", torch.bfloat16: "float", torch.bool: "bool",
 }  # fmt: skip

@@ -15,8 +15,6 @@ from .configs import DOT_TILES
 from .operands import VECTOR_BYTES, Side, numbers_per_step
 from .printer import COMPUTE_TYPES, STORAGE_TYPES, print_epilogue
 
-__all__ = ["Source", "flags"]
-
 _COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip

@@ -18,8 +18,6 @@ from .constants import SCALARS, ReductionScheme, Scalar
 from .gemm import Gemm, gemm_of
 from .library import Algorithm, Descriptors, bindings, handle, named_errors
 
-__all__ = ["CublasLtChoice", "choice_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CublasLtChoice(Choice):

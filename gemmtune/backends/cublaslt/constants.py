@@ -7,11 +7,6 @@ from enum import IntEnum, IntFlag
 
 import torch
 
-__all__ = [
-    "ATTRIBUTE_TYPES", "COMPUTE_TF32", "COMPUTE_TYPES", "DATA_TYPES", "SCALARS", "AlgorithmAttribute", "DescAttribute", "Epilogue",
-    "HeuristicResult", "LayoutAttribute", "Operation", "PreferenceAttribute", "ReductionScheme", "Scalar", "ScaleMode",
-]  # fmt: skip
-
 DATA_TYPES: dict[torch.dtype, int] = {
     torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14,
     torch.float8_e4m3fn: 28, torch.float8_e5m2: 29,

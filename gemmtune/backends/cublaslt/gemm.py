@@ -18,8 +18,6 @@ from ...problem.operations import DENSE_OPS, Op
 from ...problem.rules import why_not
 from ..scaling import MODES, has_plain_bias, mode_of
 
-__all__ = ["OPS", "Gemm", "Matrix", "gemm_of"]
-
 OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
 
 

@@ -34,8 +34,6 @@ from .constants import (
 )  # fmt: skip
 from .gemm import Gemm, Matrix
 
-__all__ = ["Algorithm", "Descriptors", "algorithms", "bindings", "handle", "installed_version", "named_errors"]
-
 WORKSPACE_BYTES = 32 * 2**20
 """What NVIDIA recommends for Hopper (cuBLAS documentation, cublasSetWorkspace), and enough for older GPUs."""
 MOST_SPLITS = 16

@@ -17,8 +17,6 @@ from .hopper import CAPABILITY
 from .skinny.family import Skinny
 from .wgmma.family import Wgmma
 
-__all__ = ["CLUSTER", "FAMILIES", "SKINNY", "WGMMA", "CudaBackend"]
-
 CLUSTER, SKINNY, WGMMA = Cluster(), Skinny(), Wgmma()
 FAMILIES: tuple[Family[Any], ...] = (CLUSTER, SKINNY, WGMMA)
 """A folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits."""

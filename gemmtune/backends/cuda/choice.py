@@ -26,8 +26,6 @@ from .family import Family
 from .hopper import ARCH, CAPABILITY
 from .kernel import KernelSource
 
-__all__ = ["NAME", "CudaChoice", "offers"]
-
 NAME = "cuda"
 
 

@@ -17,8 +17,6 @@ from ...toolchain.structs import MOST_OPERANDS
 from .hopper import CAPABILITY
 from .kernel import KernelSource
 
-__all__ = ["Config", "Family", "Shape", "float32_sums", "why_not_epilogue", "why_not_here"]
-
 INT32_LIMIT = 2**31
 FACTORS = (torch.bfloat16, torch.float16)
 """Dtypes that are multiplied."""

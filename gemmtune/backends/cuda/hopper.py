@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = [
-    "ARCH", "BARRIER_BYTES", "CAPABILITY", "HALF_SMEM_BYTES", "IDLE_CLUSTERS", "LINE_BYTES", "MMA", "MOST_BOX", "MOST_CLUSTER",
-    "MOST_GRID", "SMEM_BYTES", "SWIZZLED_LINES", "SYSTEM_BYTES", "TMA_BYTES", "WGMMA", "WGMMA_M", "clusters_at_a_time",
-    "registers_per_thread",
-]  # fmt: skip
-
 CAPABILITY = 90
 ARCH = "sm_90a"
 """What compilers call it, with the instructions that no other architecture has."""

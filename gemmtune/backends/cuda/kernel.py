@@ -20,10 +20,6 @@ from ...toolchain.structs import MOST_OPERANDS, Strides, strides_of, struct_text
 from ..cpp.printer import STORAGE_TYPES, print_epilogue
 from .hopper import ARCH
 
-__all__ = [
-    "PRODUCTS", "KernelSource", "Work", "addresses_of", "aligned_out", "common_values", "fill_common", "scalars_of", "structs_of",
-]  # fmt: skip
-
 COMMON = tuple((__package__, name) for name in ("barriers.cuh.jinja", "pointwise.cuh.jinja", "epilogue.cuh.jinja"))
 """The parts of every kernel: PTX of barriers, clusters and overlapping launches; elements in memory; from a sum to the result."""
 PRODUCTS = (__package__, "products.cuh.jinja")

@@ -23,8 +23,6 @@ from .rank import estimate_us, select
 from .toolkit import distinct_operations, find_toolkit, without_twins
 from .variants import Grid, Variant, legal_variants
 
-__all__ = ["CutlassBackend"]
-
 MOST_CONVERTING = 6
 """How many operations at most are compiled for operands that differ in width: fewer tiles fit these."""
 

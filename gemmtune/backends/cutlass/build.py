@@ -28,8 +28,6 @@ from .source import Source, flags
 from .toolkit import Toolkit
 from .variants import Grid, Variant, legal_variants, most_splits, neighbours
 
-__all__ = ["NAME", "CutlassChoice", "compile_source", "name_of"]
-
 NAME = "cutlass"
 
 

@@ -17,8 +17,6 @@ from .operation import ELEMENTS, ENCODED, Operation
 from .quantized import why_not_grouped, why_not_quantized
 from .variants import Variant
 
-__all__ = ["Config", "Legality", "check_problem", "elements_of"]
-
 INT32_LIMIT = 2**31
 MOST_ACCUMULATORS = 208
 """Of a thread: with more of them, and a share for everything else, its 255 registers spill."""

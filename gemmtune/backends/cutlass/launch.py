@@ -23,8 +23,6 @@ from .configs import Config
 from .operation import ENCODED, bytes_of
 from .variants import DECOMPOSITIONS
 
-__all__ = ["GIVEN", "Launch", "Library", "bind", "launch_text", "load"]
-
 GIVEN = "5P2d"
 """``struct Given`` of launch.h.jinja before x: stream, out, a, b, workspace; alpha, beta."""
 WRITTEN = {"out": "void*", "workspace": "void*"}

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["BLOCKWISE", "ELEMENTS", "ENCODED", "FAST_ACCUM", "BlockScales", "Operation", "WeightScales", "bits_of", "bytes_of"]
-
 ELEMENTS: dict[str, torch.dtype] = {
     "f16": torch.float16,
     "bf16": torch.bfloat16,

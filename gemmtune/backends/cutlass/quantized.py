@@ -25,8 +25,6 @@ from .shuffle import atom_depth
 from .tiles import LINE_BYTES, SLICED, TILES, Tile, tiled
 from .toolkit import Toolkit, operations
 
-__all__ = ["quantized_operations", "why_not_grouped", "why_not_quantized"]
-
 ALIGNED_BYTES = 16
 """What TMA asks of addresses and rows."""
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in ELEMENTS.items() if name != "tf32" and name not in ENCODED}

@@ -17,8 +17,6 @@ from ...toolchain.orientation import Oriented
 from .operation import Operation, bits_of, bytes_of
 from .tiles import is_shared
 
-__all__ = ["estimate_us", "select"]
-
 SM_TFLOPS: dict[int, float] = {75: 1.6, 80: 2.9, 90: 6.2}
 """Of a multiprocessor's tensor cores with 16-bit operands at sustained clocks, by what an operation was written for."""
 SIMT_SHARE = {"f32": 0.07, "f64": 0.035}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["ROWS", "atom_depth", "format_name", "shuffled"]
-
 ROWS = 64
 """Columns of b, which are rows of the operand that goes through registers, in an atom of the layout: those of a warp group."""
 

@@ -18,8 +18,6 @@ from .configs import OPERAND_ELEMENTS
 from .launch import launch_text
 from .operation import Operation
 
-__all__ = ["Source", "flags"]
-
 CPP_ELEMENTS = {
     "f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "cutlass::tfloat32_t", "f32": "float", "f64": "double",
     "s8": "int8_t", "u8": "uint8_t", "s32": "int32_t", "e4m3": "cutlass::float_e4m3_t", "e5m2": "cutlass::float_e5m2_t",

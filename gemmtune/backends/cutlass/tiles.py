@@ -17,8 +17,6 @@ from typing import Literal
 from ...problem.scales import SCALE_BLOCK
 from .operation import BLOCKWISE, FAST_ACCUM, Operation, bytes_of
 
-__all__ = ["KINDS", "LINE_BYTES", "SHARED", "SHARED_CONVERTING", "SLICED", "TILES", "Tile", "is_shared", "own_operations", "tiled"]
-
 Kind = Literal["pingpong", "cooperative", "stream_k", "sliced2", "sliced3"]
 
 

@@ -24,8 +24,6 @@ from ...errors import UnavailableError
 from .operation import Operation
 from .tiles import own_operations
 
-__all__ = ["Toolkit", "distinct_operations", "find_toolkit", "operations", "without_twins"]
-
 VERSION_HEADER = "cutlass/version.h"
 LISTING = Path(__file__).with_name("listing.py")
 TIMEOUT_S = 120.0

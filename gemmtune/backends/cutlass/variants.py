@@ -11,8 +11,6 @@ from typing import Literal
 from ...toolchain.orientation import Oriented
 from .operation import Operation
 
-__all__ = ["DECOMPOSITIONS", "Grid", "Variant", "legal_variants", "most_splits", "neighbours"]
-
 Decomposition = Literal["heuristic", "dataparallel", "splitk", "streamk"]
 DECOMPOSITIONS: tuple[Decomposition, ...] = ("heuristic", "dataparallel", "splitk", "streamk")
 """In the order of the modes of gemm3x.cu.jinja."""

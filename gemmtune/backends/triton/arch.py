@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ...device import DeviceInfo
 
-__all__ = ["ARCHS", "Arch", "arch_of", "can_overlap"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arch:

@@ -16,8 +16,6 @@ from .configs import Config
 from .kernels import assembly
 from .legality import Predicate
 
-__all__ = ["Expected", "artifact", "expected_of", "instruction", "vector_instruction", "words_instruction"]
-
 _TYPES = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
     torch.int8: "s8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2",

@@ -24,8 +24,6 @@ from .sums import kernel_for, predicate_for
 from .swap import swapped_choices
 from .vec import vector_choices, words_vector_choices
 
-__all__ = ["TritonBackend"]
-
 INTERPRETER_CONFIGS = (
     Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1),
     Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1),

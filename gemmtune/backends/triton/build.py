@@ -28,8 +28,6 @@ from .source import render_source
 from .spec import KernelSpec, specialise
 from .workspace import Buffers
 
-__all__ = ["KernelChoice", "KernelsChoice", "TritonChoice"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsChoice(CompiledChoice):

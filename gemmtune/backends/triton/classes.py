@@ -9,10 +9,6 @@ import torch
 
 from ...problem import Layout, Problem
 
-__all__ = [
-    "INT32_LIMIT", "SIGNATURE_DTYPES", "Argument", "IntClass", "OperandClass", "Source", "divisor", "shaped", "strides_of",
-]  # fmt: skip
-
 ALIGNED_BYTES = 16
 INT32_LIMIT = 2**31
 STEP_LIMIT = 2**22

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from ...problem import Problem
 
-__all__ = ["SPLITS", "Config", "Geometry", "blocks_along_k", "geometry", "pool", "splits_for", "tiles_of", "unalike"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:

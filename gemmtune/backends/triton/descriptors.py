@@ -18,8 +18,6 @@ from torch import Tensor
 from ...problem import Layout
 from ...problem.layout import ALIGNED_BYTES
 
-__all__ = ["Address", "Description", "describable", "describe", "encoder", "turned"]
-
 MOST_KNOWN = 512
 """Addresses whose descriptors are kept; with more, all are forgotten and made anew when they are needed."""
 PITCH_ELEMENTS = 16

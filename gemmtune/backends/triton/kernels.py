@@ -24,8 +24,6 @@ from ...device import DeviceInfo
 from ...errors import CompileError, UnavailableError
 from .classes import Source
 
-__all__ = ["Compilation", "Target", "assembly", "initialise", "toolchain", "use_ptx"]
-
 _cache_lock = threading.RLock()
 
 

@@ -24,8 +24,6 @@ from .descriptors import Description, describe, encoder
 from .kernels import toolchain
 from .workspace import BUFFERS, Acquire, Buffers
 
-__all__ = ["Blocks", "Launcher", "Record", "bind", "launcher_of", "record_of", "takes_encoded"]
-
 Blocks = Mapping[str, tuple[int, int]]
 """Operands that the kernel has as descriptors, each with the block that is moved at a time."""
 PLAIN = ((1, None), (2, None), (0, None))

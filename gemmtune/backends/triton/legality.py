@@ -19,11 +19,6 @@ from .configs import Config, blocks_along_k, tiles_of
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
 from .spec import Staging, specialise, staging_of
 
-__all__ = [
-    "TENSOR_MEMORY", "Predicate", "Resources", "check_problem", "check_split", "why_overhanging",
-    "why_too_large",
-]  # fmt: skip
-
 MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
 LEAST_BLOCK = 16

@@ -22,8 +22,6 @@ from .descriptors import turned
 from .source import PACKAGE
 from .wrapped import Copying, WrappedChoice, copying_source
 
-__all__ = ["PaddedChoice", "padded_choices"]
-
 TILE_ELEMENTS = 1024
 WIDEST_TILE = 512
 SIZES = ("programs", "rows", "cols", "to_rows", "to_cols")

@@ -25,8 +25,6 @@ from .launch import Blocks
 from .legality import Predicate, Resources, why_overhanging, why_too_large
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 
-__all__ = ["PersistentChoice", "operand_blocks", "persistent_choices", "why_not_persistent"]
-
 TILES = (
     (128, 256, 64, 8),
     (256, 128, 64, 8),

@@ -11,8 +11,6 @@ from ...errors import EpilogueError
 from ...problem import Epilogue
 from ...problem.epilogue import Arg, Node, Ref
 
-__all__ = ["ROUND_BFLOAT16", "TRITON_DTYPES", "cast", "print_epilogue"]
-
 TRITON_DTYPES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64", torch.float32: "tl.float32", torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16",
     torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8", torch.uint8: "tl.uint8",

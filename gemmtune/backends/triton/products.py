@@ -11,8 +11,6 @@ from .printer import TRITON_DTYPES, cast
 from .quantized import Quantized, ScaleClass
 from .spec import KernelSpec
 
-__all__ = ["FLOAT8_FROM_BITS", "product", "scale_load"]
-
 FLOAT8_FROM_BITS = """
 @triton.jit
 def e4m3_value(bits):

@@ -12,8 +12,6 @@ from ...problem.dtypes import FLOAT8
 from ...problem.operations import QUANTIZED_OPS, Encoding, Op
 from .classes import IntClass
 
-__all__ = ["NARROW_SUM", "Quantized", "ScaleClass", "ScaleName", "per_byte", "product_dtype", "quantized_of", "rounds_weights"]
-
 NATIVE_FLOAT8 = 89
 """From this compute capability on a tensor core multiplies 8-bit floats, and Triton converts both kinds of them."""
 INTEGER_PRODUCTS = 80

@@ -16,8 +16,6 @@ from typing import TypeVar
 from .configs import Config, geometry, tiles_of
 from .legality import Predicate, Resources
 
-__all__ = ["estimate_us", "loop_step_us", "ranked", "select"]
-
 LATENCY_US = 0.8
 """From the issue of a copy to its arrival, memory under load."""
 LAUNCH_US = 2.0

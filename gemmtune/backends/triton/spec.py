@@ -13,8 +13,6 @@ from .classes import IntClass, OperandClass, shaped
 from .configs import Config
 from .quantized import Quantized, quantized_of
 
-__all__ = ["Edge", "KernelSpec", "Staging", "specialise", "staging_of"]
-
 SMALL_BLOCK = 16
 """Tiles of so few rows are for problems of so few rows: masked always, so that M = 1 and M = 16 share a kernel."""
 ASYNC_BYTES = 4

@@ -16,8 +16,6 @@ from .descriptors import turned
 from .legality import Predicate, Resources, check_split
 from .spec import Staging
 
-__all__ = ["SumChoice", "SumPredicate", "kernel_for", "predicate_for"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SumChoice(KernelChoice):

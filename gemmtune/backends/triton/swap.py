@@ -25,8 +25,6 @@ from .legality import Predicate, Resources
 from .rank import estimate_us, ranked
 from .wrapped import WrappedChoice
 
-__all__ = ["SwappedChoice", "swapped_choices", "transposed"]
-
 MOST_ROWS = 32
 """Above, the rows of a fill a warp group as they are."""
 BLOCKS_M, BLOCKS_N, BLOCKS_K, STAGES = (64, 128), (16, 32), (64, 128, 256), (3, 4, 5, 6)

@@ -19,8 +19,6 @@ from .configs import Config, Geometry, tiles_of
 from .legality import Predicate, Resources, why_overhanging
 from .mixed.words import WordsKernelChoice, why_not_words
 
-__all__ = ["VectorChoice", "WordsVectorChoice", "vector_choices", "why_not_words_vector", "words_vector_choices"]
-
 MOST_ROWS = 4
 """Each row more is another multiply-add for each element of b; beyond this tensor cores are as fast."""
 ALONG_K = (

@@ -17,8 +17,6 @@ import torch
 
 from ...problem.layout import ALIGNED_BYTES
 
-__all__ = ["BUFFERS", "Acquire", "Buffers", "Workspace"]
-
 ARENA_COUNTERS = 1 << 18
 COUNTER_BYTES = 4
 

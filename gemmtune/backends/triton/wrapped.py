@@ -23,8 +23,6 @@ from .descriptors import Address
 from .kernels import Compilation
 from .launch import Launcher, launcher_of
 
-__all__ = ["Copying", "WrappedChoice", "copying_source"]
-
 COPY_WARPS = 4
 
 

@@ -25,8 +25,6 @@ from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, di
 from ..gemms.subject import Call, Impossible, Refused, Subject, is_fatal
 from .outcome import Failure, heat_map
 
-__all__ = ["Bench", "Expected", "NoResult"]
-
 MOST_REMEMBERED = 2**20
 """Elements of a result that is kept, to be recognised if a later call returns it again."""
 CALLED_AGAIN = 3

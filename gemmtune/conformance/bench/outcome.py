@@ -12,8 +12,6 @@ import torch
 
 from ..cases.case import Case
 
-__all__ = ["Failure", "HeatMap", "Outcome", "Record", "Verdict", "heat_map"]
-
 
 class Verdict(StrEnum):
     """PASSED and FAILED are answers. The next four say why there is none; all but REFUSED count against the GEMM."""

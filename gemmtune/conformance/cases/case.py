@@ -14,8 +14,6 @@ from ...problem.operations import Operation
 from ..labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
 from ..layouts import PLAIN, OperandLayout
 
-__all__ = ["Case"]
-
 SCALARS = ("zero", "one", "general")
 YES_NO = ("no", "yes")
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}

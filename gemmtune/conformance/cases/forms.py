@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..gemms.traits import Traits
     from .case import Case
 
-__all__ = ["Form", "form_number", "forms_of"]
-
 _GOLDEN = 0.6180339887498949
 
 

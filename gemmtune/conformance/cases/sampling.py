@@ -20,21 +20,6 @@ from .case import Case
 from .forms import form_number, forms_of
 from .scope import Level, Scope
 
-__all__ = [
-    "ADDED",
-    "EDGES",
-    "Pair",
-    "Sample",
-    "Size",
-    "Variant",
-    "all_pairs",
-    "covering",
-    "fitting",
-    "long_shapes",
-    "plain_pairs",
-    "sample_order",
-]
-
 T = TypeVar("T")
 Size = tuple[int, int, int]
 Pair = tuple[str, str]

@@ -13,8 +13,6 @@ from .case import Case
 from .forms import forms_of
 from .statement import problem_of
 
-__all__ = ["Level", "Scope"]
-
 
 class Level(IntEnum):
     """How much is tested: about 1, 5 and 30 minutes on a GPU."""

@@ -15,8 +15,6 @@ from ..labels import DTYPES, WEIGHTS
 from ..layouts import PLAIN, OperandLayout
 from .case import Case
 
-__all__ = ["problem_of"]
-
 
 def problem_of(case: Case, device_type: str) -> Problem:
     """What ``case`` asks. An epilogue is there for int_mm_mul alone: the sum times a factor."""

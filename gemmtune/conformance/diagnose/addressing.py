@@ -11,8 +11,6 @@ from .epilogue import added_name
 from .evidence import Matrix, View
 from .match import Suspect
 
-__all__ = ["batches", "clamped", "misread", "miswritten", "transposed", "unmasked"]
-
 TILES = (8, 16, 32, 64, 128)
 
 

@@ -12,8 +12,6 @@ from ...problem.dtypes import dtype_name
 from .evidence import Reading, View
 from .match import Suspect
 
-__all__ = ["NOTHING", "added_name", "missing", "per_split", "scalars", "scales", "wrong_axis"]
-
 MOST_SPLITS = 16
 NOTHING = ("zeros", "product missing, only the bias is there", "product missing, only C is there")
 """The names of a product that is missing."""

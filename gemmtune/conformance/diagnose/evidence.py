@@ -16,8 +16,6 @@ from ...numerics.reference import as_batches
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
 
-__all__ = ["Evidence", "Matrix", "Reading", "View"]
-
 Matrix = Literal["a", "b", "inp"]
 MOST_LINES = 48
 """Rows, and columns, of a view."""

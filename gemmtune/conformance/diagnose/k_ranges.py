@@ -15,8 +15,6 @@ from ...problem.dtypes import dtype_info
 from .evidence import View
 from .match import Suspect
 
-__all__ = ["k_ranges"]
-
 MOST_SAMPLED = 128
 """Elements, half of them wrong."""
 MOST_TERMS = 2**22

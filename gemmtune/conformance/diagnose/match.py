@@ -12,8 +12,6 @@ import torch
 from ...problem.dtypes import dtype_info
 from .evidence import View
 
-__all__ = ["DIFFERS", "FIRST_CALL", "WRONG_DTYPE", "Bug", "Diagnosis", "Suspect", "fitting", "kind_of"]
-
 LEAST_BITS = 20.0
 """Of evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in 10^4."""
 CONFINED_BITS = 36.0

@@ -10,8 +10,6 @@ from ...problem.dtypes import dtype_info, dtype_name
 from .evidence import Matrix, View
 from .match import Suspect
 
-__all__ = ["blocks", "clamped_pairs", "factors", "weights"]
-
 _NARROW = (torch.bfloat16, torch.float16)
 FIRST = torch.zeros(1, dtype=torch.int64)
 """The first row or column alone."""

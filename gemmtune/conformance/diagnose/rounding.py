@@ -13,8 +13,6 @@ from ...problem.dtypes import dtype_info, dtype_name
 from .evidence import View
 from .match import Suspect
 
-__all__ = ["accumulators", "flushed", "narrowed", "overflow", "partials", "round_off", "steps", "unsigned"]
-
 BLOCKS = (16, 32, 64, 128, 8, 4, 1)
 """Elements of K that are summed before the accumulator is rounded."""
 SMALL_BLOCKS = (16, 8, 4, 1)

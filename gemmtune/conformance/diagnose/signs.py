@@ -9,8 +9,6 @@ import torch
 from ...problem.dtypes import dtype_info
 from .evidence import Evidence
 
-__all__ = ["errors_in", "first_sign", "last_sign", "place"]
-
 MOST_TAME = 64.0
 """Products of numbers below this add up to no infinity, not even in float16, for K up to 15; and hardly ever for signed ones."""
 

@@ -26,20 +26,6 @@ from ..labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from .subject import Call, Subject
 from .traits import Traits
 
-__all__ = [
-    "BackendSubject",
-    "aten",
-    "cpp",
-    "cublaslt",
-    "cuda",
-    "cutlass",
-    "cutlass_sm75",
-    "cutlass_sm80",
-    "triton",
-    "triton_sm75",
-    "triton_sm80",
-]
-
 MOST_KERNELS = 256
 """Kernels that are kept bound, for the cases that repeat a problem."""
 EVERYTHING = Traits(

@@ -30,8 +30,6 @@ from ...problem.flags import precision_scope
 from ..labels import OPS
 from .traits import ATTRIBUTE, Traits
 
-__all__ = ["Call", "Impossible", "Refused", "Subject", "SubjectSpec", "is_fatal", "load"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:

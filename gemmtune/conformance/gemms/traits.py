@@ -18,8 +18,6 @@ from ...problem.dtypes import dtype_name
 from ..labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from ..layouts import KINDS
 
-__all__ = ["ATTRIBUTE", "Traits", "gemm"]
-
 ATTRIBUTE = "gemm_traits"
 """Where a function carries its traits: a ``Traits``, or a mapping of the same names, so that no import of gemmtune is needed."""
 

@@ -17,8 +17,6 @@ from ..cases.scope import Scope
 from ..gemms.subject import Refused
 from .property import Probe, Property, declared, exact_probe, fill_bits, overwrite, same_bits, stage
 
-__all__ = ["PROPERTIES"]
-
 SAME_RUNS = 20
 RIGHT_RUNS = 24
 THREADS = 4

@@ -13,8 +13,6 @@ from ..cases.scope import Level, Scope
 from .property import Property
 from .values import check_cancellation, check_integers
 
-__all__ = ["PROPERTIES"]
-
 LONG = (2**13 + 3, 2**15 + 3, 2**16 + 3)
 """Past what an index of so many bits holds, and past the most blocks of a CUDA grid along its second dimension."""
 SMOKE_PLACES = (0, 5, 11)

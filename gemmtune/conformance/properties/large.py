@@ -18,8 +18,6 @@ from ..labels import DTYPES, ONE_PRODUCT
 from ..layouts import OperandLayout
 from .property import Property, check_once, exact_probe, fill_bits
 
-__all__ = ["PROPERTIES", "far_layout"]
-
 FAR = 2**31
 """The first offset in elements that a signed 32-bit integer does not hold."""
 LEAD_MULTIPLE = 64

@@ -22,8 +22,6 @@ from ..labels import DTYPES, ONE_PRODUCT
 from .property import Property, exact_integers, keeps_significands, made, made_b, tested
 from .special import expect_exactly
 
-__all__ = ["PROPERTIES"]
-
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 31), (96, 40, 65), (17, 130, 16), (1, 40, 64), (65, 1, 33))
 TRANSPOSABLE = ("mm", "bmm", "int_mm", "scaled_mm")
 """Operations with operands of one kind, and nothing besides but scales."""

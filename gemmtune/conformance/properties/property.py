@@ -21,25 +21,6 @@ from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.scope import Scope
 
-__all__ = [
-    "Check",
-    "Probe",
-    "Property",
-    "check_calls",
-    "check_once",
-    "declared",
-    "exact_integers",
-    "exact_probe",
-    "fill_bits",
-    "keeps_significands",
-    "made",
-    "made_b",
-    "overwrite",
-    "same_bits",
-    "stage",
-    "tested",
-]
-
 Check: TypeAlias = Callable[[Bench], None]
 """Calls the GEMM of a bench for its case and states what it expects."""
 Needs: TypeAlias = Callable[[Scope], str | None]

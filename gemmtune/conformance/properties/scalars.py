@@ -14,8 +14,6 @@ from .property import Property, stage, tested
 from .special import added_needs
 from .values import check_integers
 
-__all__ = ["PROPERTIES"]
-
 VALUES: dict[str, tuple[float, float]] = {"plain": (2.0, -3.0), "half": (-0.5, 3.0), "odd": (0.3, -1.7), "large": (100.0, 0.01)}
 """alpha and beta of class general, by variant. The first two are exact; the others are for random data, within the bound."""
 EXACT = ("plain", "half")

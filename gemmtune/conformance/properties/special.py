@@ -22,8 +22,6 @@ from ..cases.sampling import ADDED, Sample, Size
 from ..labels import DTYPES
 from .property import Property, tested
 
-__all__ = ["PROPERTIES", "added_needs", "expect_exactly"]
-
 ZERO_BLOCK = 16
 SHORT: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
 """K is short, so that sums of integers are exact in every dtype."""

@@ -19,8 +19,6 @@ from ..labels import DTYPES
 from ..layouts import OperandLayout
 from .property import Property, check_once, exact_probe, made, stage, tested
 
-__all__ = ["PROPERTIES"]
-
 STRIDES = (
     "col", "row+1", "col+1", "every2", "row@1", "col@3", "rows0", "cols0", "window", "row~1", "col~1", "row~0", "col~0",
     "row+4", "col+4", "row+8", "col+8", "row+17", "col+17", "row@2", "col@4", "row@5", "col@6", "row@7", "col@8",

@@ -6,8 +6,6 @@ from ...errors import CaseError
 from . import calls, edges, large, memory, metamorphic, scalars, special, strides, values
 from .property import Property
 
-__all__ = ["PROPERTIES", "property_named"]
-
 PROPERTIES: tuple[Property, ...] = (
     *values.PROPERTIES,
     *edges.PROPERTIES,

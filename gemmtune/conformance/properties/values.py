@@ -18,8 +18,6 @@ from ..cases.scope import Scope
 from ..layouts import OperandLayout
 from .property import Check, Property
 
-__all__ = ["PROPERTIES", "check_cancellation", "check_integers"]
-
 FILLS = ("normal", "uniform", "wide", "cancelling", "ones")
 GRADED: tuple[Size, ...] = ((64, 96, 256), (128, 96, 1000), (72, 80, 40), (100, 101, 515), (64, 64, 4096))
 """At least 4096 elements each: their root mean square is then certain to a few percent."""

@@ -27,8 +27,6 @@ from typing import Any
 from ..runs.files import command, json_text
 from .summary import FailureGroup, Summary, tile_places, versions
 
-__all__ = ["SCHEMA", "as_json", "as_json_text"]
-
 SCHEMA = 2
 MOST_EXAMPLES = 5
 """Cases that are named for one reason of a refusal."""

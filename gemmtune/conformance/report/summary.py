@@ -20,8 +20,6 @@ from ..diagnose import kind_of
 from ..properties.table import PROPERTIES
 from ..runs.run import PAST_TIME, Run
 
-__all__ = ["NOT_ASKED", "TILES", "FailureGroup", "PropertySummary", "Standing", "Summary", "summarise", "tile_places", "versions"]
-
 TILES = (16, 32, 64, 128)
 """Sizes of tiles in which the place of a wrong element is given."""
 _SORTS = {Verdict.CRASHED: "the process died", Verdict.TIMED_OUT: "no answer in time", Verdict.RAISED: "an error is raised"}

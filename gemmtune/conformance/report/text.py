@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["as_html", "declarations", "header_lines", "heat_lines", "renderables"]
-
 MOST_GROUPS = 12
 MOST_REASON = 160
 MOST_LINES = 14

@@ -25,8 +25,6 @@ from ..cases.case import Case
 from ..option_table import OPTIONS
 from ..options import RunOptions
 
-__all__ = ["CaseList", "Line", "cases_to_repeat", "command", "json_text", "pytest_command", "save_failing", "write"]
-
 
 def json_text(data: Any) -> str:
     """``data`` as JSON. Numbers that JSON does not have become the texts ``nan``, ``inf`` and ``-inf``."""

@@ -19,8 +19,6 @@ from ..gemms.subject import Impossible, Refused, Subject, SubjectSpec, is_fatal,
 from ..gemms.traits import Traits
 from ..properties.table import property_named
 
-__all__ = ["Ground", "InProcessRunner", "IsolatedRunner", "Runner", "judge"]
-
 IMPORT_TIMEOUT_S = 60.0
 """Seconds to import the GEMM at the least, however short a case may take."""
 

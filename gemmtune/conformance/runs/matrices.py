@@ -11,8 +11,6 @@ from ...settings import Search
 from ..cases.scope import Level
 from ..options import RunOptions
 
-__all__ = ["exit_status", "matrix"]
-
 SEARCH: dict[Level, Search] = {Level.SMOKE: "quick", Level.FULL: "default", Level.EXHAUSTIVE: "exhaustive"}
 
 

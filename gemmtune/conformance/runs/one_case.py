@@ -16,8 +16,6 @@ from ..cases.case import Case
 from ..gemms.subject import SubjectSpec
 from .isolation import InProcessRunner
 
-__all__ = ["arguments_for", "main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 once all cases have an outcome, whatever it is; 1 if one ended the device; 2 if there was nothing to run."""

@@ -24,8 +24,6 @@ from ..properties.table import PROPERTIES
 from .files import CaseList, cases_to_repeat
 from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner
 
-__all__ = ["PAST_TIME", "Run", "find_ground"]
-
 COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
 """A crash costs a worker process, a hang the whole time that a case may take as well."""
 MOST_COSTS = 20

@@ -28,8 +28,6 @@ from ..gemms.subject import SubjectSpec
 from ..properties.table import property_named
 from .one_case import arguments_for
 
-__all__ = ["TOOLS", "Finding", "SanitizerReport", "few_cases", "sanitize"]
-
 TOOLS = ("memcheck", "racecheck", "initcheck")
 """Out-of-bounds and misaligned accesses; races in shared memory; reads of memory that was never written."""
 MOST_FINDINGS = 20

@@ -18,8 +18,6 @@ from ..layouts import PLAIN, OperandLayout
 from ..properties.property import Property
 from ..runs.run import Run
 
-__all__ = ["cases", "explore", "layouts"]
-
 MOST_SHRUNK = 100
 """Cases that are judged to find the smallest one."""
 

@@ -9,8 +9,6 @@ from ..options import RunOptions
 from ..report.summary import Summary
 from ..runs.run import Run
 
-__all__ = ["pytest_gemm_begin", "pytest_gemm_end", "pytest_gemm_open", "pytest_gemm_progress"]
-
 
 @pytest.hookspec(firstresult=True)
 def pytest_gemm_open(options: RunOptions) -> Run | None:

@@ -21,8 +21,6 @@ from ..runs.matrices import exit_status
 from ..runs.run import Run
 from .stash import RUN, Found, decoded, encoded
 
-__all__ = ["ConformanceSession", "MatrixSession", "PytestTerminal"]
-
 INTERRUPTED = 130
 UNTESTED = 2
 

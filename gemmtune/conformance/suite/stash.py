@@ -15,8 +15,6 @@ from ..options import RunOptions
 from ..runs.files import command, pytest_command
 from ..runs.run import Run
 
-__all__ = ["FOUND", "OPTIONS", "RUN", "CaseFailed", "Found", "decoded", "encoded", "settle"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Found:

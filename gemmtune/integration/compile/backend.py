@@ -14,8 +14,6 @@ from .judging import Judge
 from .rewriting import RewriteProducts
 from .verdicts import StoreJudge
 
-__all__ = ["gemmtune", "install", "uninstall", "with_pass"]
-
 OPTION = "post_grad_custom_post_pass"
 
 

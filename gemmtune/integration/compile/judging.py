@@ -8,8 +8,6 @@ from typing import Literal, Protocol
 
 from .products import Product
 
-__all__ = ["Always", "Judge", "Taken", "Verdict"]
-
 Taken = Literal["", "alone", "fused"]
 
 

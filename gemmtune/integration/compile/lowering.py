@@ -12,8 +12,6 @@ from torch._inductor.virtualized import V
 
 from .planned import OPERATOR, run_planned
 
-__all__ = ["register"]
-
 NAME = "gemmtune_planned"
 
 

@@ -24,8 +24,6 @@ from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.launcher import ORDERED_STREAMS
 from .threads import in_a_thread
 
-__all__ = ["OPERATOR", "problem_of_text", "ready_plan", "run_planned"]
-
 Tensor = torch.Tensor
 
 LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")  # type: ignore[no-untyped-call]

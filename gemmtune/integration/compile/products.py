@@ -20,8 +20,6 @@ from ...problem.layout import ALIGNED_BYTES
 from ...problem.operations import OPERATIONS
 from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
 
-__all__ = ["PRODUCTS", "Product", "product_of"]
-
 aten = torch.ops.aten
 
 TORCHS: dict[Any, tuple[str, ...]] = {

@@ -12,8 +12,6 @@ import torch
 
 from ...problem import Problem
 
-__all__ = ["CompiledExplanation", "Decision", "Graph", "decisions", "explain_compiled", "is_compiled", "keep", "listeners"]
-
 _CAPACITY = 1024
 _graphs: deque[Graph] = deque(maxlen=_CAPACITY)
 listeners: list[Callable[[Decision], None]] = []

@@ -21,8 +21,6 @@ from .products import PRODUCTS, Product, product_of
 from .report import Decision, Graph, keep
 from .tails import Extra
 
-__all__ = ["RewriteProducts"]
-
 aten = torch.ops.aten
 _ORIGIN = ("stack_trace", "nn_module_stack", "original_aten")
 """What a node tells of where it came from."""

@@ -17,8 +17,6 @@ from ...problem.epilogue import Node, Ref
 from ...problem.functions import FUNCTIONS, GraphBuilder
 from ...problem.trace import needed
 
-__all__ = ["CONVERT", "VIEWS", "Extra", "Tail", "tail_of"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)

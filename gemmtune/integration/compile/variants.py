@@ -27,8 +27,6 @@ from ...problem.operations import DENSE_OPS
 from .judging import Always
 from .rewriting import RewriteProducts
 
-__all__ = ["BACKEND_NAME", "CompiledVariant", "Variant"]
-
 BACKEND_NAME = "compiled"
 Variant = Literal["untouched", "alone", "fused"]
 _EXAMPLES = {"zero": 0.0, "one": 1.0, "general": 0.5}

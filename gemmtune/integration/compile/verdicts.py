@@ -25,8 +25,6 @@ from .products import Product
 from .threads import in_a_thread
 from .variants import BACKEND_NAME, CompiledVariant, Variant
 
-__all__ = ["Knowledge", "StoreJudge", "tune_for_compile"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreJudge:

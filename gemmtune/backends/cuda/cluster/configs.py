@@ -9,8 +9,6 @@ from ....problem import Layout, Problem
 from ....toolchain.orientation import Oriented, orient
 from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_CLUSTER, SWIZZLED_LINES, TMA_BYTES, WGMMA_M
 
-__all__ = ["LINE", "SHAPES", "Config", "Shape", "by_k", "clusters_of", "grid_of", "operands_of", "tiles_of", "why_not_config"]
-
 IN_FLIGHT, MORE_IN_FLIGHT = 8, 16
 """Parts of a sum that one thread has on their way."""
 FEW_PARTS = 8

@@ -21,8 +21,6 @@ from ..kernel import PRODUCTS, KernelSource, addresses_of, aligned_out, common_v
 from .configs import LINE, Config, by_k, clusters_of, grid_of, operands_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
-__all__ = ["Cluster", "Work"]
-
 FILES = ("device", "warp_groups", "steps", "exchange", "store", "groups")
 PATIENCE = 40
 """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""

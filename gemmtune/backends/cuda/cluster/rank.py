@@ -12,8 +12,6 @@ from ....problem import Problem
 from ..hopper import clusters_at_a_time
 from .configs import SHAPES, Config, Shape, clusters_of, tiles_of
 
-__all__ = ["candidates", "cluster_counts", "estimate_us", "why_not_likely"]
-
 LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
 L2_GBPS = 8000.0

@@ -21,8 +21,6 @@ from ..hopper import LINE_BYTES, MOST_CLUSTER, MOST_GRID, TMA_BYTES
 from ..kernel import KernelSource, addresses_of, common_values, fill_common
 from .weights import MixedConfig, Weights, weights_of
 
-__all__ = ["PROMOTION_BYTES", "MixedFamily", "Work", "pitch_bytes", "steps_of", "tiles_of"]
-
 PROMOTION_BYTES = 256
 """What L2 asks of memory for a line that it misses."""
 PARTS = tuple((__package__, f"{name}.cuh.jinja") for name in ("ptx", "work", "copies"))

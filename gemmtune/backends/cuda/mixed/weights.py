@@ -11,8 +11,6 @@ from ....problem import Problem
 from ....problem.dtypes import dtype_info
 from ..hopper import LINE_BYTES
 
-__all__ = ["Factor", "MixedConfig", "Weights", "weights_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:

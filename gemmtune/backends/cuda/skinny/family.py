@@ -21,8 +21,6 @@ from ..mixed import family
 from ..mixed.family import PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
 from ..mixed.weights import MixedConfig, Weights, weights_of
 
-__all__ = ["MOST_ROWS", "SHAPES", "Config", "Shape", "Skinny", "Work"]
-
 BASE_REGISTERS = 64
 """What a thread needs beside sums: numbers on their way, and addresses."""
 EXTRA_COLS = 4

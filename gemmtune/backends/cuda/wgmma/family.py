@@ -23,8 +23,6 @@ from ..mixed import family
 from ..mixed.family import PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
 from ..mixed.weights import MixedConfig, Weights, weights_of
 
-__all__ = ["SHAPES", "Config", "Shape", "Wgmma", "Work"]
-
 BARRIERS_BYTES = 1024
 """What barriers have room in, so that stages are aligned as swizzled lines have to be."""
 MANY_SUMS = 64

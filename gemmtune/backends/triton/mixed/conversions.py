@@ -13,8 +13,6 @@ import torch
 
 from ..printer import TRITON_DTYPES
 
-__all__ = ["WordFormat", "conversions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordFormat:

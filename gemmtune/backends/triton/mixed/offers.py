@@ -18,8 +18,6 @@ from ..configs import SPLITS, splits_for, tiles_of
 from ..legality import TENSOR_MEMORY
 from .words import OrderedChoice, WordsChoice, WordsConfig, ordered_problem, why_not_config, why_not_words, word_format
 
-__all__ = ["with_recommendation", "words_choices", "words_configs"]
-
 MOST_ROWS_OF_SINGLE_WARPS = 64
 LEAST_ROWS_OF_A_GROUP = 17
 SINGLE = ((64, 128, 2), (128, 128, 4), (128, 128, 2), (64, 128, 4), (64, 256, 2), (128, 256, 4), (32, 128, 1), (64, 64, 2))

@@ -30,11 +30,6 @@ from ..spec import KernelSpec
 from ..wrapped import Copying, WrappedChoice, copying_source
 from .conversions import WordFormat, conversions
 
-__all__ = [
-    "OrderedChoice", "WordsChoice", "WordsConfig", "WordsKernelChoice", "ordered_problem", "why_not_config", "why_not_words",
-    "word_format",
-]  # fmt: skip
-
 VECTOR_BYTES = 16
 """Words are copied to shared memory by so many bytes, as the rows of a."""
 WARP_GROUP_ROWS = 64

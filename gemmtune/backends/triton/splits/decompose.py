@@ -28,8 +28,6 @@ from ..configs import Config, Geometry, tiles_of
 from ..kernels import Compilation
 from ..spec import KernelSpec
 
-__all__ = ["DecomposedChoice", "decomposed_choice", "sliced_problem", "why_not_decomposed"]
-
 LEAST_RATIO = 32
 """K is that many times the larger of M and N at least (PyTorch, torch/_inductor/utils.py, use_decompose_k_choice)."""
 SUM_WARPS = 4

@@ -27,8 +27,6 @@ from ..workspace import Buffers
 from .decompose import DecomposedChoice, decomposed_choice, sliced_problem, why_not_decomposed, why_not_slices
 from .streamk import StreamChoice, stream_configs
 
-__all__ = ["AtomicChoice", "choices_for_long_sums", "decomposed_choices", "stream_choices", "why_not_added", "why_not_atomic"]
-
 MOST_SUMS = 2**20
 Best = Callable[[Problem], Sequence[Config]]
 """The configs that the mm template is tried with, best first."""

@@ -30,11 +30,6 @@ from ..persistent import BARRIER_BYTES, SUSTAINED, operand_blocks, why_not_persi
 from ..rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, SM_GBPS, SPLIT_US, STORE_US, loop_step_us, ranked
 from ..spec import KernelSpec
 
-__all__ = [
-    "StreamChoice", "StreamConfig", "StreamGeometry", "stream_configs", "stream_geometry", "why_not_config",
-    "why_not_stream",
-]  # fmt: skip
-
 LEAST_CAPABILITY = 80
 TILES = (
     (128, 256, 128, 8),
