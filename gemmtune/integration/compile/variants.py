@@ -6,6 +6,7 @@ the tail in it. The first two are compiled by Inductor as it compiles them in a 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -77,17 +78,17 @@ class CompiledVariant(Choice):
         problem, device = self.problem, torch.device(self.problem.device_type)
         count = len(problem.operands)
 
-        def way(out: torch.Tensor | None, *tensors: torch.Tensor) -> torch.Tensor | None:
+        def way(out: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
             result = self._gemm(tensors[:count])
             if problem.epilogue is not None:
                 result = evaluate(problem.epilogue, result, tensors[count:])
             result = result.to(problem.out.dtype)
-            return result if out is None else out.copy_(result)
+            return (result if out is None else out.copy_(result),)
 
         layouts = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ())]
         with unset_fake_temporarily(), FakeTensorMode():
             inputs = [_example(layout, device) for layout in ([problem.out] if into_out else []) + layouts]
-            function = way if into_out else lambda *tensors: (way(None, *tensors),)
+            function = way if into_out else functools.partial(way, None)
             graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
         graph_pass = RewriteProducts(Always("alone")) if self.variant == "alone" else None
         with inductor_config.patch({"post_grad_custom_post_pass": graph_pass, "triton.cudagraphs": False}):
