@@ -106,7 +106,7 @@ def _sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alp
 
 
 def _linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
-    """Where nothing has taken linear apart, as in inference mode."""
+    """A whole linear, which is what inference mode hands on."""
     if isinstance(x, cls) or not isinstance(w, cls) or w.dim() != 2 or not w.transposed:
         return NotImplemented
     product = _product(cls, x.reshape(-1, x.shape[-1]), w.t())

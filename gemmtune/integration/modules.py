@@ -46,7 +46,7 @@ def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
         return functional.linear(input, module.weight, module.bias)
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
-    key = (input.shape, input.dtype, settings.token(), generation.number)
+    key = (input.shape, input.dtype, input.get_device(), settings.token(), generation.number)
     bound = picks.get(key, picks)
     if bound is None or weight is None:
         return functional.linear(input, weight, bias)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
-    key = (x.shape, x.dtype, settings.token(), generation.number)
+    key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
     bound = picks.get(key, picks)
     if bound is not None and x.is_contiguous() and x.dim() >= 2 and weight is not None and weight.dim() == 2:
         result = _product(key, picks, bound, x, weight, bias)
