@@ -188,10 +188,12 @@ def current() -> Settings:
     return settings
 
 
-def token() -> int:
-    """``current().token``, short enough for the path of every call."""
+def token(deterministic: bool | None = None) -> int:
+    """``current().token``, short enough for the path of every call that says whether torch has to be ``deterministic``."""
     settings = _patched.get() or from_environment()
-    return settings.token if settings.deterministic else current().token
+    if settings.deterministic or deterministic is False:
+        return settings.token
+    return current().token
 
 
 @contextmanager

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from .. import settings
 from ..problem.precision import flags_token
+from ..settings import token
 from .prepack import PackedOperand
 
 Tensor = torch.Tensor
-PLAIN: frozenset[object] = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Classes whose tensors have their numbers in memory, and nothing else to say."""
+Parameter = torch.nn.Parameter
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+torch_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 NOTHING: tuple[Tensor, ...] = ()
 """No ``epilogue_args``. A quick look compares with it by identity, which no wrong argument can make fail."""
 
@@ -30,10 +31,12 @@ def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Has
     packed = b.__class__ is PackedOperand
     try:
         t: Tensor = b.tensor if packed else b
-        if a.__class__ not in PLAIN or t.__class__ not in PLAIN:
+        if (a.__class__ is not Tensor and a.__class__ is not Parameter) or (
+            t.__class__ is not Tensor and t.__class__ is not Parameter
+        ):
             return None
         wants_grad = (a.requires_grad or t.requires_grad) and torch.is_grad_enabled()
-        if a.is_neg() or t.is_neg() or forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
+        if a.is_neg() or t.is_neg() or forward_ad._current_level >= 0 or any_autocast():
             return None
         index, dtype = a.get_device(), a.dtype
         flags = None
@@ -46,11 +49,11 @@ def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Has
             return None
         key: tuple[Hashable, ...] = (
             a.shape, t.shape, a.stride(), t.stride(), dtype, t.dtype, (address_a & 15) << 4 | (address_b & 15), index,
-            t.get_device(), settings.token(), flags, name, packed, options, wants_grad,
+            t.get_device(), token(torch_is_deterministic()), flags, name, packed, options, wants_grad,
         )  # fmt: skip
         for x in tensors[2:] if len(tensors) > 2 else NOTHING:
             # A scalar of another device is moved, which no plan does.
-            if x.__class__ not in PLAIN or x.is_neg() or x.get_device() != index or not (address := x.data_ptr()):
+            if x.__class__ not in (Tensor, Parameter) or x.is_neg() or x.get_device() != index or not (address := x.data_ptr()):
                 return None
             key += (x.shape, x.stride(), x.dtype, address & 15, x.requires_grad and torch.is_grad_enabled())
         return key

@@ -62,12 +62,13 @@ class Plan:
     def apart(self, out: torch.Tensor, tensors: Tensors) -> bool:
         """Whether ``out`` lies wholly before or behind each tensor that is read."""
         first = out.data_ptr()
-        spans = iter(self.spans)
-        end = first + next(spans)
-        for x, span in zip(tensors, spans, strict=False):
+        end = first + self.spans[0]
+        i = 1
+        for x in tensors:
             address = x.data_ptr()
-            if address < end and first < address + span:
+            if address < end and first < address + self.spans[i]:
                 return False
+            i += 1
         return True
 
     def into(self, out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> torch.Tensor:

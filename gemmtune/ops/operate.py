@@ -35,7 +35,7 @@ _NUMBERS = (int, float)
 is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 is_compiling = torch.compiler.is_compiling
 modes = torch._C._len_torch_dispatch_stack
-has_torch_function = torch._C._has_torch_function
+function_mode = torch._C._is_torch_function_mode_enabled
 is_tracing = torch._C._is_tracing
 
 
@@ -56,7 +56,7 @@ def operate(
     becomes the first operand of the epilogue (``dispatch.fused``).
     """
     key = None
-    if not (is_traced_by_dynamo() or modes() or has_torch_function(operands) or profiler._is_profiler_enabled or is_tracing()):
+    if not (is_traced_by_dynamo() or modes() or function_mode() or profiler._is_profiler_enabled or is_tracing()):
         given = operands if brought is None else (*operands, brought)
         asked: Hashable = options if out_dtype is None else (options, out_dtype)
         if scalars:
@@ -68,14 +68,13 @@ def operate(
             else:
                 key, given = _key_of_more(name, given, asked, out, epilogue, epilogue_args)
             if key is not None and (entry := ready.get(key)) is not None:
-                reads = given
-                if (b := given[1]).__class__ is PackedOperand:
-                    reads = (given[0], b.tensor, *given[2:])
-                    given = (given[0], b.for_choice(entry.plan.choice), *given[2:])
+                b = given[1]
+                packed = b.__class__ is PackedOperand
+                tensors = (given[0], b.for_choice(entry.plan.choice), *given[2:]) if packed else given
                 if out is None:
-                    return entry.new(given, scalars)
-                if entry.plan.apart(out, reads):
-                    return entry.plan.into(out, given, scalars)
+                    return entry.new(tensors, scalars)
+                if entry.plan.apart(out, (given[0], b.tensor, *given[2:]) if packed else given):
+                    return entry.plan.into(out, tensors, scalars)
     roles = (operand.role for operand in NAMES[name].operands)
     call = call_of(
         name, dict(zip(roles, operands, strict=False)), scalars=scalars, options=options, brought=brought, out_dtype=out_dtype,
