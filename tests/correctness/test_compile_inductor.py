@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
@@ -16,8 +17,12 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.backends.aten import BACKEND
+from gemmtune.device import detect
 from gemmtune.integration.compile import backend, planned
+from gemmtune.integration.compile.variants import CompiledVariant
 from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.problem.trace import trace
 
 Tensor = torch.Tensor
 ROOT = Path(__file__).parents[2]
@@ -128,3 +133,16 @@ def test_the_operator_is_one_of_torchs():
     with settings.patch(backends=("aten",), tune="never"):
         torch.library.opcheck(planned.OPERATOR, ([a, b, c], problem.key), {"alpha": 1.0, "beta": 1.0})
         torch.testing.assert_close(planned.OPERATOR([a, b, c], problem.key), torch.addmm(c, a, b))
+
+
+@pytest.mark.parametrize("variant", ["untouched", "alone"])
+def test_ways_that_are_timed_write_into_out(variant):
+    alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")
+    a, b, c, out = torch.randn(6, 5), torch.randn(8, 5).t(), torch.randn(8), torch.empty(6, 8)
+    [claims] = {choice.claims for choice in BACKEND.enumerate(alone, detect("cpu"), settings.current()).choices}
+    epilogue = trace(torch.relu, torch.float32, ())
+    fused = dataclasses.replace(alone, epilogue=epilogue)
+    way = CompiledVariant(name=variant, backend="compiled", problem=fused, claims=claims, variant=variant, runs=(), alone=alone)
+    with settings.patch(backends=("aten",), tune="never"):
+        way._compiled(into_out=True)([out, a, b, c])
+        torch.testing.assert_close(out, torch.relu(torch.addmm(c, a, b)))
