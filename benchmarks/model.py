@@ -27,6 +27,7 @@ from environment import clocks, describe_environment
 from model_steps import MODELS, SCENARIOS, Scenario, build_model, scenarios
 from model_ways import WAYS, Prepared, prepare
 
+import gemmtune
 from gemmtune import settings
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.timing.timer import collection_paused, median_margin
@@ -48,6 +49,8 @@ class Runner:
     first_call_s: float
     logits: torch.Tensor | None
     kernels: list[dict[str, Any]]
+    explained: list[str]
+    """What our pass did with each GEMM."""
     times_ms: list[float] = field(default_factory=list)
 
 
@@ -156,6 +159,8 @@ def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceIn
         for _ in range(WARM_UPS):
             step()
         kernels = _profile(step, device)
+        ours = WAYS[way].optimize and prepared.compile is not None
+        explained = str(gemmtune.explain(scenario.compiled)).splitlines() if ours else []
     return Runner(
         prepared=prepared,
         step=step,
@@ -163,6 +168,7 @@ def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceIn
         first_call_s=first,
         logits=logits,
         kernels=kernels,
+        explained=explained,
     )
 
 
@@ -239,7 +245,7 @@ def _told(runner: Runner, expected: torch.Tensor | None, scenario: Scenario) -> 
         "error": 0.0 if expected is None or runner.logits is None else _error(runner.logits, expected),
         "gemm_share": gemms / total if total else None,
         "kernels": runner.kernels,
-        "explained": runner.prepared.explained(),
+        "explained": runner.explained,
     }
 
 

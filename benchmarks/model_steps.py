@@ -75,6 +75,8 @@ class Scenario:
     batch: int
     length: int
     config: Mapping[str, Any]
+    compiled: Callable[..., Any] | None = None
+    """What the last step that was made calls."""
     _caches: list[StaticCache] = field(default_factory=list)
 
     @property
@@ -122,6 +124,7 @@ class Scenario:
             return self._training(model, device, compiler)
         given = self.arguments(model, device)
         forward = model.forward if compiler is None else torch.compile(model.forward, **compiler)
+        self.compiled = forward
         keep = {"logits_to_keep": 1} if self.kind == "prefill" else {}
 
         def step() -> torch.Tensor:
@@ -137,6 +140,7 @@ class Scenario:
         hidden = torch.randn(self.batch, self.length, self.config["hidden_size"], device=device, dtype=torch.bfloat16)
         block = model.model.train()
         forward = block.forward if compiler is None else torch.compile(block.forward, **compiler)
+        self.compiled = forward
 
         def step() -> None:
             found = forward(inputs_embeds=hidden, use_cache=False).last_hidden_state

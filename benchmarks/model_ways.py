@@ -39,7 +39,6 @@ class Prepared:
     compile: Mapping[str, Any] | None
     tuning_s: float
     weights_bytes: int
-    explained: Callable[[], list[str]]
 
 
 def _ours(dtype: str, **options: Any) -> Change:
@@ -99,6 +98,13 @@ def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch
         model=model,
         compile=way.compile,
         tuning_s=tuning_s,
-        weights_bytes=sum(parameter.untyped_storage().nbytes() for parameter in model.parameters()),
-        explained=lambda: [],
+        weights_bytes=sum(_bytes(parameter) for parameter in model.parameters()),
     )
+
+
+def _bytes(parameter: torch.Tensor) -> int:
+    """The memory of a parameter, which is that of its parts where several tensors make one."""
+    if not hasattr(parameter, "__tensor_flatten__"):
+        return parameter.untyped_storage().nbytes()
+    names, _ = parameter.__tensor_flatten__()
+    return sum(_bytes(getattr(parameter, name)) for name in names)
