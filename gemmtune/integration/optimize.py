@@ -30,7 +30,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     Args:
         model: any module.
         tune: example inputs: a tensor, a tuple of positional or a mapping of keyword arguments. The model runs once on them, and
-            every product that it asks for is tuned.
+            every product that it asks for is tuned; what ``torch.compile`` fuses is, while it compiles.
         progress: show the progress of that tuning on standard error.
 
     Returns:
@@ -50,7 +50,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
             run_tuning(recording.problems(), progress=progress)
     optimized(model)
     _models.add(model)
-    compile_pass.install()
+    compile_pass.install(tune=tune is not None)
     return model
 
 

@@ -73,7 +73,7 @@ class Knowledge:
         if not all(self._candidates(problem).complete for problem in (alone, fused) if problem is not None):
             return False
         ways = [] if fused is None else self._ways(alone, fused)
-        return len(ways) == len(self._times(fused, ways)) if fused is not None and len(ways) > 1 else True
+        return fused is None or len(ways) < 2 or self._measured(fused, ways)
 
     def knows(self, problem: Problem) -> bool:
         """There is a stored pick."""
@@ -88,20 +88,20 @@ class Knowledge:
         times = self._times(fused, ways)
         if len(ways) == 1:
             return of_gemm
-        if len(times) < len(ways):
+        if "untouched" not in times:
             return dataclasses.replace(of_gemm, reason=f"{of_gemm.reason}; with its tail not compared with Inductor's kernel")
-        told = tuple((way.variant, times[way.variant]) for way in ways)
-        best = min(ways, key=lambda way: times[way.variant])
-        if best.variant == "untouched" or times[best.variant] > (1 - TIE) * times["untouched"]:
+        told = tuple(times.items())
+        best = min(times, key=times.__getitem__)
+        if best == "untouched" or times[best] > (1 - TIE) * times["untouched"]:
             return Verdict(taken="", reason="torch's GEMM with Inductor's kernel is as fast", times_us=told)
-        return Verdict(taken=best.variant, reason="faster than torch's GEMM with Inductor's kernel", times_us=told)
+        return Verdict(taken=best, reason="faster than torch's GEMM with Inductor's kernel", times_us=told)
 
     def measure(self, alone: Problem, fused: Problem | None) -> None:
         """Tune the GEMM and the fused one, then time the ways of both against each other. What is known is not measured again."""
         problems = [alone] if fused is None else [alone, fused]
         tune(problems, settings=self.settings, progress=False, device=str(self.device.torch_device))
         ways = [] if fused is None else self._ways(alone, fused)
-        if fused is None or len(ways) < 2 or len(self._times(fused, ways)) == len(ways):
+        if fused is None or len(ways) < 2 or self._measured(fused, ways):
             return
         with open_session(fused, self.device, self.settings, host_us(self.device, self.settings)) as session:
             ranked = session.rank(ways).times
@@ -113,14 +113,13 @@ class Knowledge:
                 name=way.name,
                 backend=BACKEND_NAME,
                 content_hash=way.content_hash,
-                status=Status.OK,
-                time_us=ranked[way.name].time_us,
-                finalist=True,
-                info={"margin_us": ranked[way.name].margin_us},
+                status=Status.OK if way.name in ranked else Status.RUNTIME_ERROR,
+                time_us=ranked[way.name].time_us if way.name in ranked else None,
+                finalist=way.name in ranked,
+                reason="" if way.name in ranked else "it failed when it was timed; the log of that time says how",
                 measured_at=measured_at,
             )
             for way in ways
-            if way.name in ranked
         ]
         self.store.put(rows)
 
@@ -162,6 +161,11 @@ class Knowledge:
             )
             for variant, chosen in runs.items()
         ]
+
+    def _measured(self, fused: Problem, ways: Iterable[CompiledVariant]) -> bool:
+        """Each of the ways was timed, or failed then."""
+        rows = self.store.rows(_key(fused), fingerprint_text(self.device, self.settings.timing))
+        return all(way.content_hash in rows for way in ways)
 
     def _times(self, fused: Problem, ways: Iterable[CompiledVariant]) -> dict[Variant, float]:
         """The times of these ways that the store has from one measurement, the last that included torch's."""
