@@ -46,7 +46,6 @@ EXAMPLES = [
 def test_every_exception_has_an_example() -> None:
     classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, GemmtuneError)}
     assert classes == {type(e) for e in EXAMPLES} | {GemmtuneError}
-    assert {c.__name__ for c in classes} == set(errors.__all__)
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
@@ -97,5 +96,5 @@ def test_no_valid_choices_names_every_choice_and_the_remedy() -> None:
 
 def test_the_docstring_shows_the_tree() -> None:
     assert errors.__doc__ is not None
-    for name in errors.__all__:
+    for name in (c.__name__ for c in {type(e) for e in EXAMPLES}):
         assert name in errors.__doc__

@@ -1,0 +1,104 @@
+"""Models on a CUDA device: operators, compiled graphs and quantized layers, as far as a GPU makes a difference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiled_graphs import Block, Mlp, assert_as_good, in_float64, outputs_and_gradients
+from test_operators import DIFFERENTIABLE, arguments
+from torch import nn
+from torch.library import opcheck
+
+import gemmtune
+from gemmtune import QuantizedWeight, settings
+from gemmtune.integration.compile import install, uninstall
+from gemmtune.operators.library import OPERATORS
+
+pytestmark = pytest.mark.gpu
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def quick(own_store):
+    torch._dynamo.reset()
+    with settings.patch(search="quick", backends=("aten", "triton")):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_torch_accepts_the_operator(name):
+    if name in ("int_mm", "int_mm_mul", "scaled_mm"):
+        pytest.skip("torch's own operator refuses these few rows on a GPU; the CPU's tests have it")
+    tensors, words = arguments(name, grad=name in DIFFERENTIABLE)
+    on_gpu = tuple(x.detach().cuda().requires_grad_(x.requires_grad) for x in tensors)
+    with settings.patch(tune="never"):
+        opcheck(getattr(torch.ops.gemmtune, name).default, on_gpu, words)
+
+
+def test_calls_under_transforms_are_torchs():
+    a, b = torch.randn(32, 64, device="cuda"), torch.randn(64, 48, device="cuda")
+    gemmtune.mm(a, b)
+    want = a @ b
+    assert torch.allclose(torch.func.functionalize(gemmtune.mm)(a, b), want, atol=1e-3)
+    assert torch.allclose(torch.func.vmap(gemmtune.mm, in_dims=(0, None))(a[None], b)[0], want, atol=1e-3)
+    assert torch.allclose(torch.func.grad(lambda x: gemmtune.mm(x, b).sum())(a), b.sum(1).expand_as(a), atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_block_trains_as_compiled(mode):
+    """Every GEMM is tuned while the graph compiles, forward and backward."""
+    model = Block(width=128).cuda().to(BF16)
+    x = torch.randn(2, 64, 128, device="cuda", dtype=BF16)
+    install(tune=True)
+    try:
+        compiled = torch.compile(model, fullgraph=True, dynamic=False, mode=mode)
+        for _ in range(3):  # a graph of CUDA is captured by the second call
+            got = [y.clone() for y in outputs_and_gradients(compiled, list(model.parameters()), x)]
+    finally:
+        uninstall()
+    eager = outputs_and_gradients(model, list(model.parameters()), x)
+    truth_model = in_float64(model)
+    exact = outputs_and_gradients(truth_model, list(truth_model.parameters()), x.double())
+    assert_as_good(got, eager, exact)
+    graphs = gemmtune.explain(compiled).graphs
+    assert sum(len(graph.decisions) for graph in graphs) == 5 + 2 * 5
+
+
+def test_an_optimized_model_is_captured():
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda().to(BF16)
+    x = torch.randn(16, 256, device="cuda", dtype=BF16)
+    with torch.no_grad():
+        want = model(x)
+        gemmtune.optimize(model, tune=x, progress=False)
+        try:
+            model(x)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                got = model(x)
+            graph.replay()
+            torch.cuda.synchronize()
+        finally:
+            gemmtune.restore(model)
+    assert torch.allclose(got, want, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "float8"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_quantized_model_is_that_of_its_weights(kind, compiled):
+    model = Mlp(256).cuda().to(BF16)
+    gemmtune.quantize_(model, kind)
+    plain = Mlp(256).cuda().to(BF16)
+    for ours, theirs in zip((model.up, model.down), (plain.up, plain.down), strict=True):
+        assert isinstance(ours.weight, QuantizedWeight)
+        theirs.weight.data.copy_(ours.weight.dequantize())
+        theirs.bias.data.copy_(ours.bias)
+    x = torch.randn(16, 256, device="cuda", dtype=BF16)
+    with torch.no_grad():
+        gemmtune.optimize(model, tune=x, progress=False)
+        try:
+            run = torch.compile(model, fullgraph=True) if compiled else model
+            got, want = run(x), plain(x)
+        finally:
+            gemmtune.restore(model)
+    assert (got - want).norm() <= (0.06 if kind == "float8" else 0.02) * want.norm()
