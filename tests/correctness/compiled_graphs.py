@@ -71,7 +71,8 @@ def decided() -> Iterator[list[Decision]]:
     listeners.append(made.append)
     torch._dynamo.reset()
     try:
-        with settings.patch(tune="never", backends=("aten",)):
+        no_cache = torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False)
+        with settings.patch(tune="never", backends=("aten",)), no_cache[0], no_cache[1]:
             yield made
     finally:
         listeners.remove(made.append)

@@ -74,7 +74,10 @@ class CompiledExplanation:
 
     def __str__(self) -> str:
         if not self.graphs:
-            return "no graph was compiled with gemmtune's pass: call it once after gemmtune.integration.compile.install()"
+            return (
+                "no graph was compiled with gemmtune's pass: call it once after gemmtune.integration.compile.install(). Graphs out "
+                "of Inductor's cache on disk are as they were decided when they were compiled, which is not told again."
+            )
         lines = []
         for number, graph in enumerate(self.graphs):
             taken = sum(bool(d.taken) for d in graph.decisions)
