@@ -157,11 +157,11 @@ def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[Fi
 
 
 def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Offers:
-    """Keep at most ``cap`` choices of a backend (None: all), as ``spread`` takes them."""
+    """Keep at most ``cap`` choices of a backend (None: all), as ``diverse`` takes them."""
     own = [choice for choice in offers.choices if choice.backend == backend]
     if cap is None or len(own) <= cap:
         return offers
-    taken = {choice.name for choice in spread(own, cap)}
+    taken = {choice.name for choice in diverse(own, cap)}
 
     def reason(choice: Choice) -> str | None:
         out = choice.backend == backend and choice.name not in taken
@@ -170,8 +170,8 @@ def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Of
     return without(offers, reason)
 
 
-def spread(choices: Sequence[Choice], cap: int) -> tuple[Choice, ...]:
-    """``cap`` of the choices, spread over their tiles and schedules. Given and returned with the best-ranked first.
+def diverse(choices: Sequence[Choice], cap: int) -> tuple[Choice, ...]:
+    """``cap`` of the choices, diverse in their tiles and schedules. Given and returned with the best-ranked first.
 
     One after the other is taken: of those whose pair of tile and schedule was taken least often, one whose tile and schedule are
     both new, or one of them; else one whose tile and schedule were taken least often; among equals the best-ranked. A larger cap

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..errors import InvalidProblemError
-from ..problem.compositions import packed, spread
+from ..problem.compositions import over_blocks, packed
 from ..problem.dtypes import FLOAT8, dtype_name
 from ..problem.operations import Encoding
 
@@ -42,14 +42,14 @@ def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | 
     if kind not in _BITS:
         float8 = getattr(torch, kind)
         scale = _positive(torch.maximum(-least, most) / torch.finfo(float8).max, dtype)
-        return Rounded((wide / spread(scale.to(wide.dtype), size, legal, "scales")).to(float8), scale, None, "")
+        return Rounded((wide / over_blocks(scale.to(wide.dtype), size, legal, "scales")).to(float8), scale, None, "")
     steps = 2 ** _BITS[kind] - 1
     signed = not kind.startswith("u")
     scale = _positive(torch.maximum(-least, most) / (steps // 2) if signed else (most - least) / steps, dtype)
     zero = None if signed else (-least / scale.to(wide.dtype)).round().clamp(0, steps).to(dtype)
-    values = (wide / spread(scale.to(wide.dtype), size, legal, "scales")).round()
+    values = (wide / over_blocks(scale.to(wide.dtype), size, legal, "scales")).round()
     if zero is not None:
-        values = values + spread(zero.to(wide.dtype), size, legal, "zero_points")
+        values = values + over_blocks(zero.to(wide.dtype), size, legal, "zero_points")
     low = -(steps // 2) - 1 if signed else 0
     numbers = values.clamp(low, low + steps).to(torch.int8 if signed else torch.uint8)
     four_bits = _BITS[kind] == 4

@@ -31,8 +31,8 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     row, a = call.operation, call.a
     for operand in row.matrices:
         x = call.operands[operand.role]
-        if x.dim() != row.rank:
-            raise InvalidProblemError(f"{call.name}: {operand.role} must be a {row.rank}-D tensor, got shape {list(x.shape)}")
+        if x.dim() != row.dims:
+            raise InvalidProblemError(f"{call.name}: {operand.role} must be a {row.dims}-D tensor, got shape {list(x.shape)}")
     cast = epilogue.result_dtype if epilogue else None
     dtype = cast or call.out_dtype or row.result_dtype(a.dtype, epilogue=epilogue is not None)
     size = (*call.a.shape[:-1], call.b.shape[-1])

@@ -175,7 +175,7 @@ class Drawing:
         undo = scaling.undo(self.problem, self.device)
         return factor if undo is None else factor * undo.to(factor.dtype)[index]
 
-    def picked_scaling(self) -> Scaling:
+    def gathered_scaling(self) -> Scaling:
         """Scaling of picked numbers: zero points as large as b's integers, with a fraction where a's dtype holds differences."""
         if self.problem.b.dtype in FLOAT8:
             return self.scaling(most_zero=MOST_ZERO)

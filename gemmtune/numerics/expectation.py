@@ -1,7 +1,7 @@
 """What the result of one call must be: exactly, within a few roundings of single products, or within the bound of sums.
 
 ==============  ==================================================================================================================
-``Picked``      the elements that a probe picks, bit for bit; with ``scaled``, within the bound for one product
+``OneHotExpectation``      the elements that a probe picks, bit for bit; with ``scaled``, within the bound for one product
 ``Referenced``  float64 products of all of the result or of samples, within the bound of the claimed arithmetic; ``integers``,
                 whose sums are small enough for it, exactly
 ==============  ==================================================================================================================
@@ -21,8 +21,8 @@ import torch
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
 from .bounds import Bound, Claims, accumulation_bound, epilogue_input, exact_limit
+from .one_hot import OneHotProbe
 from .operands import Operands
-from .pick import Pick
 from .propagate import Approximate, rounded
 from .reference import Reference, Region, extended_reference, reference, regions
 
@@ -64,43 +64,43 @@ class Expectation(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picked(Expectation):
+class OneHotExpectation(Expectation):
     """The elements that a probe picks."""
 
-    pick: Pick
+    probe: OneHotProbe
     scaled: bool = False
     """Scales are any numbers: each product is rounded a few times."""
 
     @classmethod
-    def of(cls, pick: Pick, *, scaled: bool = False) -> Picked:
-        """What the result for the pick's operands must be."""
-        return cls(name=pick.name, operands=pick.operands, pick=pick, scaled=scaled)
+    def of(cls, probe: OneHotProbe, *, scaled: bool = False) -> OneHotExpectation:
+        """What the result for the probe's operands must be."""
+        return cls(name=probe.name, operands=probe.operands, probe=probe, scaled=scaled)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """All of the result at once."""
-        pick = self.pick
+        probe = self.probe
         if self.scaled:
             bound = self._bound(problem, claims, terms=1)
 
             def bounded(batches: slice, rows: slice) -> Approximate:
-                return Approximate(value=pick.exact(batches, rows, torch.float64), error=bound(pick.magnitude(batches, rows)))
+                return Approximate(value=probe.exact(batches, rows, torch.float64), error=bound(probe.magnitude(batches, rows)))
 
             yield Part(region=Region(), sums=bounded)
             return
 
         def exact(batches: slice, rows: slice) -> Approximate:
-            value = pick.exact(batches, rows, torch.float64)
+            value = probe.exact(batches, rows, torch.float64)
             acc = Approximate(value=value, error=torch.zeros_like(value))
             return acc if problem.epilogue is None else rounded(acc, epilogue_input(problem, claims), flush=False)
 
         # Whether out is the sums as they are: every element of a and b fits it. Of the quantized operations out may be narrower.
         fits = not problem.widens_b or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer
-        equal = functools.partial(pick.exact, dtype=problem.accumulator) if fits and problem.epilogue is None else None
+        equal = functools.partial(probe.exact, dtype=problem.accumulator) if fits and problem.epilogue is None else None
         yield Part(region=Region(), sums=exact, equal=equal)
 
     def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
         """The element that the probe picks for ``out[index]``."""
-        return self.pick.origin(index, batched=batched)
+        return self.probe.origin(index, batched=batched)
 
 
 @dataclass(frozen=True, kw_only=True)

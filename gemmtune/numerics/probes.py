@@ -35,8 +35,8 @@ from .buffers import distinct, distinct_size, held_size, overlapping
 from .drawing import Drawing
 from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
 from .joined import joined
+from .one_hot import OneHotProbe
 from .operands import Operands
-from .pick import Pick
 from .quantized import number_range, numbers
 from .reference import as_batches
 from .width import LEAST_K, width_rows
@@ -101,7 +101,7 @@ class Probes:
         epilogue = self.problem.epilogue
         return tuple(self._draw.read_by_epilogue(layout) for layout in (epilogue.operands if epilogue else ()))
 
-    def cancel(self, limit: int) -> Pick:
+    def cancel(self, limit: int) -> OneHotProbe:
         """The cancelling probe with no sum of integers larger than ``limit`` on the way. Needs ``free_a`` and ``free_b``."""
         draw, problem = self._draw, self.problem
         half = problem.k // 2
@@ -118,14 +118,14 @@ class Probes:
         last = draw.integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most_b, draw.work_b)
         b = torch.cat([y, y, last], dim=1) * draw.signs_b((b_size[0], 1, b_size[2]))
         scaling = draw.scaling(separable=True, most_zero=MOST_ZERO if b_size[2] == problem.n else 0)
-        return Pick(
+        return OneHotProbe(
             name="P5 cancellation",
             operands=draw.scaled_operands(a, b, scaling),
             row_factor=draw.undone(scaling, factor, index),
             row_index=index,
         )
 
-    def width(self, limit: int) -> Pick:
+    def width(self, limit: int) -> OneHotProbe:
         """The width probe with no sum larger than ``limit`` of its small products. Needs ``can_measure_width``."""
         draw, problem = self._draw, self.problem
         (batch_a, m, k), (batch_b, _, n) = draw.size_a, draw.size_b
@@ -136,14 +136,14 @@ class Probes:
         a = rows.to(draw.work_a)[which] * signs.unsqueeze(-1)
         b = col.to(draw.work_b).unsqueeze(-1) * draw.signs_b((batch_b, 1, n))
         scaling = draw.scaling(separable=True)
-        return Pick(
+        return OneHotProbe(
             name="P4 width",
             operands=draw.scaled_operands(a, b, scaling),
             row_factor=draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index),
             row_index=index,
         )
 
-    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few: bool = False) -> Pick:
+    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few: bool = False) -> OneHotProbe:
         """One-hot rows of a over the given b. Needs ``free_a``.
 
         ``special``: with a NaN and an infinity for some of the ones and among the numbers of b, where the dtypes have them;
@@ -154,8 +154,8 @@ class Probes:
         factor = self._factors(index.shape, self.problem.a.dtype, special=special and not few)
         a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
         planted = self._places(-1, few=few) if special and self.free_b else []
-        made = draw.operands(a, self._planted(b, planted, -1), added=draw.small_inp(0), scaling=draw.picked_scaling())
-        return Pick(
+        made = draw.operands(a, self._planted(b, planted, -1), added=draw.small_inp(0), scaling=draw.gathered_scaling())
+        return OneHotProbe(
             name="P2 one-hot a",
             operands=made,
             row_factor=factor,
@@ -163,7 +163,7 @@ class Probes:
             planted_cols=tuple(planted),
         )
 
-    def scaled_rows(self, b: torch.Tensor) -> Pick:
+    def scaled_rows(self, b: torch.Tensor) -> OneHotProbe:
         """One-hot rows of a over the given b with scales and zero points of any numbers. Needs ``free_a``.
 
         Not exact, but with one rounding for each operation on a single product (``accumulation_bound`` with ``terms=1``).
@@ -173,9 +173,9 @@ class Probes:
         factor = torch.ones(index.shape, dtype=draw.work_a, device=self.device)
         a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
         made = draw.operands(a, b, added=draw.small_inp(0), general=True)
-        return Pick(name="P6 scales", operands=made, row_factor=factor, row_index=index)
+        return OneHotProbe(name="P6 scales", operands=made, row_factor=factor, row_index=index)
 
-    def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few: bool = False) -> Pick:
+    def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few: bool = False) -> OneHotProbe:
         """One-hot columns of b over the given a, ``special`` and ``few`` as for ``rows_of_b``. Needs ``free_b``."""
         draw = self._draw
         batch, k, n = draw.size_b
@@ -187,7 +187,7 @@ class Probes:
         b = draw.placed_b(self._one_hot((batch, n, k), index, factor).mT)
         planted = self._places(-2, few=few) if special and self.free_a else []
         made = draw.operands(self._planted(a, planted, -2), b, added=draw.small_inp(0))
-        return Pick(
+        return OneHotProbe(
             name="P3 one-hot b",
             operands=made,
             col_factor=factor,
@@ -195,16 +195,16 @@ class Probes:
             planted_rows=tuple(planted),
         )
 
-    def special_in_few_lines(self, random: Operands) -> list[Pick]:
+    def special_in_few_lines(self, random: Operands) -> list[OneHotProbe]:
         """One-hot probes with numbers that are not finite in a of few rows, and in b of few columns, where others have none."""
         made = []
         if self.free_a and self.free_b and self.problem.m < LEAST_LINES:
             made.append(self.cols_of_a(random.left, few=True))
         if self.free_a and self.free_b and self.problem.n < LEAST_LINES:
             made.append(self.rows_of_b(random.right, few=True))
-        return [pick for pick in made if pick.planted_rows or pick.planted_cols]
+        return [probe for probe in made if probe.planted_rows or probe.planted_cols]
 
-    def both(self, random: Operands) -> Pick:
+    def both(self, random: Operands) -> OneHotProbe:
         """The two in one, for K of at least 2, with the numbers of ``random``. Needs ``free_a`` and ``free_b``."""
         draw, problem = self._draw, self.problem
         half = problem.k // 2
@@ -222,7 +222,7 @@ class Probes:
         b[:, half:] = self._one_hot((batch_b, n, problem.k), col_index, col_factor).mT[:, half:]
         planted = [(m // 2 * 2 - 1, problem.k - 1)] if self._places(-2) else []
         made = draw.operands(self._planted(draw.placed_a(a), planted, -2), draw.placed_b(b), added=draw.small_inp(0))
-        return Pick(
+        return OneHotProbe(
             name="P2+P3 one-hot", operands=made, by_rows=by_rows, planted_rows=tuple(planted),
             row_factor=row_factor, row_index=row_index, col_factor=col_factor, col_index=col_index,
         )  # fmt: skip

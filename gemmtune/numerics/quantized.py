@@ -38,7 +38,7 @@ def numbers(stored: torch.Tensor, encoding: Encoding) -> torch.Tensor:
     return _signed(both.to(torch.int8), encoding)
 
 
-def picked_numbers(stored: torch.Tensor, encoding: Encoding, index: torch.Tensor) -> torch.Tensor:
+def gathered_numbers(stored: torch.Tensor, encoding: Encoding, index: torch.Tensor) -> torch.Tensor:
     """Rows ``index`` [r] of the numbers of ``stored`` [.., K or K/2, N]."""
     if not encoding:
         return stored.index_select(-2, index)

@@ -80,7 +80,7 @@ def autocast(operator: Operator, kind: str) -> Callable[..., Any]:
 
 def fake(operator: Operator) -> Callable[..., Tensor]:
     """The result's shape and dtype, for sizes that may be symbols."""
-    row, rank = operator.row, operator.row.rank
+    row, dims = operator.row, operator.row.dims
 
     def without_running(*tensors: Tensor | None, **words: Any) -> Tensor:
         given = operator.given(tensors)
@@ -88,10 +88,10 @@ def fake(operator: Operator) -> Callable[..., Tensor]:
         shown = f"{operator.name}: shapes do not fit: {[list(x.shape) for x in given.values()]}"
         for operand in row.matrices:
             x = given[operand.role]
-            check(x.dim() == rank, lambda: shown)
+            check(x.dim() == dims, lambda: shown)
             halves = operand.role == "b" and bool(words.get("encoding"))
             shape = (*x.shape[:-2], x.shape[-2] * 2 if halves else x.shape[-2], x.shape[-1])
-            for symbol, size in zip((*("B",) * (rank - 2), *(operand.shape or ())), shape, strict=True):
+            for symbol, size in zip((*("B",) * (dims - 2), *(operand.shape or ())), shape, strict=True):
                 check(size == (1 if symbol == "1" else sizes.setdefault(symbol, size)), lambda: shown)
         a = given["a"]
         dtype = words.get("out_dtype") or row.result_dtype(a.dtype, epilogue=False)

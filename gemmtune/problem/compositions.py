@@ -33,7 +33,7 @@ def unpacked(b: Tensor, encoding: str) -> Tensor:
     return (numbers.to(torch.int8) ^ 8) - 8 if encoding == "int4" else numbers
 
 
-def spread(scale: Tensor, size: tuple[int, int], legal: Blocks, name: str) -> Tensor:
+def over_blocks(scale: Tensor, size: tuple[int, int], legal: Blocks, name: str) -> Tensor:
     """A scale so that it broadcasts to an operand of ``size``: each number repeated along the dimensions of its block.
 
     Raises:
@@ -65,8 +65,8 @@ def dequantized(
     size = (numbers.shape[0], numbers.shape[1])
     values = numbers.to(wide)
     if zero is not None:
-        values = values - spread(zero.to(wide), size, legal, "zero_b")
-    return (values * spread(scale.to(wide), size, legal, "scale_b")).to(dtype)
+        values = values - over_blocks(zero.to(wide), size, legal, "zero_b")
+    return (values * over_blocks(scale.to(wide), size, legal, "scale_b")).to(dtype)
 
 
 def int_product(a: Tensor, b: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Te
     (m, k), n = a.shape, b.shape[1]
     if k == 0:
         return torch.zeros((m, n), dtype=torch.float32, device=a.device)
-    factor_a, factor_b = spread(scale_a, (m, k), BLOCKS_OF_A, "scale_a"), spread(scale_b, (k, n), BLOCKS_OF_B, "scale_b")
+    factor_a, factor_b = over_blocks(scale_a, (m, k), BLOCKS_OF_A, "scale_a"), over_blocks(scale_b, (k, n), BLOCKS_OF_B, "scale_b")
     blocks = any(factor.dim() == 2 and factor.shape[along] > 1 for factor, along in ((factor_a, 1), (factor_b, 0)))
     if not blocks:
         return _wide_product(a, b) * factor_a * factor_b

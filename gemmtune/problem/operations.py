@@ -95,7 +95,7 @@ class Operation:
     """b may be given through ``prepack``."""
 
     @property
-    def rank(self) -> int:
+    def dims(self) -> int:
         """Dimensions of a, b and out."""
         return 3 if self.batched else 2
 

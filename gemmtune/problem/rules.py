@@ -82,8 +82,8 @@ def _check_matrices(problem: ProblemFields, row: Operation) -> None:
     for name, layout, dtypes in named:
         if dtypes and not (name == "b" and problem.encoding):
             _expect_dtype(f"{row.name}: dtype of {name}", layout.dtype, dtypes)
-        if len(layout.size) != row.rank:
-            raise InvalidProblemError(f"{row.name}: {name} must be a {row.rank}-D tensor, got shape {list(layout.size)}")
+        if len(layout.size) != row.dims:
+            raise InvalidProblemError(f"{row.name}: {name} must be a {row.dims}-D tensor, got shape {list(layout.size)}")
     if problem.encoding:
         _expect_dtype(f"{row.name}: dtype of b with encoding {problem.encoding}", problem.b.dtype, (torch.uint8,))
     for operand in row.operands:

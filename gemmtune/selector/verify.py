@@ -16,10 +16,10 @@ from ..numerics.aliasing import in_one_buffer, is_product_with_itself
 from ..numerics.bounds import exact_limit
 from ..numerics.buffers import POISONS, poison
 from ..numerics.compare import BadElement, Finding
-from ..numerics.expectation import Expectation, Picked, referenced
+from ..numerics.expectation import Expectation, OneHotExpectation, referenced
 from ..numerics.guards import Watch, guarded_out, poison_free_memory
 from ..numerics.judging import Judge
-from ..numerics.pick import Pick
+from ..numerics.one_hot import OneHotProbe
 from ..numerics.probes import Probes
 from ..problem import Problem
 
@@ -146,7 +146,7 @@ class Verifier:
                 reasons.append(f"{expectation.name}: {self._guards.describe(int(where))}")
             if bad is not None:
                 reasons.append(f"{expectation.name}: {self._describe(bad, expectation)}")
-            if not isinstance(expectation, Picked):
+            if not isinstance(expectation, OneHotExpectation):
                 ratio = max(ratio, call_ratio)
         if reasons:
             return Verdict(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=reasons[0])
@@ -166,28 +166,28 @@ class Verifier:
             return self._shared
         limit = exact_limit(self._problem, claims)
         if limit not in self._by_limit:
-            picks = [probes.cancel(limit)]
+            known = [probes.cancel(limit)]
             if probes.can_measure_width and not self._expensive:
-                picks.append(probes.width(limit))
-            self._by_limit[limit] = [self._watched(Picked.of(pick)) for pick in picks]
+                known.append(probes.width(limit))
+            self._by_limit[limit] = [self._watched(OneHotExpectation.of(probe)) for probe in known]
         return [*self._by_limit[limit], *self._shared]
 
     def _made_once(self) -> list[Expectation]:
         """Those that suit every choice; random data last."""
         problem, probes = self._problem, self._probes
         random = probes.random()
-        picks: list[Pick] = []
+        known: list[OneHotProbe] = []
         if self._expensive and probes.can_pick_both:
-            picks.append(probes.both(random))
+            known.append(probes.both(random))
         else:
             if probes.free_a:
-                picks.append(probes.rows_of_b(probes.every_weight(random.right)))
+                known.append(probes.rows_of_b(probes.every_weight(random.right)))
             if probes.free_b:
-                picks.append(probes.cols_of_a(random.left))
-            picks += probes.special_in_few_lines(random)
-        made: list[Expectation] = [Picked.of(pick) for pick in picks]
+                known.append(probes.cols_of_a(random.left))
+            known += probes.special_in_few_lines(random)
+        made: list[Expectation] = [OneHotExpectation.of(probe) for probe in known]
         if probes.free_a and problem.scales and not (self._expensive and probes.can_pick_both):
-            made.append(Picked.of(probes.scaled_rows(random.b), scaled=True))
+            made.append(OneHotExpectation.of(probes.scaled_rows(random.b), scaled=True))
         if not (probes.free_a and probes.free_b):
             made.append(referenced(problem, probes.integers(), name="P1 integers", integers=True))
         if is_product_with_itself(problem) and problem.flops <= 2 * MOST_SHARED_MACS:

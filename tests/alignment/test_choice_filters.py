@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gemmtune.backends.table import BACKENDS, TEMPLATES
 from gemmtune.choice import Choice, Offers
 from gemmtune.device import preset
-from gemmtune.filters import filtered, nothing_left, schedule_of, spread, tile_of
+from gemmtune.filters import diverse, filtered, nothing_left, schedule_of, tile_of
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.settings import Settings
@@ -164,11 +164,11 @@ def test_a_larger_cap_adds_choices_and_drops_none(name: str) -> None:
     choices = own(name)
     before: set[str] = set()
     for cap in (*range(1, 20), len(choices) - 1, len(choices), len(choices) + 1):
-        now = names_of(spread(choices, cap))
+        now = names_of(diverse(choices, cap))
         assert len(now) == min(cap, len(choices))
         assert set(now) >= before or cap < len(before)
         assert now == [n for n in names_of(choices) if n in now], "ranked as they were"
-        assert now == names_of(spread(choices, cap))
+        assert now == names_of(diverse(choices, cap))
         before = set(now)
 
 
@@ -178,7 +178,7 @@ def test_the_cap_covers_tiles_and_schedules_first(name: str) -> None:
     tiles, schedules = {tile_of(c) for c in choices}, {schedule_of(c) for c in choices}
     assert len(tiles) + len(schedules) > 3
     for cap in (*range(1, 10), 20, 50, len(tiles) + len(schedules)):
-        taken = spread(choices, cap)
+        taken = diverse(choices, cap)
         covered = len({tile_of(c) for c in taken}) + len({schedule_of(c) for c in taken})
         # Each one taken brings a new tile or schedule, the first one both, until nothing is left to cover.
         assert covered >= min(len(taken) + 1, len(tiles) + len(schedules))
@@ -188,7 +188,7 @@ def test_the_cap_covers_tiles_and_schedules_first(name: str) -> None:
 def test_no_pair_of_tile_and_schedule_comes_twice_before_each_came_once(name: str) -> None:
     choices = own(name)
     pairs = {(tile_of(c), schedule_of(c)) for c in choices}
-    taken = [(tile_of(c), schedule_of(c)) for c in spread(choices, len(pairs))]
+    taken = [(tile_of(c), schedule_of(c)) for c in diverse(choices, len(pairs))]
     assert set(taken) == pairs
     assert len(taken) == len(pairs)
 
@@ -196,9 +196,9 @@ def test_no_pair_of_tile_and_schedule_comes_twice_before_each_came_once(name: st
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_best_of_each_pair_stands_for_it(name: str) -> None:
     choices = own(name)
-    assert spread(choices, 1) == (choices[0],)
+    assert diverse(choices, 1) == (choices[0],)
     pairs = {(tile_of(c), schedule_of(c)): c for c in reversed(choices)}
-    assert set(names_of(spread(choices, len(pairs)))) == {c.name for c in pairs.values()}
+    assert set(names_of(diverse(choices, len(pairs)))) == {c.name for c in pairs.values()}
 
 
 def test_the_cap_is_for_each_template_backend_and_leaves_library_calls_alone() -> None:

@@ -63,7 +63,7 @@ def weight_scale_shape(k: int, n: int, scales: str) -> tuple[int, ...] | None:
     return {"none": None, "tensor": (), "one": (1,), "column": (1, n)}.get(scales, (-(-k // GROUPS.get(scales, 1)), n))
 
 
-def spread(scale: torch.Tensor, size: tuple[int, int], block: tuple[int, int]) -> torch.Tensor:
+def over_blocks(scale: torch.Tensor, size: tuple[int, int], block: tuple[int, int]) -> torch.Tensor:
     """The scale of every element of an operand, one by one."""
     if scale.numel() == 1:
         return scale.double().reshape(1, 1).expand(size)
@@ -100,9 +100,9 @@ def mixed_operands(
     weights = numbers.double()
     block = (GROUPS.get(scales, k), 1)
     if zero is not None:
-        weights = weights - spread(zero, (k, n), block)
+        weights = weights - over_blocks(zero, (k, n), block)
     if scale is not None:
-        weights = weights * spread(scale, (k, n), block)
+        weights = weights * over_blocks(scale, (k, n), block)
     return a, b, scale, zero, weights
 
 
@@ -114,9 +114,9 @@ def float8_scale(size: tuple[int, int], block: tuple[int, int] | None, seed: int
     """A scale for the blocks of an operand of that size, and the scale of each element in float64."""
     if block is None:
         scale = positive((), torch.float32, seed)
-        return scale, spread(scale, size, (1, 1))
+        return scale, over_blocks(scale, size, (1, 1))
     scale = positive(tuple(-(-extent // side) for extent, side in zip(size, block, strict=True)), torch.float32, seed)
-    return scale, spread(scale, size, block)
+    return scale, over_blocks(scale, size, block)
 
 
 def problem_of(

@@ -20,7 +20,7 @@ def unpacked(b: torch.Tensor, encoding: str) -> torch.Tensor:
     return ((halves ^ 8) - 8 if encoding == "int4" else halves).double()
 
 
-def spread(scale: torch.Tensor, block: tuple[int, int], size: tuple[int, int]) -> torch.Tensor:
+def over_blocks(scale: torch.Tensor, block: tuple[int, int], size: tuple[int, int]) -> torch.Tensor:
     """A scale for each number of an operand of ``size``, of which each element covers ``block``."""
     if scale.numel() == 1:
         return scale.double().reshape(1, 1).expand(size)
@@ -51,14 +51,14 @@ def exact_operands(problem: Problem, seed: int) -> tuple[torch.Tensor, torch.Ten
     left, right = a.double(), unpacked(b, problem.encoding)
     if problem.scale_a is not None:
         scales.append(powers(problem.scale_a, rng))
-        left = left * spread(scales[-1], problem.scale_block("scale_a"), (problem.m, problem.k))
+        left = left * over_blocks(scales[-1], problem.scale_block("scale_a"), (problem.m, problem.k))
     if problem.scale_b is not None:
         scale = powers(problem.scale_b, rng)
         scales.append(scale)
         if problem.zero_b is not None:
             scales.append(with_layout(problem.zero_b, integers(problem.zero_b.size, -3, 9, problem.zero_b.dtype, rng)))
-            right = right - spread(scales[-1], problem.scale_block("zero_b"), problem.b_size)
-        right = right * spread(scale, problem.scale_block("scale_b"), problem.b_size)
+            right = right - over_blocks(scales[-1], problem.scale_block("zero_b"), problem.b_size)
+        right = right * over_blocks(scale, problem.scale_block("scale_b"), problem.b_size)
     return a, b, tuple(scales), left @ right
 
 

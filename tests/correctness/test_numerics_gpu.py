@@ -11,11 +11,11 @@ from broken_kernels import claims_of, split_k
 
 from gemmtune.choice import Claims
 from gemmtune.numerics.bounds import exact_limit
-from gemmtune.numerics.expectation import Picked
+from gemmtune.numerics.expectation import OneHotExpectation
 from gemmtune.numerics.fills import fills_of
 from gemmtune.numerics.judging import Judge
+from gemmtune.numerics.one_hot import OneHotProbe
 from gemmtune.numerics.operands import Operands
-from gemmtune.numerics.pick import Pick
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Precision, Problem
 from gemmtune.problem.flags import precision_scope
@@ -53,7 +53,7 @@ def claims_for(problem: Problem) -> Claims:
     )
 
 
-def picks(problem: Problem, claims: Claims, device: torch.device) -> Iterator[Pick]:
+def picks(problem: Problem, claims: Claims, device: torch.device) -> Iterator[OneHotProbe]:
     probes = Probes(problem, device)
     random, limit = probes.random(), exact_limit(problem, claims)
     yield probes.cancel(limit)
@@ -66,7 +66,7 @@ def picks(problem: Problem, claims: Claims, device: torch.device) -> Iterator[Pi
 def assert_holds(problem: Problem, device: torch.device) -> None:
     claims = claims_for(problem)
     for pick in picks(problem, claims, device):
-        finding = Judge(problem, claims).find(by_torch(problem, pick.operands), Picked.of(pick))
+        finding = Judge(problem, claims).find(by_torch(problem, pick.operands), OneHotExpectation.of(pick))
         bad = finding.bad_element(finding.state.tolist(), batched=False)
         assert bad is None, (str(problem), pick.name, bad)
     for fill in fills_of(problem.dtype):
@@ -123,4 +123,4 @@ def test_narrow_partials_fail_the_width_probe(cuda: torch.device, dtype: torch.d
     pick = Probes(problem, cuda).width(exact_limit(problem, claims))
     for narrow in (False, True):
         out = split_k(dtype if narrow else F32, 4)(pick.operands.a.float(), pick.operands.b.float()).to(dtype)
-        assert bool(Judge(problem, claims).find(out, Picked.of(pick)).state[0]) == narrow
+        assert bool(Judge(problem, claims).find(out, OneHotExpectation.of(pick)).state[0]) == narrow

@@ -13,7 +13,7 @@ from rational import Matrix, fractions, rational
 
 from gemmtune.choice import Claims
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit, underflow
-from gemmtune.numerics.expectation import Picked, Referenced, referenced
+from gemmtune.numerics.expectation import OneHotExpectation, Referenced, referenced
 from gemmtune.numerics.judging import Judge
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.probes import Probes
@@ -219,7 +219,7 @@ def passes_width(problem: Problem, claims: Claims, product: Product) -> bool:
     pick = Probes(problem, CPU).width(exact_limit(problem, claims))
     wide = problem.accumulator
     acc = product(pick.operands.a.to(wide), pick.operands.b.to(wide))
-    return not Judge(problem, claims).find(scaled(acc, pick.operands, problem.out.dtype), Picked.of(pick)).state[0]
+    return not Judge(problem, claims).find(scaled(acc, pick.operands, problem.out.dtype), OneHotExpectation.of(pick)).state[0]
 
 
 @pytest.mark.parametrize("k", [3, 33, 1000])
@@ -281,7 +281,7 @@ def test_torchs_own_8_bit_products_are_right() -> None:
         probes, claims = Probes(problem, CPU), strict_claims(problem)
         random = probes.random()
         picks = (probes.cancel(2**13), probes.width(2**13), probes.rows_of_b(random.b), probes.cols_of_a(random.a))
-        for expectation in (*map(Picked.of, picks), referenced(problem, random, name="random")):
+        for expectation in (*map(OneHotExpectation.of, picks), referenced(problem, random, name="random")):
             finding = Judge(problem, claims).find(by_torch(problem, expectation.operands), expectation)
             assert not finding.state[0], expectation.name
 

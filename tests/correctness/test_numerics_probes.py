@@ -14,15 +14,15 @@ from problem_strategies import mixed_problems, narrow_problems, problems
 from quantized_kernels import terms, unpacked
 
 from gemmtune.numerics.buffers import storage_bits
+from gemmtune.numerics.one_hot import OneHotProbe
 from gemmtune.numerics.operands import ALPHA, BETA, Operands
-from gemmtune.numerics.pick import Pick
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Precision, Problem
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 
 
-def picks(problem: Problem, limit: int = 2**23) -> list[Pick]:
+def picks(problem: Problem, limit: int = 2**23) -> list[OneHotProbe]:
     probes = Probes(problem, CPU)
     random = probes.random()
     made = []
@@ -39,7 +39,7 @@ def picks(problem: Problem, limit: int = 2**23) -> list[Pick]:
     return [*made, *probes.special_in_few_lines(random)]
 
 
-def known(problem: Problem, pick: Pick) -> torch.Tensor:
+def known(problem: Problem, pick: OneHotProbe) -> torch.Tensor:
     result = pick.exact(slice(None), slice(0, problem.m), torch.float64)
     return result if problem.batched else result[0]
 

@@ -19,7 +19,7 @@ from gemmtune.numerics import reference as module
 from gemmtune.numerics.bounds import accumulation_bound, epilogue_input, exact_limit, underflow
 from gemmtune.numerics.operands import Operands, random_operands, scale_factor
 from gemmtune.numerics.probes import Probes
-from gemmtune.numerics.quantized import blocks_of_k, number_range, numbers, packed, picked_numbers, scale_at, scales_along_k
+from gemmtune.numerics.quantized import blocks_of_k, gathered_numbers, number_range, numbers, packed, scale_at, scales_along_k
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.numerics.scaling import exact_scaling
 from gemmtune.problem import Layout, Problem
@@ -89,7 +89,7 @@ def test_packing_and_picking_agree_with_unpacking(encoding: Any) -> None:
     assert torch.equal(everything.short(), unpacked(stored, encoding))
     assert torch.equal(packed(everything), stored)
     index = torch.tensor([0, 63, 31, 32, 7])
-    assert torch.equal(picked_numbers(stored, encoding, index), everything[index])
+    assert torch.equal(gathered_numbers(stored, encoding, index), everything[index])
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)

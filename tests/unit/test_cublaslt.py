@@ -20,7 +20,7 @@ from gemmtune.device import preset
 from gemmtune.dispatch.fused import bias_epilogue, factor_epilogue
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Epilogue, Layout, Precision, Problem
-from gemmtune.problem.compositions import spread
+from gemmtune.problem.compositions import over_blocks
 from gemmtune.problem.epilogue import Node
 from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B
 from gemmtune.settings import Settings
@@ -181,8 +181,8 @@ def test_scaled_mm(fake, scales, dtypes, order):
         return
     choice = offers(problem).choices[0]
     choice.build().run(out, (a, b, scale_a, scale_b), ())
-    whole_a = spread(scale_a, (m, k), BLOCKS_OF_A, "a").double()
-    whole_b = spread(scale_b, (k, n), BLOCKS_OF_B, "b").double()
+    whole_a = over_blocks(scale_a, (m, k), BLOCKS_OF_A, "a").double()
+    whole_b = over_blocks(scale_b, (k, n), BLOCKS_OF_B, "b").double()
     expected = (a.double() * whole_a) @ (b.double() * whole_b)
     torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-2)
     assert choice.claims.epilogue_input == torch.float32

@@ -15,7 +15,7 @@ from gemmtune import filters
 from gemmtune.backends.table import TEMPLATES
 from gemmtune.choice import Choice, Offers, Refusal
 from gemmtune.device import preset
-from gemmtune.filters import FILTERS, FilterSettings, by_cap, by_determinism, by_size, spread
+from gemmtune.filters import FILTERS, FilterSettings, by_cap, by_determinism, by_size, diverse
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for, widest_offers_for
 from gemmtune.settings import Settings
@@ -102,12 +102,12 @@ GRID = [
     ],
 )
 def test_spread_takes_what_is_new_first_and_the_best_of_it(cap: int, expected: list[int]) -> None:
-    assert [GRID.index(c) for c in spread(GRID, cap)] == expected
+    assert [GRID.index(c) for c in diverse(GRID, cap)] == expected
 
 
 def test_without_tiles_and_schedules_the_best_ranked_are_taken() -> None:
     plain: list[Choice] = [choice(f"triton:{i}") for i in range(5)]
-    assert list(spread(plain, 3)) == plain[:3]
+    assert list(diverse(plain, 3)) == plain[:3]
 
 
 def test_the_cap_holds_for_one_backend() -> None:

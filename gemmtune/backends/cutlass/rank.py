@@ -138,10 +138,10 @@ def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[
     packed = {_place(op) for _, op in ordered if op.shuffled}
     near = [op for time_us, op in ordered if time_us <= SLACK * ordered[0][0] and (op.shuffled or _place(op) not in packed)]
     shared = [op for op in near if is_shared(op)][: count - count // OWN_SHARE]
-    return _spread(near, count, shared)
+    return _diverse(near, count, shared)
 
 
-def _spread(ordered: Sequence[Operation], count: int, first: Sequence[Operation]) -> list[Operation]:
+def _diverse(ordered: Sequence[Operation], count: int, first: Sequence[Operation]) -> list[Operation]:
     """``first`` and the first others up to ``count``, but no tile or schedule again before others had their turn."""
     chosen = list(first)
     tiles = Counter(op.tile for op in first)

@@ -9,12 +9,12 @@ import torch
 from ...choice import Claims
 from ...numerics.buffers import POISONS, storage_bits
 from ...numerics.compare import BadElement, is_right
-from ...numerics.expectation import Expectation, Picked, referenced
+from ...numerics.expectation import Expectation, OneHotExpectation, referenced
 from ...numerics.guards import Guards, Watch, guarded_out, poison_free_memory
 from ...numerics.joined import joined, side_by_side
 from ...numerics.judging import Judge
+from ...numerics.one_hot import OneHotProbe
 from ...numerics.operands import Operands
-from ...numerics.pick import Pick
 from ...numerics.probes import Probes
 from ...numerics.propagate import Approximate
 from ...problem import Problem
@@ -170,9 +170,9 @@ class Bench:
 
     # Judging
 
-    def expect_pick(self, result: torch.Tensor, pick: Pick, *, scaled: bool = False) -> bool:
+    def expect_one_hot(self, result: torch.Tensor, probe: OneHotProbe, *, scaled: bool = False) -> bool:
         """Bit equality with an exact probe; ``scaled``: within the bound of one product, for one with scales of any numbers."""
-        return self._held(result, Picked.of(pick, scaled=scaled))[0]
+        return self._held(result, OneHotExpectation.of(probe, scaled=scaled))[0]
 
     def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
         """Within the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""

@@ -12,8 +12,8 @@ import torch
 
 from ...numerics.bounds import exact_limit
 from ...numerics.buffers import placed, storage_bits
+from ...numerics.one_hot import OneHotProbe
 from ...numerics.operands import Operands
-from ...numerics.pick import Pick
 from ...numerics.quantized import packed, scales_along_k
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_info
@@ -72,13 +72,13 @@ class Probe:
     """Operands with one right result."""
 
     operands: Operands
-    pick: Pick | None
+    one_hot: OneHotProbe | None
     """Where the result is known exactly without a product; None: integers, whose reference product is exact."""
 
     def judge(self, bench: Bench, result: torch.Tensor) -> bool:
         """Whether ``result`` is the right one; if not, ``bench`` has a failure more."""
-        if self.pick is not None:
-            return bench.expect_pick(result, self.pick)
+        if self.one_hot is not None:
+            return bench.expect_one_hot(result, self.one_hot)
         return bench.expect(result, self.operands, name="integers", exact=True)
 
 
@@ -87,15 +87,15 @@ def exact_probe(bench: Bench) -> Probe:
 
     Each element of the result then depends on where in memory a GEMM reads.
     """
-    pick: Pick | None = None
+    one_hot: OneHotProbe | None = None
     probes = bench.probes
     if probes.free_a and probes.free_b:
-        pick = probes.cancel(exact_limit(bench.problem, bench.claims))
+        one_hot = probes.cancel(exact_limit(bench.problem, bench.claims))
     elif probes.free_a and keeps_significands(bench):
-        pick = probes.rows_of_b(probes.random().right, special=False)
+        one_hot = probes.rows_of_b(probes.random().right, special=False)
     elif probes.free_b and keeps_significands(bench):
-        pick = probes.cols_of_a(probes.random().left, special=False)
-    return Probe(operands=probes.integers() if pick is None else pick.operands, pick=pick)
+        one_hot = probes.cols_of_a(probes.random().left, special=False)
+    return Probe(operands=probes.integers() if one_hot is None else one_hot.operands, one_hot=one_hot)
 
 
 def check_once(bench: Bench) -> None:

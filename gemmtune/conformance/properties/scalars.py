@@ -49,13 +49,13 @@ def check_scales(bench: Bench) -> None:
     random = probes.random()
     if probes.free_a and bench.problem.scales:
         with stage(bench, "single products"):
-            pick = probes.scaled_rows(random.b)
-            if not bench.expect_pick(bench.call(pick.operands), pick, scaled=True):
+            probe = probes.scaled_rows(random.b)
+            if not bench.expect_one_hot(bench.call(probe.operands), probe, scaled=True):
                 return
     if probes.free_a and probes.free_b:
         with stage(bench, "sums"):
-            pick = probes.cancel(exact_limit(bench.problem, bench.claims))
-            if not bench.expect_pick(bench.call(pick.operands), pick):
+            probe = probes.cancel(exact_limit(bench.problem, bench.claims))
+            if not bench.expect_one_hot(bench.call(probe.operands), probe):
                 return
     bench.expect(bench.call(random), random)
 

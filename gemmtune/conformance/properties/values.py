@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ...numerics.bounds import exact_limit
 from ...numerics.compare import MOST, grade
-from ...numerics.pick import Pick
+from ...numerics.one_hot import OneHotProbe
 from ...numerics.propagate import Approximate
 from ...numerics.reference import Region, reference
 from ...problem.dtypes import dtype_info
@@ -29,36 +29,36 @@ def check_integers(bench: Bench) -> None:
     bench.expect(bench.call(operands), operands, name="integers", exact=True)
 
 
-def _expect_pick(bench: Bench, pick: Pick | None) -> None:
+def _expect_one_hot(bench: Bench, probe: OneHotProbe | None) -> None:
     """The one right result of a probe; integers where K or the strides do not let there be such a probe."""
-    if pick is None:
+    if probe is None:
         check_integers(bench)
     else:
-        bench.expect_pick(bench.call(pick.operands), pick)
+        bench.expect_one_hot(bench.call(probe.operands), probe)
 
 
 def check_one_hot_a(bench: Bench) -> None:
     """Each row of a has a single 1."""
     probes = bench.probes
-    _expect_pick(bench, probes.rows_of_b(probes.random().right, special=False) if probes.free_a else None)
+    _expect_one_hot(bench, probes.rows_of_b(probes.random().right, special=False) if probes.free_a else None)
 
 
 def check_one_hot_b(bench: Bench) -> None:
     """Each column of b has a single 1."""
     probes = bench.probes
-    _expect_pick(bench, probes.cols_of_a(probes.random().left, special=False) if probes.free_b else None)
+    _expect_one_hot(bench, probes.cols_of_a(probes.random().left, special=False) if probes.free_b else None)
 
 
 def check_width(bench: Bench) -> None:
     """Small products beside a large one."""
     limit = exact_limit(bench.problem, bench.claims)
-    _expect_pick(bench, bench.probes.width(limit) if bench.probes.can_measure_width else None)
+    _expect_one_hot(bench, bench.probes.width(limit) if bench.probes.can_measure_width else None)
 
 
 def check_cancellation(bench: Bench) -> None:
     """Integers whose sums over K are large and cancel: every element of a and b counts, the last of K most of all."""
     limit = exact_limit(bench.problem, bench.claims)
-    _expect_pick(bench, bench.probes.cancel(limit) if bench.probes.free_a and bench.probes.free_b else None)
+    _expect_one_hot(bench, bench.probes.cancel(limit) if bench.probes.free_a and bench.probes.free_b else None)
 
 
 def check_bound(bench: Bench) -> None:

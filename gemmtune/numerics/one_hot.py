@@ -11,12 +11,12 @@ import torch
 
 from ..problem.dtypes import FLOAT8
 from .operands import Operands
-from .quantized import picked_numbers, scale_at
+from .quantized import gathered_numbers, scale_at
 from .reference import as_batches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pick:
+class OneHotProbe:
     """A probe: operands and the exactly known alpha · a @ b + beta · inp, with scales and zero points as the operands have them.
 
     Element [.., i, j] is alpha · v_i · b[k_i, j] or alpha · w_j · a[i, l_j], and plus beta · inp[i, j]. A zero point is subtracted
@@ -80,7 +80,7 @@ class Pick:
         factor = _times(_sliced(factor, batches).to(dtype), self.operands.alpha).unsqueeze(-1)
         matrix, chosen = self._row_major_b[batches], _sliced(index, batches)
         if len(chosen) == 1:
-            picked = picked_numbers(matrix, self.operands.encoding, chosen[0]).to(dtype)
+            picked = gathered_numbers(matrix, self.operands.encoding, chosen[0]).to(dtype)
         else:
             picked = matrix[torch.arange(len(matrix), device=matrix.device).unsqueeze(-1), chosen].to(dtype)
         where, cols = index[0].unsqueeze(-1), self._lines(slice(None), self.operands.b.shape[-1])
