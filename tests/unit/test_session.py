@@ -168,7 +168,7 @@ def test_the_worker_stays_warm_for_the_next_session(settings: Settings) -> None:
 def test_rank_orders_by_time(session: Session | RemoteSession) -> None:
     ranked = session.rank([running("slow"), running("multiply")]).times
     assert set(ranked) == {"fake:slow", "fake:multiply"}
-    assert ranked["fake:slow"].time_us > 1500 > ranked["fake:multiply"].time_us
+    assert ranked["fake:slow"].time_us > 2 * ranked["fake:multiply"].time_us
 
 
 def test_rank_gives_packed_choices_their_own_operand(session: Session | RemoteSession) -> None:
