@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from rotation import rotated
 
 import gemmtune
 from gemmtune import settings
 
-CPU_BACKENDS = (("aten",), ("cpp",), ("aten", "cpp"))
+CPU_BACKENDS = (("aten",), *rotated((("cpp",), ("aten", "cpp")), 2, "must"))
 GPU_BACKENDS = (("triton",), ("aten", "triton"), ("aten", "cublaslt", "triton"))
 WHERE = [
     *(pytest.param("cpu", names, id=f"cpu-{'+'.join(names)}") for names in CPU_BACKENDS),
