@@ -142,6 +142,12 @@ def test_flushed_subnormals_must_be_declared() -> None:
     assert ratio(problem, claims_of(F32, flush_subnormals=True), ones, out) <= 1
 
 
+def test_what_may_be_read_as_zero_adds_a_subnormal_number_times_the_largest_beside_it() -> None:
+    problem, claims = Problem.mm(M, N, 64, dtype=F32, device_type="cpu"), claims_of(F32, flush_subnormals=True)
+    less, more = (accumulation_bound(problem, claims, alpha=1, largest=lambda x=x: x).absolute for x in (1.0, 1025.0))
+    assert more - less == pytest.approx(64 * 1024 * torch.finfo(F32).smallest_normal, rel=1e-3)
+
+
 def test_overflow_to_the_right_infinity_is_right() -> None:
     problem = Problem.mm(M, N, K, dtype=F16, device_type="cpu")
     operands = made("normal", F16, 0)

@@ -265,3 +265,10 @@ def test_elements_along_k_are_free_unless_they_share_memory() -> None:
     assert Probes(two, CPU).free_a
     assert not Probes(dataclasses.replace(two, c=Layout(size=(6, 10), stride=(0, 1), dtype=F32)), CPU).free_a
     assert not Probes(Problem.mm(6, 8, 0, dtype=F32, device_type="cpu"), CPU).free_a
+
+
+@pytest.mark.parametrize(("k", "free"), [(1, True), (2, False)])
+def test_an_element_that_is_read_once_can_be_chosen_whatever_its_stride(k: int, free: bool) -> None:
+    a = Layout(size=(4, k), stride=(1, 0), dtype=torch.float32)
+    problem = dataclasses.replace(Problem.mm(4, 3, k, dtype=torch.float32, device_type="cpu"), a=a)
+    assert Probes(problem, CPU, seed=1).free_a is free

@@ -17,7 +17,7 @@ from gemmtune.choice import Claims
 from gemmtune.errors import GemmtuneError
 from gemmtune.numerics import reference as module
 from gemmtune.numerics.bounds import accumulation_bound, epilogue_input, exact_limit, underflow
-from gemmtune.numerics.operands import Operands, random_operands, scale_factor
+from gemmtune.numerics.operands import Operands, random_operands, scale_factor, weight_unit
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.quantized import blocks_of_k, gathered_numbers, number_range, numbers, packed, scale_at, scales_along_k
 from gemmtune.numerics.reference import Region, reference
@@ -141,6 +141,16 @@ def test_an_empty_sum_is_0(problem: Problem) -> None:
 def test_scales_that_change_along_k_are_no_factor_of_the_result() -> None:
     with pytest.raises(GemmtuneError, match=r"scales: got shapes \[4, 3\] and \[3, 5\], expected none that changes along K"):
         scale_factor(random_operands(scaled("block_1x128"), CPU, seed=1))
+    for one in ("scale_a", "scale_b"):
+        operands = random_operands(scaled("block_1x128"), CPU, seed=1)
+        with pytest.raises(GemmtuneError, match="expected none that changes along K"):
+            scale_factor(dataclasses.replace(operands, **{one: torch.ones(1, 1)}))
+
+
+def test_random_weights_are_near_one() -> None:
+    units = [weight_unit(p) for p in (mixed("column"), scaled("tensor"), mixed("column", dtype_b=E4M3))]
+    assert units == [2.0**-6, 1.0, 1.0]
+    assert weight_unit(mixed("column", encoding="int4")) == 0.25
 
 
 # Operands
