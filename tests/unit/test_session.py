@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -188,6 +190,32 @@ def test_rank_survives_a_crash(settings: Settings) -> None:
             "fake:multiply",
             "fake:slow",
         }
+
+
+def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(_do: object, _method: str, choices: Sequence[Choice], *, timeout_s: float) -> tuple[Ranking | None, bool]:
+        names = [choice.name for choice in choices]
+        ruined = "fake:slow" in names
+        return None if ruined else Ranking(times={name: Ranked(time_us=5.0, margin_us=0.1) for name in names}), ruined
+
+    with RemoteSession(PROBLEM, DEVICE, settings) as session, caplog.at_level(logging.WARNING, "gemmtune"):
+        with monkeypatch.context() as patched:
+            patched.setattr(session._opened(), "call", call)
+            patched.setattr(session, "_discard", lambda: None)
+            ranking = session.rank([running("multiply"), running("slow")])
+    assert set(ranking.times) == {"fake:multiply"}
+    assert "the final rounds of fake:multiply, fake:slow ruined the CUDA context" in caplog.text
+
+
+def test_a_closed_session_holds_no_memory(settings: Settings) -> None:
+    with Session(PROBLEM, DEVICE, settings) as session:
+        session.examine(running("multiply"), None)
+        verifier = weakref.ref(session._verifier)
+        assert verifier() is not None
+    gc.collect()
+    assert verifier() is None
 
 
 def test_limits_of_the_problems_dtype(session: Session | RemoteSession) -> None:

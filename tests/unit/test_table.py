@@ -172,3 +172,10 @@ def test_without_a_width_no_line_is_folded():
 def test_markup_in_a_reason_is_printed_as_it_is():
     text = text_of(problem_result(FAST, failure("cpp:a", Status.RUNTIME_ERROR, "[bold]a[1] :smile:")))
     assert "[bold]a[1] :smile:" in text
+
+
+def test_a_reason_is_its_first_line_and_the_first_other_one_that_says_error():
+    reasons = ("error: it did not compile\nin line 3\na warning", "nvcc failed\nin line 3\nan error: no such type\nanother error")
+    for reason, told in zip(reasons, ("error: it did not compile", "nvcc failed an error: no such type"), strict=True):
+        text = text_of(problem_result(FAST, failure("cpp:a", Status.COMPILE_ERROR, reason)))
+        assert any(line.rstrip().endswith(told) for line in text.splitlines()), text
