@@ -200,11 +200,11 @@ def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(
         ruined = "fake:slow" in names
         return None if ruined else Ranking(times={name: Ranked(time_us=5.0, margin_us=0.1) for name in names}), ruined
 
-    with RemoteSession(PROBLEM, DEVICE, settings) as session, caplog.at_level(logging.WARNING, "gemmtune"):
-        with monkeypatch.context() as patched:
-            patched.setattr(session._opened(), "call", call)
-            patched.setattr(session, "_discard", lambda: None)
-            ranking = session.rank([running("multiply"), running("slow")])
+    logged = caplog.at_level(logging.WARNING, "gemmtune")
+    with RemoteSession(PROBLEM, DEVICE, settings) as session, logged, monkeypatch.context() as patched:
+        patched.setattr(session._opened(), "call", call)
+        patched.setattr(session, "_discard", lambda: None)
+        ranking = session.rank([running("multiply"), running("slow")])
     assert set(ranking.times) == {"fake:multiply"}
     assert "the final rounds of fake:multiply, fake:slow ruined the CUDA context" in caplog.text
 
