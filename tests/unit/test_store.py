@@ -84,6 +84,21 @@ def test_limits_are_kept_by_machine(store: Store, path: Path) -> None:
     assert store.limits(MACHINES[1]) == {}
 
 
+def test_the_limits_of_one_machine_are_its_own(store: Store) -> None:
+    for machine, value in zip(MACHINES[:2], (1.0, 2.0), strict=True):
+        store.put_limits(machine, {"bandwidth_gbps": value})
+    assert [store.limits(machine) for machine in MACHINES[:2]] == [{"bandwidth_gbps": 1.0}, {"bandwidth_gbps": 2.0}]
+
+
+def test_the_digest_is_that_of_what_is_kept(store: Store, path: Path) -> None:
+    seen = [store.digest()]
+    for changed in (row(0), row(1), row(0, time_us=123.0)):
+        store.put([changed])
+        seen.append(store.digest())
+    assert len(set(seen)) == len(seen)
+    assert Store.open(path).digest() == seen[-1]
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, "12", None])
 def test_an_illegal_limit_is_refused(store: Store, value: object) -> None:
     with pytest.raises(StoreError, match=r"limit bandwidth_gbps: got .*expected a (finite )?number"):
