@@ -125,7 +125,7 @@ def restored(model: nn.Module) -> None:
 
 
 def is_optimized(module: nn.Module) -> bool:
-    """Its forward is ours."""
+    """Whether the forward of this module is ours."""
     forward = module.__dict__.get("forward")
     return isinstance(forward, functools.partial) and forward.func in (linear, conv1d)
 

@@ -34,7 +34,7 @@ class Recording:
         return list(dict.fromkeys(ordered if device_type is None else (_on(p, device_type) for p in ordered)))
 
     def rows(self) -> dict[str, dict[int, int]]:
-        """For each problem but its number of rows the histogram of M: how often it was asked for with how many rows."""
+        """The histogram of M for each problem but its number of rows: how often it was asked for with how many rows."""
         found: dict[str, dict[int, int]] = {}
         for problem, count in self.counts.items():
             rows = found.setdefault(_but_for_rows(problem), {})

@@ -135,7 +135,7 @@ def _with_tail(alone: Problem, tail: Tail) -> Problem:
 
 
 def _operand_layout(extra: Extra, problem: Problem) -> Layout:
-    """As the rewritten graph hands it over."""
+    """The layout in which the rewritten graph hands an operand of the epilogue over."""
     layout = _layout(extra.node.meta["val"])
     if layout is None:
         raise InvalidProblemError("the sizes of an operand of its tail are only known when it runs")

@@ -129,7 +129,7 @@ def _name_of(node: fx.Node) -> str | None:
 
 
 def _like(value: torch.Tensor, gemm: torch.Tensor) -> bool:
-    """As many elements in rows of the same length, one after the other: the GEMM's result, perhaps with its rows in a grid."""
+    """Whether a value has the elements of the GEMM's result in rows of the same length, perhaps with its rows in a grid."""
     return (
         value.dim() >= 2
         and statically_known_true(value.shape[-1] == gemm.shape[-1])
