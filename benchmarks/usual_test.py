@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from adapters.torch_ops import sums, weights
 
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.labels import DTYPES, FLOATS, NARROW_FLOATS
+from gemmtune.declaration.labels import DTYPES, FLOATS, NARROW_FLOATS
+from gemmtune.declaration.traits import Traits
 from gemmtune.problem.operations import Encoding
 
 __all__ = ["passes_usual_test"]

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms import own
-from gemmtune.conformance.labels import ONE_PRODUCT, OPS
 from gemmtune.conformance.properties.table import PROPERTIES
+from gemmtune.declaration.labels import ONE_PRODUCT, OPS
 
 __all__ = ["OPERATIONS", "VARIABLE", "WITHOUT_PRODUCTS", "faults", "files", "main", "note", "passed_files", "wanted"]
 

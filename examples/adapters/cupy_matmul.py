@@ -7,8 +7,8 @@ from typing import Any
 import cupy
 import torch
 
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.layouts import KINDS
+from gemmtune.declaration.layouts import KINDS
+from gemmtune.declaration.traits import Traits
 
 __all__ = ["bmm", "gemm_traits", "mm"]
 

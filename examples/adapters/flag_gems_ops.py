@@ -20,8 +20,8 @@ import flag_gems
 import torch
 from flag_gems.utils.libentry import LibTuner
 
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.labels import BIASES
+from gemmtune.declaration.labels import BIASES
+from gemmtune.declaration.traits import Traits
 
 __all__ = ["dense", "untuned", "with_out"]
 

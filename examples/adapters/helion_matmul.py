@@ -6,7 +6,7 @@ import helion
 import helion.language as hl
 import torch
 
-from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.declaration.traits import Traits
 
 __all__ = ["gemm_traits", "mm"]
 

@@ -20,8 +20,8 @@ import torch._dynamo.config
 import torch._functorch.config
 import torch._inductor.graph
 
-from gemmtune.conformance.gemms.subject import Call, Impossible, NamespaceSubject
-from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.declaration.subject import Call, Impossible, NamespaceSubject
+from gemmtune.declaration.traits import Traits
 
 __all__ = ["CompiledSubject", "dynamic", "generated_kernels", "library_calls", "static"]
 

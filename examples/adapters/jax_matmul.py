@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.declaration.traits import Traits
 
 __all__ = ["bmm", "gemm_traits", "int_mm", "mm"]
 

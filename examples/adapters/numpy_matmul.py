@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.layouts import KINDS
+from gemmtune.declaration.layouts import KINDS
+from gemmtune.declaration.traits import Traits
 
 __all__ = ["bmm", "gemm_traits", "int_mm", "mm"]
 

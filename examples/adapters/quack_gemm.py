@@ -5,7 +5,7 @@ from __future__ import annotations
 import quack.gemm_interface
 import torch
 
-from gemmtune.conformance.gemms.traits import Traits
+from gemmtune.declaration.traits import Traits
 
 __all__ = ["addmm", "bmm", "gemm_traits", "mm"]
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import torch
 
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.labels import BIASES, NARROW_FLOATS, SCALES_OF, WEIGHTS
-from gemmtune.conformance.layouts import KINDS
+from gemmtune.declaration.labels import BIASES, NARROW_FLOATS, SCALES_OF, WEIGHTS
+from gemmtune.declaration.layouts import KINDS
+from gemmtune.declaration.traits import Traits
 from gemmtune.numerics.quantized import numbers
 from gemmtune.problem.operations import Encoding
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import torch
 
-from ..dispatch.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue
 from ..errors import InvalidProblemError
 from ..problem import Layout, Precision, Problem
 from ..problem.constructors import BiasShape, inp_layout
 from ..problem.dtypes import dtype_name, parse_dtype
+from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue
 from ..problem.operations import Operation
 from . import words
 

@@ -2,15 +2,15 @@
 
     gemmtune conformance mypkg.ops:matmul
 
-``traits`` says what a GEMM can declare, ``properties`` what is asserted of it, ``case`` what a case is. The suite runs in pytest:
-``suite/`` has the tests and ``plugin`` the options; nothing here needs pytest to be imported.
+``gemmtune.declaration`` says what a GEMM can declare, ``properties`` what is asserted of it, ``case`` what a case is. The suite
+runs in pytest: ``suite/`` has the tests and ``plugin`` the options; nothing here needs pytest to be imported.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .gemms.traits import Traits, gemm
+    from ..declaration.traits import Traits, gemm
 
 __all__ = ["Traits", "gemm"]
 
@@ -21,4 +21,4 @@ if not TYPE_CHECKING:
         """Import torch with the first of these names that is used: the command's help, which reads ``option_table``, needs none."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(".gemms.traits", __name__), name)
+        return getattr(importlib.import_module("..declaration.traits", __name__), name)

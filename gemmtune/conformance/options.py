@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..declaration.labels import DTYPES, OPS, SHORT_DTYPES
+from ..declaration.layouts import KINDS
+from ..declaration.subject import SubjectSpec
+from ..declaration.traits import Traits
 from ..errors import ConformanceError
-from .gemms.subject import SubjectSpec
-from .gemms.traits import Traits
-from .labels import DTYPES, OPS, SHORT_DTYPES
-from .layouts import KINDS
 from .option_table import OPTIONS, STDOUT, Values
 from .properties.table import PROPERTIES
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..problem import Epilogue
+from ..problem.fused import Then
 from ..problem.trace import trace
-from .fused import Then
 
 _traced: dict[Hashable, Epilogue] = {}
 _codes: dict[int, tuple[types.CodeType, int, tuple[str, ...] | None]] = {}

@@ -9,10 +9,10 @@ import torch
 
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..problem.fused import NAMES
 from .arguments import Call
 from .calls import bound_call
 from .checks import check_operands, why_not_ours
-from .fused import NAMES
 from .prepack import PackedOperand
 from .statement import epilogue_of, problem_of
 from .weights import QuantizedWeight

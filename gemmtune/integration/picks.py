@@ -16,12 +16,12 @@ from ..device import DeviceInfo, detect
 from ..dispatch.call import bring_scalars
 from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
-from ..dispatch.fused import NAMES
 from ..dispatch.host import host_us
 from ..dispatch.plan import Plan, bound, generation
 from ..dispatch.statement import problem_of
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..problem.fused import NAMES
 from ..selector.candidates import candidates_for
 from ..selector.pick import pick
 from ..settings import Settings

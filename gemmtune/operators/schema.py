@@ -10,7 +10,7 @@ import torch
 
 from ..dispatch.arguments import Call
 from ..dispatch.calls import call_of
-from ..dispatch.fused import BROUGHT, NAMES, Brought, Then
+from ..problem.fused import BROUGHT, NAMES, Brought, Then
 from ..problem.operations import OPTIONS, Operation
 
 NAMESPACE = "gemmtune"

@@ -20,12 +20,12 @@ from ..dispatch.calls import call_of
 from ..dispatch.checks import watched, why_composed, why_not_ours, why_unreadable
 from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
-from ..dispatch.fused import NAMES
 from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..operators.library import by_operator
 from ..problem.fields import scalar_class
+from ..problem.fused import NAMES
 from ..problem.operations import DENSE_OPS
 from .autograd import differentiated
 
@@ -53,7 +53,7 @@ def operate(
     """Do a call of the public function ``name``.
 
     ``operands`` are in the row's order, optional ones at the end left out if they are None. ``brought`` is the argument that
-    becomes the first operand of the epilogue (``dispatch.fused``).
+    becomes the first operand of the epilogue (``problem.fused``).
     """
     key = None
     if not (is_traced_by_dynamo() or modes() or function_mode() or profiler._is_profiler_enabled or is_tracing()):

@@ -6,12 +6,12 @@ from typing import overload
 
 import torch
 
-from ..dispatch.fused import NAMES
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
 from ..problem.dtypes import dtype_name
+from ..problem.fused import NAMES
 from ..problem.operations import ENCODINGS, Encoding
 
 _DTYPES = {name: row.dtypes_of_b for name, row in NAMES.items() if row.prepacks}

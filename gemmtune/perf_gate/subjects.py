@@ -11,8 +11,8 @@ import torch
 
 from ..backends.table import BACKENDS
 from ..choice import Choice, Kernel, Scalars, Tensors
-from ..conformance.gemms.subject import Call, Subject, SubjectSpec, load
-from ..conformance.gemms.traits import Traits
+from ..declaration.subject import Call, Subject, SubjectSpec, load
+from ..declaration.traits import Traits
 from ..device import DeviceInfo
 from ..dispatch.plan import fallback, plan_for
 from ..errors import GateError

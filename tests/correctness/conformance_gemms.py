@@ -11,10 +11,10 @@ import torch
 from gemmtune.conformance.bench.outcome import Outcome, Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
-from gemmtune.conformance.gemms.subject import FunctionSubject, NamespaceSubject, Subject
-from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.properties.table import property_named
 from gemmtune.conformance.runs.isolation import judge
+from gemmtune.declaration.subject import FunctionSubject, NamespaceSubject, Subject
+from gemmtune.declaration.traits import Traits
 
 CPU = torch.device("cpu")
 TORCH_TRAITS: dict[str, Any] = {

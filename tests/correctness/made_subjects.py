@@ -10,10 +10,10 @@ from conformance_gemms import CPU, subject_of
 
 from gemmtune.conformance.bench.outcome import Outcome, Verdict
 from gemmtune.conformance.cases.case import Case
-from gemmtune.conformance.gemms.subject import Subject
-from gemmtune.conformance.labels import BIASES
-from gemmtune.conformance.layouts import KINDS
 from gemmtune.conformance.runs.isolation import judge
+from gemmtune.declaration.labels import BIASES
+from gemmtune.declaration.layouts import KINDS
+from gemmtune.declaration.subject import Subject
 from gemmtune.problem.dtypes import accumulator_dtype
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

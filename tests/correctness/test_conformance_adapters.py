@@ -10,9 +10,9 @@ from mutants.trial import cases_of
 
 from gemmtune.conformance.bench.outcome import Verdict
 from gemmtune.conformance.cases.scope import Level
-from gemmtune.conformance.gemms.subject import SubjectSpec, load
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import InProcessRunner
+from gemmtune.declaration.subject import SubjectSpec, load
 from gemmtune.errors import SubjectError
 
 PACKAGE = "adapters"

@@ -22,9 +22,9 @@ from conformance_gemms import (
 from gemmtune.conformance.bench.outcome import Outcome, Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
-from gemmtune.conformance.layouts import OperandLayout
 from gemmtune.conformance.properties.large import FAR, far_layout
 from gemmtune.conformance.runs.isolation import judge
+from gemmtune.declaration.layouts import OperandLayout
 
 Product = Callable[..., torch.Tensor]
 

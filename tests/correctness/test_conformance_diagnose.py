@@ -15,7 +15,7 @@ from gemmtune.conformance.bench.bench import Bench
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.diagnose import Evidence, diagnose
 from gemmtune.conformance.diagnose.signs import place
-from gemmtune.conformance.gemms.subject import Subject
+from gemmtune.declaration.subject import Subject
 from gemmtune.numerics.buffers import storage_bits
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.problem import Layout, Problem

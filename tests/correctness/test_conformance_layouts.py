@@ -21,8 +21,8 @@ from conformance_gemms import (
 from gemmtune.conformance.bench.outcome import Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level
-from gemmtune.conformance.layouts import KINDS, OperandLayout
 from gemmtune.conformance.runs.isolation import judge
+from gemmtune.declaration.layouts import KINDS, OperandLayout
 
 Product = Callable[..., torch.Tensor]
 

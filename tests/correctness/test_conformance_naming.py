@@ -9,10 +9,10 @@ from made_subjects import judged, made
 
 from gemmtune.conformance.bench.outcome import Verdict
 from gemmtune.conformance.diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, kind_of
-from gemmtune.conformance.gemms.subject import SubjectSpec, load
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.report.summary import UNEXAMINED, UNKNOWN, Summary, summarise
 from gemmtune.conformance.runs.run import EXAMINED, Run
+from gemmtune.declaration.subject import SubjectSpec, load
 from gemmtune.problem.dtypes import accumulator_dtype
 
 SAMPLED = 60

@@ -19,12 +19,12 @@ from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.forms import form_number, forms_of
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.cases.statement import problem_of
-from gemmtune.conformance.gemms.subject import NamespaceSubject, Subject
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.labels import QUANTIZED, SCALES_OF
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import judge
 from gemmtune.conformance.suite.drawing import cases
+from gemmtune.declaration.labels import QUANTIZED, SCALES_OF
+from gemmtune.declaration.subject import NamespaceSubject, Subject
+from gemmtune.declaration.traits import Traits
 from gemmtune.errors import CaseError, TraitsError
 
 QUANTIZED_ONLY = ALL_OPS.changed({"ops": QUANTIZED})

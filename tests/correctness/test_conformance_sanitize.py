@@ -12,10 +12,10 @@ from conformance_gemms import torch_subject
 
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
-from gemmtune.conformance.gemms.subject import SubjectSpec
 from gemmtune.conformance.runs import sanitize as sanitizing
 from gemmtune.conformance.runs.one_case import arguments_for, main
 from gemmtune.conformance.runs.sanitize import few_cases, sanitize
+from gemmtune.declaration.subject import SubjectSpec
 from gemmtune.errors import UnavailableError
 
 FAKE = """#!{python}

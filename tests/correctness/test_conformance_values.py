@@ -15,11 +15,11 @@ from gemmtune.conformance.bench.outcome import Outcome, Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.sampling import EDGES, Sample, covering
 from gemmtune.conformance.cases.scope import Level, Scope
-from gemmtune.conformance.gemms.subject import Subject
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.layouts import KINDS
 from gemmtune.conformance.properties import edges, scalars, special, values
 from gemmtune.conformance.properties.property import Property
+from gemmtune.declaration.layouts import KINDS
+from gemmtune.declaration.subject import Subject
+from gemmtune.declaration.traits import Traits
 
 PROPERTIES: tuple[Property, ...] = (
     *values.PROPERTIES,

@@ -13,8 +13,8 @@ from gemmtune import settings
 from gemmtune.backends.table import load
 from gemmtune.choice import Status
 from gemmtune.device import detect
-from gemmtune.dispatch.fused import bias_epilogue, factor_epilogue
 from gemmtune.problem import Layout, Problem
+from gemmtune.problem.fused import bias_epilogue, factor_epilogue
 from gemmtune.problem.problem import Scales
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings

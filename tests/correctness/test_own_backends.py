@@ -21,10 +21,10 @@ from gemmtune.conformance.bench.outcome import Outcome, Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms import own
-from gemmtune.conformance.gemms.subject import SubjectSpec
-from gemmtune.conformance.labels import OPS, SCALES, WEIGHTS
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner
+from gemmtune.declaration.labels import OPS, SCALES, WEIGHTS
+from gemmtune.declaration.subject import SubjectSpec
 from gemmtune.problem import Problem
 
 ON_GPU = ("aten", "cublaslt")

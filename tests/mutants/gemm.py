@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.labels import BIASES, FLOAT8, NARROW_FLOATS, ONE_PRODUCT, SCALES, WEIGHTS
-from gemmtune.conformance.layouts import KINDS
+from gemmtune.declaration.labels import BIASES, FLOAT8, NARROW_FLOATS, ONE_PRODUCT, SCALES, WEIGHTS
+from gemmtune.declaration.layouts import KINDS
+from gemmtune.declaration.traits import Traits
 from gemmtune.numerics.quantized import numbers
 from gemmtune.problem.operations import Encoding
 

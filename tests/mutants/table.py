@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmtune.conformance.gemms.subject import SubjectSpec
+from gemmtune.declaration.subject import SubjectSpec
 
 __all__ = ["KINDS", "MUTANTS", "RIGHT", "Mutant", "Right"]
 

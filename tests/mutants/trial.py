@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from gemmtune.conformance.bench.outcome import Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
-from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.properties.property import Property
 from gemmtune.conformance.properties.table import property_named
 from gemmtune.conformance.runs.isolation import Runner
+from gemmtune.declaration.traits import Traits
 
 from .table import Mutant
 

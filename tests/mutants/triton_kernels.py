@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmtune.conformance.gemms.traits import Traits
-from gemmtune.conformance.layouts import KINDS
+from gemmtune.declaration.layouts import KINDS
+from gemmtune.declaration.traits import Traits
 
 __all__ = [
     "BLOCKS",

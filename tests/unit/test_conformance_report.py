@@ -12,13 +12,13 @@ import pytest
 from gemmtune.conformance.bench.outcome import Failure, HeatMap, Outcome, Record, Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level
-from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.report.as_json import SCHEMA, as_json_text
 from gemmtune.conformance.report.summary import NOT_ASKED, Standing, Summary, summarise, tile_places
 from gemmtune.conformance.report.text import COLOURS, as_html, declarations, header_lines, heat_lines, renderables
 from gemmtune.conformance.runs.isolation import Ground
 from gemmtune.conformance.runs.run import LEAST_EXECUTED, Run
+from gemmtune.declaration.traits import Traits
 from gemmtune.selector.table import plain_text
 
 NASTY = "<script>alert('x')</script> & more"

@@ -6,10 +6,10 @@ import pytest
 
 from gemmtune.conformance.bench.outcome import Outcome, Verdict
 from gemmtune.conformance.cases.case import Case
-from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.runs import run as runs
 from gemmtune.conformance.runs.isolation import Ground
+from gemmtune.declaration.traits import Traits
 
 
 class Told:

@@ -6,8 +6,8 @@ from collections import Counter
 
 from gemmtune.conformance.cases.sampling import sample_order
 from gemmtune.conformance.cases.scope import Scope
-from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.properties.table import PROPERTIES
+from gemmtune.declaration.traits import Traits
 
 SCOPE = Scope(traits=Traits(ops=("mm", "addmm", "bmm"), dtypes=("float16", "bfloat16"), out=True))
 CASES = [case for p in PROPERTIES if p.needs(SCOPE) is None for case in p.cases(SCOPE)]

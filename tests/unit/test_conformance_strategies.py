@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
-from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.suite.drawing import cases, layouts
+from gemmtune.declaration.traits import Traits
 
 SCOPES = {
     "plain function": Scope(traits=Traits(ops=("mm",))),

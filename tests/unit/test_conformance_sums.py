@@ -11,9 +11,9 @@ from adapters.torch_ops import sums
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.cases.statement import problem_of
-from gemmtune.conformance.gemms.subject import Call, FunctionSubject, NamespaceSubject
-from gemmtune.conformance.gemms.traits import Traits
 from gemmtune.conformance.properties.table import property_named
+from gemmtune.declaration.subject import Call, FunctionSubject, NamespaceSubject
+from gemmtune.declaration.traits import Traits
 from gemmtune.errors import CaseError
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem

@@ -17,11 +17,11 @@ from gemmtune.backends.cublaslt import BACKEND, algorithm, library
 from gemmtune.backends.cublaslt.constants import AlgorithmAttribute, PreferenceAttribute
 from gemmtune.backends.cublaslt.gemm import gemm_of
 from gemmtune.device import preset
-from gemmtune.dispatch.fused import bias_epilogue, factor_epilogue
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Epilogue, Layout, Precision, Problem
 from gemmtune.problem.compositions import over_blocks
 from gemmtune.problem.epilogue import Node
+from gemmtune.problem.fused import bias_epilogue, factor_epilogue
 from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B
 from gemmtune.settings import Settings
 

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("device",),
     ("numerics",),
     ("choice",),
+    ("declaration",),
     ("filters",),
     ("toolchain",),
     ("backends",),
@@ -112,8 +113,6 @@ def everywhere(check: Callable[[str], Iterator[str]]) -> None:
 
 
 ROOMS = (
-    "labels",
-    "layouts",
     "option_table",
     "gemms",
     "cases",

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from ...choice import Claims
+from ...declaration.subject import Call, Impossible, Refused, Subject, is_fatal
 from ...numerics.buffers import POISONS, storage_bits
 from ...numerics.compare import BadElement, is_right
 from ...numerics.expectation import Expectation, OneHotExpectation, referenced
@@ -22,7 +23,6 @@ from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
 from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, diagnose
-from ..gemms.subject import Call, Impossible, Refused, Subject, is_fatal
 from .outcome import Failure, heat_map
 
 MOST_REMEMBERED = 2**20

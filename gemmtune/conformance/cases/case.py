@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ...dispatch.fused import NAMES
+from ...declaration.labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
+from ...declaration.layouts import PLAIN, OperandLayout
 from ...errors import CaseError
+from ...problem.fused import NAMES
 from ...problem.operations import Operation
-from ..labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
-from ..layouts import PLAIN, OperandLayout
 
 SCALARS = ("zero", "one", "general")
 YES_NO = ("no", "yes")

@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...dispatch.fused import NAMES
-from ..labels import FLOAT8, SCALES_OF
+from ...declaration.labels import FLOAT8, SCALES_OF
+from ...problem.fused import NAMES
 
 if TYPE_CHECKING:
-    from ..gemms.traits import Traits
+    from ...declaration.traits import Traits
     from .case import Case
 
 _GOLDEN = 0.6180339887498949

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...dispatch.fused import NAMES
-from ..labels import DTYPES, OPS
+from ...declaration.labels import DTYPES, OPS
+from ...problem.fused import NAMES
 from .case import Case
 from .forms import form_number, forms_of
 from .scope import Level, Scope

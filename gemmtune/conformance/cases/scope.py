@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ...dispatch.fused import NAMES
-from ..gemms.traits import Traits
-from ..labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS
-from ..layouts import KINDS, PLAIN
+from ...declaration.labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS
+from ...declaration.layouts import KINDS, PLAIN
+from ...declaration.traits import Traits
+from ...problem.fused import NAMES
 from .case import Case
 from .forms import forms_of
 from .statement import problem_of

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ...dispatch.fused import multiply
+from ...declaration.labels import DTYPES, WEIGHTS
+from ...declaration.layouts import PLAIN, OperandLayout
 from ...problem import Precision, Problem
+from ...problem.fused import multiply
 from ...problem.scales import scale_layouts, weight_scale_layout
 from ...problem.trace import trace
-from ..labels import DTYPES, WEIGHTS
-from ..layouts import PLAIN, OperandLayout
 from .case import Case
 
 

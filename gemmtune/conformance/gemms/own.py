@@ -17,14 +17,14 @@ import torch
 from ... import settings
 from ...architectures import how_to_run
 from ...choice import Choice, Claims, Kernel
+from ...declaration.labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from ...declaration.subject import Call, Subject
+from ...declaration.traits import Traits
 from ...device import detect, preset
 from ...problem import Problem
 from ...problem.flags import precision_scope
 from ...selector.offers import offers_for
 from ...toolchain.compiled import CompiledChoice
-from ..labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
-from .subject import Call, Subject
-from .traits import Traits
 
 MOST_KERNELS = 256
 """Kernels that are kept bound, for the cases that repeat a problem."""

@@ -9,12 +9,12 @@ from threading import Barrier
 
 import torch
 
+from ...declaration.subject import Refused
 from ...numerics.guards import guarded_out
 from ...numerics.operands import Operands
 from ..bench.bench import Bench
 from ..cases.sampling import Sample, Size
 from ..cases.scope import Scope
-from ..gemms.subject import Refused
 from .property import Probe, Property, declared, exact_probe, fill_bits, overwrite, same_bits, stage
 
 SAME_RUNS = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...dispatch.fused import NAMES
+from ...problem.fused import NAMES
 from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import torch
 
+from ...declaration.labels import DTYPES, ONE_PRODUCT
+from ...declaration.layouts import OperandLayout
+from ...declaration.subject import Impossible
 from ...numerics.buffers import allocate
 from ...problem import Layout
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.sampling import Sample
 from ..cases.scope import Level, Scope
-from ..gemms.subject import Impossible
-from ..labels import DTYPES, ONE_PRODUCT
-from ..layouts import OperandLayout
 from .property import Property, check_once, exact_probe, fill_bits
 
 FAR = 2**31

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from ...declaration.labels import DTYPES, ONE_PRODUCT
 from ...numerics.operands import Operands
 from ...numerics.quantized import numbers
 from ...problem import Layout
@@ -18,7 +19,6 @@ from ...problem.dtypes import dtype_info
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.sampling import Sample, Size
-from ..labels import DTYPES, ONE_PRODUCT
 from .property import Property, exact_integers, keeps_significands, made, made_b, tested
 from .special import expect_exactly
 

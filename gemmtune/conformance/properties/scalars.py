@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from ...declaration.labels import SCALES_OF
 from ...numerics.bounds import exact_limit
 from ..bench.bench import Bench
 from ..cases.sampling import ADDED, Sample, Size, Variant
 from ..cases.scope import Scope
-from ..labels import SCALES_OF
 from .property import Property, stage, tested
 from .special import added_needs
 from .values import check_integers

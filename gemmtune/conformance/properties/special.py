@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from ...declaration.labels import DTYPES
 from ...numerics.buffers import storage_bits
 from ...numerics.operands import Operands
 from ...numerics.reference import Region, as_batches, reference
@@ -19,7 +20,6 @@ from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.sampling import ADDED, Sample, Size
-from ..labels import DTYPES
 from .property import Property, tested
 
 ZERO_BLOCK = 16

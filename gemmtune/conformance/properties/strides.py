@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ...declaration.labels import DTYPES
+from ...declaration.layouts import OperandLayout
 from ...numerics.aliasing import Sharing, can_share, in_one_buffer
 from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
@@ -15,8 +17,6 @@ from ..cases.sampling import Pair, Sample, Size
 from ..cases.scope import Level, Scope
 from ..cases.statement import problem_of
 from ..diagnose import DIFFERS, FIRST_CALL
-from ..labels import DTYPES
-from ..layouts import OperandLayout
 from .property import Property, check_once, exact_probe, made, stage, tested
 
 STRIDES = (

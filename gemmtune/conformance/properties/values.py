@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from ...declaration.layouts import OperandLayout
 from ...numerics.bounds import exact_limit
 from ...numerics.compare import MOST, grade
 from ...numerics.one_hot import OneHotProbe
@@ -15,7 +16,6 @@ from ..bench.bench import Bench, Expected
 from ..cases.case import Case
 from ..cases.sampling import Sample, Size, all_pairs, long_shapes
 from ..cases.scope import Scope
-from ..layouts import OperandLayout
 from .property import Check, Property
 
 FILLS = ("normal", "uniform", "wide", "cancelling", "ones")

@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...declaration.traits import Traits
 from ...selector.table import new_table
 from ..bench.outcome import HeatMap
-from ..gemms.traits import Traits
 from ..options import RunOptions
 from ..runs.files import command, pytest_command
 from ..runs.isolation import Ground

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from ...declaration.subject import Impossible, Refused, Subject, SubjectSpec, is_fatal, load
+from ...declaration.traits import Traits
 from ...errors import GemmtuneError, SubjectError, TraitsError
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ..bench.bench import Bench, NoResult
 from ..bench.outcome import Failure, Outcome, Verdict
 from ..cases.case import Case
 from ..cases.scope import Scope
-from ..gemms.subject import Impossible, Refused, Subject, SubjectSpec, is_fatal, load
-from ..gemms.traits import Traits
 from ..properties.table import property_named
 
 IMPORT_TIMEOUT_S = 60.0

@@ -10,10 +10,10 @@ import json
 import sys
 from collections.abc import Sequence
 
+from ...declaration.subject import SubjectSpec
 from ...errors import GemmtuneError
 from ..bench.outcome import Verdict
 from ..cases.case import Case
-from ..gemms.subject import SubjectSpec
 from .isolation import InProcessRunner
 
 

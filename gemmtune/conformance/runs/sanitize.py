@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...declaration.subject import SubjectSpec
 from ...errors import UnavailableError
 from ..bench.outcome import Failure, Verdict
 from ..cases.case import Case
 from ..cases.scope import Level, Scope
-from ..gemms.subject import SubjectSpec
 from ..properties.table import property_named
 from .one_case import arguments_for
 

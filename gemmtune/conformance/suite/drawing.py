@@ -9,12 +9,12 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
+from ...declaration.labels import OPS
+from ...declaration.layouts import PLAIN, OperandLayout
 from ..bench.outcome import Record
 from ..cases.case import Case
 from ..cases.sampling import EDGES, fitting
 from ..cases.scope import Scope
-from ..labels import OPS
-from ..layouts import PLAIN, OperandLayout
 from ..properties.property import Property
 from ..runs.run import Run
 

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...choice import Claims
-from ...errors import TraitsError
-from ...problem import Problem
-from ...problem.dtypes import dtype_name
-from ..labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
-from ..layouts import KINDS
+from ..choice import Claims
+from ..errors import TraitsError
+from ..problem import Problem
+from ..problem.dtypes import dtype_name
+from .labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from .layouts import KINDS
 
 ATTRIBUTE = "gemm_traits"
 """Where a function carries its traits: a ``Traits``, or a mapping of the same names, so that no import of gemmtune is needed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..dispatch.fused import NAMES
+from ..problem.fused import NAMES
 from ..problem.operations import Encoding
 
 OPS = tuple(NAMES)

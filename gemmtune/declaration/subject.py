@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from ...choice import Claims, Kernel, Scalars, Tensors
-from ...dispatch.fused import BROUGHT, NAMES
-from ...errors import ErrorFromChoice, SubjectError
-from ...problem import Problem
-from ...problem.flags import precision_scope
-from ..labels import OPS
+from ..choice import Claims, Kernel, Scalars, Tensors
+from ..errors import ErrorFromChoice, SubjectError
+from ..problem import Problem
+from ..problem.flags import precision_scope
+from ..problem.fused import BROUGHT, NAMES
+from .labels import OPS
 from .traits import ATTRIBUTE, Traits
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import InvalidProblemError
-from ..problem import Epilogue
-from ..problem.dtypes import dtype_name
-from ..problem.operations import OPERATIONS, Operation
-from ..problem.trace import trace
+from . import Epilogue
+from .dtypes import dtype_name
+from .operations import OPERATIONS, Operation
+from .trace import trace
 
 RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Of quantized products whose caller names one, and of factors."""
