@@ -18,11 +18,15 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 import gemmtune
 from gemmtune import settings
 from gemmtune.backends.aten import BACKEND
+from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.integration.compile import backend, planned
 from gemmtune.integration.compile.variants import CompiledVariant
-from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.integration.compile.verdicts import Knowledge, StoreJudge
 from gemmtune.problem.trace import trace
+from gemmtune.selector.candidates import row_of
+from gemmtune.selector.result import SETTLED, Outcome
+from gemmtune.store.store import open_store
 
 Tensor = torch.Tensor
 ROOT = Path(__file__).parents[2]
@@ -113,12 +117,43 @@ def test_a_gemm_is_rewritten_where_its_measured_way_is_the_fastest(own_store):
             told += gemmtune.explain(compiled).decisions
     assert [(told[0].taken, told[0].reason), told[1]] == [("", "not tuned"), told[2]]
     times = dict(told[1].times_us)
-    if times:  # ours was the pick with the tail or without it: then the ways were compared
+    if "torch alone" in times:  # the parts told
+        assert told[1].taken == "fused"
+        assert times["fused"] <= min(0.95 * times["torch alone"], 1.02 * times["alone"])
+    elif times:  # ours was the pick with the tail or without it: then the ways were compared
         best = min(times, key=times.__getitem__)
         assert "untouched" in times
         assert told[1].taken == ("" if times[best] > 0.98 * times["untouched"] else best)
     else:
         assert told[1].reason == "torch's own is as fast"
+
+
+@pytest.mark.parametrize(
+    ("torch_us", "alone_us", "fused_us", "taken"),
+    [(10.0, 8.0, 8.1, "fused"), (10.0, 8.0, 8.3, "alone"), (8.4, 8.0, 8.1, "alone"), (8.0, 9.0, 7.0, "")],
+)
+def test_the_parts_tell_where_fusing_must_pay(own_store, torch_us, alone_us, fused_us, taken):
+    """A fused choice that beats torch's GEMM without the tail needs no comparison with torch's GEMM and Inductor's kernel."""
+    alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")
+    fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))
+    with settings.patch(backends=("aten", "cpp"), max_profiling_configs=1) as chosen:
+        known = Knowledge(device=detect("cpu"), settings=chosen, store=open_store(chosen))
+        for problem, ours_us in ((alone, alone_us), (fused, fused_us)):
+            candidates = known._candidates(problem)
+            rows = [
+                row_of(
+                    Outcome(
+                        name=choice.name, backend=choice.backend, content_hash=digest, baseline=choice.baseline, status=Status.OK,
+                        time_us=torch_us if choice.baseline else ours_us, finalist=True, info={SETTLED: True},
+                    ),
+                    problem, candidates.fingerprint,
+                )
+                for digest, choice in candidates.choices.items()
+            ]  # fmt: skip
+            known.store.put(rows)
+        known._found.clear()
+        verdict = known.verdict(alone, fused)
+    assert (verdict.taken, "fused" in dict(verdict.times_us)) == (taken, taken == "fused")
 
 
 def test_explain_tells_what_it_cannot_know():

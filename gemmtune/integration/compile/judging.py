@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,6 +23,10 @@ class Verdict:
 class Judge(Protocol):
     """Decides for each GEMM of a graph."""
 
+    def prepare(self, products: Iterable[Product]) -> None:
+        """Find out whatever the verdicts on a graph's GEMMs will need."""
+        ...
+
     def verdict(self, product: Product) -> Verdict:
         """What becomes of it."""
         ...
@@ -38,6 +42,9 @@ class Always:
 
     taken: Taken
     only: Callable[[Product], bool] = lambda _: True
+
+    def prepare(self, products: Iterable[Product]) -> None:
+        """Nothing has to be known."""
 
     def verdict(self, product: Product) -> Verdict:
         """``fused`` is ``alone`` where there is no tail."""

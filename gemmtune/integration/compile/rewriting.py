@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,11 @@ class RewriteProducts(CustomGraphPass):
         for other in self.others:
             other(graph)
         order = {node: place for place, node in enumerate(graph.nodes)}
-        decided = [self._decided(graph, node, order) for node in list(graph.nodes) if node.target in PRODUCTS]
+        nodes = [node for node in graph.nodes if node.target in PRODUCTS]
+        # Rewriting one changes what the next one reads, so that each is looked at again then.
+        self.judge.prepare(product for node in nodes if not isinstance(product := product_of(node, order), str))
+        verdicts: dict[Hashable, Verdict] = {}
+        decided = [self._decided(graph, node, order, verdicts) for node in nodes]
         if decided:
             keep(Graph(compile_id=CompileContext.current_compile_id(), decisions=tuple(decided)))
         if any(decision.taken for decision in decided):
@@ -53,11 +57,15 @@ class RewriteProducts(CustomGraphPass):
         told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
         return None if None in told else (_source_digest(), __version__, self.judge.token(), *told)
 
-    def _decided(self, graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> Decision:
+    def _decided(self, graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]) -> Decision:
+        """What became of one GEMM. Layers of a model are alike: what was decided for one holds for all of its graph."""
         product = product_of(node, order)
         if isinstance(product, str):
             return Decision(shape="x".join(map(str, node.meta["val"].shape)), taken="", reason=product)
-        verdict = self.judge.verdict(product)
+        alike = (product.alone, product.fused, product.before_reduction, product.torchs)
+        verdict = verdicts.get(alike)
+        if verdict is None:
+            verdict = verdicts[alike] = self.judge.verdict(product)
         pick = _rewrite(graph, product, verdict) if verdict.taken else None
         return Decision(
             shape=product.shape,

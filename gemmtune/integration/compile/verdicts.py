@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,6 +26,9 @@ from .products import Product
 from .threads import in_a_thread
 from .variants import BACKEND_NAME, CompiledVariant, Variant
 
+APART = 0.05
+"""Times of two sessions differ by this for the same kernel: clocks drift between them."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreJudge:
@@ -32,14 +36,18 @@ class StoreJudge:
 
     tunes: bool = False
 
+    def prepare(self, products: Iterable[Product]) -> None:
+        """Tune what the store does not know of a graph, all of it at once: then one problem compiles while another is measured."""
+        asked: dict[torch.device, list[Compared]] = {}
+        for product in products if self.tunes else ():
+            asked.setdefault(product.gemm.meta["val"].device, []).append(_compared(product))
+        for device, compared in asked.items():
+            in_a_thread(functools.partial(Knowledge.here(device).measure, list(dict.fromkeys(compared))))
+
     def verdict(self, product: Product) -> Verdict:
         """The fastest of torch's, ours alone and ours with the tail, as far as they were measured."""
         known = Knowledge.here(product.gemm.meta["val"].device)
-        # Inductor takes the tail into a reduction behind it for nothing: there the GEMMs alone compare.
-        fused = None if product.before_reduction else product.fused
-        if self.tunes and not known.complete(product.alone, fused):
-            in_a_thread(lambda: known.measure(product.alone, fused))
-        verdict = known.verdict(product.alone, fused)
+        verdict = known.verdict(*_compared(product))
         if not verdict.taken and not product.torchs and known.knows(product.alone):
             return Verdict(taken="alone", reason="the stored pick, without the operator's look-up", times_us=verdict.times_us)
         if product.before_reduction:
@@ -54,6 +62,15 @@ class StoreJudge:
         return repr(settings), canonical(machines), open_store(settings).digest(), self.tunes
 
 
+Compared = tuple[Problem, Problem | None]
+"""A GEMM alone, and with the tail that may be fused with it."""
+
+
+def _compared(product: Product) -> Compared:
+    """Inductor takes the tail into a reduction behind it for nothing: there the GEMMs alone compare."""
+    return product.alone, None if product.before_reduction else product.fused
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
     """What the store knows of GEMMs in compiled graphs, on one machine under some settings."""
@@ -61,19 +78,14 @@ class Knowledge:
     device: DeviceInfo
     settings: Settings
     store: Store
+    _found: dict[Problem, Candidates] = field(default_factory=dict)
+    """What was read of the store since the last measurement."""
 
     @classmethod
     def here(cls, device: torch.device) -> Knowledge:
         """That of the settings in force."""
         settings = settings_module.current()
         return cls(device=detect(device), settings=settings, store=open_store(settings))
-
-    def complete(self, alone: Problem, fused: Problem | None) -> bool:
-        """Nothing is left to measure."""
-        if not all(self._candidates(problem).complete for problem in (alone, fused) if problem is not None):
-            return False
-        ways = [] if fused is None else self._ways(alone, fused)
-        return fused is None or len(ways) < 2 or self._measured(fused, ways)
 
     def knows(self, problem: Problem) -> bool:
         """There is a stored pick."""
@@ -82,12 +94,9 @@ class Knowledge:
     def verdict(self, alone: Problem, fused: Problem | None) -> Verdict:
         """What beats torch's GEMM, or with a tail torch's GEMM and Inductor's kernel, by more than a tie."""
         of_gemm = self._of_gemm(alone)
-        if fused is None or self._candidates(alone).picked is None:
-            return of_gemm
-        ways = self._ways(alone, fused)
+        if fused is None or self._candidates(alone).picked is None or not (ways := self._open_ways(alone, fused)):
+            return self._by_parts(alone, fused) or of_gemm
         times = self._times(fused, ways)
-        if len(ways) == 1:
-            return of_gemm
         if "untouched" not in times:
             return dataclasses.replace(of_gemm, reason=f"{of_gemm.reason}; with its tail not compared with Inductor's kernel")
         told = tuple(times.items())
@@ -96,13 +105,19 @@ class Knowledge:
             return Verdict(taken="", reason="torch's GEMM with Inductor's kernel is as fast", times_us=told)
         return Verdict(taken=best, reason="faster than torch's GEMM with Inductor's kernel", times_us=told)
 
-    def measure(self, alone: Problem, fused: Problem | None) -> None:
-        """Tune the GEMM and the fused one, then time the ways of both against each other. What is known is not measured again."""
-        problems = [alone] if fused is None else [alone, fused]
-        tune(problems, settings=self.settings, progress=False, device=str(self.device.torch_device))
-        ways = [] if fused is None else self._ways(alone, fused)
-        if fused is None or len(ways) < 2 or self._measured(fused, ways):
-            return
+    def measure(self, compared: Sequence[Compared]) -> None:
+        """Tune GEMMs and fused ones, then time the ways of each pair against each other. What is known is not measured again."""
+        problems = dict.fromkeys(problem for pair in compared for problem in pair if problem is not None)
+        if incomplete := [problem for problem in problems if not self._candidates(problem).complete]:
+            tune(incomplete, settings=self.settings, progress=False, device=str(self.device.torch_device))
+            self._found.clear()
+        for alone, fused in compared:
+            ways = self._open_ways(alone, fused)
+            if fused is not None and ways and not self._measured(fused, ways):
+                self._rank(fused, ways)
+
+    def _rank(self, fused: Problem, ways: Sequence[CompiledVariant]) -> None:
+        """Time the ways against each other, and store what was found."""
         with open_session(fused, self.device, self.settings, host_us(self.device, self.settings)) as session:
             ranked = session.rank(ways).times
         measured_at = now()
@@ -124,7 +139,10 @@ class Knowledge:
         self.store.put(rows)
 
     def _candidates(self, problem: Problem) -> Candidates:
-        return candidates_for(problem, self.device, self.settings).stored(self.store)
+        found = self._found.get(problem)
+        if found is None:
+            found = self._found[problem] = candidates_for(problem, self.device, self.settings).stored(self.store)
+        return found
 
     def _of_gemm(self, problem: Problem) -> Verdict:
         candidates = self._candidates(problem)
@@ -133,12 +151,36 @@ class Knowledge:
             return Verdict(taken="", reason="not tuned")
         if pick.baseline:
             return Verdict(taken="", reason="torch's own is as fast")
-        outcomes = candidates.known.values()
-        torch_us = next((o.direct_us for o in outcomes if o.baseline and o.direct_us), None)
-        ours_us = candidates.known[pick.content_hash].direct_us
-        told = (("torch", torch_us), ("alone", ours_us))
-        times = tuple((name, time_us) for name, time_us in told if time_us is not None)
+        torch_us, ours_us = self._times_of(problem)
+        times = tuple((name, time_us) for name, time_us in (("torch", torch_us), ("alone", ours_us)) if time_us is not None)
         return Verdict(taken="alone", reason="faster than torch's own", times_us=times)
+
+    def _times_of(self, problem: Problem) -> tuple[float | None, float | None]:
+        """The times of torch's operation and of the pick."""
+        candidates = self._candidates(problem)
+        torch_us = next((o.direct_us for o in candidates.known.values() if o.baseline and o.direct_us), None)
+        pick = candidates.picked
+        return torch_us, None if pick is None else candidates.known[pick.content_hash].direct_us
+
+    def _by_parts(self, alone: Problem, fused: Problem | None) -> Verdict | None:
+        """The fused choice where no comparison is needed: it beats torch's GEMM without the tail, and is no slower than ours."""
+        picks = [self._candidates(problem).picked for problem in (alone, fused) if problem is not None]
+        if fused is None or any(pick is None or pick.baseline for pick in picks):
+            return None
+        (torch_us, alone_us), (_, fused_us) = self._times_of(alone), self._times_of(fused)
+        if torch_us is None or alone_us is None or fused_us is None:
+            return None
+        if fused_us > (1 - APART) * torch_us or fused_us > (1 + TIE) * alone_us:
+            return None
+        times = (("torch alone", torch_us), ("alone", alone_us), ("fused", fused_us))
+        return Verdict(taken="fused", reason="with its tail faster than torch's GEMM without it", times_us=times)
+
+    def _open_ways(self, alone: Problem, fused: Problem | None) -> list[CompiledVariant]:
+        """The ways that have to be timed against each other; none where there is but one, or the parts tell."""
+        if fused is None or self._by_parts(alone, fused) is not None:
+            return []
+        ways = self._ways(alone, fused)
+        return ways if len(ways) > 1 else []
 
     def _ways(self, alone: Problem, fused: Problem) -> list[CompiledVariant]:
         """The ways that may be worth it: torch's alone where it is the pick with and without the tail."""
@@ -180,9 +222,12 @@ def tune_for_compile(problems: Iterable[Problem]) -> None:
 
     Each is tuned with and without its epilogue, and both are timed against torch's GEMM followed by Inductor's kernel.
     """
+    asked: dict[str, list[Compared]] = {}
     for problem in problems:
-        alone = problem if problem.epilogue is None else without_epilogue(problem)
-        Knowledge.here(detect(problem.device_type).torch_device).measure(alone, None if alone is problem else problem)
+        pair = (problem, None) if problem.epilogue is None else (without_epilogue(problem), problem)
+        asked.setdefault(problem.device_type, []).append(pair)
+    for device_type, compared in asked.items():
+        Knowledge.here(detect(device_type).torch_device).measure(compared)
 
 
 def without_epilogue(problem: Problem) -> Problem:
