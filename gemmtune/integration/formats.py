@@ -89,6 +89,8 @@ def to_gptq(weight: QuantizedWeight, *, zeros_less_one: bool = True) -> tuple[Te
 def from_torchao(tensor: Tensor) -> QuantizedWeight:
     """The weight [N, K] of torchao's Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor or Float8Tensor, quantized along rows.
 
+    What torchao had before these, an AffineQuantizedTensor, is read where it holds plain numbers and whole zero points.
+
     Raises:
         InvalidProblemError: another kind of tensor, or other blocks.
     """
@@ -98,13 +100,28 @@ def from_torchao(tensor: Tensor) -> QuantizedWeight:
         # torchao adds a zero point after scaling, we take one from the numbers before.
         return QuantizedWeight(given["qdata"].t(), scale, -zero / scale, "int4", dtype=tensor.dtype).t()  # type: ignore[return-value]
     if kind in ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor"):
-        scale, zero = (None if x is None else x.reshape(x.shape[0], -1).t() for x in (given["scale"], given.get("zero_point")))
-        zero = None if zero is None or not bool(zero.any()) else zero.to(scale.dtype)  # type: ignore[union-attr]
-        return QuantizedWeight(given["qdata"].t(), scale, zero, dtype=tensor.dtype).t()  # type: ignore[return-value]
+        return _of_rows(given["qdata"], given["scale"], given.get("zero_point"), tensor.dtype)
+    if kind == "AffineQuantizedTensor":
+        held, domain = given["tensor_impl"], getattr(given["zero_point_domain"], "name", "NONE")
+        if type(held).__name__ != "PlainAQTTensorImpl" or domain == "FLOAT" or given["block_size"][0] != 1:
+            raise InvalidProblemError(
+                f"from_torchao: got an {kind} in {type(held).__name__} with zero points of domain {domain} and blocks "
+                f"{given['block_size']}, expected PlainLayout, INT or NONE, and blocks of one row; dequantize() it, and quantize "
+                "that"
+            )
+        numbers, scale, zero = held.get_plain()
+        return _of_rows(numbers, scale, zero, tensor.dtype)
     raise InvalidProblemError(
-        f"from_torchao: got {kind}, expected an Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor or Float8Tensor; dequantize() it, "
-        "and quantize that"
+        f"from_torchao: got {kind}, expected an Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, Float8Tensor or "
+        "AffineQuantizedTensor; dequantize() it, and quantize that"
     )
+
+
+def _of_rows(numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> QuantizedWeight:
+    """The weight of numbers [N, K], with a scale and perhaps a zero point for each row, or for each group in it."""
+    scales = scale.reshape(scale.shape[0], -1).t()
+    zeros = None if zero is None or not bool(zero.any()) else zero.reshape(zero.shape[0], -1).t().to(scale.dtype)
+    return QuantizedWeight(numbers.t(), scales, zeros, dtype=dtype).t()  # type: ignore[return-value]
 
 
 def to_torchao(weight: QuantizedWeight) -> Tensor:

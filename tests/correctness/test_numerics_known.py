@@ -11,6 +11,7 @@ from bound_cases import orders, scaled
 from broken_kernels import CPU, Product, claims_of, one_by_one, rounding_blocks, split_k, tensor_core
 from rational import Matrix, fractions, rational
 
+from gemmtune.backends.aten.scaled import rows_on_this_cpu
 from gemmtune.choice import Claims
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit, underflow
 from gemmtune.numerics.expectation import OneHotExpectation, Referenced, referenced
@@ -277,7 +278,8 @@ def test_int8_sums_in_float32_fail_the_width_probe_where_they_can_be_inexact() -
 
 
 def test_torchs_own_8_bit_products_are_right() -> None:
-    for problem in (Problem.int_mm(33, 32, 64, device_type="cpu"), Problem.scaled_mm(32, 48, 64, scales="row", device_type="cpu")):
+    scales = "row" if rows_on_this_cpu() else "tensor"
+    for problem in (Problem.int_mm(33, 32, 64, device_type="cpu"), Problem.scaled_mm(32, 48, 64, scales=scales, device_type="cpu")):
         probes, claims = Probes(problem, CPU), strict_claims(problem)
         random = probes.random()
         picks = (probes.cancel(2**13), probes.width(2**13), probes.rows_of_b(random.b), probes.cols_of_a(random.a))

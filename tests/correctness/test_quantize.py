@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -233,6 +234,25 @@ def test_torchao():
     assert torch.equal(from_torchao(to_torchao(ours)).dequantize(), ours.dequantize())
     with pytest.raises(InvalidProblemError, match="from_torchao: got Tensor, expected an Int4Tensor"):
         from_torchao(WEIGHT)
+
+
+class AffineQuantizedTensor:
+    """What torchao had until 0.16: asymmetric bytes with a scale and a zero point for each 64 elements of a row."""
+
+    dtype = torch.float32
+
+    def __init__(self, domain: str) -> None:
+        self.block_size, self.zero_point_domain = (1, 64), SimpleNamespace(name=domain)
+        self.parts = numbers(96, 256, most=127).to(torch.int8), torch.rand(96, 4) + 0.5, numbers(96, 4) - 8
+        self.tensor_impl = type("PlainAQTTensorImpl", (), {"get_plain": lambda _: self.parts})()
+
+
+def test_older_tensors_of_torchao():
+    given = AffineQuantizedTensor("INT")
+    q, scale, zero = (x if x.shape[1] == 256 else x.repeat_interleave(64, 1) for x in given.parts)
+    assert torch.equal(from_torchao(given).dequantize(), (q - zero) * scale)
+    with pytest.raises(InvalidProblemError, match=r"zero points of domain FLOAT.*expected PlainLayout, INT or NONE, and blocks of"):
+        from_torchao(AffineQuantizedTensor("FLOAT"))
 
 
 def test_conv1d_of_transformers_has_its_weight_the_other_way_round():

@@ -161,9 +161,10 @@ def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, 
     """The whole way: a script is recorded as it is, this process tunes, another one with its own store only uses."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "use.py").write_text(USE)
+    path = [str(Path(gemmtune.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
         "GEMMTUNE_STORE_PATH": str(tmp_path / "other.sqlite"), "GEMMTUNE_TUNE": "never", "GEMMTUNE_BACKENDS": "aten,cpp",
-        "GEMMTUNE_SEARCH": "quick", "PYTHONPATH": str(Path(gemmtune.__file__).parents[1]),
+        "GEMMTUNE_SEARCH": "quick", "PYTHONPATH": os.pathsep.join(path),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }  # fmt: skip
 

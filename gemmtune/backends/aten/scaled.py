@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch.nn.functional import pad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...choice import Kernel, Scalars, Tensors
 from ...device import DeviceInfo
@@ -34,6 +36,8 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.k == 0:
         return "K is 0: nothing to multiply"
     if device.type == "cpu":
+        if mode == "row" and not rows_on_this_cpu():
+            return f"torch {torch.__version__} has scales for tensors only on this CPU, got {mode}"
         return None if mode in ("tensor", "row") else f"on a CPU it has scales for tensors and rows only, got {mode}"
     if device.type != "cuda" or device.capability < FLOAT8_CAPABILITY:
         return f"its 8-bit floats need an NVIDIA GPU of compute capability 8.9, got {device.arch}"
@@ -49,6 +53,18 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     if MODES[mode].blocks and torch.float8_e5m2 in dtypes:
         return f"with scales for {mode} it multiplies float8_e4m3fn only, got {' and '.join(map(dtype_name, dtypes))}"
     return None
+
+
+@functools.cache
+def rows_on_this_cpu() -> bool:
+    """Whether ``_scaled_mm`` on this CPU takes a scale for each row, as torch 2.11 does not: found by trying."""
+    try:
+        with _disable_current_modes():
+            x, scale = torch.zeros(16, 16, dtype=torch.int8).view(torch.float8_e4m3fn), torch.ones(16, 1)
+            torch._scaled_mm(x, x.t(), scale, scale.t(), out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
 
 
 def composed_kernel(problem: Problem) -> Kernel:
