@@ -30,6 +30,8 @@ from model_ways import WAYS, Prepared, prepare
 import gemmtune
 from gemmtune import settings
 from gemmtune.device import DeviceInfo, detect
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.integration.compile import uninstall
 from gemmtune.timing.timer import collection_paused, median_margin
 
 ROUNDS = 24
@@ -47,6 +49,8 @@ class Runner:
     """Owns the tensors that a captured step reads."""
     repeat: Callable[[], object]
     first_call_s: float
+    again_s: float | None
+    """What the first call costs a process that finds everything in the store."""
     logits: torch.Tensor | None
     kernels: list[dict[str, Any]]
     explained: list[str]
@@ -80,9 +84,12 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--ways", default="eager,compile,optimize,optimize+compile", callback=_words(list(WAYS)), show_default=True)
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 @click.option("--graph/--no-graph", default=True, show_default=True, help="On a GPU: capture each step in a CUDA graph.")
+@click.option("--again/--no-again", default=True, show_default=True, help="Time a second first call, which finds all in the store.")
 @click.option("--rounds", default=ROUNDS, show_default=True)
 @click.option("--json", "out", help="Write everything to this file, after each scenario anew.")
-def main(name: str, layers: int, ways: Sequence[str], device: str, graph: bool, rounds: int, out: str | None, **sizes: Any) -> None:
+def main(
+    name: str, layers: int, ways: Sequence[str], device: str, graph: bool, rounds: int, again: bool, out: str | None, **sizes: Any
+) -> None:
     """Compare ways to run a model, in one process."""
     torch._dynamo.config.recompile_limit = 1024  # every way compiles the same functions again
     info = detect(device)
@@ -94,13 +101,15 @@ def main(name: str, layers: int, ways: Sequence[str], device: str, graph: bool, 
     with tempfile.TemporaryDirectory(prefix="gemmtune-model-") as folder:
         for scenario in scenarios(MODELS[name], sizes["batch"], sizes["prefill"], sizes["train"]):
             with settings.patch(store_path=str(Path(folder) / f"{scenario.name}.sqlite"), cache_dir=str(Path(folder) / "kernels")):
-                report["scenarios"].append(_scenario(scenario, name, layers, ways, info, graph and info.type != "cpu", rounds))
+                report["scenarios"].append(
+                    _scenario(scenario, name, layers, ways, info, graph and info.type != "cpu", rounds, again)
+                )
             if out:
                 Path(out).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _scenario(
-    scenario: Scenario, name: str, layers: int, ways: Sequence[str], info: DeviceInfo, graph: bool, rounds: int
+    scenario: Scenario, name: str, layers: int, ways: Sequence[str], info: DeviceInfo, graph: bool, rounds: int, again: bool
 ) -> dict[str, Any]:
     click.echo(f"\n{scenario.name}")
     device = info.torch_device
@@ -110,7 +119,7 @@ def _scenario(
     runners: dict[str, Runner] = {}
     for way in ways:
         try:
-            runners[way] = _runner(way, scenario, model, info, graph and scenario.kind != "train")
+            runners[way] = _runner(way, scenario, model, info, graph and scenario.kind != "train", again)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")
@@ -127,6 +136,7 @@ def _scenario(
         click.echo(
             f"  {way:24} {told['ms']:8.3f} ms  {told['tokens_per_s']:9.0f} tokens/s  {ratios}  weights {told['weights_gb']:.2f} GB"
             f"  error {told['error']:.4f}  first call {told['first_call_s']:.1f} s + tuning {told['tuning_s']:.1f} s"
+            + ("" if runner.again_s is None else f", again {runner.again_s:.1f} s")
         )
     row["clocks"] = clocks(info)
     runners.clear()
@@ -146,7 +156,7 @@ def _cold_compiler() -> Iterator[None]:
         yield
 
 
-def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceInfo, graph: bool) -> Runner:
+def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceInfo, graph: bool, again: bool) -> Runner:
     device = info.torch_device
     prepared = prepare(way, model, scenario, device)
     step = scenario.runnable(prepared.model, device, prepared.compile)
@@ -156,16 +166,24 @@ def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceIn
         _wait(device)
         first = time.perf_counter() - begun
         logits = None if found is None else found.detach().float().clone()
+    twice = again and WAYS[way].again
+    with _cold_compiler() if twice else contextlib.nullcontext():
+        forget_plans()
+        begun = time.perf_counter()
         for _ in range(WARM_UPS):
             step()
+        _wait(device)
+        again_s = time.perf_counter() - begun if twice else None
         kernels = _profile(step, device)
         ours = WAYS[way].optimize and prepared.compile is not None
         explained = str(gemmtune.explain(scenario.compiled)).splitlines() if ours else []
+    uninstall()  # what the next way compiles is its own
     return Runner(
         prepared=prepared,
         step=step,
         repeat=_captured(step, scenario) if graph else step,
         first_call_s=first,
+        again_s=again_s,
         logits=logits,
         kernels=kernels,
         explained=explained,
@@ -240,6 +258,7 @@ def _told(runner: Runner, expected: torch.Tensor | None, scenario: Scenario) -> 
         "ms": ms,
         "tokens_per_s": scenario.tokens / ms * 1e3,
         "first_call_s": runner.first_call_s,
+        "first_call_from_store_s": runner.again_s,
         "tuning_s": runner.prepared.tuning_s,
         "weights_gb": runner.prepared.weights_bytes / 1e9,
         "error": 0.0 if expected is None or runner.logits is None else _error(runner.logits, expected),

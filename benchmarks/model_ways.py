@@ -18,6 +18,7 @@ __all__ = ["WAYS", "Prepared", "prepare"]
 
 Change = Callable[[PreTrainedModel], None]
 DEFAULT: Mapping[str, Any] = {}
+PDL: Mapping[str, Any] = {"options": {"triton.enable_pdl": True}}
 MAX_AUTOTUNE: Mapping[str, Any] = {"mode": "max-autotune-no-cudagraphs"}
 
 
@@ -29,6 +30,11 @@ class Way:
     change: Change | None = None
     compile: Mapping[str, Any] | None = None
     optimize: bool = False
+
+    @property
+    def again(self) -> bool:
+        """It is compiled a second time, from the store: as torch.compile is by default."""
+        return self.compile is not None and (self.optimize or (self.change is None and "mode" not in self.compile))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,9 @@ WAYS: Mapping[str, Way] = {
     "optimize+compile": Way(optimize=True, compile=DEFAULT),
     "int4+compile": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT),
     "int8+compile": Way(change=_ours("int8"), optimize=True, compile=DEFAULT),
+    "pdl-compile": Way(compile=PDL),
+    "pdl-optimize+compile": Way(optimize=True, compile=PDL),
+    "pdl-int4+compile": Way(change=_ours("int4", group=128), optimize=True, compile=PDL),
     "float8+compile": Way(change=_ours("float8"), optimize=True, compile=DEFAULT),
 }
 

@@ -48,7 +48,7 @@ def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
     key = (input.shape, input.dtype, input.get_device(), settings.token(), generation.number)
     bound = picks.get(key, picks)
-    if bound is None or weight is None:
+    if bound is None or weight is None or (bound.__class__ is Bound and not bound.pick.serves_now):
         return functional.linear(input, weight, bias)  # type: ignore[arg-type]
     if not input.is_contiguous() or input.dim() < 2 or weight.dim() != 2:
         return functional.linear(input, weight, bias)
