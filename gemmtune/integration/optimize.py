@@ -12,6 +12,7 @@ from torch import nn
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import InvalidProblemError
 from . import compile as compile_pass
+from .adjacent import lay_out, same_inputs
 from .modules import optimized, restored
 from .record import record
 
@@ -29,8 +30,9 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
 
     Args:
         model: any module.
-        tune: example inputs: a tensor, a tuple of positional or a mapping of keyword arguments. The model runs once on them, and
-            every product that it asks for is tuned; what ``torch.compile`` fuses is, while it compiles.
+        tune: example inputs: a tensor, a tuple of positional or a mapping of keyword arguments. The model runs on them, and every
+            product that it asks for is tuned; what ``torch.compile`` fuses or joins is, while it compiles. It runs once more
+            before: weights of layers that read the same input are laid next to each other, so that one product can do them all.
         progress: show the progress of that tuning on standard error.
 
     Returns:
@@ -44,6 +46,9 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
             f"optimize: got {type(model).__name__}, expected an nn.Module; for functions there is gemmtune.use()"
         )
     if tune is not None:
+        with torch.no_grad(), same_inputs(model) as groups:
+            _run(model, tune)
+        lay_out(model, groups)
         with torch.no_grad(), record() as recording:
             _run(model, tune)
         if recording.counts:

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from .joins import Join
 from .products import Product
 
-Taken = Literal["", "alone", "fused"]
+Taken = Literal["", "alone", "fused", "joined"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of a GEMM: it is rewritten ``alone``, or ``fused`` with its tail, or left. The fields are ``Decision``'s."""
+    """What becomes of a GEMM: it is rewritten ``alone``, ``fused`` with its tail or ``joined`` with others, or left.
+
+    The fields are ``Decision``'s.
+    """
 
     taken: Taken
     reason: str
@@ -23,12 +27,16 @@ class Verdict:
 class Judge(Protocol):
     """Decides for each GEMM of a graph."""
 
-    def prepare(self, products: Iterable[Product]) -> None:
+    def prepare(self, products: Iterable[Product], joins: Iterable[Join]) -> None:
         """Find out whatever the verdicts on a graph's GEMMs will need."""
         ...
 
     def verdict(self, product: Product) -> Verdict:
         """What becomes of it."""
+        ...
+
+    def joined(self, join: Join) -> Verdict:
+        """Whether GEMMs become one; where they do not, each is asked for by itself."""
         ...
 
     def token(self) -> object:
@@ -43,7 +51,7 @@ class Always:
     taken: Taken
     only: Callable[[Product], bool] = lambda _: True
 
-    def prepare(self, products: Iterable[Product]) -> None:
+    def prepare(self, products: Iterable[Product], joins: Iterable[Join]) -> None:
         """Nothing has to be known."""
 
     def verdict(self, product: Product) -> Verdict:
@@ -51,6 +59,11 @@ class Always:
         if not self.taken or not self.only(product):
             return Verdict(taken="", reason="a variant for comparison")
         taken: Taken = "fused" if self.taken == "fused" and product.fused is not None else "alone"
+        return Verdict(taken=taken, reason="a variant for comparison")
+
+    def joined(self, join: Join) -> Verdict:
+        """All that can be are joined, where any GEMM is rewritten."""
+        taken: Taken = "joined" if self.taken and all(map(self.only, join.products)) else ""
         return Verdict(taken=taken, reason="a variant for comparison")
 
     def token(self) -> object:

@@ -1,4 +1,4 @@
-"""How Inductor generates code for a planned product: a call with ``out=``, whose memory Inductor plans."""
+"""How Inductor generates code for planned products: a call with ``out=``, whose memory Inductor plans."""
 
 from __future__ import annotations
 
@@ -10,37 +10,59 @@ from torch._inductor.lowering import fallback_handler, lowerings, register_lower
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.virtualized import V
 
-from .planned import OPERATOR, run_planned
+from . import planned, planned_join
 
-NAME = "gemmtune_planned"
+NAME, NAME_OF_JOIN = "gemmtune_planned", "gemmtune_planned_join"
 
 
 def register() -> None:
-    """Teach Inductor the operator. Code out of its cache finds the function under the same name."""
-    if OPERATOR not in lowerings:
-        setattr(extern_kernels, NAME, run_planned)
-        register_lowering(OPERATOR, type_promotion_kind=None)(_lowered)
+    """Teach Inductor the operators. Code out of its cache finds the functions under the same names."""
+    if planned.OPERATOR not in lowerings:
+        setattr(extern_kernels, NAME, planned.run_planned)
+        setattr(extern_kernels, NAME_OF_JOIN, planned_join.run_join)
+        register_lowering(planned.OPERATOR, type_promotion_kind=None)(_lowered)
+        register_lowering(planned_join.OPERATOR, type_promotion_kind=None)(_lowered_join)
 
 
 def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> Any:
     keywords = {"dynamic": dynamic, "alpha": alpha, "beta": beta}
-    if V.graph.cpp_wrapper or V.graph.aot_mode:  # no Python there: the operator, by the dispatcher
-        return fallback_handler(OPERATOR, add_to_fallback_set=False)(tensors, problem, **keywords)  # type: ignore[no-untyped-call]
-    node = V.graph.current_node
-    nodes: Any = node.args[0]
+    if _no_python():
+        return fallback_handler(planned.OPERATOR, add_to_fallback_set=False)(tensors, problem, **keywords)  # type: ignore[no-untyped-call]
+    inputs = _inputs(tensors)
+    size = [*inputs[0].get_size()[:-1], inputs[1].get_size()[-1]]
+    return _call(NAME, planned.OPERATOR, inputs, size, {"problem": problem, **keywords})
+
+
+def _lowered_join(tensors: Sequence[Any], problem: str, widths: Sequence[int]) -> Any:
+    if _no_python():
+        return fallback_handler(planned_join.OPERATOR, add_to_fallback_set=False)(tensors, problem, widths)  # type: ignore[no-untyped-call]
+    inputs = _inputs(tensors)
+    size = [inputs[0].get_size()[0], sum(widths)]
+    return _call(NAME_OF_JOIN, planned_join.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)})
+
+
+def _no_python() -> bool:
+    """The generated code can only call operators, by the dispatcher."""
+    return bool(V.graph.cpp_wrapper or V.graph.aot_mode)
+
+
+def _inputs(tensors: Sequence[Any]) -> list[Any]:
+    nodes: Any = V.graph.current_node.args[0]
     wanted = [x.meta["val"] for x in nodes]
     # What a plan is bound to are the strides that the graph told; where Inductor chose others it has to keep to them.
-    inputs = [
+    return [
         ir.ExternKernel.realize_input(ir.ExternKernel.require_exact_strides(x, value.stride()) if value.dim() else x)
         for x, value in zip(tensors, wanted, strict=True)
     ]
-    value = node.meta["val"]
-    layout = ir.FixedLayout(value.device, value.dtype, [*inputs[0].get_size()[:-1], inputs[1].get_size()[-1]])
+
+
+def _call(name: str, operator: Any, inputs: list[Any], size: list[Any], keywords: dict[str, Any]) -> Any:
+    value = V.graph.current_node.meta["val"]
     made = ir.ExternKernelOut(
-        layout=layout,
+        layout=ir.FixedLayout(value.device, value.dtype, size),
         inputs=inputs,
-        kwargs={"problem": problem, **keywords},
-        python_kernel_name=f"extern_kernels.{NAME}",
-        op_overload=OPERATOR,
+        kwargs=keywords,
+        python_kernel_name=f"extern_kernels.{name}",
+        op_overload=operator,
     )
     return ir.TensorBox.create(made)

@@ -22,9 +22,9 @@ listeners: list[Callable[[Decision], None]] = []
 class Decision:
     """What became of one GEMM.
 
-    ``taken`` is ``fused`` (with the pointwise nodes behind it), ``alone``, or empty where torch's node stayed; ``reason`` says why.
-    ``pick`` is the choice that runs. ``times_us`` are those that decided, by variant. ``alone`` is the GEMM's Problem, ``fused``
-    that with its tail; neither is there where it is none of ours.
+    ``taken`` is ``fused`` (with the pointwise nodes behind it), ``alone``, ``joined`` (one product with others of the same input),
+    or empty where torch's node stayed; ``reason`` says why. ``pick`` is the choice that runs. ``times_us`` are those that decided,
+    by variant. ``alone`` is the GEMM's Problem, ``fused`` that with its tail, ``joined`` that of all columns, where there are such.
     """
 
     shape: str
@@ -34,18 +34,20 @@ class Decision:
     times_us: tuple[tuple[str, float], ...] = ()
     alone: Problem | None = None
     fused: Problem | None = None
+    joined: Problem | None = None
 
     @property
     def problem(self) -> Problem | None:
         """The Problem that runs, or would."""
-        return self.fused if self.taken == "fused" else self.alone
+        return {"fused": self.fused, "joined": self.joined}.get(self.taken, self.alone)
 
     def __str__(self) -> str:
         epilogue = self.fused.epilogue if self.fused else None
         text = f"{self.alone.op} {self.shape} {self.alone.dtype_label} {self.alone.layout_letters}" if self.alone else self.shape
         behind = f" then {epilogue}" if epilogue else ""
         alone = f"{self.pick}, the tail is Inductor's" if epilogue else f"{self.pick}"
-        verdict = {"fused": f"fused, {self.pick}", "alone": alone}.get(self.taken, "left to torch")
+        joined = f"joined to {self.joined.n if self.joined else ''} columns, {alone}"
+        verdict = {"fused": f"fused, {self.pick}", "alone": alone, "joined": joined}.get(self.taken, "left to torch")
         times = ", ".join(f"{name} {time_us:.1f} µs" for name, time_us in self.times_us)
         return f"{text}{behind}: {verdict}; {self.reason}" + (f" ({times})" if times else "")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ...version import __version__
+from .joins import Join, joins_of
 from .judging import Judge, Verdict
 from .planned import OPERATOR, ready_plan
+from .planned_join import OPERATOR as JOIN
+from .planned_join import ready_join
 from .products import PRODUCTS, Product, product_of
 from .report import Decision, Graph, keep
 from .tails import Extra
@@ -40,9 +43,12 @@ class RewriteProducts(CustomGraphPass):
         order = {node: place for place, node in enumerate(graph.nodes)}
         nodes = [node for node in graph.nodes if node.target in PRODUCTS]
         # Rewriting one changes what the next one reads, so that each is looked at again then.
-        self.judge.prepare(product for node in nodes if not isinstance(product := product_of(node, order), str))
+        products = [product for node in nodes if not isinstance(product := product_of(node, order), str)]
+        joins = joins_of(products)
+        self.judge.prepare(products, joins)
         verdicts: dict[Hashable, Verdict] = {}
-        decided = [self._decided(graph, node, order, verdicts) for node in nodes]
+        joined = {node: decision for join in joins for node, decision in self._joined(graph, join, order, verdicts)}
+        decided = [joined[node] if node in joined else self._decided(graph, node, order, verdicts) for node in nodes]
         if decided:
             keep(Graph(compile_id=CompileContext.current_compile_id(), decisions=tuple(decided)))
         if any(decision.taken for decision in decided):
@@ -56,6 +62,32 @@ class RewriteProducts(CustomGraphPass):
         """
         told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
         return None if None in told else (_source_digest(), __version__, self.judge.token(), *told)
+
+    def _joined(
+        self, graph: fx.Graph, join: Join, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]
+    ) -> Iterator[tuple[fx.Node, Decision]]:
+        """What became of the GEMMs of a join; nothing where they stay apart."""
+        alike = tuple((product.alone, product.fused, product.before_reduction) for product in join.products)
+        verdict = verdicts.get(alike)
+        if verdict is None:
+            verdict = verdicts[alike] = self.judge.joined(join)
+        if not verdict.taken:
+            return
+        pick = _rewrite_join(graph, join, order)
+        for product in join.products:
+            yield (
+                product.gemm,
+                Decision(
+                    shape=product.shape,
+                    taken=verdict.taken,
+                    reason=verdict.reason,
+                    pick=pick,
+                    times_us=verdict.times_us,
+                    alone=product.alone,
+                    fused=product.fused,
+                    joined=join.problem,
+                ),
+            )
 
     def _decided(self, graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]) -> Decision:
         """What became of one GEMM. Layers of a model are alike: what was decided for one holds for all of its graph."""
@@ -98,6 +130,36 @@ def _rewrite(graph: fx.Graph, product: Product, verdict: Verdict) -> str:
             new.meta["val"] = result
     last.replace_all_uses_with(new)
     return plan.choice.name
+
+
+def _rewrite_join(graph: fx.Graph, join: Join, order: dict[fx.Node, int]) -> str:
+    """Put one planned product in the place of several GEMMs, where the first was. Returns the name of what it runs."""
+    first = min(join.products, key=lambda product: order[product.gemm])
+    a, value = first.tensors[0], first.gemm.meta["val"]
+    plan = ready_join(join.problem, join.widths, -1 if value.device.type == "cpu" else value.device.index)
+    for node in join.pieces:
+        _move_before(first.gemm, node, order)
+    with graph.inserting_before(first.gemm):
+        new = graph.call_function(JOIN, ([a, *join.pieces], join.problem.key, list(join.widths)))
+        new.meta.update({name: first.gemm.meta[name] for name in _ORIGIN if name in first.gemm.meta})
+        new.meta["val"] = value.new_empty(join.problem.out.size)
+        begin = 0
+        for product, width in zip(join.products, join.widths, strict=True):
+            columns = graph.call_function(aten.slice.Tensor, (new, 1, begin, begin + width))
+            columns.meta["val"] = new.meta["val"][:, begin : begin + width]
+            product.gemm.replace_all_uses_with(columns)
+            begin += width
+    for product in join.products:
+        graph.erase_node(product.gemm)
+    return plan.choice.name
+
+
+def _move_before(first: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> None:
+    """Let a view of an input of the graph be made before another node, with all that it is made of."""
+    if node.op == "call_function" and order[node] > order[first]:
+        for source in node.all_input_nodes:
+            _move_before(first, source, order)
+        first.prepend(node)
 
 
 def _as_operand(graph: fx.Graph, extra: Extra, gemm: torch.Tensor) -> fx.Node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,25 +30,56 @@ from .judging import Always
 from .rewriting import RewriteProducts
 
 BACKEND_NAME = "compiled"
-Variant = Literal["untouched", "alone", "fused"]
+Variant = Literal["untouched", "alone", "fused", "apart", "joined"]
 _EXAMPLES = {"zero": 0.0, "one": 1.0, "general": 0.5}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledVariant(Choice):
-    """One of the ways to do ``problem``, of which ``alone`` is the GEMM without the tail.
+class Way(Choice):
+    """One of the ways to do ``problem`` in a compiled graph.
 
     ``runs`` are the content hashes of our choices that it runs, whose change makes its time worthless.
     """
 
     variant: Variant
-    alone: Problem
     runs: tuple[str, ...]
 
     @property
     def content_hash(self) -> str:
         """A hash over the way and what it runs."""
         return hashlib.sha256(json.dumps([self.name, self.runs]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedVariant(Way):
+    """``problem`` as one product, or ``apart``: as the ``parts`` of which it consists, each by its own pick."""
+
+    parts: tuple[Problem, ...]
+
+    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - nothing is loaded apart
+        """The kernels. Apart, results go into memory of their own, as in a graph, and ``out`` is left as it is."""
+        index = torch.cuda.current_device() if self.problem.device_type == "cuda" else -1
+        with settings_module.patch(tune="never"):
+            if self.variant == "joined":
+                return plan_for(self.problem, index).kernel
+            kernels = [plan_for(part, index).kernel for part in self.parts]
+        device = torch.device(self.problem.device_type)
+        outs = [_example(part.out, device) for part in self.parts]
+        ends = tuple(itertools.accumulate(part.n for part in self.parts))
+
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
+            a, *wholes = tensors
+            for kernel, own, end in zip(kernels, outs, ends, strict=True):
+                kernel.run(own, (a, *(x[..., end - own.shape[1] : end] for x in wholes)), scalars)
+
+        return Kernel(run=run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledVariant(Way):
+    """One of the ways to do ``problem``, of which ``alone`` is the GEMM without the tail."""
+
+    alone: Problem
 
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - nothing is loaded apart
         """The kernel, compiled now unless Inductor has it in its cache."""

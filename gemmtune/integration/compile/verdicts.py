@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,10 +22,11 @@ from ...settings import Settings
 from ...store.key import canonical, fingerprint, fingerprint_text, now
 from ...store.store import Row, Store, open_store
 from ...timing.rounds import TIE
-from .judging import Verdict
+from .joins import Join
+from .judging import Taken, Verdict
 from .products import Product
 from .threads import in_a_thread
-from .variants import BACKEND_NAME, CompiledVariant, Variant
+from .variants import BACKEND_NAME, CompiledVariant, JoinedVariant, Variant, Way
 
 APART = 0.05
 """Times of two sessions differ by this for the same kernel: clocks drift between them."""
@@ -36,13 +38,28 @@ class StoreJudge:
 
     tunes: bool = False
 
-    def prepare(self, products: Iterable[Product]) -> None:
+    def prepare(self, products: Iterable[Product], joins: Iterable[Join]) -> None:
         """Tune what the store does not know of a graph, all of it at once: then one problem compiles while another is measured."""
-        asked: dict[torch.device, list[Compared]] = {}
-        for product in products if self.tunes else ():
-            asked.setdefault(product.gemm.meta["val"].device, []).append(_compared(product))
-        for device, compared in asked.items():
-            in_a_thread(functools.partial(Knowledge.here(device).measure, list(dict.fromkeys(compared))))
+        if not self.tunes:
+            return
+        asked: dict[torch.device, tuple[dict[Compared, None], dict[Joined, None]]] = {}
+        for product in products:
+            asked.setdefault(product.gemm.meta["val"].device, ({}, {}))[0][_compared(product)] = None
+        for join in joins:
+            asked[join.products[0].gemm.meta["val"].device][1][_parts(join)] = None
+        for device, (compared, joined) in asked.items():
+            in_a_thread(functools.partial(Knowledge.here(device).measure, list(compared), list(joined)))
+
+    def joined(self, join: Join) -> Verdict:
+        """One product, where it was measured to beat the single ones, and by more than what a fused tail of these saves."""
+        verdict = Knowledge.here(join.products[0].gemm.meta["val"].device).join_verdict(*_parts(join))
+        if not verdict.taken:
+            return verdict
+        times = dict(verdict.times_us)
+        saved = sum(_saved_by_tail(self.verdict(product)) for product in join.products)
+        if saved and times["joined"] + saved > (1 - TIE) * times["apart"]:
+            return Verdict(taken="", reason="apart, with their tails, they are as fast", times_us=verdict.times_us)
+        return verdict
 
     def verdict(self, product: Product) -> Verdict:
         """The fastest of torch's, ours alone and ours with the tail, as far as they were measured."""
@@ -64,6 +81,14 @@ class StoreJudge:
 
 Compared = tuple[Problem, Problem | None]
 """A GEMM alone, and with the tail that may be fused with it."""
+
+
+Joined = tuple[Problem, tuple[Problem, ...]]
+"""A product of all columns, and those of which it consists."""
+
+
+def _parts(join: Join) -> Joined:
+    return join.problem, tuple(product.alone for product in join.products)
 
 
 def _compared(product: Product) -> Compared:
@@ -103,11 +128,13 @@ class Knowledge:
         best = min(times, key=times.__getitem__)
         if best == "untouched" or times[best] > (1 - TIE) * times["untouched"]:
             return Verdict(taken="", reason="torch's GEMM with Inductor's kernel is as fast", times_us=told)
-        return Verdict(taken=best, reason="faster than torch's GEMM with Inductor's kernel", times_us=told)
+        taken: Taken = "fused" if best == "fused" else "alone"
+        return Verdict(taken=taken, reason="faster than torch's GEMM with Inductor's kernel", times_us=told)
 
-    def measure(self, compared: Sequence[Compared]) -> None:
-        """Tune GEMMs and fused ones, then time the ways of each pair against each other. What is known is not measured again."""
+    def measure(self, compared: Sequence[Compared], joined: Sequence[Joined] = ()) -> None:
+        """Tune GEMMs, then time fused against unfused, and joined against single ones. What is known is not measured again."""
         problems = dict.fromkeys(problem for pair in compared for problem in pair if problem is not None)
+        problems |= dict.fromkeys(problem for whole, parts in joined for problem in (whole, *parts))
         if incomplete := [problem for problem in problems if not self._candidates(problem).complete]:
             tune(incomplete, settings=self.settings, progress=False, device=str(self.device.torch_device))
             self._found.clear()
@@ -115,15 +142,30 @@ class Knowledge:
             ways = self._open_ways(alone, fused)
             if fused is not None and ways and not self._measured(fused, ways):
                 self._rank(fused, ways)
+        for whole, parts in joined:
+            both = self._joined_ways(whole, parts)
+            if both and not self._measured(whole, both):
+                self._rank(whole, both)
 
-    def _rank(self, fused: Problem, ways: Sequence[CompiledVariant]) -> None:
+    def join_verdict(self, whole: Problem, parts: Sequence[Problem]) -> Verdict:
+        """Whether one product beats the parts of which it consists by more than a tie."""
+        ways = self._joined_ways(whole, parts)
+        times = self._times(whole, ways) if ways else {}
+        if len(times) < 2:
+            return Verdict(taken="", reason="not compared with one product of all columns")
+        told = tuple(times.items())
+        if times["joined"] > (1 - TIE) * times["apart"]:
+            return Verdict(taken="", reason="one product of all columns is no faster", times_us=told)
+        return Verdict(taken="joined", reason=f"one product beats {len(parts)} of the same input", times_us=told)
+
+    def _rank(self, problem: Problem, ways: Sequence[Way]) -> None:
         """Time the ways against each other, and store what was found."""
-        with open_session(fused, self.device, self.settings, host_us(self.device, self.settings)) as session:
+        with open_session(problem, self.device, self.settings, host_us(self.device, self.settings)) as session:
             ranked = session.rank(ways).times
         measured_at = now()
         rows = [
             Row(
-                key=_key(fused),
+                key=_key(problem),
                 fingerprint=fingerprint_text(self.device, self.settings.timing),
                 name=way.name,
                 backend=BACKEND_NAME,
@@ -204,16 +246,38 @@ class Knowledge:
             for variant, chosen in runs.items()
         ]
 
-    def _measured(self, fused: Problem, ways: Iterable[CompiledVariant]) -> bool:
+    def _joined_ways(self, whole: Problem, parts: Sequence[Problem]) -> list[Way]:
+        """One product and several, the latter first; none where something of it was not tuned."""
+        single = [self._candidates(part).picked for part in parts]
+        picks: dict[Variant, list[Choice | None]] = {"apart": single, "joined": [self._candidates(whole).picked]}
+        if None in (*picks["apart"], *picks["joined"]):
+            return []
+        claims = next(iter(self._candidates(whole).choices.values())).claims
+        widths = "+".join(str(part.n) for part in parts)
+        return [
+            JoinedVariant(
+                name=f"{BACKEND_NAME}:{variant} {widths}",
+                backend=BACKEND_NAME,
+                problem=whole,
+                claims=claims,
+                variant=variant,
+                runs=tuple(choice.content_hash for choice in chosen if choice is not None),
+                parts=tuple(parts),
+            )
+            for variant, chosen in picks.items()
+        ]
+
+    def _measured(self, fused: Problem, ways: Iterable[Way]) -> bool:
         """Each of the ways was timed, or failed then."""
         rows = self.store.rows(_key(fused), fingerprint_text(self.device, self.settings.timing))
         return all(way.content_hash in rows for way in ways)
 
-    def _times(self, fused: Problem, ways: Iterable[CompiledVariant]) -> dict[Variant, float]:
-        """The times of these ways that the store has from one measurement, the last that included torch's."""
+    def _times(self, fused: Problem, ways: Sequence[Way]) -> dict[Variant, float]:
+        """The times of these ways that the store has from one measurement, the last that included the first of them."""
         rows = self.store.rows(_key(fused), fingerprint_text(self.device, self.settings.timing))
         found = {way.variant: row for way in ways if (row := rows.get(way.content_hash)) is not None and row.time_us}
-        begun = found["untouched"].measured_at if "untouched" in found else ""
+        first = ways[0].variant
+        begun = found[first].measured_at if first in found else ""
         return {variant: row.time_us for variant, row in found.items() if row.measured_at == begun and row.time_us}
 
 
@@ -228,6 +292,14 @@ def tune_for_compile(problems: Iterable[Problem]) -> None:
         asked.setdefault(problem.device_type, []).append(pair)
     for device_type, compared in asked.items():
         Knowledge.here(detect(device_type).torch_device).measure(compared)
+
+
+def _saved_by_tail(verdict: Verdict) -> float:
+    """What a GEMM saves because its tail is fused; infinite where that was not measured against Inductor's kernel."""
+    times = dict(verdict.times_us)
+    if verdict.taken != "fused":
+        return 0.0
+    return min(times["untouched"], times.get("alone", math.inf)) - times["fused"] if "untouched" in times else math.inf
 
 
 def without_epilogue(problem: Problem) -> Problem:

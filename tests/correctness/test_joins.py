@@ -1,0 +1,205 @@
+"""Layers that read the same input: their weights side by side in memory, and one product of a compiled graph in place of theirs."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from compiled_graphs import Always, decided, outputs_and_gradients
+from models import made, result, transformers
+from torch import nn
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.integration import compile as compile_pass
+from gemmtune.integration.adjacent import lay_out, same_inputs
+from gemmtune.integration.compile import backend, planned_join
+from gemmtune.integration.compile.verdicts import Knowledge, StoreJudge
+
+Tensor = torch.Tensor
+
+
+class Heads(nn.Module):
+    """Three layers that read one input, the last of them without a bias where ``mixed``."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(64, n, bias=bias) for n in (64, 32, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.q(x).unflatten(-1, (2, 32)) * self.k(x)[..., None, :]).tanh().sum(-2) + self.v(x)
+
+
+X = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture
+def joined():
+    """Whatever can be joined is; every other GEMM is rewritten alone."""
+    backend.install(judge=Always("alone"))
+    with decided() as told:
+        yield told
+    compile_pass.uninstall()
+
+
+def laid_out(model: nn.Module, inputs: Any) -> nn.Module:
+    with torch.no_grad(), same_inputs(model) as groups:
+        result(model, inputs)
+    lay_out(model, groups)
+    return model
+
+
+def heads(kind: str = "float") -> nn.Module:
+    torch.manual_seed(3)
+    model = Heads()
+    return model if kind == "float" else gemmtune.quantize_(model, kind, group=32)
+
+
+def neighbours(model: nn.Module) -> bool:
+    """Whether the weights of k and v follow that of q in memory."""
+    first, second = (getattr(x.weight, "tensor", x.weight) for x in (model.q, model.k))
+    return second.data_ptr() == first.data_ptr() + first.nbytes
+
+
+@pytest.mark.parametrize("kind", ["float", "int4", "int8"])
+def test_parameters_stay_what_they_are(kind, tmp_path):
+    model = heads(kind)
+    model.tied, model.buffer = model.v, model.q.bias.data
+    objects, plain = {name: id(x) for name, x in model.named_parameters()}, copy.deepcopy(model)
+    assert not neighbours(model)
+    laid_out(model, {"x": X})
+    assert neighbours(model)
+    assert {name: id(x) for name, x in model.named_parameters()} == objects
+    for x, y in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (type(x), x.shape, x.stride(), x.dtype, x.requires_grad) == (type(y), y.shape, y.stride(), y.dtype, y.requires_grad)
+        assert torch.equal(x.dequantize() if kind != "float" else x, y.dequantize() if kind != "float" else y)
+    assert torch.equal(model(X), plain(X))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), copy.deepcopy(model).double().float(), copy.deepcopy(plain)):
+        file.seek(0)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        torch.testing.assert_close(other(X), plain(X))
+    if kind == "float":
+        for each in (model, plain):
+            optimizer = torch.optim.AdamW(each.parameters())
+            for _ in range(2):
+                optimizer.zero_grad()
+                each(X).square().sum().backward()
+                optimizer.step()
+        torch.testing.assert_close(model.state_dict(), plain.state_dict())
+        assert neighbours(model)
+
+
+def test_a_saved_model_is_the_same(tmp_path):
+    model, inputs = made("llama")
+    expected = result(model, inputs)
+    laid_out(model, inputs).save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(result(again.eval(), inputs), expected)
+
+
+def test_memory_that_something_else_has_too_stays():
+    model = heads()
+    model.q.weight.data = torch.empty(2, 64, 64)[0]
+    model.register_buffer("view", model.v.weight.data[:2])
+    laid_out(model, {"x": X})
+    assert not neighbours(model)
+    assert model.view.data_ptr() == model.v.weight.data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["float", "int4", "int8"])
+def test_one_product_does_what_several_did(kind, joined):
+    model = laid_out(heads(kind), {"x": X})
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4)
+    assert [(d.taken, d.problem.n, d.pick) for d in joined] == [("joined", 128, joined[0].pick)] * 3
+    assert "joined to 128 columns" in str(gemmtune.explain(compiled))
+    trained = [x for x in model.parameters() if x.requires_grad]
+    got, expected = (outputs_and_gradients(f, trained, X) for f in (compiled, model))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_models(name, joined):
+    model, inputs = made(name)
+    laid_out(model, inputs)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        torch.testing.assert_close(result(compiled, inputs), result(model, inputs), rtol=1e-4, atol=1e-4)
+    widths = [d.problem.n for d in joined if d.taken == "joined"]
+    assert widths == {"llama": [128] * 3 + [256] * 2, "bert": [192] * 3}[name] * 2
+    assert all(d.taken for d in joined)
+
+
+def test_weights_that_were_moved_since_are_multiplied_one_by_one(joined, monkeypatch):
+    model = laid_out(heads(), {"x": X})
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    runs: list[int] = []
+    run = planned_join.run_planned
+
+    def noted(*tensors, out, problem):
+        runs.append(out.shape[1])
+        run(*tensors, out=out, problem=problem)
+
+    monkeypatch.setattr(planned_join, "run_planned", noted)
+    with torch.no_grad():
+        expected = model(X)
+        torch.testing.assert_close(compiled(X), expected)
+        for layer in (model.q, model.k):
+            layer.weight.data = layer.weight.data.clone()
+        torch.testing.assert_close(compiled(X), expected)
+    assert runs == [128, 64, 32, 32]
+    assert len(joined) == 3
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_what_is_not_side_by_side_or_has_no_fixed_size_stays_apart(dynamic, joined):
+    model = heads()
+    compiled = torch.compile(laid_out(model, {"x": X}) if dynamic else model, dynamic=dynamic)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), model(X))
+    assert [d.taken for d in joined] == ["alone"] * 3
+
+
+def test_the_operator_is_one_of_torchs(own_store):
+    a, whole = torch.randn(3, 8), torch.randn(12, 8).t()
+    problem = gemmtune.Problem.mm(3, 12, 8, dtype=torch.float32, device_type="cpu")
+    with settings.patch(backends=("aten",), tune="never"):
+        for pieces in (whole.split((4, 8), 1), [x.clone() for x in whole.split((4, 8), 1)]):
+            arguments = ([a, *pieces], problem.key, [4, 8])
+            torch.library.opcheck(planned_join.OPERATOR, arguments)
+            torch.testing.assert_close(planned_join.OPERATOR(*arguments), a @ whole)
+
+
+def test_measured_times_decide(own_store, monkeypatch):
+    model = heads()
+    told = []
+    with torch.no_grad(), settings.patch(backends=("aten",), search="quick"):
+        gemmtune.optimize(model, tune={"x": X}, progress=False)
+        assert neighbours(model)
+        for apart, together in ((0.0, 0.0), (50.0, 40.0), (50.0, 49.9)):
+            if apart:
+                times = {"apart": apart, "joined": together}
+                monkeypatch.setattr(Knowledge, "_times", lambda *_, times=times: times)
+            torch._dynamo.reset()
+            no_cache = torch._inductor.config.patch(fx_graph_cache=False)
+            with no_cache, torch._functorch.config.patch(enable_autograd_cache=False):
+                compiled = torch.compile(model)
+                torch.testing.assert_close(compiled(X), model(X))
+            told.append(gemmtune.explain(compiled).decisions)
+    gemmtune.restore(model)
+    assert {"joined", "apart"} == set(dict(told[0][0].times_us)) or told[0][0].taken != "joined"
+    assert [d.taken for d in told[1]] == ["joined"] * 3
+    assert [d.taken for d in told[2]] == [""] * 3
+    assert dict(told[1][0].times_us) == {"apart": 50.0, "joined": 40.0}
+    with settings.patch(backends=("aten",), search="quick"):
+        knowledge, join = Knowledge.here(torch.device("cpu")), told[1][0]
+        monkeypatch.undo()
+        assert knowledge.join_verdict(join.joined, [d.alone for d in told[1]]).times_us
+        assert StoreJudge().token() != StoreJudge(tunes=True).token()
