@@ -15,14 +15,17 @@ from .errors import UnavailableError
 
 KIB = 1024
 MIB = 1024 * KIB
+MALL_MIB = {"gfx942": 256}
+"""The cache beside the memory (AMD Infinity Cache), of which torch tells nothing, by architecture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
     """The facts that legality and ranking need.
 
-    ``arch`` is ``sm75`` … for CUDA, ``gfx942`` for HIP, and for a CPU the widest instruction set that our templates use:
-    ``avx512``, ``avx2`` or ``portable``. GPU fields are 0 on a CPU and the other way round.
+    ``arch`` is ``sm75`` … for CUDA, ``gfx90a`` … for HIP, and for a CPU the widest instruction set that our templates use:
+    ``avx512``, ``avx2`` or ``portable``. GPU fields are 0 on a CPU and the other way round. On HIP a multiprocessor is a compute
+    unit, shared memory LDS, a warp a wavefront, and the L3 the cache beside the memory.
     """
 
     type: Literal["cpu", "cuda", "hip"]
@@ -73,6 +76,22 @@ def _cuda(arch: str, name: str, sm_count: int, smem_kib: int, smem_sm_kib: int, 
     )
 
 
+def _hip(arch: str, name: str, compute_units: int, l2_mib: int, mall_mib: int) -> DeviceInfo:
+    """A CDNA GPU: four SIMDs with 512 registers for each of 64 threads, 64 KiB of LDS in a compute unit."""
+    return DeviceInfo(
+        type="hip",
+        name=name,
+        arch=arch,
+        sm_count=compute_units,
+        smem_per_block_bytes=64 * KIB,
+        smem_per_sm_bytes=64 * KIB,
+        registers_per_sm=4 * 512 * 64,
+        warp_size=64,
+        l2_bytes=l2_mib * MIB,
+        l3_bytes=mall_mib * MIB,
+    )
+
+
 def _cpu(arch: str, isa: tuple[str, ...]) -> DeviceInfo:
     return DeviceInfo(
         type="cpu", name=f"{arch} preset", arch=arch, threads=1, isa=isa, l1d_bytes=32 * KIB, l2_bytes=MIB, l3_bytes=32 * MIB
@@ -90,10 +109,9 @@ PRESETS: dict[str, DeviceInfo] = {
         _cuda("sm90", "NVIDIA H100", 132, 227, 228, 50),
         _cuda("sm100", "NVIDIA B200", 148, 227, 228, 126),
         _cuda("sm120", "NVIDIA RTX 5090", 170, 99, 100, 96),
-        DeviceInfo(
-            type="hip", name="AMD Instinct MI300X", arch="gfx942", sm_count=304, smem_per_block_bytes=64 * KIB,
-            smem_per_sm_bytes=64 * KIB, registers_per_sm=131072, warp_size=64, l2_bytes=4 * MIB,
-        ),
+        # AMD's data sheets: one of the two dies of an MI250X; an MI300X, each of whose dies has an L2 of 4 MiB.
+        _hip("gfx90a", "AMD Instinct MI250X", 110, 8, 0),
+        _hip("gfx942", "AMD Instinct MI300X", 304, 4, MALL_MIB["gfx942"]),
         _cpu("avx512", ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")),
         _cpu("avx2", ("avx2", "fma", "f16c")),
         _cpu("portable", ()),
@@ -111,7 +129,7 @@ def preset(arch: str) -> DeviceInfo:
 
 
 def detect(device: torch.device | str | None = None) -> DeviceInfo:
-    """The facts about a device of this machine; None means the current CUDA device if there is one, else the CPU.
+    """The facts about a device of this machine; None means the current GPU if there is one, else the CPU.
 
     Raises:
         UnavailableError: the device is not here.
@@ -135,17 +153,20 @@ def detect(device: torch.device | str | None = None) -> DeviceInfo:
 def _detect_cuda(index: int) -> DeviceInfo:
     properties: Any = torch.cuda.get_device_properties(index)
     hip = torch.version.hip is not None
+    arch = properties.gcnArchName.split(":")[0] if hip else f"sm{properties.major}{properties.minor}"
     return DeviceInfo(
         type="hip" if hip else "cuda",
         name=properties.name,
-        arch=properties.gcnArchName.split(":")[0] if hip else f"sm{properties.major}{properties.minor}",
+        arch=arch,
         index=index,
         sm_count=properties.multi_processor_count,
-        smem_per_block_bytes=properties.shared_memory_per_block_optin,
+        # HIP has nothing to opt into: its builds of torch tell the LDS of a block under the plain name.
+        smem_per_block_bytes=properties.shared_memory_per_block if hip else properties.shared_memory_per_block_optin,
         smem_per_sm_bytes=properties.shared_memory_per_multiprocessor,
         registers_per_sm=properties.regs_per_multiprocessor,
         warp_size=properties.warp_size,
         l2_bytes=properties.L2_cache_size,
+        l3_bytes=MALL_MIB.get(arch, 0) * MIB,
     )
 
 

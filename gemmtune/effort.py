@@ -15,7 +15,7 @@ class Effort:
 
     configs: Mapping[str, int | None]
     """By the name of a template, or of a backend that has one: how many of its configs are tried, the likely best first; None for
-    every legal one. One takes a second to compile with Triton, three with a C++ compiler, half a minute with CUTLASS."""
+    every legal one. One takes a second to compile with Triton, three with a C++ compiler, half a minute with CUTLASS or CK."""
     variant_kernels: int
     """Of how many kernels, the fastest by what is known, the launch variants are tried, …"""
     variant_near: float
@@ -41,6 +41,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "triton:stream": (0, 1, None),
     "triton:atomic": (1, 3, 24),
     "cutlass": (3, 8, None),
+    "ck": (2, 4, None),
     "cuda:cluster": (2, 5, None),
     "cuda:skinny": (2, 4, None),
     "cuda:wgmma": (2, 4, None),

@@ -50,6 +50,13 @@ FILTERS: tuple[FilterSettings, ...] = (
         deny="cutlass_op_denylist_regex",
         cap="cutlass_max_profiling_configs",
     ),
+    FilterSettings(
+        backends=("ck",),
+        min_size="ck_min_gemm_size",
+        allow="ck_op_allowlist_regex",
+        deny="ck_op_denylist_regex",
+        cap="ck_max_profiling_instances",
+    ),
 )
 """A choice has to pass every row of its backend. A backend with filters of its own has a row of its own."""
 

@@ -81,6 +81,16 @@ class Settings:
     """As `choice_denylist_regex`, for CUTLASS's choices alone, such as `pingpong`."""
     cutlass_max_profiling_configs: int | None = None
     """Most choices of CUTLASS to try for a problem, spread over different tiles and schedules; None: all of the search."""
+    ck_dir: str | None = None
+    """A checkout of Composable Kernel (AMD) to use in the place of the amd-aiter package's headers."""
+    ck_min_gemm_size: int = 0
+    """Composable Kernel offers nothing for a product whose M·N·K is below this."""
+    ck_op_allowlist_regex: str | None = None
+    """As `choice_allowlist_regex`, for Composable Kernel's choices alone, such as `_v3_`."""
+    ck_op_denylist_regex: str | None = None
+    """As `choice_denylist_regex`, for Composable Kernel's choices alone, such as `interwave`."""
+    ck_max_profiling_instances: int | None = None
+    """Most choices of Composable Kernel to try for a problem, spread over tiles and schedules; None: all of the search."""
     deterministic: bool = True
     """Only choices that give equal bits for equal inputs. Off also lets those run that add up in the order of arrival, except while
     `torch.use_deterministic_algorithms` is on."""
@@ -157,6 +167,8 @@ _LEAST: dict[str, float] = {
     "max_profiling_configs": 1,
     "cutlass_min_gemm_size": 0,
     "cutlass_max_profiling_configs": 1,
+    "ck_min_gemm_size": 0,
+    "ck_max_profiling_instances": 1,
 }
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()

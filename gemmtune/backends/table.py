@@ -30,6 +30,7 @@ BACKENDS: dict[str, BackendRow] = {
     "cublaslt": BackendRow(module="gemmtune.backends.cublaslt", compiles=False),
     "triton": BackendRow(module="gemmtune.backends.triton", compiles=True),
     "cutlass": BackendRow(module="gemmtune.backends.cutlass", compiles=True),
+    "ck": BackendRow(module="gemmtune.backends.ck", compiles=True),
     "cuda": BackendRow(module="gemmtune.backends.cuda", compiles=True),
     "cpp": BackendRow(module="gemmtune.backends.cpp", compiles=True),
 }

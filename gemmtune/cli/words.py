@@ -14,4 +14,4 @@ WEIGHT_DTYPES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "tf32", "int8", "float8_e4m3fn", "float8_e5m2")
 RESULT_DTYPES = ("float32", "float16", "bfloat16")
 """The dtypes of scales, and of results that the caller names."""
-ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942", "avx512", "avx2", "portable")
+ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "avx512", "avx2", "portable")

@@ -69,7 +69,7 @@ class CompiledChoice(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class FileChoice(CompiledChoice):
-    """A choice whose kernel is in one file of the cache folder, which a compiler for CUDA made."""
+    """A choice whose kernel is in one file of the cache folder, which a compiler for CUDA or HIP made."""
 
     @property
     @abstractmethod
@@ -143,6 +143,8 @@ class Usage:
     stack_bytes: int
     spilled_share: float
     code: str = field(default="", repr=False)
+    shared_bytes: int = 0
+    """LDS of a block, which the text of an AMD GPU tells."""
 
 
 def find_cuobjdump() -> Path | None:
@@ -189,6 +191,7 @@ def amdgcn_usage(text: str) -> Usage:
     return Usage(
         registers=numbers["vgpr_count"],
         stack_bytes=numbers["private_segment_fixed_size"],
+        shared_bytes=numbers["group_segment_fixed_size"],
         spilled_share=spilled_share(text, AMDGCN),
     )
 

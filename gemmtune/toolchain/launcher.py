@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,18 +58,9 @@ class Launcher:
             raise self._refuse(self._driver.message(status))
 
     def _prepare(self, key: tuple[object, ...], stream: int, addresses: tuple[int, ...], scalars: tuple[float, float]) -> Ready:
-        record, block = self.record, bytearray(self.record.parameters)
-        for i, one in enumerate(record.maps):
-            block[i * MAP_BYTES : (i + 1) * MAP_BYTES] = self._map(i, one, addresses[one.operand])
-        for place in record.addresses:
-            struct.pack_into("Q", block, place.offset, addresses[place.operand] + place.more_bytes)
-        for scalar in record.scalars:
-            ctypes.c_float.from_buffer(block, scalar.offset).value = scalars[scalar.number]
-        for flag in record.aligned:
-            if addresses[flag.operand] % flag.multiple_bytes:
-                block[flag.offset] = 0
-        memory, start = _aligned_memory(len(block))
-        ctypes.memmove(start, bytes(block), len(block))
+        record = self.record
+        maps = [self._map(i, one, addresses[one.operand]) for i, one in enumerate(record.maps)]
+        memory, start = filled(record, addresses, scalars, maps)
         arguments = (ctypes.c_void_p * len(record.arguments))(*(start + offset for offset in record.arguments))
         config = _config(record, stream)
         if len(self._ready) >= MOST_READY:
@@ -91,6 +82,25 @@ class Launcher:
                 self._maps.clear()
             self._maps[number, address] = found
         return found
+
+
+def filled(
+    record: Record, addresses: tuple[int, ...], scalars: tuple[float, float], maps: Sequence[bytes] = ()
+) -> tuple[ctypes.Array[ctypes.c_char], int]:
+    """Memory with the record's parameters filled in, and the address in it at which they begin."""
+    block = bytearray(record.parameters)
+    for i, encoded in enumerate(maps):
+        block[i * MAP_BYTES : (i + 1) * MAP_BYTES] = encoded
+    for place in record.addresses:
+        struct.pack_into("Q", block, place.offset, addresses[place.operand] + place.more_bytes)
+    for scalar in record.scalars:
+        ctypes.c_float.from_buffer(block, scalar.offset).value = scalars[scalar.number]
+    for flag in record.aligned:
+        if addresses[flag.operand] % flag.multiple_bytes:
+            block[flag.offset] = 0
+    memory, start = _aligned_memory(len(block))
+    ctypes.memmove(start, bytes(block), len(block))
+    return memory, start
 
 
 def _aligned_memory(size: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
@@ -146,7 +156,26 @@ class Workspace:
         return torch.zeros(self.size_bytes, dtype=torch.uint8, device=self._device)
 
 
-def bind(launcher: Launcher, problem: Problem, name: str) -> Run:
+class Loaded(Protocol):
+    """A kernel that is loaded on a device, by whichever driver."""
+
+    driver: Any
+    device: int
+
+
+class Launching(Protocol):
+    """What ``bind`` calls: a launcher of CUDA or of HIP."""
+
+    @property
+    def record(self) -> Record: ...
+
+    @property
+    def kernel(self) -> Loaded: ...
+
+    def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None: ...
+
+
+def bind(launcher: Launching, problem: Problem, name: str) -> Run:
     """A function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device."""
     record, device = launcher.record, launcher.kernel.device
     workspace = Workspace(launcher.kernel.driver.capture, record.workspace_bytes, device)

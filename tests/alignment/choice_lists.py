@@ -21,6 +21,7 @@ PROBLEMS: dict[str, tuple[Problem, str]] = {
     "sm90-mm-bf16-odd": (Problem.mm(301, 513, 1003, device_type="cuda"), "sm90"),
     "sm90-mm-fp16-long": (Problem.mm(64, 96, 16384, dtype=torch.float16, device_type="cuda"), "sm90"),
     "sm80-bmm-fp16": (Problem.bmm(4, 64, 96, 4096, dtype=torch.float16, device_type="cuda"), "sm80"),
+    "gfx942-mm-bf16": (Problem.mm(512, 1000, 768, device_type="cuda"), "gfx942"),
     "sm75-addmm-fp32": (Problem.addmm(16, 4096, 4096, dtype=torch.float32, bias="n", device_type="cuda"), "sm75"),
     "avx512-mm-fp32": (Problem.mm(256, 512, 512, dtype=torch.float32, device_type="cpu"), "avx512"),
     "avx512-mm-fp32-few": (Problem.mm(3, 512, 512, dtype=torch.float32, layout="nn", device_type="cpu"), "avx512"),
@@ -35,7 +36,7 @@ def choices_of(name: str, search: Search = "default") -> tuple[Choice, ...]:
     """Everything that is legal for one of PROBLEMS, before any filter."""
     (problem, arch), settings = PROBLEMS[name], Settings(search=search)
     device = preset(arch)
-    names = (*enabled_backends(device, settings), "cutlass")  # which serves where it is named
+    names = (*enabled_backends(device, settings), "cutlass", "ck")  # which serve where they are named
     choices = [c for name in names for c in load(name).enumerate(problem, device, settings).choices]
     return (*choices, *(cublaslt_choices(problem) if problem.device_type == "cuda" else ()))
 

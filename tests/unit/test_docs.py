@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import gemmtune
+import gemmtune.backends.ck.legality as ck
 import gemmtune.backends.cpp.configs as cpp
 import gemmtune.backends.cutlass.configs as cutlass
 import gemmtune.backends.triton.legality as triton
@@ -103,6 +104,7 @@ def serves(backend: str, operation: str) -> bool:
         return False
     reason = {
         "triton": lambda: triton.check_problem(gpu, preset("sm90")),
+        "ck": lambda: ck.check_problem(gpu, preset("gfx942")),
         "cutlass": lambda: cutlass.check_problem(gpu, preset("sm90")),
         "cuda": lambda: CLUSTER.why_not(gpu, preset("sm90")) and SKINNY.why_not(few_rows, preset("sm90")),
         "cpp": lambda: cpp.unsupported(cpu),

@@ -265,7 +265,7 @@ def test_a_backend_that_is_not_in_the_table_is_an_error_where_backends_are_asked
         enabled_backends(detect("cpu"), named)
     assert (
         str(caught.value)
-        == "backends (GEMMTUNE_BACKENDS): got 'rocm', expected names out of aten, cublaslt, triton, cutlass, cuda, cpp"
+        == "backends (GEMMTUNE_BACKENDS): got 'rocm', expected names out of aten, cublaslt, triton, cutlass, ck, cuda, cpp"
     )
 
 

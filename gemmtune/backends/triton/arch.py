@@ -64,6 +64,10 @@ ARCHS: dict[str, Arch] = {
         **_AMPERE, warp_group=False, fp64_tensor_core=False, tensor_tflops=2.4, fma_tflops=0.6, dram_gbps=10, l2_gbps=45,
         threads_per_sm=1536,
     ),
+    "gfx90a": Arch(
+        **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=1.7, fma_tflops=0.2, dram_gbps=15, l2_gbps=35,
+        registers_per_thread=512,
+    ),
     "gfx942": Arch(
         **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=4.3, fma_tflops=0.5, dram_gbps=17, l2_gbps=40,
         registers_per_thread=512,

@@ -110,6 +110,7 @@ triton = BackendSubject("triton", dataclasses.replace(EVERYTHING, deterministic=
 _ON_CUDA = dataclasses.replace(EVERYTHING, devices=("cuda",), deterministic=True)
 cutlass = BackendSubject("cutlass", _ON_CUDA)
 cuda = BackendSubject("cuda", _ON_CUDA)
+ck = BackendSubject("ck", _ON_CUDA)
 triton_sm75, triton_sm80 = (BackendSubject("triton", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
 cutlass_sm75, cutlass_sm80 = (BackendSubject("cutlass", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
 cpp = BackendSubject(

@@ -1,0 +1,86 @@
+"""The ck backend: which instances of Composable Kernel serve a problem, ranked before anything is compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ...choice import Availability, Offers, Refusal
+from ...device import DeviceInfo
+from ...effort import EFFORT
+from ...errors import UnavailableError
+from ...filters import why_not_named
+from ...problem import Problem
+from ...settings import Settings, current
+from ...toolchain.codeobject import find_hip_compiler
+from .choice import NAME, CkChoice, name_of
+from .configs import Config
+from .instances import INSTANCES
+from .legality import MFMA_K, Predicate, check_problem
+from .rank import estimate_us, select
+from .toolkit import find_toolkit
+
+NOT_RUN = "its kernels were compiled and inspected, and never run on an AMD GPU: docs/rocm.md"
+"""Said wherever the backend is shown."""
+
+
+class CkBackend:
+    """Choices for problems on AMD GPUs of CDNA 2 and 3."""
+
+    name = NAME
+
+    def available(self, device: DeviceInfo) -> Availability:
+        """Yes on an AMD GPU with CK's headers and a compiler; without them, what was compiled before is used."""
+        try:
+            detail = f"Composable Kernel {find_toolkit(current().ck_dir).version}, {find_hip_compiler()}"
+        except UnavailableError as error:
+            detail = f"only kernels that were compiled before: {error}"
+        if device.type != "hip" or device.arch not in MFMA_K:
+            text = f"works on AMD GPUs of {' and '.join(MFMA_K)}, not on {device.arch}; here: {detail}"
+            return Availability(ok=False, detail=f"{text}; {NOT_RUN}")
+        return Availability(ok=True, detail=f"{detail}; {NOT_RUN}")
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - nowhere
+        """Only where it is named: nobody has run its kernels yet, and each takes up to a minute to compile."""
+        return False
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        """The likeliest instances that are legal, the others counted by reason; needs neither CK nor a compiler nor a GPU."""
+        reason = check_problem(problem, device)
+        if reason is not None:
+            return Offers(refusals=(Refusal(name=NAME, reason=reason),))
+        predicate = Predicate(problem, device)
+        legal: list[Config] = []
+        refused: Counter[str] = Counter()
+        for instance in INSTANCES:
+            found = predicate.config(instance)
+            if isinstance(found, str):
+                refused[found] += 1
+            else:
+                legal.append(found)
+        refusals = _counted(refused)
+        allowed, left_out = _allowed(legal, predicate, settings)
+        timed = [(estimate_us(config, problem, predicate.element, device), config) for config in allowed]
+        chosen = select(timed, EFFORT[settings.search].configs[NAME])
+        choices = tuple(CkChoice.of(config, predicate, settings.ck_dir) for config in chosen)
+        return Offers(choices=choices, refusals=(*refusals, *left_out))
+
+
+def _allowed(legal: list[Config], predicate: Predicate, settings: Settings) -> tuple[list[Config], list[Refusal]]:
+    """The configs whose names the settings' regexes let pass, and a refusal for each reason why others do not.
+
+    The regexes hold before the ranking, so that the best of those that are left are tried, however bad. Where none is left, all are
+    given: the selector refuses them for the same reasons, and warns.
+    """
+    allowed: list[Config] = []
+    refused: Counter[str] = Counter()
+    for config in legal:
+        reason = why_not_named(name_of(predicate, config), NAME, settings)
+        if reason is None:
+            allowed.append(config)
+        else:
+            refused[reason] += 1
+    return (allowed, _counted(refused)) if allowed else (legal, [])
+
+
+def _counted(refused: Counter[str]) -> list[Refusal]:
+    return [Refusal(name=f"{NAME}:{count} instances", reason=reason, count=count) for reason, count in refused.most_common()]

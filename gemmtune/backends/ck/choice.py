@@ -1,0 +1,165 @@
+"""An instance of CK, made ready for a problem, as a choice."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...cache import cache_dir
+from ...choice import Claims, Kernel
+from ...device import DeviceInfo
+from ...errors import ErrorFromChoice, UnavailableError
+from ...toolchain.codeobject import HipCompiler, assembly_path, code_object_path, find_hip_compiler, make_code_object
+from ...toolchain.compiled import Artifact, FileChoice, amdgcn_usage
+from ...toolchain.hip import LoadedHipKernel, find_hip
+from ...toolchain.hip_launcher import HipLauncher, loaded_hip_kernel
+from ...toolchain.launcher import bind
+from ...toolchain.record import Record
+from .configs import Config
+from .legality import MFMA_K, Predicate
+from .source import KernelSource, record_of, source_of
+from .toolkit import find_toolkit
+
+NAME = "ck"
+FLUSHING = "gfx90a"
+"""Whose 16-bit matrix instructions take subnormal operands and results for zero (PyTorch notes, "Numerical accuracy")."""
+
+
+def name_of(predicate: Predicate, config: Config) -> str:
+    """The name of a choice: the one that tables show and regexes see."""
+    return f"{NAME}:xdl_{predicate.element}_{config.label}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CkChoice(FileChoice):
+    """One instance, compiled for ``device``; ``checkout`` is the setting ``ck_dir``."""
+
+    config: Config = field(repr=False)
+    device: DeviceInfo = field(repr=False)
+    checkout: str | None = field(repr=False)
+
+    @classmethod
+    def of(cls, config: Config, predicate: Predicate, checkout: str | None) -> CkChoice:
+        """The choice of a config that ``predicate`` made."""
+        problem, device, instance = predicate.problem, predicate.device, config.instance
+        flushes = device.arch == FLUSHING and problem.dtype in (torch.float16, torch.bfloat16)
+        tile = f"{instance.block_m}x{instance.block_n}x{instance.block_k(config.itemsize)}"
+        info: dict[str, Any] = {
+            "tile": tile, "waves": instance.waves, "mfma": instance.mfma, "schedule": f"{instance.version}_{instance.scheduler}",
+            "padding": config.padding, "swap_ab": config.swap_ab, "lds_bytes": config.lds_bytes,
+            "run": "never: compiled and inspected alone",
+        }  # fmt: skip
+        return cls(
+            name=name_of(predicate, config),
+            backend=NAME,
+            problem=problem,
+            claims=Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32, flush_subnormals=flushes),
+            info=info,
+            config=config,
+            device=device,
+            checkout=checkout,
+        )
+
+    @staticmethod
+    def compiler() -> HipCompiler:
+        """What compiles it. Raises UnavailableError: there is none here."""
+        return find_hip_compiler()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Without a compiler or CK's headers, what was not compiled before cannot be run."""
+        if self.compiled:
+            return None
+        try:
+            self.compiler()
+            find_toolkit(self.checkout)
+        except UnavailableError as error:
+            return str(error)
+        return None
+
+    @functools.cached_property
+    def predicate(self) -> Predicate:
+        """What the config was made by."""
+        return Predicate(self.problem, self.device)
+
+    @functools.cached_property
+    def source(self) -> KernelSource:
+        """What has to be compiled."""
+        return source_of(self.predicate, self.config, self.checkout or "")
+
+    @functools.cached_property
+    def record(self) -> Record:
+        """What its launches are told."""
+        return record_of(self.predicate, self.config)
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over the source, and what its launches are told."""
+        return hashlib.blake2b(f"{self.source.digest} {self.name}".encode(), digest_size=16).hexdigest()
+
+    @property
+    def compile_key(self) -> str:
+        """Equal for all sizes of one source."""
+        return f"{NAME}-{self.source.digest}"
+
+    @property
+    def path(self) -> Path:
+        """The file of the code object, made or not."""
+        return code_object_path(NAME, self.source.digest)
+
+    def make(self) -> Path:
+        """The code object, made if it is missing. Raises what ``compile`` does."""
+
+        def includes() -> tuple[Path, ...]:
+            return find_toolkit(self.checkout).includes(cache_dir(NAME))
+
+        return make_code_object(lambda: self.path, lambda: self.source.text, self.arch, includes, self.name)
+
+    def load(self) -> LoadedHipKernel:
+        """The kernel, loaded on the current device. Raises what ``opened`` does; UnavailableError: HIP cannot load it."""
+        path = self.opened(lambda path: path)
+        return loaded_hip_kernel(find_hip(), path, self.record.kernel, torch.cuda.current_device())
+
+    def bind(self, loaded: LoadedHipKernel) -> Kernel:
+        """The launch for the problem."""
+        launcher = HipLauncher(loaded, self.record, lambda reason: ErrorFromChoice(self.name, str(self.problem), reason))
+        return Kernel(run=bind(launcher, self.problem, self.name))
+
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
+        """The kernel that multiplies, as its assembly text tells it."""
+        text = assembly_path(self.opened(lambda path: path)).read_text()
+        usage = amdgcn_usage(text)
+        artifact = Artifact(
+            kernel=self.record.kernel,
+            threads=self.record.threads,
+            shared_bytes=usage.shared_bytes,
+            registers=usage.registers,
+            stack_bytes=usage.stack_bytes,
+            code=text,
+            spilled_share=usage.spilled_share,
+            expected=instruction(self.predicate.element, self.config.instance.mfma, self.arch),
+            predicted_bytes=self.config.lds_bytes,
+            slack_bytes=0,
+        )
+        return (artifact,)
+
+    @property
+    def arch(self) -> str:
+        """Such as ``gfx942``."""
+        return self.device.arch
+
+    def forward(self) -> CkChoice:
+        """Raises UnavailableError: a code object is for one architecture alone."""
+        raise UnavailableError(f"{self.name}: got another GPU, expected {self.arch}, for which the code object is")
+
+
+def instruction(element: str, mfma: int, arch: str) -> str:
+    """The matrix instruction, with ``*`` for what may vary: the spelling of bfloat16, and operands in accumulation registers."""
+    depth = MFMA_K[arch][element][0 if mfma == 32 else 1]
+    operands = {"e4m3": "fp8_fp8"}.get(element, element)
+    return f"v_mfma_f32_{mfma}x{mfma}x{depth}*{operands}*"

@@ -1,0 +1,102 @@
+"""A config: an instance with everything that a problem's layouts and sizes decide before it is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ...problem import Layout
+from .instances import Instance
+from .pipeline import LDS_BUFFERS, Path
+from .transfer import Transfer
+
+SUM_BYTES = 4
+"""Bytes of a sum, which CK passes through LDS as float32 for the epilogue."""
+Kind = Literal["row", "col", "one"]
+"""How a kernel reads an operand beside a and b: neighbours in a row, neighbours in a column, or one number for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """An operand beside a and b, as it is broadcast to the result; ``stride`` is between its rows, or its columns."""
+
+    kind: Kind
+    dtype: torch.dtype
+    stride: int
+    batch_stride: int
+    vector: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """How sums become the result: the part that waves exchange through LDS at a time, and the threads that store it."""
+
+    part_m: int
+    part_n: int
+    threads_m: int
+    threads_n: int
+    vector: int
+
+    @property
+    def lds_bytes(self) -> int:
+        """LDS that the part takes."""
+        return self.part_m * self.part_n * SUM_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One kernel of CK: ``padding`` names the sizes that need not be multiples of the tile (CK's GemmSpecialization)."""
+
+    instance: Instance
+    swap_ab: bool
+    itemsize: int
+    a: Transfer
+    b: Transfer
+    store: Store
+    padding: str
+    path: Path
+
+    @property
+    def lds_bytes(self) -> int:
+        """LDS of a block, which the source asserts."""
+        version = self.instance.version
+        k1 = max(self.a.k1, self.b.k1)
+        operands = sum(-(-x.elements(version) // k1) * k1 for x in (self.a, self.b)) * self.itemsize
+        return LDS_BUFFERS.get(version, 1) * self.buffer_bytes(operands)
+
+    def buffer_bytes(self, operands: int) -> int:
+        """A buffer of LDS has a step of both operands, and later a part of the sums."""
+        return max(operands, self.store.lds_bytes)
+
+    @property
+    def label(self) -> str:
+        """The config in a choice's name."""
+        vectors = f"a{self.a.vector}b{self.b.vector}c{self.store.vector}"
+        layouts = "".join("k" if x.along_k else name for x, name in ((self.a, "m"), (self.b, "n")))
+        path = f"{self.path.tail.lower()}{'' if self.path.loop else '_short'}"
+        text = f"{layouts}_{self.instance.label(self.itemsize)}_{vectors}_{self.padding.lower()}_{path}"
+        return text + "_swap" * self.swap_ab
+
+
+def store_of(instance: Instance, widest: int) -> Store:
+    """The way of the sums, one result of the instruction of each wave at a time, with stores of at most ``widest`` elements."""
+    part_m, part_n = instance.mfma * instance.waves[0], instance.mfma * instance.waves[1]
+    vector = min(widest, part_m * part_n // instance.threads)
+    threads_n = min(part_n // vector, instance.threads)
+    return Store(part_m=part_m, part_n=part_n, threads_m=instance.threads // threads_n, threads_n=threads_n, vector=vector)
+
+
+def read_of(layout: Layout, vector: int) -> Read | None:
+    """How a kernel reads an operand that is expanded to the result; None where neither rows nor columns are contiguous."""
+    rows, cols = layout.size[-2:]
+    down, along = layout.stride[-2] if rows > 1 else 0, layout.stride[-1] if cols > 1 else 1
+    batch = layout.stride[0] if len(layout.size) == 3 and layout.size[0] > 1 else 0
+    if down == 0 and (along == 0 or (rows == cols == 1)):
+        return Read(kind="one", dtype=layout.dtype, stride=0, batch_stride=batch, vector=1)
+    if along == 1:
+        return Read(kind="row", dtype=layout.dtype, stride=down, batch_stride=batch, vector=vector)
+    if down == 1 or rows == 1:
+        return Read(kind="col", dtype=layout.dtype, stride=along, batch_stride=batch, vector=1)
+    return None

@@ -1,0 +1,82 @@
+"""A cheap model that orders instances before anything is compiled: compiling one takes up to a minute.
+
+The time of the slowest of matrix units, loads out of L2, and memory. Its rates are the peaks of AMD's data sheets, and no
+measurement has touched them: it only orders.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...device import DeviceInfo
+from ...problem import Problem
+from .configs import Config
+from .instances import Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Peaks: matrix products of 16 bits of a compute unit in TFLOP/s, loads of a compute unit out of L2 and memory in GB/s."""
+
+    cu_tflops: float
+    l2_gbps: float
+    dram_gbps: float
+
+
+RATES = {
+    "gfx90a": Rates(cu_tflops=1.74, l2_gbps=109.0, dram_gbps=1638.0),
+    "gfx942": Rates(cu_tflops=4.3, l2_gbps=269.0, dram_gbps=5300.0),
+}
+SHARES = {"f16": 1.0, "bf16": 1.0, "f32": 0.125, "e4m3": 2.0}
+"""Of the rate of 16 bits, by element."""
+LAUNCH_US = 4.0
+STEP_US = 0.25
+"""A step of the pipeline that waits for memory, divided by the steps on their way."""
+OVERLAP = {"v1": 1.0, "v2": 3.0, "v3": 2.0, "v4": 3.0, "v5": 3.0}
+"""About how many steps are on their way."""
+NARROW = 1.15
+"""For each halving of the width of loads or stores."""
+LOADS = 16
+
+
+def estimate_us(config: Config, problem: Problem, element: str, device: DeviceInfo) -> float:
+    """The model's time of one launch, in microseconds."""
+    instance, rates = config.instance, RATES[device.arch]
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * problem.batch
+    busy = min(tiles, device.sm_count)
+    waves = -(-tiles // device.sm_count)
+    depth = instance.block_k(config.itemsize)
+    steps = -(-problem.k // depth)
+    products_us = 2.0 * instance.block_m * instance.block_n * depth / (rates.cu_tflops * SHARES[element] * 1e6)
+    loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3)
+    step_us = max(products_us, loads_us, STEP_US / OVERLAP[instance.version])
+    step_us *= NARROW ** _halvings(config)
+    dram_us = problem.bytes / (rates.dram_gbps * min(1.0, 2 * busy / device.sm_count) * 1e3)
+    return float(LAUNCH_US + max(waves * steps * step_us, dram_us))
+
+
+def _halvings(config: Config) -> int:
+    widest = LOADS // config.itemsize
+    return sum((widest // x.vector).bit_length() - 1 for x in (config.a, config.b))
+
+
+def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Config]:
+    """The ``count`` likeliest configs (None: all), a tile again only after others had their turn."""
+    ordered = [config for _, config in sorted(timed, key=lambda item: (item[0], item[1].label))]
+    if count is None:
+        return ordered
+    taken: list[Config] = []
+    tiles = Counter[tuple[int, int]]()
+    for most in range(1, len(ordered) + 1):
+        for config in ordered:
+            if len(taken) < count and config not in taken and tiles[_tile(config.instance)] < most:
+                taken.append(config)
+                tiles[_tile(config.instance)] += 1
+    return taken
+
+
+def _tile(instance: Instance) -> tuple[int, int]:
+    return instance.block_m, instance.block_n

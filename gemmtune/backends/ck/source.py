@@ -1,0 +1,177 @@
+"""The text of a kernel, and what its launches are told."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ...problem import Layout, Problem
+from ...toolchain.codeobject import FLAGS
+from ...toolchain.record import OUT, A, Address, B, Record, Scalar, operand_at
+from ...toolchain.render import template, template_digest
+from ...toolchain.structs import MOST_OPERANDS, struct_text
+from ..cpp.printer import print_epilogue
+from .configs import Config, Read
+from .legality import ELEMENTS, Predicate
+from .pipeline import LDS_BUFFERS, prefetched
+
+KERNEL = "gemmtune_ck"
+UNIT = (__package__, "gemm.hip.jinja")
+MATH = ("gemmtune.backends.cpp", "math.jinja")
+"""The functions of an epilogue, which use nothing of a C library."""
+TYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+class Operand(ctypes.Structure):
+    """An operand beside a and b, as it is broadcast to the result."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("batch_stride", ctypes.c_longlong), ("stride", ctypes.c_int)]
+
+
+class Work(ctypes.Structure):
+    """What a kernel is told. Strides are between rows or columns, whichever are contiguous."""
+
+    _fields_ = [
+        ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("out", ctypes.c_void_p), ("x", Operand * MOST_OPERANDS),
+        ("a_batch_stride", ctypes.c_longlong), ("b_batch_stride", ctypes.c_longlong), ("out_batch_stride", ctypes.c_longlong),
+        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int),
+        ("a_stride", ctypes.c_int), ("b_stride", ctypes.c_int), ("out_stride", ctypes.c_int),
+        ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSource:
+    """``values`` are plain data: all that the text depends on, and nothing that a launch can be told. ``toolkit`` names another
+    copy of CK than the installed one."""
+
+    arch: str
+    values: Mapping[str, Any]
+    toolkit: str = ""
+
+    @property
+    def text(self) -> str:
+        """The HIP C++ source."""
+        functions = template(*MATH).render(fused=True) if self.values["fused"] else ""
+        structs = "\n\n".join(struct_text(one, {"out": "void*"} if one is Work else {}) for one in (Operand, Work))
+        return template(*UNIT).render({**self.values, "kernel": KERNEL, "functions": functions, "structs": structs})
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash over everything that makes the code object. Rendering takes longer."""
+        files = [template_digest(*file) for file in (UNIT, MATH)]
+        layout = [struct_text(one, {}) for one in (Operand, Work)]
+        made_of = [*files, *layout, json.dumps(self.values, sort_keys=True), self.arch, self.toolkit, *FLAGS]
+        return hashlib.blake2b("\n".join(made_of).encode(), digest_size=16).hexdigest()
+
+
+def source_of(predicate: Predicate, config: Config, toolkit: str) -> KernelSource:
+    """What has to be compiled: the same for all sizes that take the same path through the pipeline."""
+    problem, instance = predicate.problem, config.instance
+    reads = [_plain(i, read) for i, read in enumerate(predicate.reads(config))]
+    first = len(problem.scales) + (problem.inp_read is not None)
+    names = [f"x{i}" for i in range(first, len(reads))]
+    epilogue = problem.epilogue
+    values = {
+        "element": ELEMENTS[problem.dtype],
+        "out_type": TYPES[problem.out.dtype],
+        "alpha": problem.alpha,
+        "beta": problem.beta if problem.inp_read is not None else "zero",
+        "added": problem.inp_read is not None,
+        "scales": len(problem.scales),
+        "fused": epilogue is not None,
+        "statements": print_epilogue(epilogue, "acc", names, "result") if epilogue else ["result = acc;"],
+        "reads": reads,
+        "loaded": [read for read in reads if read["kind"] != "one"],
+        "a": _fields(config.a),
+        "b": _fields(config.b),
+        "store": _fields(config.store),
+        "padding": config.padding if config.padding == "Default" else f"{config.padding}Padding",
+        "threads": instance.threads,
+        "waves_per_simd": instance.waves_per_simd,
+        "block_m": instance.block_m,
+        "block_n": instance.block_n,
+        "block_k": instance.block_k(config.itemsize),
+        "mfma": instance.mfma,
+        "repeats": list(instance.repeats),
+        "scheduler": instance.scheduler,
+        "version": instance.version,
+        "buffers": LDS_BUFFERS.get(instance.version, 1),
+        "lds_bytes": config.lds_bytes,
+        "prefetched": prefetched(instance),
+        "steps": config.path.steps,
+        "loop_taken": config.path.loop,
+        "tail": config.path.tail,
+    }
+    return KernelSource(arch=predicate.device.arch, values=values, toolkit=toolkit)
+
+
+def _plain(index: int, read: Read) -> dict[str, Any]:
+    return {"index": index, "kind": read.kind, "type": TYPES[read.dtype], "vector": read.vector}
+
+
+def _fields(value: object) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}  # type: ignore[attr-defined]
+
+
+def record_of(predicate: Predicate, config: Config) -> Record:
+    """What launches for the problem are told; all that depends on its sizes is here."""
+    oriented, instance, work = predicate.oriented, config.instance, Work()
+    work.m, work.n, work.k = oriented.sizes
+    for name, layout, along_k in (("a", oriented.a, config.a.along_k), ("b", oriented.b, not config.b.along_k)):
+        setattr(work, f"{name}_stride", _line(layout, rows=along_k))
+        setattr(work, f"{name}_batch_stride", _batch(layout))
+    work.out_stride, work.out_batch_stride = _line(oriented.out, rows=True), _batch(oriented.out)
+    reads = predicate.reads(config)
+    for i, read in enumerate(reads):
+        work.x[i].stride, work.x[i].batch_stride = read.stride, read.batch_stride
+    a, b = (B, A) if config.swap_ab else (A, B)
+    first = Work.x.offset + Operand.data.offset
+    wide = ((a, config.a.vector, oriented.a), (b, config.b.vector, oriented.b), (OUT, config.store.vector, oriented.out))
+    problem = predicate.problem
+    tiles = -(-work.m // instance.block_m) * -(-work.n // instance.block_n)
+    return Record(
+        kernel=KERNEL,
+        grid=(tiles, 1, problem.batch),
+        cluster=1,
+        threads=instance.threads,
+        shared_bytes=0,
+        pdl=False,
+        parameters=bytes(work),
+        addresses=(
+            Address(offset=Work.a.offset, operand=a),
+            Address(offset=Work.b.offset, operand=b),
+            Address(offset=Work.out.offset, operand=OUT),
+            *(Address(offset=first + i * ctypes.sizeof(Operand), operand=operand_at(i)) for i in range(len(reads))),
+        ),
+        scalars=_scalars(problem),
+        alignment=_alignments(wide),
+    )
+
+
+def _scalars(problem: Problem) -> tuple[Scalar, ...]:
+    """The places of the scalars that are not known before a call."""
+    general = (problem.alpha == "general", problem.inp_read is not None and problem.beta == "general")
+    fields = (Work.alpha, Work.beta)
+    return tuple(Scalar(offset=fields[i].offset, number=i) for i in range(2) if general[i])
+
+
+def _alignments(read: Sequence[tuple[int, int, Layout]]) -> tuple[tuple[int, int], ...]:
+    """The bytes that addresses are multiples of, where an access has several elements."""
+    return tuple((operand, vector * layout.dtype.itemsize) for operand, vector, layout in read if vector > 1)
+
+
+def _line(layout: Layout, *, rows: bool) -> int:
+    """The distance between rows, or columns; that of a single one does not matter."""
+    return int(layout.stride[-2 if rows else -1])
+
+
+def _batch(layout: Layout) -> int:
+    return layout.stride[0] if len(layout.stride) == 3 and layout.size[0] > 1 else 0

@@ -1,0 +1,61 @@
+"""Where Composable Kernel's headers are on this machine: a checkout, the package amd-aiter, or ROCm."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import UnavailableError
+
+HEADER = Path("ck/tensor_operation/gpu/grid/gridwise_gemm_xdl_cshuffle_v3_multi_d.hpp")
+CONFIG = Path("ck/config.h")
+CONFIG_TEXT = "#pragma once\n" + "".join(
+    f"#define CK_ENABLE_{name}\n" for name in ("INT8", "FP8", "BF8", "FP16", "BF16", "FP32", "FP64")
+)
+"""CK's build writes this header; which dtypes its own libraries were built for does not matter here."""
+PACKAGE = "aiter_meta"
+REMEDY = (
+    "pip install --no-deps amd-aiter, whose package has its headers, or set ck_dir (GEMMTUNE_CK_DIR) to a checkout of Composable "
+    "Kernel"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolkit:
+    """A copy of CK's headers."""
+
+    version: str
+    include: Path
+
+    def includes(self, folder: Path) -> tuple[Path, ...]:
+        """The folders to search for headers; the configuration is written below ``folder`` where the copy has none."""
+        if (self.include / CONFIG).is_file():
+            return (self.include,)
+        written = folder / CONFIG
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(CONFIG_TEXT)
+        return (folder, self.include)
+
+
+def find_toolkit(checkout: str | None) -> Toolkit:
+    """The checkout that ``settings.ck_dir`` names, else the package amd-aiter, else ROCm's.
+
+    Raises:
+        UnavailableError: there is none, with what to install; or ``ck_dir`` is no checkout.
+    """
+    if checkout is not None:
+        include = Path(checkout) / "include"
+        if not (include / HEADER).is_file():
+            missing = f"{include / HEADER} is missing"
+            raise UnavailableError(f"ck_dir: got {checkout!r}, expected a checkout of Composable Kernel: {missing}")
+        return Toolkit(version=f"at {checkout}", include=include)
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        include = Path(folder) / "3rdparty/composable_kernel/include"
+        if (include / HEADER).is_file():
+            return Toolkit(version=f"of amd-aiter {importlib.metadata.version('amd-aiter')}", include=include)
+    if (Path("/opt/rocm/include") / HEADER).is_file():
+        return Toolkit(version="of ROCm", include=Path("/opt/rocm/include"))
+    raise UnavailableError(f"Composable Kernel is not installed: {REMEDY}")

@@ -1,0 +1,94 @@
+"""The HIP runtime, libamdhip64, by ctypes: loads code objects and launches kernels. It is looked for when the first is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int, c_uint, c_void_p
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ..errors import UnavailableError
+
+T = TypeVar("T")
+
+FUNCTIONS: dict[str, list[Any]] = {
+    "hipGetDevice": [POINTER(c_int)],
+    "hipSetDevice": [c_int],
+    "hipModuleLoadData": [POINTER(c_void_p), c_char_p],
+    "hipModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
+    "hipModuleLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
+}
+"""What is called, with the types of the arguments. All return a hipError_t, 0 for success."""
+LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
+"""Names of the library. That which torch brings comes first: two copies in one process do not know each other's streams."""
+
+
+class LoadedHipKernel:
+    """A kernel of a code object that is loaded on one device."""
+
+    def __init__(self, driver: Hip, function: int, device: int) -> None:
+        self.driver, self.function, self.device = driver, function, device
+
+
+class Hip:
+    """The functions out of ``library``; ``call`` has them by their names. Raises UnavailableError: one is missing."""
+
+    def __init__(self, library: Any) -> None:
+        for name, types in FUNCTIONS.items():
+            function = getattr(library, name, None)
+            if function is None:
+                raise UnavailableError(f"libamdhip64 has no {name}: got a library that is too old, expected one of ROCm 6 or newer")
+            function.argtypes, function.restype = types, c_int
+        library.hipGetErrorString.argtypes, library.hipGetErrorString.restype = [c_int], c_char_p
+        self.call = library
+
+    def message(self, status: int) -> str:
+        """What HIP says of a status."""
+        text = self.call.hipGetErrorString(status)
+        return f"HIP error {status}" + (f": {text.decode()}" if text else "")
+
+    def load(self, code: bytes, kernel: str, device: int) -> LoadedHipKernel:
+        """The kernel with that name, loaded on the device. Raises UnavailableError: HIP refuses the code object."""
+
+        def loaded() -> int:
+            module, function = c_void_p(), c_void_p()
+            self._require(self.call.hipModuleLoadData(ctypes.byref(module), code))
+            self._require(self.call.hipModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
+            return function.value or 0
+
+        return LoadedHipKernel(self, self._on(device, loaded), device)
+
+    def _on(self, device: int, do: Callable[[], T]) -> T:
+        """What ``do`` gives while the device is this thread's current one."""
+        before = c_int()
+        self._require(self.call.hipGetDevice(ctypes.byref(before)))
+        self._require(self.call.hipSetDevice(device))
+        try:
+            return do()
+        finally:
+            self.call.hipSetDevice(before.value)
+
+    def capture(self, stream: int) -> int:
+        """No kernel of HIP has a workspace, which alone asks for the number of a stream's capture."""
+        raise UnavailableError(f"stream {stream:#x}: a kernel of HIP asked for a workspace, expected none")
+
+    def _require(self, status: int) -> None:
+        if status:
+            raise UnavailableError(f"the HIP runtime: {self.message(status)}")
+
+
+@functools.cache
+def find_hip() -> Hip:
+    """The runtime of this machine. Raises UnavailableError: there is none, or it is too old."""
+    reasons = []
+    beside_torch = sorted((Path(torch.__file__).parent / "lib").glob("libamdhip64.so*"))
+    for name in (*map(str, beside_torch), *LIBRARIES):
+        try:
+            return Hip(ctypes.CDLL(name))
+        except OSError as error:
+            reasons.append(str(error))
+    raise UnavailableError(f"the HIP runtime cannot be loaded: {'; '.join(reasons)}; install ROCm, or torch for ROCm")
