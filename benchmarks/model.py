@@ -119,7 +119,8 @@ def _scenario(
     runners: dict[str, Runner] = {}
     for way in ways:
         try:
-            runners[way] = _runner(way, scenario, model, info, graph and scenario.kind != "train", again)
+            with settings.patch(**WAYS[way].settings):
+                runners[way] = _runner(way, scenario, model, info, graph and scenario.kind != "train", again)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")
