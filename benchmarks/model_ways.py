@@ -21,6 +21,7 @@ DEFAULT: Mapping[str, Any] = {}
 PDL: Mapping[str, Any] = {"options": {"triton.enable_pdl": True}}
 APART: Mapping[str, Any] = {"choice_denylist_regex": "_pdl"}
 """No kernel of ours begins before the one before it has ended."""
+SPACED: Mapping[str, Any] = {"timing": "spaced"}
 MAX_AUTOTUNE: Mapping[str, Any] = {"mode": "max-autotune-no-cudagraphs"}
 
 
@@ -89,6 +90,9 @@ WAYS: Mapping[str, Way] = {
     "int4+compile-pdl": Way(change=_ours("int4", group=128), optimize=True, compile=PDL),
     "optimize+compile-apart": Way(optimize=True, compile=DEFAULT, settings=APART),
     "int4+compile-apart": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT, settings=APART),
+    "optimize+compile-spaced": Way(optimize=True, compile=DEFAULT, settings=SPACED),
+    "int4+compile-spaced": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT, settings=SPACED),
+    "int8+compile-spaced": Way(change=_ours("int8"), optimize=True, compile=DEFAULT, settings=SPACED),
     "float8+compile": Way(change=_ours("float8"), optimize=True, compile=DEFAULT),
 }
 

@@ -27,7 +27,7 @@ from .errors import SettingsError
 
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
-Timing = Literal["graph", "eager"]
+Timing = Literal["graph", "spaced", "eager"]
 MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
 
 ENVIRONMENT_PREFIX = "GEMMTUNE_"
@@ -57,7 +57,8 @@ class Settings:
     search: Search = "default"
     """How many configurations each template offers."""
     timing: Timing = "graph"
-    """``graph`` ranks by kernel time alone (a CUDA graph on a GPU); ``eager`` includes the host's cost of each call."""
+    """``graph`` ranks by kernel time alone (a CUDA graph on a GPU); ``spaced`` too, with a little kernel of another kind between
+    two calls, as in a model, so that none begins while the one before ends; ``eager`` includes the host's cost of each call."""
     cublaslt_top_k: int = 8
     """How many algorithms of cuBLASLt's heuristic query are offered."""
     mixed_mm_choice: MixedMmChoice = "default"

@@ -31,7 +31,9 @@ shapes_argument = click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
 shapes_option = click.option("--shapes", "shapes_file", metavar="FILE", help="A JSON file with a list of shapes.")
 device_option = click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; cuda when there is one and nothing is given.")
 timing_option = click.option(
-    "--timing", type=click.Choice(get_args(Timing)), help="graph: kernel time alone; eager: with the host's cost."
+    "--timing",
+    type=click.Choice(get_args(Timing)),
+    help="graph: kernel time alone; spaced: beside other kernels; eager: with the host's cost.",
 )
 
 

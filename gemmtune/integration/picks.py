@@ -95,5 +95,5 @@ def stored_pick(problem: Problem, info: DeviceInfo, settings: Settings, _generat
     if torch_us is None or time_us is None or torch_us <= time_us:
         return None
     plan = bound(problem, chosen, "store", info, settings)
-    short = info.type != "cpu" and settings.timing == "graph" and time_us < LAUNCH_US
+    short = info.type != "cpu" and settings.timing != "eager" and time_us < LAUNCH_US
     return None if plan.choice.baseline else Pick(plan=plan, saves_us=torch_us - time_us, in_graph_only=short)

@@ -103,7 +103,7 @@ def test_a_graph_leaves_the_cost_of_launches_out() -> None:
     assert graph < 0.8 * eager
 
 
-@pytest.mark.parametrize("timing", ["graph", "eager"])
+@pytest.mark.parametrize("timing", ["graph", "spaced", "eager"])
 def test_sessions_measure_kernel_time(problem: Problem, settings: Settings, timing: str) -> None:
     state = torch.cuda.get_rng_state()
     with Session(problem, detect("cuda"), dataclasses.replace(settings, timing=timing)) as session:
@@ -111,7 +111,7 @@ def test_sessions_measure_kernel_time(problem: Problem, settings: Settings, timi
             sample = session.examine(fake(run, problem), None)
             assert sample.status is Status.OK, sample.reason
         ranked = session.rank([fake("twice", problem), fake("multiply", problem)]).times
-    assert ranked["fake:twice"].time_us > 1.3 * ranked["fake:multiply"].time_us
+    assert ranked["fake:twice"].time_us > (1.1 if timing == "spaced" else 1.3) * ranked["fake:multiply"].time_us
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
