@@ -27,7 +27,7 @@ ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
     ),
     "tune": ({"tune": "always"}, "tune: got 'always', expected one of on_miss, never, force"),
     "search": ({"search": "fast"}, "search: got 'fast', expected one of quick, default, exhaustive"),
-    "timing": ({"timing": None}, "timing: got None, expected one of graph, eager"),
+    "timing": ({"timing": None}, "timing: got None, expected one of graph, spaced, eager"),
     "threads": ({"compile_threads": -1}, "compile_threads: got -1, expected a whole number of at least 0"),
     "timeout": ({"choice_timeout_s": 0}, "choice_timeout_s: got 0, expected a number of at least 0.1"),
     "type": ({"compile_timeout_s": "5"}, "compile_timeout_s: got '5', expected a number of at least 0.1"),
