@@ -142,6 +142,11 @@ class Choice(ABC):
         return ()
 
     @property
+    def own_results(self) -> bool:
+        """Whether each result of ``run_new`` is known to be memory of its own; where it is not, verification calls twice to see."""
+        return True
+
+    @property
     def packed_format(self) -> str | None:
         """The name of the layout in which this choice wants a prepacked b; None means b as it is."""
         return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import inspect
 import itertools
 import os
 import re
@@ -42,6 +43,9 @@ class Settings:
 
     backends: tuple[str, ...] | None = None
     """Backends that may offer choices; None means every backend that serves the problem's device by default."""
+    extra_choices: tuple[str, ...] | None = None
+    """GEMMs of your own that compete, whatever `backends` says, each as `package.module:function`; what they declare says for which
+    problems. None: none but those of installed packages (entry point `gemmtune.backends`)."""
     fallback_to_aten: bool = True
     """With no valid choice left, warn and run torch. Otherwise raise NoValidChoicesError."""
     tune: Tune = "on_miss"
@@ -107,6 +111,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.backends is not None and not self.backends:
             raise SettingsError("backends: got nothing, expected at least one name of the table of backends, or None for all")
+        for target in self.extra_choices or ():
+            _check_target(target)
         for field, legal in _CHOICES.items():
             value = getattr(self, field)
             if value not in legal:
@@ -158,6 +164,7 @@ class Settings:
 _HINTS = typing.get_type_hints(Settings)
 _CHOICES = {field: typing.get_args(hint) for field, hint in _HINTS.items() if typing.get_origin(hint) is Literal}
 _SWITCHES = tuple(field for field, hint in _HINTS.items() if hint is bool)
+_LISTS = ("backends", "extra_choices")
 _REGEXES = tuple(field for field in _HINTS if field.endswith("_regex"))
 _LEAST: dict[str, float] = {
     "compile_threads": 0,
@@ -174,6 +181,25 @@ _LEAST: dict[str, float] = {
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 _patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
+
+
+def _check_target(target: object) -> None:
+    if isinstance(target, str) and target.partition(":")[0].strip() and target.partition(":")[0] != "__main__":
+        return
+    raise SettingsError(
+        f"extra_choices: got {target!r}, expected package.module:function, for instance mylib.ops:matmul, or such a function "
+        "itself; worker processes import it, so it has to be in a module and not in the program that is run"
+    )
+
+
+def _target_of(value: object) -> object:
+    """A function, class or module as the text by which other processes find it; any other value as it is."""
+    if isinstance(value, str):
+        return value
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if inspect.ismodule(value):
+        return value.__name__
+    return value if module is None or name is None or "<" in name else f"{module}:{name}"
 
 
 def _check_regex(field: str, value: object) -> None:
@@ -234,7 +260,9 @@ def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:
     known = [f.name for f in dataclasses.fields(Settings)]
     for name in changes.keys() - known:
         raise SettingsError(f"unknown setting {name!r}; the settings are {', '.join(known)}")
-    values = {k: tuple(v) if k == "backends" and isinstance(v, (list, tuple)) else v for k, v in changes.items()}
+    values = {k: tuple(v) if k in _LISTS and isinstance(v, list) else v for k, v in changes.items()}
+    if (extra := values.get("extra_choices")) is not None:
+        values["extra_choices"] = tuple(_target_of(x) for x in (extra if isinstance(extra, tuple) else (extra,)))
     return dataclasses.replace(base, **values)  # type: ignore[arg-type]
 
 

@@ -18,11 +18,12 @@ class BackendRow:
     """One backend of the table.
 
     ``module`` holds its ``BACKEND``. ``compiles`` says that its kernels are made from templates of ours, by a compiler; the others
-    call what a library already has.
+    call what a library already has. ``brought_by`` is the setting that brings it in, whatever backends are named.
     """
 
     module: str
     compiles: bool
+    brought_by: str | None = None
 
 
 BACKENDS: dict[str, BackendRow] = {
@@ -33,6 +34,7 @@ BACKENDS: dict[str, BackendRow] = {
     "ck": BackendRow(module="gemmtune.backends.ck", compiles=True),
     "cuda": BackendRow(module="gemmtune.backends.cuda", compiles=True),
     "cpp": BackendRow(module="gemmtune.backends.cpp", compiles=True),
+    "own": BackendRow(module="gemmtune.backends.own", compiles=False, brought_by="extra_choices"),
 }
 """Backend name to its row. The order is the one in which ties are broken: library kernels first."""
 

@@ -15,6 +15,7 @@ from ..settings import Settings
 _OPTIONS = {
     "backends": "--backends",
     "search": "--search",
+    "extra_choices": "--with",
     "choice_allowlist_regex": "--allow",
     "choice_denylist_regex": "--deny",
     "timing": "--timing",
@@ -49,7 +50,7 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
         click.UsageError: a value that the setting does not take.
     """
     given = {name: options.pop(name, None) for name in _OPTIONS}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = {name: value for name, value in given.items() if value not in (None, ())}
     if "backends" in changes:
         changes["backends"] = tuple(word.strip() for word in changes["backends"].split(",") if word.strip())
     for name, value in changes.items():

@@ -84,6 +84,10 @@ def search_options(function: F) -> F:
             help=f"Comma-separated, out of {', '.join(BACKENDS)}; all that serve the device when not given.",
         ),
         click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
+        click.option(
+            "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION",
+            help="A GEMM of your own that competes, such as mylib.ops:matmul; may be given several times.",
+        ),
     )  # fmt: skip
 
 

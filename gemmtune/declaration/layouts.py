@@ -6,7 +6,10 @@ elements past a 16-byte boundary; ``col~0`` is column-major with a batch stride 
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -86,3 +89,41 @@ class OperandLayout:
             span = max(span, cols * stride[1])
         between = 0 if self.batch == "0" else span + (BATCH_GAP if self.batch == "1" else 0)
         return Layout(size=size, stride=(between, *stride)[-len(size) :] if size else (), dtype=dtype, offset=self.offset)
+
+
+def kinds_of(layout: Layout) -> Iterator[frozenset[str]]:
+    """Every set of kinds that, if all of its members are allowed, allows a layout; none for strides that no kind describes.
+
+    One row or column is laid out in several ways at once, so there may be several sets.
+    """
+    *batch, rows, cols = (1, 1, *layout.size) if len(layout.size) < 2 else layout.size
+    if layout.numel == 0:
+        yield frozenset({PLAIN})
+        return
+    between, along, across = (0, 0, 0, *layout.stride)[-3:]
+    lead = math.prod(batch)
+    for kind, pad in _kinds_of_matrix(rows, cols, along, across):
+        found = OperandLayout(kind=kind, pad=pad)
+        size = (lead, rows, cols) if lead > 1 else (rows, cols)
+        for text in ("", "0", "1") if lead > 1 else ("",):
+            own = dataclasses.replace(found, batch=text)
+            dense = dataclasses.replace(own, batch="").layout(size, layout.dtype).stride[0]
+            if lead > 1 and between != {"": dense, "0": 0}.get(text, max(between, dense + 1)):
+                continue
+            yield dataclasses.replace(own, offset=layout.offset).kinds
+
+
+def _kinds_of_matrix(rows: int, cols: int, along: int, across: int) -> Iterator[tuple[str, int]]:
+    """The kinds, with their padding, by which rows are ``along`` elements apart and columns ``across``."""
+    one_row, one_col = rows == 1, cols == 1
+    if one_col or across == 1:
+        yield from ((PLAIN, 0),) if one_row else ()
+        yield from ((PLAIN, along - cols),) if along >= cols else ()
+        yield from (("window", 0),) if not one_row and 0 < along < cols else ()
+        yield from (("rows0", 0),) if not one_row and along == 0 else ()
+    if one_row or along == 1:
+        yield from (("col", 0),) if one_col else ()
+        yield from (("col", across - rows),) if across >= rows else ()
+        yield from (("cols0", 0),) if not one_col and across == 0 else ()
+    if across == 2 and (one_row or along >= 2 * cols):
+        yield "every2", 0 if one_row else along - 2 * cols

@@ -55,6 +55,10 @@ class Call:
         return out
 
 
+Caller = Callable[[Tensors, Scalars, torch.Tensor | None], object]
+"""``caller(tensors, scalars, out)``: one call for a problem that is known; what the GEMM returns."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectSpec:
     """How to find a GEMM: ``target`` is ``package.module:name`` or a module alone; ``declared`` replaces what it says of itself."""
@@ -79,6 +83,10 @@ class Subject(ABC):
     def __call__(self, call: Call) -> object:
         """Run once on the current stream; what the GEMM returns."""
 
+    def caller(self, problem: Problem) -> Caller:
+        """A function that does the calls for one problem with the least of work for each."""
+        return lambda tensors, scalars, out: self(Call(problem=problem, tensors=tensors, scalars=scalars, out=out))
+
     def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
         """What is in force during the calls of a case: torch's float32 precision is the problem's, all else the caller's."""
         return precision_scope(problem) if problem.dtype == torch.float32 else contextlib.nullcontext()
@@ -96,6 +104,9 @@ class _Wrapped(Subject):
     def __init__(self, name: str, traits: Traits) -> None:
         self.name = name
         self.traits = traits
+
+    def __call__(self, call: Call) -> object:
+        return self.caller(call.problem)(call.tensors, call.scalars, call.out)
 
 
 FUSED = {own.op: name for name, own in BROUGHT.items() if own.required}
@@ -115,10 +126,9 @@ class FunctionSubject(_Wrapped):
         super().__init__(name, traits.changed({"ops": [named if named in NAMED_OPS else "mm"]}) if traits.ops is None else traits)
         self._function = function
 
-    def __call__(self, call: Call) -> object:
-        arguments, keywords = _arguments(call, self.traits)
-        added = call.operands.get("inp")
-        return self._function(*arguments, **keywords, **({} if added is None else {self.traits.bias_name: added}))
+    def caller(self, problem: Problem) -> Caller:
+        """Calls with the added operand as a keyword."""
+        return _caller(self._function, problem, self.traits, self.traits.bias_name)
 
 
 class NamespaceSubject(_Wrapped):
@@ -131,29 +141,43 @@ class NamespaceSubject(_Wrapped):
         super().__init__(name, traits if traits.ops is not None else traits.changed({"ops": had}))
         self._functions: dict[str, Callable[..., object]] = {op: getattr(namespace, op) for op in had}
 
-    def __call__(self, call: Call) -> object:
-        arguments, keywords = _arguments(call, self.traits)
-        added = call.operands.get("inp")
-        function = self._functions[FUSED[call.problem.op] if call.problem.epilogue else call.problem.op]
-        return function(*(() if added is None else (added,)), *arguments, **keywords)
+    def caller(self, problem: Problem) -> Caller:
+        """Calls of the operation's function, with the added operand first."""
+        return _caller(self._functions[FUSED[problem.op] if problem.epilogue else problem.op], problem, self.traits, None)
 
 
 _MULTIPLIED = ("a", "b", "c", "d")
 
 
-def _arguments(call: Call, traits: Traits) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """What is multiplied with an epilogue's operands, by position, and the rest but for the added operand, as keywords."""
-    problem, operands = call.problem, call.operands
-    keywords: dict[str, Any] = {} if call.out is None else {"out": call.out}
-    if call.scalars:
-        keywords |= {name: x for name, x in zip(("alpha", "beta"), call.scalars, strict=True) if getattr(traits, name)}
-    keywords |= {role: tensor for role, tensor in operands.items() if role not in (*_MULTIPLIED, "inp")}
-    if problem.encoding:
-        keywords["encoding"] = problem.encoding
+def _caller(function: Callable[..., object], problem: Problem, traits: Traits, added: str | None) -> Caller:
+    """Calls with what is multiplied and an epilogue's operands by position, and the rest as keywords.
+
+    ``added`` is the keyword of the added operand; None: it comes first, as in torch.
+    """
+    places = {role: place for place, (role, _) in enumerate(problem.operands)}
+    first = () if added is not None or "inp" not in places else (places["inp"],)
+    by_position = (*first, *(places[role] for role in _MULTIPLIED if role in places))
+    by_name = {role: place for role, place in places.items() if role not in (*_MULTIPLIED, "inp")}
+    if added is not None and "inp" in places:
+        by_name[added] = places["inp"]
+    scalars_taken = tuple((i, name) for i, name in enumerate(("alpha", "beta")) if getattr(traits, name))
+    fixed: dict[str, Any] = {"encoding": problem.encoding} if problem.encoding else {}
     if problem.float8:
-        keywords["out_dtype"] = problem.out.dtype
-    multiplied = [operands[role] for role in _MULTIPLIED if role in operands]
-    return [*multiplied, *call.tensors[len(operands) :]], keywords
+        fixed["out_dtype"] = problem.out.dtype
+    operands = len(places)
+
+    def call(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
+        keywords = dict(fixed)
+        for name, place in by_name.items():
+            keywords[name] = tensors[place]
+        if out is not None:
+            keywords["out"] = out
+        if scalars:
+            for i, name in scalars_taken:
+                keywords[name] = scalars[i]
+        return function(*[tensors[place] for place in by_position], *tensors[operands:], **keywords)
+
+    return call
 
 
 def load(spec: SubjectSpec) -> Subject:
@@ -163,7 +187,11 @@ def load(spec: SubjectSpec) -> Subject:
         SubjectError: no such module or attribute, or nothing that can be called.
         TraitsError: its declarations mean nothing.
     """
-    found = _found(spec.target)
+    return wrapped(spec, found_at(spec.target))
+
+
+def wrapped(spec: SubjectSpec, found: object) -> Subject:
+    """What was found at the target of a spec as a GEMM that can be called. Raises as ``load`` does."""
     own = getattr(found, ATTRIBUTE, None)
     declared = (Traits.from_file(Path(spec.traits_file)) if spec.traits_file else {}) | dict(spec.declared)
     if isinstance(found, Subject):
@@ -180,7 +208,8 @@ def load(spec: SubjectSpec) -> Subject:
     )
 
 
-def _found(target: str) -> object:
+def found_at(target: str) -> object:
+    """The object at ``package.module:name``, or the module; imported if need be. Raises SubjectError where that cannot be done."""
     module_name, _, path = target.partition(":")
     module_name = OURS if module_name == "own" else module_name
     if not module_name:

@@ -22,15 +22,19 @@ from .result import Outcome
 
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
-    """The backends that the settings name, else those that serve the device by default; in the order of the table.
+    """The backends that the settings name, or that serve the device by default, and those that a setting brings in.
 
     Raises:
         SettingsError: the settings name a backend that is not in the table.
     """
-    if settings.backends is not None:
-        check_names(settings.backends)
-        return tuple(name for name in BACKENDS if name in settings.backends)
-    return tuple(name for name in BACKENDS if load(name).serves_by_default(device))
+    named = settings.backends
+    check_names(named or ())
+    return tuple(
+        name
+        for name, row in BACKENDS.items()
+        if (row.brought_by is not None and getattr(settings, row.brought_by))
+        or (name in named if named is not None else load(name).serves_by_default(device))
+    )
 
 
 def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:

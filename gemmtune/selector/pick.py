@@ -45,7 +45,8 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
     best = candidates[0]
     tied = [o for o in candidates if _time(o) <= (1 + (TIE if o.baseline or best.host_us else KERNEL_TIE)) * _time(best)]
     ours = [o for o in tied if o.backend in TEMPLATES] if _time(best) < LAUNCH_BOUND_US and not best.host_us else []
-    return min(ours or tied, key=lambda o: (list(BACKENDS).index(o.backend), o.place, o.name))
+    order = {name: number for number, name in enumerate(BACKENDS)}  # backends of other packages come last
+    return min(ours or tied, key=lambda o: (order.get(o.backend, len(order)), o.place, o.name))
 
 
 def shortlist(

@@ -103,12 +103,22 @@ class Verifier:
         kept = poison_free_memory(self._problem.out, self._device, payload)
         result = kernel.run_new(tensors, expectation.operands.scalars)
         del kept
+        if not choice.own_results:
+            self._check_memory(choice, result, kernel.run_new(tensors, expectation.operands.scalars), tensors)
         got, expected = ((tuple(t.shape), t.dtype) for t in (result, self._out))
         if got != expected:
             reason = f"run_new gave {got[1]} of shape {got[0]}, expected {expected[1]} of shape {expected[0]}"
             raise ErrorFromChoice(choice.name, str(self._problem), reason)
         finding = judge.find(result, expectation, payload)
         return _Call(expectation=expectation, finding=finding, guards=torch.zeros(2, dtype=torch.float64, device=self._device))
+
+    def _check_memory(self, choice: Choice, result: torch.Tensor, again: torch.Tensor, tensors: Tensors) -> None:
+        """Raises ErrorFromChoice where a result has memory that the next call's result has too, or an operand."""
+        memory = [x.untyped_storage().data_ptr() for x in (result, again, *tensors)]
+        if memory[0] in memory[1:]:
+            whose = "the next call's result" if memory[0] == memory[1] else "an operand"
+            reason = f"returned memory that is {whose} too, expected a result of its own from each call"
+            raise ErrorFromChoice(choice.name, str(self._problem), reason)
 
     def _tensors(self, expectation: Expectation, choice: Choice) -> Tensors:
         """What the kernel is given: every call has the same operands of the epilogue."""

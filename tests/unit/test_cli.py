@@ -73,7 +73,7 @@ def test_every_command_has_help_and_json(capsys, name):
         (["show", "--json", "."], "Invalid value for '--json': got '.', which is a folder; expected a file to write, or -"),
         (["tune", "1x2x3", "--device", "tpu"], "--device: got 'tpu', expected cpu, cuda or cuda:N, for instance cuda:1"),
         (["tune", "1x2x3", "--backends", "tirton"],
-         "--backends: got 'tirton', expected names out of aten, cublaslt, triton, cutlass, ck, cuda, cpp"),
+         "--backends: got 'tirton', expected names out of aten, cublaslt, triton, cutlass, ck, cuda, cpp, own"),
         (["perf-gate", "1x2x3", "--backends", ","], "--backends: got nothing, expected at least one name of the table of backends"),
         (["choices", "1x2x3", "--arch", "sm1"],
          "--arch: got 'sm1', expected one of sm75, sm80, sm86, sm89, sm90, sm100, sm120, gfx90a, gfx942"),

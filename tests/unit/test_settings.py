@@ -44,6 +44,11 @@ ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
         "choice_denylist_regex: got 'a{99999999999}', expected a regular expression of Python's re module (the repetition number "
         "is too large); put a backslash before a character that stands for itself",
     ),
+    "a function that no other process finds": (
+        {"extra_choices": ["__main__:matmul"]},
+        "extra_choices: got '__main__:matmul', expected package.module:function, for instance mylib.ops:matmul, or such a function "
+        "itself; worker processes import it, so it has to be in a module and not in the program that is run",
+    ),
     "no regex": (
         {"choice_denylist_regex": ["aten"]},
         "choice_denylist_regex: got ['aten'], expected a regular expression as text, or None",
@@ -77,6 +82,15 @@ def test_an_unknown_setting_lists_the_known_ones() -> None:
         pass
     known = ", ".join(f.name for f in dataclasses.fields(Settings))
     assert str(caught.value) == f"unknown setting 'backend'; the settings are {known}"
+
+
+def test_own_gemms_are_named_by_what_other_processes_find() -> None:
+    with settings.patch(extra_choices=[torch.nn.functional.linear, settings, "a.b:c"]) as chosen:
+        assert chosen.extra_choices == ("torch._C._nn:linear", "gemmtune.settings", "a.b:c")
+    with settings.patch(extra_choices=test_patches_nest_and_end) as chosen:
+        assert chosen.extra_choices == (f"{__name__}:test_patches_nest_and_end",)
+    with pytest.raises(SettingsError, match="extra_choices: got <function"):
+        settings.patch(extra_choices=[lambda a, b: a @ b]).__enter__()
 
 
 def test_patches_nest_and_end() -> None:
@@ -265,7 +279,7 @@ def test_a_backend_that_is_not_in_the_table_is_an_error_where_backends_are_asked
         enabled_backends(detect("cpu"), named)
     assert (
         str(caught.value)
-        == "backends (GEMMTUNE_BACKENDS): got 'rocm', expected names out of aten, cublaslt, triton, cutlass, ck, cuda, cpp"
+        == "backends (GEMMTUNE_BACKENDS): got 'rocm', expected names out of aten, cublaslt, triton, cutlass, ck, cuda, cpp, own"
     )
 
 

@@ -87,7 +87,7 @@ class BackendSubject(Subject):
             NotImplementedError: the backend offers none; with its reasons.
         """
         device = preset(self.arch) if self.arch else detect(problem.device_type)
-        offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,)))
+        offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None))
         if problem.empty or 0 in problem.summed or not offers.choices:
             reasons = "; ".join(dict.fromkeys(refusal.reason for refusal in offers.refusals))
             raise NotImplementedError(f"{self.backend} has no choice: {reasons or 'an empty product is not its business'}")

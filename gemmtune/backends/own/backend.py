@@ -1,0 +1,94 @@
+"""The own backend: offers what targets declare, and asks whole backends of other packages."""
+
+from __future__ import annotations
+
+import warnings
+
+from ...choice import Availability, Backend, Choice, Offers, Refusal
+from ...declaration.legality import why_not
+from ...declaration.subject import Subject
+from ...device import DeviceInfo
+from ...errors import GemmtuneError
+from ...problem import Problem
+from ...settings import Settings, current
+from .choice import NAME, OwnChoice
+from .targets import GROUP, Loaded, installed_targets, loaded, targets_of
+
+
+class OwnBackend:
+    """GEMMs that are brought along, each by the declaration that it makes."""
+
+    name = NAME
+
+    def available(self, device: DeviceInfo) -> Availability:  # noqa: ARG002 - each target says on which devices it works
+        """Yes where there are any; which, and of what version."""
+        targets = targets_of(current())
+        if not targets:
+            return Availability(ok=False, detail=f"nothing is brought along: set extra_choices, or install a package with {GROUP}")
+        return Availability(ok=True, detail=", ".join(_described(target) for target in targets))
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - each target says on which devices it works
+        """Where installed packages bring some; those of ``extra_choices`` always take part."""
+        return bool(installed_targets())
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        """The targets whose declarations cover the problem. One that cannot be imported is left out, with a warning."""
+        choices: list[Choice] = []
+        refusals: list[Refusal] = []
+        for target in targets_of(settings):
+            offers = _offers_of(target, problem, device, settings)
+            choices += offers.choices
+            refusals += offers.refusals
+        return Offers(choices=tuple(choices), refusals=tuple(refusals))
+
+
+def _offers_of(target: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+    name = f"{NAME}:{target}"
+    try:
+        source = loaded(target)
+    except GemmtuneError as error:
+        warnings.warn(f"{name} is left out: {error}", RuntimeWarning, stacklevel=2)
+        return Offers(refusals=(Refusal(name=name, reason=str(error)),))
+    if not isinstance(source.found, Subject):
+        return _of_a_backend(source.found, name, problem, device, settings)
+    reason = why_not(source.found.traits, problem, device)
+    if reason is not None:
+        return Offers(refusals=(Refusal(name=name, reason=reason),))
+    return Offers(choices=(OwnChoice.of(source, source.found, problem),))
+
+
+def _of_a_backend(backend: Backend, name: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+    """What another package's backend offers; an error of its own costs its choices and no others."""
+    try:
+        seen = backend.available(device)
+        if not seen.ok:
+            return Offers(refusals=(Refusal(name=name, reason=seen.detail),))
+        offers = backend.enumerate(problem, device, settings)
+        choices = tuple(offers.choices)
+        for choice in choices:
+            _check(choice, backend.name)
+        return Offers(choices=choices, refusals=tuple(offers.refusals))
+    except Exception as error:  # noqa: BLE001 - whatever another package's code raises is a fact about it, told with its type
+        reason = f"its backend failed to offer choices: {type(error).__name__}: {error}"
+        warnings.warn(f"{name} is left out: {reason}", RuntimeWarning, stacklevel=3)
+        return Offers(refusals=(Refusal(name=name, reason=reason),))
+
+
+def _check(choice: Choice, backend: str) -> None:
+    """Raises ValueError for a choice that could be taken for another backend's, or for torch's own."""
+    if not choice.name.startswith(f"{backend}:") or choice.backend != backend or choice.baseline or not choice.content_hash:
+        raise ValueError(
+            f"got the choice {choice.name!r} of the backend {choice.backend!r}, baseline={choice.baseline}, expected a name that "
+            f"begins with {backend + ':'!r}, that backend, no baseline and a content hash"
+        )
+
+
+def _described(target: str) -> str:
+    try:
+        source: Loaded = loaded(target)
+    except GemmtuneError as error:
+        return f"{target} (left out: {error})"
+    return f"{target} {source.version}".rstrip()
+
+
+BACKEND = OwnBackend()

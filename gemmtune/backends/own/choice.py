@@ -1,0 +1,109 @@
+"""A GEMM of somebody else's as a choice: its calls, held to what a kernel has to give."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from ...choice import Choice, Kernel, Scalars, Tensors
+from ...declaration.subject import Caller, Subject
+from ...errors import ErrorFromChoice, UnavailableError
+from ...problem import Problem
+from ...problem.dtypes import dtype_name
+from .targets import Loaded, loaded
+
+NAME = "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnChoice(Choice):
+    """A declared GEMM for one problem. It travels as the name of its target, and is imported where it runs."""
+
+    target: str
+    digest: str = field(repr=False)
+    folder: str = field(repr=False)
+
+    @classmethod
+    def of(cls, source: Loaded, subject: Subject, problem: Problem) -> OwnChoice:
+        """The choice for a problem that the declarations cover."""
+        return cls(
+            name=f"{NAME}:{source.target}",
+            backend=NAME,
+            problem=problem,
+            claims=subject.traits.claims(problem),
+            info={"version": source.version} if source.version else {},
+            target=source.target,
+            digest=source.digest,
+            folder=source.folder,
+        )
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over the name and the digest of sources, version and declarations."""
+        return hashlib.sha256(f"{self.name}\0{self.digest}".encode()).hexdigest()
+
+    @property
+    def own_results(self) -> bool:
+        """Not known: a GEMM may return memory that it returned before."""
+        return False
+
+    def load(self) -> Subject:
+        """Import it.
+
+        Raises:
+            SubjectError, TraitsError: it cannot be imported here.
+            UnavailableError: what is imported here is not what was offered.
+        """
+        here = loaded(self.target, self.folder)
+        if here.digest != self.digest or not isinstance(here.found, Subject):
+            raise UnavailableError(
+                f"{self.target}: got another source or version than the one that was offered, since it has changed or another "
+                "package has its name here; start the program again"
+            )
+        return here.found
+
+    def bind(self, loaded: Subject) -> Kernel:
+        """Its calls. One that does not declare ``threads`` is called by one thread at a time."""
+        problem, takes_out, call = self.problem, loaded.traits.out, loaded.caller(self.problem)
+        if not loaded.traits.threads:
+            call = _in_turn(call, _locks.setdefault(self.target, threading.Lock()))
+
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            result = call(tensors, scalars, out if takes_out else None)
+            if not takes_out:
+                out.copy_(self._checked(result, out.device))
+            elif isinstance(result, torch.Tensor) and result.data_ptr() != out.data_ptr():
+                raise ErrorFromChoice(self.name, str(problem), "out= was given, but the call returned another tensor")
+
+        def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+            return self._checked(call(tensors, scalars, None), tensors[0].device).contiguous()
+
+        return Kernel(run=run, run_new=run_new)
+
+    def _checked(self, result: object, device: torch.device) -> torch.Tensor:
+        """The result, if it is a tensor of the size, dtype and device that the problem asks for."""
+        layout = self.problem.out
+        if not isinstance(result, torch.Tensor):
+            raise ErrorFromChoice(self.name, str(self.problem), f"returned {type(result).__name__}, expected a tensor")
+        if result.shape == layout.size and result.dtype == layout.dtype and result.device == device:
+            return result
+        got, expected = (tuple(result.shape), result.dtype, result.device), (layout.size, layout.dtype, device)
+        shown = [f"{dtype_name(dtype)}{list(size)} on {where}" for size, dtype, where in (got, expected)]
+        raise ErrorFromChoice(self.name, str(self.problem), f"returned {shown[0]}, expected {shown[1]}")
+
+
+_locks: dict[str, threading.Lock] = {}
+"""By target: one for all choices of a GEMM in this process."""
+
+
+def _in_turn(call: Caller, lock: threading.Lock) -> Caller:
+    """The calls, by one thread at a time."""
+
+    def locked(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
+        with lock:
+            return call(tensors, scalars, out)
+
+    return locked

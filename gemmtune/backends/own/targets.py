@@ -1,0 +1,133 @@
+"""Where GEMMs of other people come from, and what they consist of: names, imports, and a digest of their sources."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TypeGuard
+
+from ...choice import Backend
+from ...declaration.subject import Subject, SubjectSpec, found_at, wrapped
+from ...settings import Settings
+
+GROUP = "gemmtune.backends"
+"""The group of entry points by which packages bring their GEMMs along."""
+MOST_FILES = 256
+MOST_BYTES = 64 * 2**20
+"""Of a package that is hashed file by file; what is larger is known by its version and the files that define the GEMM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a target was when this process imported it.
+
+    ``folder`` is where the module path finds its package, and ``digest`` is a hash over its sources, version and declarations.
+    """
+
+    target: str
+    found: Subject | Backend
+    folder: str
+    version: str
+    digest: str
+
+
+def targets_of(settings: Settings) -> tuple[str, ...]:
+    """The targets that the settings name, then those of installed packages if the settings allow these; each once.
+
+    Packages take part where no backends are named, or ``own`` is.
+    """
+    installed = installed_targets() if settings.backends is None or "own" in settings.backends else ()
+    return tuple(dict.fromkeys((*(settings.extra_choices or ()), *installed)))
+
+
+@functools.cache
+def installed_targets() -> tuple[str, ...]:
+    """The targets of the entry points of installed packages, in the order of their names."""
+    return tuple(point.value for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)))
+
+
+def loaded(target: str, folder: str = "") -> Loaded:
+    """What a target names, imported in this process once; ``folder`` is searched last, where another process found it.
+
+    Raises:
+        SubjectError, TraitsError: it cannot be imported, is nothing that can be called, or declares what means nothing.
+    """
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
+    return _loaded(target)
+
+
+@functools.cache
+def _loaded(target: str) -> Loaded:
+    object_ = found_at(target)
+    found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
+    module = sys.modules[target.partition(":")[0]]
+    version = _version(module)
+    digest = _digest(module, object_, found, version)
+    return Loaded(target=target, found=found, folder=_folder_of(module), version=version, digest=digest)
+
+
+def is_backend(found: object) -> TypeGuard[Backend]:
+    """Whether it has what ``choice.Backend`` asks for."""
+    return all(callable(getattr(found, name, None)) for name in ("available", "enumerate")) and hasattr(found, "name")
+
+
+def _digest(module: ModuleType, object_: object, found: Subject | Backend, version: str) -> str:
+    """A hash over the sources of a GEMM's package, or of its module, its version and what it declares."""
+    own = sys.modules.get(getattr(inspect.unwrap(object_), "__module__", None) or "", module) if callable(object_) else module
+    hashed = hashlib.sha256(f"{version}\0".encode())
+    if isinstance(found, Subject):
+        hashed.update(json.dumps(found.traits.as_json(), sort_keys=True).encode())
+    for path in sorted({path for part in (module, own) for path in _files(part)}):
+        hashed.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return hashed.hexdigest()
+
+
+def _files(module: ModuleType) -> list[Path]:
+    """The files of the module's package, with its folders; of a module without a package, or with a large one, its own file."""
+    if not getattr(module, "__file__", None):
+        return []
+    file = Path(str(module.__file__)).resolve()
+    found, size = [file], 0
+    for path in _walk(file.parent) if module.__package__ else ():
+        found.append(path)
+        size += path.stat().st_size
+        if len(found) > MOST_FILES or size > MOST_BYTES:
+            return [file]
+    return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        yield from (Path(parent, name) for name in sorted(names) if Path(parent, name).is_file() and not name.startswith("."))
+
+
+def _version(module: ModuleType) -> str:
+    """The version of the module's package, as it says itself or as it was installed; empty where neither is known."""
+    top = module.__name__.partition(".")[0]
+    said = getattr(sys.modules.get(top), "__version__", None)
+    if said is not None:
+        return str(said)
+    try:
+        return metadata.version(top)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _folder_of(module: ModuleType) -> str:
+    """The folder on the module path in which its package is, empty for what Python has built in."""
+    top = sys.modules[module.__name__.partition(".")[0]]
+    if paths := list(getattr(top, "__path__", [])):
+        return str(Path(paths[0]).resolve().parent)
+    file = getattr(top, "__file__", None)
+    return str(Path(file).resolve().parent) if file else ""

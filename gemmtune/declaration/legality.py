@@ -1,0 +1,177 @@
+"""Which problems a declaration covers: the one predicate by which a GEMM that says what it can do is offered for a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..problem.dtypes import dtype_info, dtype_name
+from ..problem.fused import NAMES, factor_epilogue
+from ..problem.layout import ALIGNED_BYTES, Layout
+from ..problem.scales import scale_layouts, weight_scale_layout
+from .labels import FLOAT8, SCALES_OF, WEIGHTS
+from .layouts import PLAIN, kinds_of
+from .traits import Traits
+
+
+def why_not(traits: Traits, problem: Problem, device: DeviceInfo) -> str | None:
+    """Why a GEMM of these traits cannot be offered for a problem, or None. Pure: any preset device will do.
+
+    What is left open (dtypes and layouts that are not declared) is offered: the GEMM may raise an error, which is then its result.
+    """
+    return next(_reasons(traits, problem, device), None)
+
+
+def operation_of(problem: Problem) -> str | None:
+    """The public function that a problem is a call of, as ``labels.OPS`` has it; None with an epilogue that none of them has."""
+    if problem.epilogue is None:
+        return problem.op if problem.op in NAMES else None
+    if problem.op != "int_mm" or len(problem.epilogue.operands) != 1:
+        return None
+    factor = problem.epilogue.operands[0]
+    expected = dataclasses.replace(factor_epilogue(factor.size, factor.dtype), operands=(factor,))
+    return "int_mm_mul" if problem.epilogue == expected and problem.out.dtype == factor.dtype else None
+
+
+def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[str]:
+    op = operation_of(problem)
+    if op is None:
+        yield f"epilogue: got {problem.epilogue}, expected none, which is what a declared GEMM computes"
+        return
+    ops = traits.ops or ("mm",)
+    if op not in ops:
+        yield f"op: got {op}, but ops declares {', '.join(ops)}"
+        return
+    yield from _of_the_device(traits, device)
+    yield from _of_sizes(traits, problem)
+    yield from _of_dtypes(traits, problem)
+    yield from _of_precision(traits, problem)
+    yield from _of_the_added(traits, problem)
+    yield from _of_scales(traits, problem, op)
+    yield from _of_layouts(traits, problem)
+
+
+def _of_the_device(traits: Traits, device: DeviceInfo) -> Iterator[str]:
+    kind = device.torch_device.type
+    if kind not in traits.devices:
+        yield f"device: got {kind}, but devices declares {', '.join(traits.devices)}"
+    if traits.sms is not None and device.type == "cuda" and device.capability not in traits.sms:
+        yield f"device: got {device.arch}, but sms declares {', '.join(map(str, traits.sms))}"
+    if kind == "cuda" and not (traits.streams and traits.capturable):
+        missing = " and ".join(name for name in ("streams", "capturable") if not getattr(traits, name))
+        yield f"{missing}: not declared, expected true: on a GPU a pick runs on any stream and in CUDA graphs"
+
+
+def _of_sizes(traits: Traits, problem: Problem) -> Iterator[str]:
+    if 0 in (problem.m, problem.n, problem.batch, *problem.summed) and not traits.empty:
+        yield "size: got 0, but empty is not declared"
+    sizes = (("M", problem.m, 0), ("N", problem.n, 1), *(("K", k, 2) for k in problem.summed))
+    for name, size, which in sizes:
+        by, least = traits.multiples[which], traits.least[which]
+        if size % by:
+            yield f"{name}: got {size}, but multiples declares multiples of {by}"
+        if size < least:
+            yield f"{name}: got {size}, but least declares at least {least}"
+
+
+def _of_dtypes(traits: Traits, problem: Problem) -> Iterator[str]:
+    offered = traits.dtypes
+    if offered is not None and problem.float8:
+        offered = tuple(name for name in offered if name in FLOAT8) or FLOAT8[:1]
+    # Float32 that is multiplied exactly serves where tf32 would do.
+    names = {problem.dtype_label, dtype_name(problem.dtype)}
+    if offered is not None and not problem.integers and not names & set(offered):
+        yield f"dtype: got {problem.dtype_label}, but dtypes declares {', '.join(offered)}"
+    result, row = problem.out.dtype, problem.operation
+    if problem.float8:
+        if dtype_name(result) not in traits.results:
+            yield f"result: got {dtype_name(result)}, but results declares {', '.join(traits.results)}"
+        if problem.a.dtype != problem.b.dtype and not traits.float8_pairs:
+            yield "b: got another 8-bit float than a, but float8_pairs is not declared"
+    elif problem.epilogue is None and result != row.result_dtype(problem.dtype, epilogue=False):
+        yield f"result: got {dtype_name(result)}, expected {dtype_name(row.result_dtype(problem.dtype, epilogue=False))}"
+    if problem.widens_b and (problem.b.dtype, problem.encoding) not in [WEIGHTS[name] for name in traits.weights]:
+        yield f"b: got {problem.encoding or dtype_name(problem.b.dtype)}, but weights declares {', '.join(traits.weights)}"
+
+
+def _of_precision(traits: Traits, problem: Problem) -> Iterator[str]:
+    """torch decides semantics: arithmetic weaker than torch's for the flags in force is tested by the suite, and not offered."""
+    claims = traits.claims(problem)
+    if claims.input_mode == "tf32" and problem.precision.input_mode != "tf32":
+        yield "input_mode: declares tf32, which torch's float32 precision does not allow here"
+    wanted = dtype_info(problem.accumulator)
+    if dtype_info(claims.accumulate).unit_roundoff > wanted.unit_roundoff:
+        yield f"accumulate: declares {dtype_name(claims.accumulate)}, expected {dtype_name(problem.accumulator)} or wider"
+    reduced = problem.precision.reduced_partials or problem.c is not None
+    if dtype_info(claims.partials).unit_roundoff > wanted.unit_roundoff and not reduced:
+        yield f"partials: declares {dtype_name(claims.partials)}, which torch's flags for reduced precision do not allow here"
+    if traits.fast_accum and problem.float8 and not problem.fast_accum:
+        yield "fast_accum: declared, expected full sums, since use_fast_accum was not asked for"
+    if claims.skips_zeros:
+        yield "skips_zeros: declared, expected 0 · NaN and 0 · ∞ to count, as in torch"
+
+
+def _of_the_added(traits: Traits, problem: Problem) -> Iterator[str]:
+    if problem.inp is None:
+        return
+    for name in ("alpha", "beta"):
+        if getattr(problem, name) != "one" and not getattr(traits, name):
+            yield f"{name}: got another value than 1, but {name} is not declared"
+    size, m, n = problem.inp.size, problem.m, problem.n
+    shapes = {"n": (n,), "mn": problem.out.size, "m1": (m, 1), "1n": (1, n), "scalar": ()}
+    if not any(shapes[name] == size for name in traits.bias):
+        yield f"bias: got the shape {list(size)}, but bias declares {', '.join(traits.bias)}"
+
+
+def _of_scales(traits: Traits, problem: Problem, op: str) -> Iterator[str]:
+    kinds = [kind for kind in SCALES_OF.get(op, ()) if kind in traits.scales and _has_scales(problem, op, kind)]
+    if op in SCALES_OF and not kinds:
+        yield f"scales: got {_scales_text(problem)}, but scales declares {', '.join(traits.scales)}"
+    if problem.zero_b is not None and not traits.zeros:
+        yield "zero_b: given, but zeros is not declared"
+    usual = torch.float32 if op == "int_mm_mul" else problem.dtype
+    given = problem.epilogue.operands if problem.epilogue else tuple(x for x in (problem.scale_b, problem.zero_b) if x is not None)
+    for layout in given if op in ("int_mm_mul", "mixed_mm") else ():
+        if layout.dtype != usual and dtype_name(layout.dtype) not in traits.scale_dtypes:
+            yield f"scales: got {dtype_name(layout.dtype)}, but scale_dtypes declares {', '.join(traits.scale_dtypes) or 'none'}"
+
+
+def _has_scales(problem: Problem, op: str, kind: str) -> bool:
+    m, n, k = problem.m, problem.n, problem.k
+    if op == "int_mm_mul":
+        assert problem.epilogue is not None
+        return problem.epilogue.operands[0].size == {"tensor": (), "row": (m, 1), "column": (n,)}[kind]
+    if op == "mixed_mm":
+        expected = weight_scale_layout(n, k, kind, problem.dtype)  # type: ignore[arg-type]
+        given = [x.size for x in (problem.scale_b, problem.zero_b) if x is not None]
+        return all(size == expected.size for size in given) and bool(given) if expected is not None else not given
+    pair = scale_layouts(m, n, k, kind)  # type: ignore[arg-type]
+    given = [x.size for x in (problem.scale_a, problem.scale_b) if x is not None]
+    return given == [x.size for x in pair]
+
+
+def _scales_text(problem: Problem) -> str:
+    layouts = problem.epilogue.operands if problem.epilogue else problem.scales
+    return ", ".join(str(list(layout.size)) for layout in layouts) or "none"
+
+
+def _of_layouts(traits: Traits, problem: Problem) -> Iterator[str]:
+    multiplied = [(role, x) for role, x in problem.operands if role in ("a", "b", "c", "d")]
+    strided = [(role, x) for role, x in problem.operands if len(x.size) > 0]
+    if traits.layouts is not None:
+        allowed = {PLAIN, *traits.layouts}
+        for role, layout in strided:
+            if not any(kinds <= allowed for kinds in kinds_of(layout)):
+                yield f"{role}: got {layout}, but layouts declares {', '.join(sorted(allowed))}"
+    least = min(traits.min_alignment, ALIGNED_BYTES)
+    for role, layout in multiplied:
+        if _alignment_bytes(layout) < least:
+            yield f"{role}: got {layout}, aligned to {_alignment_bytes(layout)} bytes, but min_alignment declares {least}"
+
+
+def _alignment_bytes(layout: Layout) -> int:
+    return layout.alignment * layout.dtype.itemsize

@@ -1,0 +1,219 @@
+"""GEMMs of somebody else's in the race: offered by what they declare, proved, remembered, and harmless when they are broken."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import own_gemms
+import pytest
+import torch
+from compiled_graphs import decided, rewriting_backend
+
+import gemmtune
+from gemmtune import cli, settings
+from gemmtune.backends.own import targets
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.problem import Problem
+from gemmtune.selector.offers import offers_for
+from gemmtune.workers.pool import WORKERS
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_kernels"
+MM = Problem.mm(4, 5, 33, dtype=torch.float32, layout="nn", device_type="cpu")
+A, B = torch.randn(4, 33), torch.randn(33, 5)
+
+
+def name_of(gemm: str) -> str:
+    return f"own:own_gemms:{gemm}"
+
+
+@pytest.fixture(autouse=True)
+def _plans() -> Iterator[None]:
+    forget_plans()
+    yield
+    forget_plans()
+
+
+def only(*gemms: object, **changes: object):
+    """Settings with these GEMMs beside torch's own."""
+    return settings.patch(backends=("aten",), extra_choices=gemms, **changes)
+
+
+def test_broken_ones_cost_themselves_alone(own_store: Path):
+    gemms = ["right", *own_gemms.BROKEN]
+    with only(*(f"own_gemms:{gemm}" for gemm in gemms), tune_in_subprocess=True, choice_timeout_s=6.0, search="quick"):
+        [found] = gemmtune.tune(MM, progress=False)
+    outcomes = {o.name: o for o in found.outcomes}
+    assert set(outcomes) == {"aten:mm", *map(name_of, gemms)}
+    for gemm, (status, reason) in own_gemms.BROKEN.items():
+        outcome = outcomes[name_of(gemm)]
+        assert (outcome.status, bool(re.search(reason, outcome.reason))) == (status, True), outcome
+    assert outcomes[name_of("right")].status == "ok"
+    assert outcomes[name_of("right")].time_us > 0
+
+
+def test_it_is_picked_called_explained_and_stored_and_another_store_takes_it_in(own_store: Path, tmp_path: Path):
+    with only(own_gemms.right, choice_denylist_regex="^aten"):
+        gemmtune.tune(MM, progress=False)
+        with settings.patch(tune="never"):
+            assert torch.equal(gemmtune.mm(A, B), A @ B)
+            out = torch.empty(5, 4).t()
+            gemmtune.mm(A, B, out=out)
+            assert torch.equal(out, A @ B)
+            assert gemmtune.explain("mm", A, B).pick == name_of("right")
+        assert cli.run(["export", str(tmp_path / "rows.json")]) == 0
+        with settings.patch(store_path=str(tmp_path / "other.sqlite"), tune="never"):
+            assert cli.run(["import", str(tmp_path / "rows.json")]) == 0
+            forget_plans()
+            assert gemmtune.explain("mm", A, B).pick == name_of("right")
+    with settings.patch(backends=("aten",), tune="never"):
+        assert gemmtune.explain("mm", A, B).pick == "aten:mm"
+
+
+def test_graphs_of_torch_compile_call_it(own_store: Path):
+    with only("own_gemms:right", choice_denylist_regex="^aten"), decided() as made:
+        compiled = torch.compile(lambda a, b: a @ b, backend=rewriting_backend(StoreJudge(tunes=True)), fullgraph=True)
+        with torch.no_grad():
+            assert torch.equal(compiled(A, B), A @ B)
+    assert [decision.taken for decision in made] == ["alone"]
+
+
+def test_scalars_and_out_are_passed_as_they_are_declared(own_store: Path):
+    bias = torch.randn(5)
+    with only("own_gemms:right_addmm", choice_denylist_regex="^aten"):
+        assert torch.equal(gemmtune.addmm(bias, A, B, alpha=3.0), torch.addmm(bias, A, B, alpha=3.0))
+        assert gemmtune.explain("addmm", bias, A, B, alpha=3.0).pick == name_of("right_addmm")
+        with settings.patch(choice_denylist_regex=None):
+            assert gemmtune.explain("addmm", bias, A, B, beta=2.0).pick == "aten:addmm"
+
+
+def test_names_are_filtered_and_what_is_not_offered_says_why(own_store: Path):
+    device = gemmtune.device.detect("cpu")
+    with only("own_gemms:right", "own_gemms:undeclared", "own_gemms:right_addmm", choice_denylist_regex="right$") as chosen:
+        offers = offers_for(MM, device, chosen)
+    reasons = {refusal.name: refusal.reason for refusal in offers.refusals}
+    assert [choice.name for choice in offers.choices] == ["aten:mm"]
+    assert reasons[name_of("right")] == "choice_denylist_regex 'right$' is found in the name"
+    assert "deterministic forbids it" in reasons[name_of("undeclared")]
+    assert reasons[name_of("right_addmm")] == "op: got mm, but ops declares addmm"
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("no_such_package.ops:mm", "there is no module 'no_such_package' here"),
+        ("own_gemms:no_such_gemm", "has no attribute 'no_such_gemm'"),
+        ("own_gemms:BROKEN", "got dict, expected a function"),
+    ],
+)
+def test_what_cannot_be_imported_is_left_out_with_a_warning(target: str, reason: str, own_store: Path):
+    with only(target) as chosen, pytest.warns(RuntimeWarning, match=f"own:{target} is left out: .*{reason}"):
+        offers = offers_for(MM, gemmtune.device.detect("cpu"), chosen)
+    assert [choice.name for choice in offers.choices] == ["aten:mm"]
+    assert reason in offers.refusals[0].reason
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the test's own, ``made_gemm``, whose source the test may change."""
+    path = tmp_path / "made_gemm" / "__init__.py"
+    path.parent.mkdir()
+    (path.parent / "kernel.cpp").write_text("// one")
+    path.write_text("def mm(a, b): return a @ b\nmm.gemm_traits = {'deterministic': True}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop("made_gemm", None)
+    targets._loaded.cache_clear()
+
+
+def test_another_source_or_declaration_is_another_choice(module: Path, own_store: Path):
+    def offered():
+        importlib.invalidate_caches()
+        sys.modules.pop("made_gemm", None)
+        targets._loaded.cache_clear()
+        with only("made_gemm:mm") as chosen:
+            return offers_for(MM, gemmtune.device.detect("cpu"), chosen).choices[-1]
+
+    first = offered()
+    assert offered().content_hash == first.content_hash
+    (module.parent / "kernel.cpp").write_text("// two")
+    second = offered()
+    module.write_text(module.read_text() + "__version__ = '2.0'\n")
+    third = offered()
+    assert len({first.content_hash, second.content_hash, third.content_hash}) == 3
+    assert third.info["version"] == "2.0"
+    with pytest.raises(gemmtune.errors.UnavailableError, match="made_gemm:mm: got another source or version than the one"):
+        first.build()
+
+
+def test_a_whole_backend_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_store: Path):
+    shutil.copy(Path(__file__).parents[1] / "unit" / "toy_backend.py", tmp_path / "toy_of_others.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    with only("toy_of_others:BACKEND", search="quick"):
+        problem = Problem.mm(24, 100, 40, dtype=torch.float32, layout="nn", device_type="cpu")
+        [found] = gemmtune.tune(problem, progress=False)
+        outcomes = {o.name: str(o.status) for o in found.outcomes}
+        assert outcomes == {"aten:mm": "ok", "toy:loops_8": "ok", "toy:loops_64": "ok", "toy:loops_16_wrong": "wrong_result"}
+        assert gemmtune.tune(problem, progress=False)[0].source == "store"
+        monkeypatch.setattr(sys.modules["toy_of_others"].ToyBackend, "name", "tyo")
+        with pytest.warns(RuntimeWarning, match="expected a name that begins with 'tyo:'"):
+            assert gemmtune.tune(problem, progress=False)[0].pick == "aten:mm"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of the module path into which pip has installed the example package."""
+    source, folder = (tmp_path_factory.mktemp("own_kernels") / name for name in ("source", "installed"))
+    shutil.copytree(EXAMPLE, source)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*pip, "--target", str(folder), str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sys.path.insert(0, str(folder))
+    targets.installed_targets.cache_clear()
+    WORKERS.close()  # workers find modules where their parent found them at their start
+    yield folder
+    sys.path.remove(str(folder))
+    targets.installed_targets.cache_clear()
+    WORKERS.close()
+
+
+def test_the_example_package_is_installed_and_raced(installed: Path, own_store: Path):
+    problem = Problem.mm(37, 70, 50, dtype=torch.float32, layout="nt", device_type="cpu")
+    with settings.patch(search="quick", max_profiling_configs=1, tune_in_subprocess=True):
+        [found] = gemmtune.tune(problem, progress=False)
+    outcomes = {o.name: o for o in found.outcomes}
+    mine = outcomes["own:own_kernels.blocked:matmul"]
+    assert (mine.status, mine.time_us > 0, mine.info["version"]) == ("ok", True, "1.0")
+    assert 0 < mine.error_over_bound < 1
+    refused = {r.name: r.reason for r in found.refusals}
+    assert refused["own:own_kernels.tiled:matmul"] == "device: got cpu, but devices declares cuda"
+    with settings.patch(backends=("aten",)) as chosen:
+        assert len(offers_for(problem, gemmtune.device.detect("cpu"), chosen).choices) == 1
+
+
+def test_the_example_in_triton_is_right(installed: Path, interpreted):
+    assert interpreted(raced_by_the_interpreter, str(installed)) == {"aten:mm": "ok", "own:own_kernels.tiled:matmul": "ok"}
+
+
+@pytest.mark.gpu
+def test_the_example_in_triton_is_raced_on_a_gpu(installed: Path, own_store: Path):
+    a, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((300, 200), (200, 400)))
+    with only("own_kernels.tiled:matmul", choice_denylist_regex="^aten", tune_in_subprocess=True):
+        assert gemmtune.tune("mm", a, b, progress=False)[0].pick == "own:own_kernels.tiled:matmul"
+        wide = a.double() @ b.double()
+        assert (gemmtune.mm(a, b) - wide).abs().max() <= 2**-8 * wide.abs().max()
+
+
+def raced_by_the_interpreter(folder: str) -> dict[str, str]:
+    """Runs in the process whose Triton interprets."""
+    sys.path.insert(0, folder)
+    problem = Problem.mm(18, 5, 17, dtype=torch.float16, layout="nn", device_type="cpu")
+    with only("own_kernels.tiled:matmul", tune_in_subprocess=False, search="quick"):
+        [found] = gemmtune.tune(problem, settings=settings.current(), progress=False)
+    return {o.name: str(o.status) for o in found.outcomes}

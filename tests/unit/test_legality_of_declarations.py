@@ -1,0 +1,98 @@
+"""The predicate by which a declared GEMM is offered agrees with the scope in which the suite tests it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.scope import Scope
+from gemmtune.conformance.cases.statement import problem_of
+from gemmtune.conformance.gemms.own import EVERYTHING
+from gemmtune.conformance.properties.table import PROPERTIES
+from gemmtune.declaration.layouts import OperandLayout, kinds_of
+from gemmtune.declaration.legality import why_not
+from gemmtune.declaration.traits import Traits
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.problem.precision import Precision
+
+CPU, GPU = preset("avx512"), preset("sm90")
+ALL = dataclasses.replace(EVERYTHING, empty=True)
+EVERY_CASE = [case for p in PROPERTIES if p.needs(Scope(traits=ALL)) is None for case in p.cases(Scope(traits=ALL))]
+CASES = [case.changed(out="") for case in random.Random(7).sample(EVERY_CASE, 250)]
+PROBLEMS = [problem_of(case, "cpu") for case in CASES]
+EXACTLY: dict[str, Traits] = {
+    "everything": ALL,
+    "nothing declared": Traits(),
+    **{
+        "-".join(changes): dataclasses.replace(ALL, **changes)
+        for changes in (
+            {"ops": ("mm", "int_mm_mul")}, {"dtypes": ("float16", "float8_e5m2")}, {"alpha": False}, {"beta": False},
+            {"zeros": False}, {"float8_pairs": False}, {"results": ("float16",)}, {"weights": ("int4", "float8_e5m2")},
+            {"empty": False}, {"min_alignment": 8}, {"multiples": (1, 8, 4)}, {"least": (2, 2, 16)},
+        )
+    },
+}  # fmt: skip
+AT_LEAST: dict[str, Traits] = {
+    "-".join(changes): dataclasses.replace(ALL, **changes)
+    for changes in (
+        {"layouts": ("row",)}, {"layouts": ("row", "col", "padded")}, {"layouts": ("col", "offset", "batch0", "every2")},
+        {"bias": ("n", "m1")}, {"scales": ("tensor", "group_32", "row")}, {"scale_dtypes": ()},
+    )
+}  # fmt: skip
+"""Where several words may mean one layout or shape, as for a single row, the predicate takes any of them."""
+
+
+def in_scope(traits: Traits, case: Case, problem: Problem) -> bool:
+    refused = not traits.empty and 0 in (problem.m, problem.n, problem.batch, *problem.summed)
+    return Scope(traits=traits).allows(case) and not refused
+
+
+@pytest.mark.parametrize("traits", EXACTLY.values(), ids=EXACTLY)
+def test_what_is_tested_is_offered_and_nothing_else(traits: Traits):
+    for case, problem in zip(CASES, PROBLEMS, strict=True):
+        assert in_scope(traits, case, problem) == (why_not(traits, problem, CPU) is None), (case.id, why_not(traits, problem, CPU))
+
+
+@pytest.mark.parametrize("traits", AT_LEAST.values(), ids=AT_LEAST)
+def test_what_is_tested_is_offered_where_words_overlap(traits: Traits):
+    reasons = [why_not(traits, problem, CPU) for problem in PROBLEMS]
+    for case, problem, reason in zip(CASES, PROBLEMS, reasons, strict=True):
+        assert reason is None or not in_scope(traits, case, problem), (case.id, reason)
+    assert len(list(filter(None, reasons))) > 10
+
+
+@pytest.mark.parametrize("text", ["row", "col", "row+8", "col+4@1", "every2", "rows0", "cols0", "window", "row~0", "col+1@3~1"])
+def test_strides_are_known_by_their_kinds(text: str):
+    found = OperandLayout.parse(text)
+    assert list(kinds_of(found.layout((3, 4, 5), torch.float32))) == [found.kinds]
+    assert not list(kinds_of(dataclasses.replace(found.layout((3, 4, 5), torch.float32), stride=(60, 15, 3))))
+
+
+def test_weaker_arithmetic_than_torchs_is_not_offered():
+    problem = dataclasses.replace(Problem.mm(16, 16, 64, dtype=torch.float16, device_type="cuda"), precision=Precision())
+    on_a_gpu = {"streams": True, "capturable": True}
+    assert why_not(Traits(**on_a_gpu), problem, GPU) is None
+    for changes, reason in (
+        ({"accumulate": {"float16": "float16"}}, "accumulate: declares float16, expected float32 or wider"),
+        (
+            {"partials": {"float16": "float16"}, "splits": 4},
+            "partials: declares float16, which torch's flags for reduced precision",
+        ),
+        ({"skips_zeros": True}, "skips_zeros: declared, expected"),
+        ({"capturable": False}, "capturable: not declared, expected true: on a GPU"),
+        ({"sms": (80,)}, "device: got sm90, but sms declares 80"),
+    ):
+        assert why_not(Traits(**(on_a_gpu | changes)), problem, GPU).startswith(reason)
+    reduced = dataclasses.replace(problem, precision=Precision(reduced_partials=True))
+    assert why_not(Traits(**on_a_gpu, partials={"float16": "float16"}), reduced, GPU) is None
+    single = Problem.mm(16, 16, 64, dtype=torch.float32, device_type="cuda")
+    tf32 = dataclasses.replace(single, precision=Precision(input_mode="tf32"))
+    rounding = Traits(**on_a_gpu, input_mode="tf32")
+    assert why_not(rounding, single, GPU) == "input_mode: declares tf32, which torch's float32 precision does not allow here"
+    assert why_not(rounding, tf32, GPU) is None
+    assert why_not(Traits(**on_a_gpu, dtypes=("float32",)), tf32, GPU) is None
