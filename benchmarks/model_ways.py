@@ -38,7 +38,7 @@ class Way:
     @property
     def again(self) -> bool:
         """It is compiled a second time, from the store: as torch.compile is by default."""
-        return self.compile is not None and (self.optimize or (self.change is None and "mode" not in self.compile))
+        return self.change is None and self.compile is DEFAULT and not self.settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +101,10 @@ def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch
     """A model for this way: the given one where nothing of it is changed, else a copy."""
     way = WAYS[name]
     tuning_s = 0.0
-    if way.change is not None:
+    if way.change is not None or way.optimize:  # optimize moves weights to where those of one input lie together
         model = copy.deepcopy(model)
+    if way.change is not None:
         way.change(model)
-    elif way.optimize:
-        model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # the weights are shared
     if way.optimize:
         begun = time.perf_counter()
         with torch.no_grad():
