@@ -121,6 +121,6 @@ def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch
 def _bytes(parameter: torch.Tensor) -> int:
     """The memory of a parameter, which is that of its parts where several tensors make one."""
     if not hasattr(parameter, "__tensor_flatten__"):
-        return parameter.untyped_storage().nbytes()
+        return parameter.nbytes
     names, _ = parameter.__tensor_flatten__()
     return sum(_bytes(getattr(parameter, name)) for name in names)
