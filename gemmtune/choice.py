@@ -133,6 +133,13 @@ class Choice(ABC):
         """Load the class's artifact and bind it to the problem. Raises what these raise."""
         return self.bind(self.load())
 
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - for those that have it
+        """The same kernel, told the same, for a problem that differs in M alone; or why it is not legal there.
+
+        What answers for many M serves calls with any number of rows (``problem.rows``). It may be of another ``compile_key`` there.
+        """
+        return f"{self.name} serves {self.problem} alone"
+
     def launch_variants(self) -> Sequence[Choice]:
         """Other choices with the same ``compile_key``: what a compiled kernel can be told at launch.
 

@@ -44,6 +44,12 @@ class AtenChoice(Choice):
         text = json.dumps([self.name, self.aten_name, sorted(self.kwargs.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """The operation for the problem; the baseline for what is the baseline here."""
+        offered = offers(problem, device).choices
+        found = next((c for c in offered if (c.baseline if self.baseline else c.name == self.name)), None)
+        return found or f"{self.name} is not offered for {problem}"
+
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
         """The calls; nothing has to be loaded. ``run_new`` is there where torch's own result has the layout that is asked for."""
         problem = self.problem

@@ -19,7 +19,7 @@ from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from ...toolchain.made_once import opened
 from .compiler import artifact_path, compile_source, find_compiler
-from .configs import Config
+from .configs import Config, refusal
 from .operands import numbers_per_step, oriented, sides, uses_vnni
 from .plan import Plan, make_plan, packed_shape
 from .source import Source
@@ -104,6 +104,10 @@ class CppChoice(Choice):
     def compile(self) -> None:
         """Make the shared object, unless it is there. Raises CompileError; UnavailableError without a compiler."""
         compile_source(self.source, self.name)
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """The configuration for the problem."""
+        return refusal(self.config, problem, device) or self.of(self.config, problem, device)
 
     def load(self) -> ctypes.CDLL:
         """The compiled functions. Raises CompileError, UnavailableError without a compiler, OSError."""

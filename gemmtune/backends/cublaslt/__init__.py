@@ -15,13 +15,11 @@ from ...device import DeviceInfo, detect
 from ...errors import InvalidProblemError
 from ...problem import Problem
 from ...settings import Settings
-from .algorithm import choice_of
-from .gemm import Gemm, gemm_of
-from .library import Algorithm, algorithms, bindings, installed_version
+from .algorithm import choice_of, why_not_rounded
+from .gemm import gemm_of
+from .library import algorithms, bindings, installed_version
 
 __all__ = ["BACKEND"]
-
-ROUNDED = "it divides K and rounds the sum to the result's dtype before it scales it and adds the bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +63,14 @@ class CublasLtBackend:
             found = algorithms(gemm, problem, device.index, settings.cublaslt_top_k)
         except (InvalidProblemError, RuntimeError) as error:
             return self._refused(str(error))
-        right = [algorithm for algorithm in found if not _rounds_before_bias(algorithm, gemm, problem)]
+        rounding = [reason for algorithm in found if (reason := why_not_rounded(algorithm, gemm, problem)) is not None]
+        right = [algorithm for algorithm in found if why_not_rounded(algorithm, gemm, problem) is None]
         choices = {c.name: c for c in (choice_of(problem, algorithm) for algorithm in right)}
-        refusals = (Refusal(name=self.name, reason=ROUNDED, count=len(found) - len(right)),) if len(right) < len(found) else ()
+        refusals = (Refusal(name=self.name, reason=rounding[0], count=len(rounding)),) if rounding else ()
         return Offers(choices=tuple(choices.values()), refusals=refusals)
 
     def _refused(self, reason: str) -> Offers:
         return Offers(refusals=(Refusal(name=self.name, reason=reason),))
-
-
-def _rounds_before_bias(algorithm: Algorithm, gemm: Gemm, problem: Problem) -> bool:
-    """Seen of algorithm 24 with 3 to 29 parts, bfloat16, CUDA 13.0: errors of 15 to 22 times the bound."""
-    return gemm.bias and algorithm.splits > 1 and problem.out.dtype != problem.accumulator
 
 
 BACKEND = CublasLtBackend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -174,6 +175,25 @@ def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Alg
     with torch.cuda.device(index), _preference(gemm, problem) as preference, named_errors("cublasLtMatmulAlgoGetHeuristic"):
         lt.matmul_algo_get_heuristic(handle(index), made.operation, made.left, made.right, made.c, made.d, preference, *answers)
     return [_algorithm(result) for result in results[: returned.value] if result.status == 0]
+
+
+def checked(algorithm: Algorithm, gemm: Gemm, problem: Problem, index: int) -> Algorithm:
+    """An algorithm that was found for another problem, with the workspace that it needs for this one.
+
+    Raises:
+        RuntimeError: cuBLASLt cannot use it for this problem.
+    """
+    lt = bindings()
+    made = Descriptors(gemm, problem)
+    opaque, result = ctypes.create_string_buffer(algorithm.opaque, len(algorithm.opaque)), HeuristicResult()
+    with torch.cuda.device(index), named_errors("cublasLtMatmulAlgoCheck"):
+        lt.matmul_algo_check(
+            handle(index), made.operation, made.left, made.right, made.c, made.d,
+            ctypes.addressof(opaque), ctypes.addressof(result),
+        )  # fmt: skip
+    if result.workspace_bytes > WORKSPACE_BYTES:
+        raise RuntimeError(f"it needs {result.workspace_bytes} bytes of workspace, expected at most {WORKSPACE_BYTES}")
+    return dataclasses.replace(algorithm, workspace_bytes=int(result.workspace_bytes), waves=float(result.waves))
 
 
 @contextmanager

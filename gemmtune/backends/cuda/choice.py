@@ -52,6 +52,11 @@ class CudaChoice(FileChoice):
             device=device,
         )
 
+    def at(self, problem: Problem, device: DeviceInfo) -> CudaChoice | str:
+        """The config for the problem."""
+        reason = self.family.why_not(problem, device) or self.family.why_not_config(problem, device, self.config)
+        return reason or self.of(self.family, self.config, problem, device)
+
     def launch_variants(self) -> tuple[CudaChoice, ...]:
         """The same kernel told otherwise."""
         family, problem, device = self.family, self.problem, self.device

@@ -20,7 +20,7 @@ from ...toolchain.compiled import Artifact, FileChoice
 from ...toolchain.made_once import compile_text, made_once
 from ...toolchain.nvcc import find_compiler
 from ...toolchain.orientation import Oriented, orient
-from .configs import Config
+from .configs import Config, Legality, check_problem
 from .launch import Library, bind, load
 from .operation import bits_of
 from .shuffle import format_name, shuffled
@@ -93,6 +93,18 @@ class CutlassChoice(FileChoice):
             swap_ab=swap_ab,
             multiprocessors=device.sm_count,
         )
+
+    def at(self, problem: Problem, device: DeviceInfo) -> CutlassChoice | str:
+        """The operation for the problem, with K divided in the same way; an order of tiles is legal for every number of them."""
+        operation, variant = self.config.operation, self.config.variant
+        oriented = check_problem(problem, device) or Legality(problem, device).orientation(operation)
+        if isinstance(oriented, str):
+            return oriented
+        grid = Grid.of(operation, oriented, problem.batch, device.sm_count)
+        divided = {(x.decomposition, x.splits) for x in legal_variants(operation, grid)}
+        if (variant.decomposition, variant.splits) not in divided:
+            return f"{self.name}: K cannot be divided so among {grid.tiles} tiles of {grid.steps} steps"
+        return self.of(self.config, problem, device, self.toolkit, swap_ab=oriented.swap_ab)
 
     def launch_variants(self) -> tuple[CutlassChoice, ...]:
         """The same kernel with another division of K, or another order of tiles."""

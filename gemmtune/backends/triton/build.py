@@ -22,7 +22,7 @@ from .classes import Source
 from .configs import Config, Geometry, geometry
 from .kernels import Compilation, Target
 from .launch import Blocks, Record, bind, record_of
-from .legality import Predicate
+from .legality import Predicate, check_problem
 from .quantized import rounds_weights
 from .source import render_source
 from .spec import KernelSpec, specialise
@@ -116,6 +116,16 @@ class KernelChoice(KernelsChoice):
             where=where,
             target=Target.of(device),
         )
+
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """The family's legality predicate: why ``config`` may not run a problem that ``check_problem`` lets pass, or None."""
+        return Predicate(problem, device).check(config)
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
+        """The config for the problem."""
+        reason = check_problem(problem, device) or self.why_not(problem, device, self.config)
+        return reason or dataclasses.replace(self.of(problem, device, self.config), from_ptx=self.from_ptx)
 
     @classmethod
     def label(cls, problem: Problem) -> str:  # noqa: ARG003 - the names of some families have the operation in them

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
@@ -109,6 +110,17 @@ class PaddedChoice(WrappedChoice):
 
     suffix = "_pad"
     copies: tuple[Copy, ...] = field(repr=False)
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
+        """The kernel for the padded problem, behind one that copies the same operands."""
+        reason, padded = why_not_dense(problem), padded_problem(problem)
+        if reason is not None or padded is None or [c.letter for c in padded[1]] != [c.letter for c in self.copies]:
+            return reason or f"{self.name}: other operands are to be copied for {problem}"
+        if problem.batch > MOST_BATCHES:
+            return f"batch {problem.batch}: at most {MOST_BATCHES} are an axis of the grid"
+        inner_problem, copies = padded
+        inner = self.inner.at(inner_problem, device)
+        return inner if isinstance(inner, str) else self.around(problem, inner, {"padded": self.info["padded"]}, copies=copies)
 
     @functools.cached_property
     def copying(self) -> Copying:

@@ -70,6 +70,11 @@ class PersistentChoice(KernelChoice):
         """The programs that are resident go from tile to tile."""
         return dataclasses.replace(geometry(problem, config), programs=programs_of(problem, device, config))
 
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the problem, then of the config."""
+        return why_not_persistent(problem, device) or why_not_config(problem, device, config)
+
     @property
     def values(self) -> Mapping[str, Any]:
         """How the blocks lie, and whether a tile is stored in two halves."""

@@ -29,6 +29,11 @@ class SumChoice(KernelChoice):
         """The operation."""
         return problem.op
 
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the predicate of a sum says."""
+        return SumPredicate(problem, device).check(config)
+
     @property
     def values(self) -> Mapping[str, Any]:
         """The operands of each product, and whether it has whole blocks along K."""

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -38,6 +38,11 @@ class SwappedChoice(WrappedChoice):
     """A TritonChoice for the transposed problem."""
 
     suffix = "_swap"
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
+        """The config for the transposed problem."""
+        inner = why_not_dense(problem) or self.inner.at(transposed(problem), device)
+        return inner if isinstance(inner, str) else self.around(problem, inner, {"swap_ab": True})
 
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
         """Bind to the current device: the first operand in the place of the second. Transposing changes no address."""

@@ -54,6 +54,11 @@ class VectorChoice(KernelChoice):
     template = "vec.py.jinja"
 
     @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the problem, then of the config."""
+        return why_not_dense(problem) or why_too_many_rows(problem, config) or why_not_config(problem, device, config)
+
+    @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
         """The arithmetic of FMAs, which round no operand."""
         return dataclasses.replace(super().claimed(problem, where), input_mode="ieee")
@@ -98,6 +103,11 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
                 yield config
 
 
+def why_too_many_rows(problem: Problem, config: Config) -> str | None:
+    """Why ``config`` does not take all rows of a, or None."""
+    return f"m = {problem.m}: at most {config.block_m} rows" if problem.m > config.block_m else None
+
+
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered, or None."""
     reason = why_overhanging(problem, config, "nk")
@@ -134,6 +144,12 @@ class WordsVectorChoice(WordsKernelChoice):
     family = "mixed_vec"
     template = "mixed/vec.py.jinja"
 
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the problem, then of the config."""
+        reason = why_not_words_vector(problem, device) or why_too_many_rows(problem, config)
+        return reason or why_not_words_row(problem, device, config)
+
     def expected(self, device: DeviceInfo) -> Expected:
         """FMAs, and the upper bound of the shared memory."""
         need = words_vector_resources(self.problem, device, self.config)
@@ -148,9 +164,8 @@ def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None
     configs = [
         Config(block_m=problem.m, block_n=n, block_k=k, stages=WORDS_STAGES, warps=warps * problem.m, pdl=overlaps)
         for n, k, warps in WORDS_CONFIGS
-        if problem.k % k == 0 and n < 2 * problem.n
     ]
-    legal = [c for c in configs if words_vector_resources(problem, device, c).smem_bytes <= device.smem_per_block_bytes]
+    legal = [config for config in configs if why_not_words_row(problem, device, config) is None]
     return [WordsVectorChoice.of(problem, device, config) for config in legal[:count]]
 
 
@@ -165,6 +180,18 @@ def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
         return f"{problem.encoding}: weights of 8 bits are served"
     if problem.zero_b is not None or (problem.scale_b is not None and problem.scale_block("scale_b")[0] != problem.k):
         return "zero points, and scales that change along K, would have to be applied to each weight"
+    return None
+
+
+def why_not_words_row(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered for a problem that the template can serve, or None."""
+    if problem.k % config.block_k:
+        return f"block_k {config.block_k}: must divide k = {problem.k}"
+    if config.block_n >= 2 * problem.n:
+        return f"block_n {config.block_n}: half of it or more hangs over n = {problem.n}"
+    need = words_vector_resources(problem, device, config)
+    if need.smem_bytes > device.smem_per_block_bytes:
+        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
     return None
 
 

@@ -103,6 +103,12 @@ class WordsChoice(WordsKernelChoice):
         return dataclasses.replace(choice, info={**choice.info, "swap_ab": config.swap})
 
     @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the problem, then of the config."""
+        assert isinstance(config, WordsConfig)
+        return why_not_words(problem, device) or why_not_config(problem, device, config)
+
+    @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
         """Scales multiply sums; weights are rounded where a zero point is subtracted from them."""
         weights = problem.dtype if problem.zero_b is not None else None
@@ -143,6 +149,11 @@ class OrderedChoice(WrappedChoice):
     def of(cls, problem: Problem, device: DeviceInfo, config: WordsConfig) -> Self:
         """The choice that runs ``problem`` with ``config``, one with fragments that is legal for ``ordered_problem``."""
         return cls.around(problem, WordsChoice.of(ordered_problem(problem), device, config), {})
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
+        """The config for the problem with a in its order."""
+        inner = self.inner.at(ordered_problem(problem), device)
+        return inner if isinstance(inner, str) else self.around(problem, inner, {})
 
     @functools.cached_property
     def copying(self) -> Copying:

@@ -26,6 +26,7 @@ from ..build import KernelChoice, KernelsChoice, TritonChoice
 from ..classes import INT32_LIMIT, OperandClass
 from ..configs import Config, Geometry, tiles_of
 from ..kernels import Compilation
+from ..legality import check_problem
 from ..spec import KernelSpec
 
 LEAST_RATIO = 32
@@ -88,6 +89,17 @@ class DecomposedChoice(KernelsChoice):
         product = self.inner.content_hash if self.inner is not None else "torch.bmm"
         text = f"{product} in {self.slices} slices, {self.adding.kernels[0].key} {self.adding.config}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def at(self, problem: Problem, device: DeviceInfo) -> DecomposedChoice | str:
+        """The same number of slices of the problem's K."""
+        reason = check_problem(problem, device) or why_not_decomposed(problem, device) or why_not_slices(problem, self.slices)
+        if reason is None and self.inner is not None:
+            inner = self.inner.at(sliced_problem(problem, self.slices), device)
+            reason = inner if isinstance(inner, str) else None
+        if reason is not None:
+            return reason
+        config = self.inner.config if self.inner is not None else None
+        return decomposed_choice(problem, device, self.slices, config, pdl=self.adding.config.pdl)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
         """The product where it is ours, then the kernel that adds up."""

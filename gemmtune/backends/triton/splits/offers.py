@@ -54,6 +54,11 @@ class AtomicChoice(KernelChoice):
     template = "splits/atomic.py.jinja"
 
     @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the problem, then of the config."""
+        return why_not_atomic(problem, device) or why_not_added(problem, device, config)
+
+    @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
         """Floats are added in the order of arrival."""
         return dataclasses.replace(super().claimed(problem, where), deterministic=not problem.accumulator.is_floating_point)

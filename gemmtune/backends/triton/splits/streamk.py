@@ -115,6 +115,12 @@ class StreamChoice(KernelChoice):
         assert isinstance(config, StreamConfig)
         return stream_geometry(problem, device, config)
 
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the problem, then of the config."""
+        assert isinstance(config, StreamConfig)
+        return why_not_stream(problem, device) or why_not_config(problem, device, config)
+
     @property
     def _config(self) -> StreamConfig:
         assert isinstance(self.config, StreamConfig)

@@ -1,0 +1,177 @@
+"""Problems that differ in nothing but M, the rows of a and of the result: what serving asks of one weight, call after call."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidProblemError
+from .layout import ALIGNED_BYTES, Layout
+from .problem import Problem
+from .scales import SCALE_BLOCK
+
+_BASE = 1024
+"""The member that stands for a class has a few rows more than this: no other extent of an operand along M is as large by chance."""
+_BROADCAST = ("inp", "scale_a")
+"""Roles whose operands may have one row for all rows of the result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowClass:
+    """All problems that differ in M alone. ``problem`` is the one that stands for them.
+
+    Where M is part of a stride, as in a column-major a, they agree in the largest power of two up to 16 that divides M, by which
+    alignment goes.
+    """
+
+    problem: Problem
+
+    @property
+    def key(self) -> str:
+        """The class's part of a store key."""
+        return self.problem.key
+
+    @property
+    def step(self) -> int:
+        """The power of two that divides every M of the class exactly, or 0 where M is part of no stride."""
+        return math.gcd(self.problem.m, ALIGNED_BYTES) if _strides_have_rows(self.problem) else 0
+
+    def has(self, m: int) -> bool:
+        """Whether the class has a problem with ``m`` rows."""
+        return m >= 1 and (not self.step or math.gcd(m, ALIGNED_BYTES) == self.step)
+
+    def at(self, m: int) -> Problem:
+        """The problem with ``m`` rows. Raises InvalidProblemError where the class has none."""
+        if not self.has(m):
+            asked = f" whose largest power of two up to {ALIGNED_BYTES} is {self.step}" if self.step else ""
+            raise InvalidProblemError(f"rows: got M = {m}, expected a whole number of at least 1{asked}")
+        return with_rows(self.problem, m)
+
+    def __str__(self) -> str:
+        return str(self.problem).replace(f"{self.problem.m}x", "Mx", 1)
+
+
+def row_classes(problem: Problem) -> tuple[RowClass, ...]:
+    """The classes that have a problem, the likeliest first; none for an empty one.
+
+    There are several only for M = 1, where an operand of one row may be one for all rows, or just have as many as the result has.
+    """
+    if problem.empty:
+        return ()
+    if problem.m > 1:
+        return (_class_of(problem, ()),)
+    return _classes_of_one_row(problem)
+
+
+@functools.lru_cache(maxsize=4096)
+def _classes_of_one_row(problem: Problem) -> tuple[RowClass, ...]:
+    places = [place for place, layout in _operands(problem) if _may_broadcast(place) and _has_one_row(layout)]
+    found: dict[RowClass, None] = {}
+    for units in itertools.product(*map(_units_of, places)):
+        try:
+            found[_class_of(problem, tuple(zip(places, units, strict=True)))] = None
+        except InvalidProblemError:  # no operand may follow M in that way
+            continue
+    return tuple(found)
+
+
+def with_rows(problem: Problem, m: int) -> Problem:
+    """The problem with another M, where its own tells which of its operands follow M: for one with more than one row."""
+    return _relaid(problem, m, ())
+
+
+Units = tuple[tuple[str, int | None], ...]
+"""For operands that have one row: of how many rows of the result one row of theirs is, None for all of them."""
+
+
+def _units_of(place: str) -> tuple[int | None, ...]:
+    return (None, 1, SCALE_BLOCK) if place == "scale_a" else (None, 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_of(problem: Problem, units: Units) -> RowClass:
+    step = math.gcd(problem.m, ALIGNED_BYTES) if _strides_have_rows(problem, units) else ALIGNED_BYTES
+    return RowClass(problem=_relaid(problem, _BASE + step, units))
+
+
+def _relaid(problem: Problem, m: int, units: Units) -> Problem:
+    fields: dict[str, Any] = {}
+    extra = list(problem.epilogue.operands) if problem.epilogue is not None else []
+    for place, layout in _operands(problem):
+        unit = _rows_of_one(problem, place, layout, units)
+        if unit is None:
+            continue
+        moved = _resized(layout, -(-m // unit))
+        if place.startswith("#"):
+            extra[int(place[1:])] = moved
+        else:
+            fields[place] = moved
+    if problem.epilogue is not None:
+        fields["epilogue"] = dataclasses.replace(problem.epilogue, operands=tuple(extra))
+    return dataclasses.replace(problem, **fields)
+
+
+def _operands(problem: Problem) -> Iterator[tuple[str, Layout]]:
+    """Every layout with its place: a role, ``out``, or ``#0`` for the first operand of the epilogue."""
+    yield "out", problem.out
+    yield from problem.operands
+    for i, layout in enumerate(problem.epilogue.operands if problem.epilogue is not None else ()):
+        yield f"#{i}", layout
+
+
+def _may_broadcast(place: str) -> bool:
+    return place in _BROADCAST or place.startswith("#")
+
+
+def _has_one_row(layout: Layout) -> bool:
+    return len(layout.size) >= 2 and layout.size[-2] == 1
+
+
+def _rows_of_one(problem: Problem, place: str, layout: Layout, units: Units) -> int | None:
+    """How many rows of the result each row of the operand is for; None where its size does not follow M."""
+    if place in ("a", "c", "out"):
+        return 1
+    if not _may_broadcast(place) or len(layout.size) < 2:
+        return None
+    for known, unit in units:
+        if known == place:
+            return unit
+    if place == "scale_a":
+        block = problem.scale_block(place)[0]
+        return None if layout.numel == 1 else block
+    return 1 if layout.size[-2] == problem.m else None
+
+
+def _resized(layout: Layout, rows: int) -> Layout:
+    """The layout with so many rows: strides that step over all rows follow, others stay."""
+    scaled = _over_rows(layout)
+    old = layout.size[-2]
+    size = (*layout.size[:-2], rows, layout.size[-1])
+    stride = tuple(s // old * rows if dim in scaled else s for dim, s in enumerate(layout.stride))
+    return dataclasses.replace(layout, size=size, stride=stride)
+
+
+def _over_rows(layout: Layout) -> frozenset[int]:
+    """The dimensions whose stride is a multiple of the number of rows, because they lie densely around these."""
+    last = len(layout.size) - 1
+    others = [dim for dim in range(last + 1) if dim != last - 1 and (dim != last or layout.size[dim] > 1)]
+    reach, found = layout.size[-2] * layout.stride[-2], set()
+    for dim in sorted(others, key=lambda dim: layout.stride[dim]):
+        if reach and layout.stride[dim] == reach:
+            found.add(dim)
+            reach *= layout.size[dim]
+    return frozenset(found)
+
+
+def _strides_have_rows(problem: Problem, units: Units = ()) -> bool:
+    """Whether M is part of a stride on which alignment depends: that of a column, not that of one matrix of a batch."""
+    return any(
+        len(layout.size) - 1 in _over_rows(layout)
+        for place, layout in _operands(problem)
+        if _rows_of_one(problem, place, layout, units) is not None
+    )
