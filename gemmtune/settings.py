@@ -29,6 +29,7 @@ from .errors import SettingsError
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "spaced", "eager"]
+Rows = Literal["shared", "exact"]
 MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
 
 ENVIRONMENT_PREFIX = "GEMMTUNE_"
@@ -50,6 +51,9 @@ class Settings:
     """With no valid choice left, warn and run torch. Otherwise raise NoValidChoicesError."""
     tune: Tune = "on_miss"
     """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again."""
+    rows: Rows = "shared"
+    """What a call with a further number of rows (M) does: ``shared`` takes the table of its range, or without one what was tuned
+    for the nearest M, and tunes nothing; ``exact`` has each M tuned for itself."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
     compile_threads: int = 0

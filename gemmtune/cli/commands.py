@@ -40,6 +40,7 @@ def _run(command: str, given: dict[str, Any]) -> Any:
 @search_options
 @filter_options
 @timing_option
+@click.option("--m", "rows_asked", metavar="LO..HI", help="A table for all these M, in the place of each shape's own.")
 @click.option("--force", is_flag=True, help="Measure again what the store knows.")
 @click.option("--recorded", metavar="FILE", help="A file that gemmtune record has written: its problems, the heaviest first.")
 @click.option("--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Choices shown; 0 shows all.")
@@ -49,11 +50,13 @@ def tune(**given: Any) -> None:
     """Find the fastest right choice for each SHAPE and remember it.
 
     A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. What the store already knows is not measured again.
+    With LO..HI in the place of M, it is a table of which choice serves which M, so that no call with one of them tunes.
 
     \b
     gemmtune tune 16x4096x4096 --dtype bfloat16
     gemmtune tune 2048x6144x4096 --bias n --layout nt
     gemmtune tune --shapes models.json --json result.json
+    gemmtune tune 1..8192x6144x4096 --dtype bfloat16
     gemmtune tune --recorded shapes.json
     gemmtune tune 16x8192x8192 --op mixed_mm --dtype float16 --scales group_128 --encoding int4
     gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k

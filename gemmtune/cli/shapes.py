@@ -14,6 +14,7 @@ import click
 
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..selector.segments import rows_of
 from . import words
 from .output import note
 from .spec import TF32_ON_CPU, Spec
@@ -22,6 +23,33 @@ LATER_OPS = ("bsr_addmm",)
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}
 """Other names that fields of an entry may have."""
+
+
+RANGE = re.compile(r"(?:(?P<batch>\d+)x)?(?P<lo>\d+)\.\.(?P<hi>\d+)(?P<rest>(?:x\d+){2})")
+"""A range of M in a shape."""
+
+
+def parse_rows(text: str) -> range:
+    """``1..8192`` as the numbers of rows. Raises click.UsageError for anything else, an empty range, or M = 0."""
+    found = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if found is None:
+        raise click.UsageError(f"--m: got {text!r}, expected LO..HI with whole numbers, for instance 1..8192")
+    try:
+        return rows_of((int(found[1]), int(found[2])))
+    except InvalidProblemError as error:
+        raise click.UsageError(f"--m {text}: {error}") from error
+
+
+def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
+    """The problem that stands for a shape with a range of M, such as ``1..8192x6144x4096``, and the range; None for other shapes."""
+    found = RANGE.fullmatch(text)
+    if found is None:
+        if ".." in text:
+            raise click.UsageError(f"shape: got {text!r}, expected LO..HIxNxK or BxLO..HIxNxK, for instance 1..8192x6144x4096")
+        return None
+    rows = parse_rows(f"{found['lo']}..{found['hi']}")
+    batch = f"{found['batch']}x" if found["batch"] else ""
+    return problem_of_word(f"{batch}{max(rows[-1], 2)}{found['rest']}", options), rows
 
 
 def problem_of_word(text: str, options: Spec) -> Problem:

@@ -14,11 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import settings
-from ..errors import StoreError
+from ..errors import InvalidProblemError, StoreError
 from ..problem import Problem
+from ..problem.rows import RowClass
 from ..selector.candidates import outcome_of
 from ..selector.pick import pick, right
+from ..selector.range_result import table_lines
 from ..selector.result import Outcome
+from ..selector.segments import INVARIANT, TABLE
+from ..selector.segments import Table as Segments
 from ..selector.table import new_table
 from ..store.store import Absorbed, Row, Store, open_store
 from .output import STDOUT, write_json
@@ -59,7 +63,7 @@ class Known:
 
 
 def show(rows: int, json_file: str | None) -> None:
-    """Show what the store knows: for each machine and problem the pick and the next best."""
+    """Show what the store knows: for each machine and problem the pick and the next best, and the tables for every M."""
     store = _opened()
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in store.every_row():
@@ -68,7 +72,8 @@ def show(rows: int, json_file: str | None) -> None:
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
     if json_file != STDOUT:
         print_parts(_parts(store, known, rows))
-    write_json(json_file, [k.to_json() for k in known])
+        print_parts(_tables(store))
+    write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in store.every_ranged())])
 
 
 def export_store(file: str, json_file: str | None) -> None:
@@ -123,6 +128,25 @@ def _parts(store: Store, known: list[Known], rows: int) -> Iterator[RenderableTy
     for fingerprint in dict.fromkeys(k.fingerprint for k in known):
         yield Text(f"\n{machine_text(fingerprint)}", style="bold")
         yield _table([k for k in known if k.fingerprint == fingerprint], rows)
+
+
+def _tables(store: Store) -> Iterator[RenderableType]:
+    """For each class of problems that has a table a bar of its segments."""
+    facts = [fact for fact in store.every_ranged() if fact.kind in (TABLE, INVARIANT)]
+    for fact in sorted(facts, key=lambda fact: (fact.fingerprint, class_text(fact.key), fact.kind)):
+        yield Text(f"\n{class_text(fact.key)}" + ", one choice for every M" * (fact.kind == INVARIANT), style="bold")
+        try:
+            yield Text("\n".join(table_lines(Segments.of(fact))))
+        except (StoreError, InvalidProblemError) as error:
+            yield Text(f"  {error}")
+
+
+def class_text(key: str) -> str:
+    """What ``str`` of the class gives that has this key; the key itself if it is of another version."""
+    try:
+        return str(RowClass(problem=Problem.from_json(json.loads(key))))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return key
 
 
 def _table(known: list[Known], rows: int) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from rich.text import Text
 
 from .. import settings
 from ..dispatch.tuning import tune as run_tuning
@@ -15,7 +16,7 @@ from .asked import device_of, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched
 from .recording import recorded_problems
-from .shapes import some_problems_of
+from .shapes import parse_rows, range_of_word, some_problems_of
 from .spec import Spec
 
 
@@ -24,6 +25,7 @@ def tune(
     shapes: tuple[str, ...],
     shapes_file: str | None,
     recorded: str | None,
+    rows_asked: str | None,
     device: str | None,
     force: bool,
     rows: int,
@@ -35,20 +37,35 @@ def tune(
     info = device_of(device)
     changes = settings_changes(options) | {"tune": "force" if force else "on_miss"}
     kind = info.torch_device.type
+    spec = Spec(device_type=kind, **options)
     problems = recorded_problems(recorded, kind) if recorded is not None else []
-    if shapes or shapes_file is not None or recorded is None:
-        problems += some_problems_of(shapes, shapes_file, Spec(device_type=kind, **options))
+    asked = {word: range_of_word(word, spec) for word in shapes}
+    ranges = [found for found in asked.values() if found is not None]
+    single = tuple(word for word, found in asked.items() if found is None)
+    if single or shapes_file is not None or (recorded is None and not ranges):
+        problems += some_problems_of(single, shapes_file, spec)
+    if rows_asked is not None:
+        wanted = parse_rows(rows_asked)
+        ranges, problems = [*ranges, *((problem, wanted) for problem in problems)], []
     with (
         settings.patch(**changes) as chosen,
         watched(quiet=quiet, kept=f"what was measured is kept in {chosen.store_file}") as progress,
     ):
         result = run_tuning(problems, settings=chosen, progress=progress, device=str(info.torch_device))
+        tables = [
+            found
+            for problem, wanted in ranges
+            for found in run_tuning(problem, m=wanted, settings=chosen, progress=progress, device=str(info.torch_device))
+        ]
     if json_file != STDOUT and quiet:
         for problem in result:
             click.echo(f"{problem.problem}: {pick_line(problem)}")
+        for table in tables:
+            click.echo(f"{table.rows_class}: {len(table.table.segments)} segments of M = {table.table.lo}..{table.table.hi}")
     elif json_file != STDOUT:
-        show([f"device: {info.name} ({info.arch})", *renderables(result, max_rows=rows or None)])
-    write_json(json_file, result.to_json())
+        parts = [*renderables(result, max_rows=rows or None), *(Text(str(table)) for table in tables)]
+        show([f"device: {info.name} ({info.arch})", *parts])
+    write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]

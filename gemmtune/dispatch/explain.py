@@ -13,12 +13,15 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.pick import right
+from ..selector.range_result import table_lines
 from ..selector.result import Outcome
+from ..selector.segments import Table
 from ..selector.table import refusal_lines
 from ..settings import Settings
 from ..store.key import difference, fingerprint
 from ..store.store import Store, open_store
 from .named import Operand, Operation, stated
+from .ranges import RangePlan, range_plan_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class Explanation:
     ``pick`` is the name of the choice, None where torch runs or the first call has to tune; ``origin`` says which in words.
     ``outcomes`` is what the store knows, fastest first; ``missing`` how many offered choices it does not know; ``refusals`` what is
     not offered and why; ``elsewhere`` what keeps measurements of this very problem from being used, such as another driver.
+    ``table`` has the segments of M, where there are some for the problem's operands.
     """
 
     problem: Problem | None
@@ -37,9 +41,12 @@ class Explanation:
     missing: int = 0
     refusals: tuple[Refusal, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    table: Table | None = None
 
     def __str__(self) -> str:
         lines = [f"{self.problem or 'this call'}: {self.pick or 'torch'} ({self.origin})"]
+        if self.table is not None:
+            lines += table_lines(self.table)
         lines += [self._line(o) for o in self.outcomes]
         if self.missing:
             noun = "offered choice is" if self.missing == 1 else "offered choices are"
@@ -93,6 +100,9 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     others = [json.loads(text) for text in store.fingerprints(problem.key)]
     elsewhere = tuple("; ".join(difference(other, here)) for other in others if other != here)
     pick_name, origin = _pick(candidates, settings)
+    shared = range_plan_for(problem, device, settings, store) if settings.rows == "shared" and settings.tune != "force" else None
+    if shared is not None and problem.m not in shared.tuned:
+        pick_name, origin = _shared_pick(shared, problem)
     return Explanation(
         problem=problem,
         pick=pick_name,
@@ -101,7 +111,16 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
         missing=len(candidates.missing),
         refusals=tuple(candidates.offers.refusals),
         elsewhere=elsewhere,
+        table=shared.table if shared is not None else None,
     )
+
+
+def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
+    """The name of what a call runs by what is known of other Ms, None for torch, and where it comes from."""
+    found = shared.find(problem)
+    if isinstance(found, str):
+        return None, f"torch, because {found}"
+    return found.choice.name, "from the table of its range" if found.origin == "range" else "of the nearest M that was tuned"
 
 
 def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:

@@ -21,18 +21,22 @@ from ..selector.candidates import candidates_for
 from ..selector.progress import FirstCall
 from ..selector.select import select
 from ..settings import Settings
+from ..store.key import fingerprint_text
 from ..store.store import open_store
 from .allocate import new_output
+from .asked import note
 from .host import host_us
+from .ranges import forget_range_plans, range_plan_for
 
-Origin = Literal["store", "tuned", "only choice", "fallback"]
+Origin = Literal["store", "tuned", "only choice", "range", "nearest", "fallback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A choice made ready for operands of exactly the problem's layouts.
 
-    ``origin`` tells where the choice came from: the store, a tuning just now, there was only one, or torch as the fallback.
+    ``origin`` tells where the choice came from: the store, a tuning just now, there was only one, the table of its range of M, what
+    was tuned for the nearest M, or torch as the fallback.
     """
 
     problem: Problem
@@ -122,6 +126,7 @@ def forget_plans() -> None:
     generation.number += 1
     ready.clear()
     _plans.clear()
+    forget_range_plans()
 
 
 def keep_ready(key: Hashable | None, entry: Ready | None) -> None:
@@ -147,15 +152,21 @@ def plan_for(problem: Problem, index: int) -> Plan:
     if plan is None:
         plan = make_plan(problem, detect("cpu" if index < 0 else torch.device("cuda", index)), settings)
         if plan.lasting:
+            if len(_plans) >= _CAPACITY:
+                _plans.clear()
             _plans[key] = plan
     return plan
 
 
 def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
-    """A new plan: from the only choice, from the store, or by tuning, as the settings allow."""
+    """A new plan: by what is known of other Ms, from the only choice, from the store, or by tuning, as the settings allow."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
         settings = dataclasses.replace(settings, tune="never")
+    if settings.rows == "shared" and settings.tune != "force":
+        shared, settings = _shared(problem, device, settings)
+        if shared is not None:
+            return shared
     candidates = candidates_for(problem, device, settings, host_us=host_us(device, settings))
     if candidates.only is not None and settings.tune != "force":
         return bound(problem, candidates.only, "only choice", device, settings)
@@ -172,6 +183,7 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     listener = FirstCall(problem)
     choice, result = select(candidates, store, listener)
     if result.source == "measured":
+        forget_range_plans()  # one of them was that nothing is known
         listener.end(result)
     if choice is not None:
         return bound(problem, choice, "store" if result.source == "store" else "tuned", device, settings)
@@ -183,6 +195,28 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
         raise error
     warnings.warn(f"{error}\ntorch runs instead.", stacklevel=4)
     return fallback(problem, device, settings)
+
+
+def _shared(problem: Problem, device: DeviceInfo, settings: Settings) -> tuple[Plan | None, Settings]:
+    """The plan by what is known of other Ms, None where nothing is or this M was tuned for itself; and the settings that hold then.
+
+    With a table nothing is tuned in a call.
+    """
+    store = open_store(settings)
+    known = range_plan_for(problem, device, settings, store)
+    if known is None:
+        return None, settings
+    if known.table is not None:
+        settings = dataclasses.replace(settings, tune="never")
+    if problem.m in known.tuned:
+        return None, settings
+    found = known.find(problem)
+    if known.table is None or known.table.index(problem.m) is None or isinstance(found, str):
+        runs = f"torch runs it ({found})" if isinstance(found, str) else f"{found.choice.name} runs it"
+        note(known.rows_class, problem.m, fingerprint_text(device, settings.timing), store, runs)
+    if isinstance(found, str):
+        return fallback(problem, device, settings), settings
+    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin), settings
 
 
 def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:

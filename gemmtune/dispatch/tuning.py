@@ -3,50 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from .. import settings as settings_module
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..problem.rows import RowClass, classes_over
 from ..selector.candidates import candidates_for
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, progress_for
+from ..selector.range_result import RangeResult, RangesResult
+from ..selector.ranges import tune_rows
 from ..selector.remote import measuring_kind
 from ..selector.result import ProblemResult
+from ..selector.segments import rows_of
 from ..selector.select import ensure_limits, select
 from ..selector.tuning_result import TuningResult
 from ..settings import Settings
+from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
 from ..workers.pool import WORKERS
+from .asked import asked_rows
 from .host import host_us
 from .named import Operand, Operation, stated
 from .plan import forget_plans
+
+MOST_RECORDED = 16
+"""So many of the Ms that calls have asked for are anchors of a table, the smallest ones."""
+
+
+@overload
+def tune(
+    what: Problem | Iterable[Problem] | Operation,
+    *operands: Operand,
+    m: None = None,
+    settings: Settings | None = None,
+    progress: bool | Progress = True,
+    device: str | None = None,
+    **arguments: Any,
+) -> TuningResult: ...
+
+
+@overload
+def tune(
+    what: Problem | Iterable[Problem] | Operation,
+    *operands: Operand,
+    m: range | tuple[int, int],
+    settings: Settings | None = None,
+    progress: bool | Progress = True,
+    device: str | None = None,
+    **arguments: Any,
+) -> RangesResult: ...
 
 
 def tune(
     what: Problem | Iterable[Problem] | Operation,
     *operands: Operand,
+    m: range | tuple[int, int] | None = None,
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
     **arguments: Any,
-) -> TuningResult:
-    """Find and remember the fastest right choice for one or several problems.
+) -> TuningResult | RangesResult:
+    """Find and remember the fastest right choice for one or several problems, or for all their numbers of rows.
 
         tune("mm", a, b)    tune(gemmtune.mixed_mm, a, weight)    tune(Problem.mm(16, 4096, 4096))    tune([problem, …])
 
     What the store knows is not measured again, unless the settings say ``tune="force"``. Interrupting keeps what was measured.
 
+    With ``m=range(1, 8193)`` the M of each problem stands for all of these: it becomes a table of intervals of M, each with its
+    choice, which is measured at some Ms, proved over the interval, and serves every call in the range without tuning it.
+
     Args:
         what: one Problem or several, all for the same device type; or the name of an operation, or the operation itself, for the
             problem of a call with these ``operands`` and ``arguments``, which is not done.
+        m: the numbers of rows, as ``range(1, 8193)`` or (1, 8192).
         settings: instead of the settings in force.
         progress: True shows progress on standard error, False nothing; or an object of your own.
         device: such as ``cuda:1``; by default that of the operands, or the current device of the problems' type.
 
     Returns:
-        A result for each problem, in order. It prints as a table.
+        A result for each problem, in order. It prints as a table; with ``m`` as bars of segments.
 
     Raises:
         UnavailableError: the device is not here.
@@ -55,8 +93,9 @@ def tune(
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
     problems, device = _asked(what, operands, arguments, device)
+    rows = rows_of(m) if m is not None else None
     if not problems:
-        return TuningResult(())
+        return TuningResult(()) if rows is None else RangesResult(())
     info = detect(device or problems[0].device_type)
     for p in problems:
         if p.device_type != info.torch_device.type:
@@ -64,10 +103,24 @@ def tune(
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     try:
         with settings_module.use(settings or settings_module.current()) as chosen:
-            return TuningResult(tuple(_tuned(problems, info, chosen, open_store(chosen), listener)))
+            store = open_store(chosen)
+            if rows is None:
+                return TuningResult(tuple(_tuned(problems, info, chosen, store, listener)))
+            classes = [x for p in problems for x in classes_over(p, rows)]
+            return RangesResult(tuple(_tuned_rows(x, rows, info, chosen, store, listener) for x in dict.fromkeys(classes)))
     finally:
         listener.close()
         forget_plans()
+
+
+def _tuned_rows(
+    rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, store: Store, progress: Progress
+) -> RangeResult:
+    """The table of a class, the Ms that calls have asked for among its anchors."""
+    cost_us = host_us(device, settings)
+    ensure_limits(rows_class.problem, device, settings, store, progress)
+    recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)
+    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=cost_us, recorded=recorded[:MOST_RECORDED])
 
 
 def _asked(

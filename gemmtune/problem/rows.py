@@ -68,6 +68,23 @@ def row_classes(problem: Problem) -> tuple[RowClass, ...]:
     return _classes_of_one_row(problem)
 
 
+def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
+    """The classes that have the problems with ``rows`` as their M: several where M is part of a stride.
+
+    Raises:
+        InvalidProblemError: the result is empty; or the problem has one row, and it is open which operands follow M.
+    """
+    found = row_classes(problem)
+    if len(found) != 1:
+        what = "several readings of its operands with one row" if found else "an empty result"
+        raise InvalidProblemError(f"m: got {problem} with {what}, expected a problem with M = 2 or more to stand for all others")
+    (known,) = found
+    if not known.step:
+        return (known,)
+    steps = {math.gcd(m, ALIGNED_BYTES): m for m in rows[: 2 * ALIGNED_BYTES]}
+    return tuple(_class_of(with_rows(known.problem, m + ALIGNED_BYTES), ()) for _, m in sorted(steps.items()))
+
+
 @functools.lru_cache(maxsize=4096)
 def _classes_of_one_row(problem: Problem) -> tuple[RowClass, ...]:
     places = [place for place, layout in _operands(problem) if _may_broadcast(place) and _has_one_row(layout)]

@@ -12,8 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from .ranged import COLUMNS as RANGED_COLUMNS
+from .ranged import Ranged
 from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
-from .storefile import FAILURES, SCHEMA, check, code_of, connect, corrupt, create, file_lock, is_corruption, move_aside
+from .storefile import (
+    FAILURES,
+    RANGED_SCHEMA,
+    SCHEMA,
+    check,
+    code_of,
+    connect,
+    corrupt,
+    create,
+    file_lock,
+    is_corruption,
+    move_aside,
+)
 
 BUSY_TIMEOUT_S = 30.0
 """How long to wait for other writers: far more than any of ours takes, since a transaction writes the rows of one problem."""
@@ -26,6 +40,7 @@ _of_parents: list[sqlite3.Connection] = []
 """Connections that a fork left in this process. SQLite allows neither their use nor their closing here."""
 
 _SELECT = f"{', '.join('m.' + column for column in COLUMNS)}, m.checksum FROM measurements AS m JOIN scopes AS s ON s.id = m.scope"
+_SELECT_RANGED = f"SELECT key, fingerprint, {', '.join(RANGED_COLUMNS)}, checksum FROM ranged"
 _SELECT_LIMITS = f"SELECT fingerprint, {', '.join(LIMIT_COLUMNS)}, checksum FROM limits"
 
 
@@ -34,6 +49,7 @@ def _upsert(table: str, columns: Sequence[str]) -> str:
 
 
 _UPSERT = _upsert("measurements", ("scope", *COLUMNS, "checksum"))
+_UPSERT_RANGED = _upsert("ranged", ("key", "fingerprint", *RANGED_COLUMNS, "checksum"))
 _UPSERT_LIMIT = _upsert("limits", ("fingerprint", *LIMIT_COLUMNS, "checksum"))
 
 
@@ -52,6 +68,7 @@ class Database:
         self._opened_as: tuple[int, ...] = ()
         self._data_version = -1
         self._cache: dict[tuple[str, str], dict[str, Row]] = {}
+        self._has_ranged = True
 
     def connection(self) -> sqlite3.Connection:
         """The connection of this process to the file that is at the path now, or was when the running transaction began."""
@@ -108,11 +125,19 @@ class Database:
             connection.execute(f"{_SELECT_LIMITS} LIMIT 0")
             # What is not yet on the disk survives a kill in WAL mode; without WAL a power cut could leave a torn file.
             (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+            self._has_ranged = self._find_ranged(connection, mode)
             connection.execute(f"PRAGMA synchronous = {'NORMAL' if journal == 'wal' else 'FULL'}")
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _find_ranged(self, connection: sqlite3.Connection, mode: str) -> bool:
+        """Whether the file has the table of records for all M, which is added where it may be written."""
+        found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ranged'").fetchone() is not None
+        if not found and mode == "mode=rw":
+            connection.executescript(RANGED_SCHEMA)
+        return found or mode == "mode=rw"
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -176,18 +201,34 @@ class Database:
                 raise corrupt("a measured limit does not fit its checksum")
             yield Limit(fingerprint=of, **dict(zip(LIMIT_COLUMNS, record[:-1], strict=True)))
 
-    def checksums(self) -> list[str]:
-        """Those of all measurements, in an order of their own."""
-        return [str(checksum) for (checksum,) in self.connection().execute("SELECT checksum FROM measurements ORDER BY checksum")]
+    def ranged(self, key: str | None = None, fingerprint: str | None = None) -> Iterator[Ranged]:
+        """The whole records for all M: of one class on one machine, or all there are."""
+        connection = self.connection()
+        where, values = (" WHERE key = ? AND fingerprint = ?", (key, fingerprint)) if key is not None else ("", ())
+        for *record, found in connection.execute(_SELECT_RANGED + where, values) if self._has_ranged else ():
+            if checksum(*record) != found:
+                raise corrupt("a record for all M does not fit its checksum")
+            yield Ranged.of_record(*record)
 
-    def write(self, rows: Iterable[Row], limits: Iterable[Limit] = ()) -> None:
-        """Put rows and limits in the place of those with the same identity. Called inside ``transaction``."""
+    def checksums(self) -> list[str]:
+        """Those of all that was measured, in an order of their own."""
+        tables = ("measurements", *(("ranged",) if self._has_ranged else ()))
+        return [
+            str(checksum)
+            for table in tables
+            for (checksum,) in self.connection().execute(f"SELECT checksum FROM {table} ORDER BY checksum")
+        ]
+
+    def write(self, rows: Iterable[Row], limits: Iterable[Limit] = (), ranged: Iterable[Ranged] = ()) -> None:
+        """Put rows, limits and records for all M in the place of those with the same identity. Called inside ``transaction``."""
         connection = self.connection()
         for row in rows:
             connection.execute(_UPSERT, (self._scope(*row.scope), *row.record, row.checksum))
             self._cache.pop(row.scope, None)
         for limit in limits:
             connection.execute(_UPSERT_LIMIT, (limit.fingerprint, *limit.record, limit.checksum))
+        for fact in ranged:
+            connection.execute(_UPSERT_RANGED, (fact.key, fact.fingerprint, *fact.record, fact.checksum))
 
     def _scope(self, key: str, fingerprint: str) -> int:
         connection = self.connection()
@@ -210,7 +251,7 @@ class Database:
         """Read the whole file. Raises sqlite3.DatabaseError unless SQLite finds it whole and every record fits its checksum."""
         if (finding := self.pragma("integrity_check(1)")) != "ok":
             raise corrupt(finding)
-        for _ in (*self.every_row(), *self.limits()):
+        for _ in (*self.every_row(), *self.limits(), *self.ranged()):
             pass
 
     def set_aside(self) -> Path | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import StoreError
 from .database import Database
+from .ranged import Ranged
 from .row import Limit, Row
 
 FORMAT = "gemmtune-store"
@@ -34,11 +35,14 @@ class Absorbed:
         return self.added + self.replaced + self.kept
 
 
-def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit]) -> Absorbed:
-    """Take rows and limits into the database in one transaction; of two with the same identity the later measured one stays."""
+def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged] = ()) -> Absorbed:
+    """Take rows, limits and records for all M into the database in one transaction.
+
+    Of two with the same identity the later measured one stays.
+    """
     newest: dict[tuple[str, str, str], Row] = {}
     rows = sorted(rows, key=attrgetter("measured_at"))
-    taken_limits = []
+    taken_limits, taken_ranged = [], []
     with database.transaction():
         present = {r.identity: database.rows(*r.scope).get(r.content_hash) for r in rows}
         for row in rows:
@@ -49,13 +53,17 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit]) -> 
             there = {x.name: x.measured_at for x in database.limits(limit.fingerprint)}
             if limit.measured_at > there.get(limit.name, ""):
                 taken_limits.append(limit)
-        database.write(newest.values(), taken_limits)
+        for fact in sorted(ranged, key=attrgetter("measured_at")):
+            known = {x.identity: x.measured_at for x in database.ranged(fact.key, fact.fingerprint)}
+            if fact.measured_at > known.get(fact.identity, ""):
+                taken_ranged.append(fact)
+        database.write(newest.values(), taken_limits, taken_ranged)
     added = sum(1 for identity in newest if present[identity] is None)
     return Absorbed(added=added, replaced=len(newest) - added, kept=len(rows) - len(newest))
 
 
-def to_json(rows: Sequence[Row], limits: Sequence[Limit]) -> dict[str, Any]:
-    """Rows and limits as plain values: ``measurements`` has a group for each problem and machine."""
+def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> dict[str, Any]:
+    """Rows, limits and records for all M as plain values: ``measurements`` has a group for each problem and machine."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in sorted(rows, key=attrgetter("key", "fingerprint", "name", "content_hash")):
         groups.setdefault(row.scope, []).append(row.to_json())
@@ -67,16 +75,18 @@ def to_json(rows: Sequence[Row], limits: Sequence[Limit]) -> dict[str, Any]:
             {"fingerprint": x.fingerprint, "name": x.name, "value": x.value, "measured_at": x.measured_at}
             for x in sorted(limits, key=attrgetter("fingerprint", "name"))
         ],
+        "ranged": [x.to_json() for x in sorted(ranged, key=attrgetter("identity"))],
     }
 
 
-def from_json(data: object, source: str) -> tuple[list[Row], list[Limit]]:
-    """The inverse of ``to_json``.
+def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[Ranged]]:
+    """The inverse of ``to_json``; a file may lack ``ranged``, as those of the first versions do.
 
     Raises:
         StoreError: anything that ``to_json`` does not write; the message names ``source`` and the entry.
     """
-    top = _object(data, source, ("format", "version", "measurements", "limits"))
+    given = {"ranged": [], **data} if isinstance(data, dict) else data
+    top = _object(given, source, ("format", "version", "measurements", "limits", "ranged"))
     if top["format"] != FORMAT:
         raise StoreError(f"{source}: format: got {top['format']!r}, expected {FORMAT!r}, as gemmtune export writes it")
     if top["version"] != VERSION:
@@ -103,20 +113,34 @@ def from_json(data: object, source: str) -> tuple[list[Row], list[Limit]]:
             limits.append(Limit(**fields))
         except StoreError as error:
             raise StoreError(f"{place}: {error}") from None
-    return rows, limits
+    return rows, limits, _ranged_of(top["ranged"], source)
 
 
-def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit]) -> None:
+def _ranged_of(data: object, source: str) -> list[Ranged]:
+    found: list[Ranged] = []
+    for i, entry in enumerate(_list(data, f"{source}: ranged")):
+        place = f"{source}: ranged[{i}]"
+        fields = _object(entry, place)
+        for name in ("key", "fingerprint"):
+            _check_canonical(fields.get(name), f"{place}.{name}")
+        try:
+            found.append(Ranged.from_json(fields))
+        except StoreError as error:
+            raise StoreError(f"{place}: {error}") from None
+    return found
+
+
+def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> None:
     """``to_json`` into a file, which is there whole or not at all. Raises StoreError if it cannot be written."""
     new = path.with_name(path.name + ".new")
     try:
-        new.write_text(json.dumps(to_json(rows, limits), indent=1, allow_nan=False) + "\n")
+        new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
         new.replace(path)
     except OSError as error:
         raise StoreError(f"export: got {error}, expected a file that can be written; choose another place than {path}") from error
 
 
-def read_json(path: Path) -> tuple[list[Row], list[Limit]]:
+def read_json(path: Path) -> tuple[list[Row], list[Limit], list[Ranged]]:
     """``from_json`` of a file. Raises StoreError if it cannot be read or is not what ``write_json`` writes."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -44,7 +44,7 @@ class Row:
     """UTC, ISO 8601 with microseconds."""
 
     def __post_init__(self) -> None:
-        _check_texts(self, "key", "fingerprint", "name", "backend", "content_hash")
+        check_texts(self, "key", "fingerprint", "name", "backend", "content_hash")
         try:
             self._set("status", Status(self.status))
         except ValueError:
@@ -56,7 +56,7 @@ class Row:
         self._set("info", plain(self.info))
         if not isinstance(self.info, dict):
             raise StoreError(f"info of {self.name}: got {self.info!r}, expected a mapping of names to plain values")
-        _check_time_of_day(self.measured_at)
+        check_time_of_day(self.measured_at)
         self._check_figures()
 
     def _check_figures(self) -> None:
@@ -138,12 +138,12 @@ class Limit:
     measured_at: str = field(default_factory=now)
 
     def __post_init__(self) -> None:
-        _check_texts(self, "fingerprint", "name")
+        check_texts(self, "fingerprint", "name")
         value = _number(f"limit {self.name}", self.value)
         if value is None or not math.isfinite(value) or value <= 0:
             raise StoreError(f"limit {self.name}: got {self.value!r}, expected a finite number above 0")
         object.__setattr__(self, "value", value)
-        _check_time_of_day(self.measured_at)
+        check_time_of_day(self.measured_at)
 
     @property
     def record(self) -> tuple[Any, ...]:
@@ -178,7 +178,7 @@ def _number(name: str, value: object) -> float | None:
     return float(value)
 
 
-def _check_texts(record: Row | Limit, *names: str) -> None:
+def check_texts(record: object, *names: str) -> None:
     """Raises StoreError unless these fields are strings that UTF-8 can carry, and not empty."""
     for name in names:
         value: object = getattr(record, name)
@@ -201,7 +201,8 @@ def plain(value: Any) -> Any:
             return str(value)
 
 
-def _check_time_of_day(text: object) -> None:
+def check_time_of_day(text: object) -> None:
+    """Raises StoreError unless the text is a time as ``now`` writes it."""
     try:
         moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,10 +19,11 @@ from ..errors import StoreError
 from ..settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
+from .ranged import Ranged
 from .row import Limit, Row
 from .storefile import ELSEWHERE, FAILURES, explain, is_corruption
 
-__all__ = ["Absorbed", "Health", "Limit", "Row", "Store", "open_store"]
+__all__ = ["Absorbed", "Health", "Limit", "Ranged", "Row", "Store", "open_store"]
 
 T = TypeVar("T")
 
@@ -121,11 +122,23 @@ class Store:
         if values:
             self._write([], values)
 
+    def ranged(self, key: str, fingerprint: str) -> dict[str, Ranged]:
+        """What is kept of all problems of a class (``RowClass.key``) on a machine, by kind."""
+        return {fact.kind: fact for fact in self._read(lambda database: list(database.ranged(key, fingerprint)))}
+
+    def every_ranged(self) -> list[Ranged]:
+        """What is kept of every class on every machine."""
+        return list({fact.identity: fact for fact in self._read(lambda database: list(database.ranged()))}.values())
+
+    def put_ranged(self, fact: Ranged) -> None:
+        """Keep a record for all M, in the place of an earlier one of the same kind."""
+        self._write([], [], [fact])
+
     def export_file(self, path: Path | str) -> int:
         """Write all rows and limits to a JSON file; returns the number of rows. Raises StoreError if the file cannot be written."""
         rows = self.every_row()
         limits = {(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}
-        write_json(Path(path), rows, list(limits.values()))
+        write_json(Path(path), rows, list(limits.values()), self.every_ranged())
         return len(rows)
 
     def import_file(self, path: Path | str) -> Absorbed:
@@ -145,8 +158,8 @@ class Store:
         other = Store.open(path, read_only=True)._file
         assert other is not None
         with LOCK, _said_of(other.path), contextlib.closing(other):
-            rows, limits = list(other.every_row()), list(other.limits())
-        return self._absorb(rows, limits)
+            rows, limits, ranged = list(other.every_row()), list(other.limits()), list(other.ranged())
+        return self._absorb(rows, limits, ranged)
 
     def health(self) -> Health:
         """Look at the whole file. Takes as long as reading it; a corrupt one is set aside, as at any use."""
@@ -170,22 +183,22 @@ class Store:
         with LOCK:
             return [*(self._with_file(read, writing=False) or []), *read(self._memory)]
 
-    def _write(self, rows: list[Row], limits: list[Limit]) -> None:
+    def _write(self, rows: list[Row], limits: list[Limit], ranged: Sequence[Ranged] = ()) -> None:
         def write(database: Database) -> bool:
             with database.transaction():
-                database.write(rows, limits)
+                database.write(rows, limits, ranged)
             return True
 
         with LOCK:
             if not self._with_file(write, writing=True):
                 write(self._memory)
 
-    def _absorb(self, rows: list[Row], limits: list[Limit]) -> Absorbed:
+    def _absorb(self, rows: list[Row], limits: list[Limit], ranged: list[Ranged]) -> Absorbed:
         with LOCK:
             if self._file is None or self._file.read_only:
                 raise StoreError(self._trouble or _read_only_message(self._path))
             with _said_of(self._path):
-                return absorb(self._file, rows, limits)
+                return absorb(self._file, rows, limits, ranged)
 
     def _with_file(self, work: Callable[[Database], T], *, writing: bool) -> T | None:
         """``work`` on the file; None, after a warning, where the file cannot be used for it."""

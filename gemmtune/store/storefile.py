@@ -17,6 +17,18 @@ APPLICATION_ID = 0x67656D74
 VERSION = 1
 """Version of the schema. A store of a higher version is refused: this code cannot know what its rows mean."""
 
+RANGED_SCHEMA = """
+CREATE TABLE IF NOT EXISTS ranged (
+    key TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    value TEXT NOT NULL,
+    measured_at TEXT NOT NULL,
+    checksum TEXT NOT NULL,
+    PRIMARY KEY (key, fingerprint, kind)
+) WITHOUT ROWID;"""
+"""What the first stores of this version had not: it is added when such a file is opened for writing."""
+
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE scopes (id INTEGER PRIMARY KEY, key TEXT NOT NULL, fingerprint TEXT NOT NULL, UNIQUE (key, fingerprint));
@@ -44,6 +56,7 @@ CREATE TABLE limits (
     checksum TEXT NOT NULL,
     PRIMARY KEY (fingerprint, name)
 ) WITHOUT ROWID;
+{RANGED_SCHEMA}
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 COMMIT;

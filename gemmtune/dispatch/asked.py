@@ -1,0 +1,113 @@
+"""Ms that calls have asked for and that no table holds for: they are remembered, and one line says how to make the table."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from dataclasses import dataclass, field
+
+from ..problem import Problem
+from ..problem.constructors import BiasShape
+from ..problem.rows import RowClass
+from ..store.store import Ranged, Store
+
+log = logging.getLogger("gemmtune")
+
+ASKED = "asked"
+"""The kind of the record that has the Ms of a class that were asked for."""
+USUAL_ROWS = 8192
+"""The largest M of the table that is proposed, unless a larger one was asked for."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """The Ms of one class that were asked for, those that are in the store included."""
+
+    rows_class: RowClass
+    machine: str
+    store: Store
+    rows: set[int] = field(default_factory=set)
+    stored: int = 0
+
+    def save(self) -> None:
+        """Put what the store does not have there."""
+        if len(self.rows) > self.stored:
+            known = asked_rows(self.rows_class, self.machine, self.store)
+            rows = sorted({*known, *self.rows})
+            self.store.put_ranged(Ranged(key=self.rows_class.key, fingerprint=self.machine, kind=ASKED, value={"rows": rows}))
+            self.stored = len(self.rows)
+
+
+_asked: dict[tuple[RowClass, str, str], Asked] = {}
+
+
+def asked_rows(rows_class: RowClass, machine: str, store: Store) -> list[int]:
+    """The Ms of a class that calls have asked for without a table, as far as the store knows."""
+    fact = store.ranged(rows_class.key, machine).get(ASKED)
+    return [int(m) for m in fact.value.get("rows", ())] if fact is not None else []
+
+
+def note(rows_class: RowClass, m: int, machine: str, store: Store, what_runs: str) -> None:
+    """Remember an M. The first of a class is told, with what runs; writing becomes rarer as there are more."""
+    key = (rows_class, machine, str(store.path))
+    asked = _asked.get(key)
+    if asked is None:
+        asked = _asked[key] = Asked(rows_class, machine, store)
+        log.info(
+            "%s: M = %d was not tuned, %s; for a table of every M: %s", rows_class, m, what_runs,
+            command(rows_class, max(USUAL_ROWS, m)),
+        )  # fmt: skip
+    asked.rows.add(m)
+    if len(asked.rows) & (len(asked.rows) - 1) == 0:
+        asked.save()
+
+
+def save_asked() -> None:
+    """Put all that is remembered into the stores."""
+    for asked in list(_asked.values()):
+        asked.save()
+
+
+atexit.register(save_asked)
+
+
+def command(rows_class: RowClass, most: int) -> str:
+    """What makes the table: a command where its options can say what the problem is, else the call of Python."""
+    p = rows_class.problem
+    batch = f"{p.batch}x" if p.batched else ""
+    words = [f"gemmtune tune {batch}1..{most}x{p.n}x{p.k} --dtype {p.dtype_label} --layout {p.layout_letters}"]
+    words += [f"--bias {bias}" for bias in (_bias_of(p),) if bias is not None]
+    words += ["--prepacked"] * p.prepacked + [f"--device {p.device_type}"]
+    return " ".join(words) if _plain(p) else f"gemmtune.tune({p.op!r}, <its operands>, m=range(1, {most + 1}))"
+
+
+_BIASES: tuple[BiasShape, ...] = ("n", "mn", "m1", "1n", "scalar")
+
+
+def _bias_of(p: Problem) -> BiasShape | None:
+    if p.inp is None:
+        return None
+    make = Problem.baddbmm if p.batched else Problem.addmm
+    sizes = (p.batch, p.m, p.n, p.k) if p.batched else (p.m, p.n, p.k)
+    made = ((bias, make(*sizes, dtype=p.dtype, bias=bias, device_type=p.device_type)) for bias in _BIASES)
+    return next((bias for bias, other in made if other.inp == p.inp), None)
+
+
+def _plain(p: Problem) -> bool:
+    """Whether the words of ``command`` give exactly this problem."""
+    if p.layout_letters not in ("nn", "nt", "tn", "tt") or (p.alpha, p.beta) not in (("one", "zero"), ("one", "one")):
+        return False
+    bias = _bias_of(p)
+    given = {"dtype": p.dtype, "layout": p.layout_letters, "device_type": p.device_type, "precision": p.precision}
+    sizes = (p.m, p.n, p.k)
+    match p.op:
+        case "mm":
+            return p == Problem.mm(*sizes, **given, prepacked=p.prepacked)  # type: ignore[arg-type]
+        case "addmm" if bias is not None:
+            return p == Problem.addmm(*sizes, **given, bias=bias, prepacked=p.prepacked)  # type: ignore[arg-type]
+        case "bmm":
+            return p == Problem.bmm(p.batch, *sizes, **given)  # type: ignore[arg-type]
+        case "baddbmm" if bias is not None:
+            return p == Problem.baddbmm(p.batch, *sizes, **given, bias=bias)  # type: ignore[arg-type]
+        case _:
+            return False

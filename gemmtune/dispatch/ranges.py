@@ -1,0 +1,164 @@
+"""From a call's M to a kernel: by the table of its class of problems, or by what is known of the nearest M."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..choice import Choice, Kernel
+from ..device import DeviceInfo
+from ..errors import GemmtuneError
+from ..problem import Problem
+from ..problem.rows import RowClass, row_classes
+from ..selector.candidates import candidates_for
+from ..selector.ranges import stored_table
+from ..selector.segments import Segment, Table
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import Store
+
+NEAREST = 2
+"""So many Ms that were tuned are asked for a choice that is legal for another one, the nearest first."""
+
+
+class Member:
+    """A choice that serves several Ms: found again when it is first needed, loaded once for each kernel, bound for each M.
+
+    It is the one of a ``segment``, or where that is None the pick for ``anchor`` rows.
+    """
+
+    def __init__(
+        self, rows_class: RowClass, anchor: int, segment: Segment | None, device: DeviceInfo, settings: Settings, store: Store
+    ) -> None:
+        self.anchor = anchor
+        self.segment = segment
+        self._class = rows_class
+        self._device = device
+        self._settings = settings
+        self._store = store
+        self._choice: Choice | str | None = None
+        self._loaded: dict[str | None, Any] = {}
+
+    @property
+    def choice(self) -> Choice | str:
+        """The choice at its anchor, or why it is not there any more."""
+        if self._choice is None:
+            anchor = self._class.at(self.anchor)
+            known = candidates_for(anchor, self._device, self._settings).stored(self._store)
+            found = known.picked if self.segment is None else known.choices.get(self.segment.content_hash)
+            name = "what was measured" if self.segment is None else self.segment.name
+            self._choice = found or (
+                f"{name} is not among the choices for {anchor}: the settings leave it out, or another version measured it"
+            )
+        return self._choice
+
+    def bound(self, problem: Problem) -> tuple[Choice, Kernel] | str:
+        """The kernel for a problem of the class; or why there is none."""
+        choice = self.choice
+        at = choice if isinstance(choice, str) else choice.at(problem, self._device)
+        if isinstance(at, str):
+            return at
+        key = at.compile_key
+        try:
+            if key not in self._loaded:
+                if not at.compiled:
+                    return f"{at.name} is not compiled for {problem}"
+                self._loaded[key] = at.load()
+            return at, at.bind(self._loaded[key])
+        except (GemmtuneError, RuntimeError, OSError) as error:
+            return f"{at.name} cannot be loaded ({type(error).__name__}: {error})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What serves a call: the choice and its kernel, and where that comes from."""
+
+    choice: Choice
+    kernel: Kernel
+    origin: Literal["range", "nearest"]
+
+
+class RangePlan:
+    """What is known of a class of problems: members for intervals of M, and the Ms that were tuned each for itself.
+
+    With a ``table`` the member of its segment serves an M, beyond the table that of its last one; without one the member that was
+    tuned for the nearest M. ``tuned`` are the Ms whose own picks count more: those without a table, or measured after it.
+    """
+
+    def __init__(self, rows_class: RowClass, members: Sequence[Member], table: Table | None, tuned: frozenset[int]) -> None:
+        self.rows_class = rows_class
+        self.table = table
+        self.tuned = tuned
+        self._members = members
+
+    def find(self, problem: Problem) -> Found | str:
+        """The kernel for a problem of the class; or why torch has to do it."""
+        reason = "no choice is known"
+        for member in self._candidates(problem.m):
+            found = member.bound(problem)
+            if not isinstance(found, str):
+                choice, kernel = found
+                return Found(choice=choice, kernel=kernel, origin="nearest" if self.table is None else "range")
+            reason = found
+        return reason
+
+    def _candidates(self, m: int) -> Sequence[Member]:
+        if self.table is None:
+            return sorted(self._members, key=lambda member: abs(math.log(m / member.anchor)))[:NEAREST]
+        place = self.table.index(m)
+        if place is None and m < self.table.lo:
+            return ()
+        return (self._members[-1 if place is None else place],)
+
+
+_plans: dict[tuple[RowClass, int, int], RangePlan | None] = {}
+
+
+def forget_range_plans() -> None:
+    """Drop what is known of every class, so that the next call asks the store again."""
+    _plans.clear()
+
+
+def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
+    """What is known of a class that has the problem; None where nothing is."""
+    for rows_class in row_classes(problem):
+        key = (rows_class, device.index if device.type != "cpu" else -1, settings.token)
+        if key not in _plans:
+            _plans[key] = _made(rows_class, device, settings, store)
+        plan = _plans[key]
+        if plan is not None:
+            return plan
+    return None
+
+
+def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
+    machine = fingerprint_text(device, settings.timing)
+    tuned = tuned_rows(rows_class, machine, store)
+    known = stored_table(rows_class, machine, store)
+    if known is None:
+        members = [Member(rows_class, m, None, device, settings, store) for m in tuned]
+        return RangePlan(rows_class, members, None, frozenset(tuned)) if members else None
+    table, measured_at = known
+    by_choice: dict[tuple[str, int], Member] = {}
+    for x in table.segments:
+        by_choice.setdefault((x.content_hash, x.anchor), Member(rows_class, x.anchor, x, device, settings, store))
+    later = (m for m, key in tuned.items() if any(row.measured_at > measured_at for row in store.rows(key, machine).values()))
+    return RangePlan(rows_class, [by_choice[x.content_hash, x.anchor] for x in table.segments], table, frozenset(later))
+
+
+def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, str]:
+    """The Ms of a class that have measurements of their own, with the keys of their problems."""
+    p, found = rows_class.problem, {}
+    told = (f'"op":"{p.op}"', f'"n":{p.n},', f'"k":{p.k},')
+    for key in store.keys(machine):
+        if all(text in key for text in told):
+            try:
+                problem = Problem.from_json(json.loads(key))
+            except (KeyError, TypeError, ValueError):  # of another version
+                continue
+            if rows_class in row_classes(problem):
+                found[problem.m] = key
+    return found

@@ -1,0 +1,108 @@
+"""Which choice serves which Ms: by the times at the anchors, and by bisecting where one hands over to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+Times = Mapping[int, Mapping[str, float]]
+"""Microseconds by M, then by the name of a choice: those that compare with each other at that M."""
+Measure = Callable[[int, tuple[str, str]], Mapping[str, float]]
+"""``measure(m, names)``: times that compare of choices at another M; those that are not legal or not right there are left out."""
+
+MOST_LOSS = 0.03
+"""What a hand-over at the wrong M may cost: it is looked for more closely while it costs more."""
+SWITCH = 0.02
+"""Another choice for an anchor has to gain as much: less is a tie, and each segment is a kernel to load."""
+MOST_SEGMENTS = 16
+FINEST = 32
+"""A hand-over between two Ms that differ by less than that part of the smaller is not looked for more closely."""
+
+
+def assigned(times: Times) -> dict[int, str]:
+    """The choice of each anchor: the least sum of relative losses, of which every change between neighbours is one."""
+    penalty = SWITCH
+    while True:
+        names = _cheapest(times, penalty)
+        if sum(x != y for x, y in pairwise(names.values())) < MOST_SEGMENTS:
+            return names
+        penalty *= 2
+
+
+def _cheapest(times: Times, penalty: float) -> dict[int, str]:
+    """The sequence of least cost, found from the first anchor to the last (Viterbi's algorithm)."""
+    anchors = sorted(times)
+    costs: dict[str, float] = {}
+    came_from: list[dict[str, str]] = []
+    for m in anchors:
+        best_us = min(times[m].values())
+        losses = {name: math.log(time_us / best_us) for name, time_us in times[m].items()}
+        if not came_from:
+            costs, back = losses, {}
+        else:
+            cheapest = min(costs, key=costs.__getitem__)
+            back = {name: name if costs.get(name, math.inf) <= costs[cheapest] + penalty else cheapest for name in losses}
+            costs = {name: loss + costs[back[name]] + penalty * (back[name] != name) for name, loss in losses.items()}
+        came_from.append(back)
+    last = min(costs, key=costs.__getitem__)
+    found = [last]
+    for back in reversed(came_from[1:]):
+        found.append(back[found[-1]])
+    return dict(zip(anchors, reversed(found), strict=True))
+
+
+def hand_over(lower: int, upper: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure) -> int:
+    """The first M of the second choice, above ``lower`` and at most ``upper``, the anchors of the two.
+
+    ``times`` is filled with what is measured.
+    """
+    first, second = names
+    for m in (lower, upper):
+        _complete(m, names, times, measure)
+    while upper - lower > max(1, lower // FINEST):
+        kept, taken = _loss(times[upper], first, second), _loss(times[lower], second, first)
+        if min(kept, taken) <= MOST_LOSS:
+            return upper if kept <= taken else lower + 1
+        middle = (lower + upper) // 2
+        _complete(middle, names, times, measure)
+        if _loss(times[middle], first, second) <= 0:
+            lower = middle
+        else:
+            upper = middle
+    return upper
+
+
+def _complete(m: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure) -> None:
+    known = times.get(m, {})
+    if not all(name in known for name in names):
+        # Times of different sessions do not compare.
+        times[m] = {**known, **measure(m, names)} if not known else _scaled(known, measure(m, names))
+
+
+def _scaled(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
+    """The known times, and those of a later session as they would have been beside these."""
+    shared = [math.log(known[name] / fresh[name]) for name in fresh if name in known]
+    factor = math.exp(sum(shared) / len(shared)) if shared else 1.0
+    return {**{name: time_us * factor for name, time_us in fresh.items()}, **known}
+
+
+def _loss(times: Mapping[str, float], taken: str, instead_of: str) -> float:
+    """What it costs to take the one instead of the other, as a share; infinite where it is not legal."""
+    if taken not in times:
+        return math.inf
+    return times[taken] / times[instead_of] - 1 if instead_of in times else -math.inf
+
+
+def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] = ()) -> list[int]:
+    """The Ms that are tuned: powers of two and the middles between them, both ends, and those that were ``recorded``.
+
+    Where the class ``has`` only some Ms, the next one that it has stands for each.
+    """
+    wanted = {rows[0], rows[-1], *(m for m in recorded if m in rows)}
+    power = 1
+    while power <= rows[-1]:
+        wanted |= {m for m in (power, power + power // 2) if m in rows}
+        power *= 2
+    members = [next((m for m in range(x, rows[-1] + 1) if has(m)), None) for x in sorted(wanted)]
+    return sorted({m for m in members if m is not None})

@@ -1,0 +1,103 @@
+"""Proving a choice over an interval of Ms: legality for every one, right results for those at which something changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..problem.rows import RowClass
+from ..settings import Settings
+from .precompile import precompile
+from .remote import open_session
+
+RANDOM_ROWS = 3
+"""Ms of each interval that are drawn at random."""
+MOST_EDGES = 3
+"""Edges of tiles in each interval: the first ones."""
+ALIGNMENTS = (1, 2, 4, 8, 16)
+EVERY_ROW = 48
+"""So many Ms at either end of an interval, and around powers of two, are asked what kernel they need."""
+HOPELESS_US = 1e-3
+"""A time to beat that none beats: what is only to be proved right is not measured for long."""
+
+
+def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> Iterator[tuple[range, str | None]]:
+    """The Ms of ``rows`` that the class has, as intervals in which the choice is legal (None) or not, with the first reason.
+
+    The predicate is asked of every M.
+    """
+    begin, reason, any_before = rows[0], None, False
+    for m in filter(rows_class.has, rows):
+        found = choice.at(rows_class.at(m), device)
+        now = found if isinstance(found, str) else None
+        if any_before and (now is None) != (reason is None):
+            yield range(begin, m), reason
+            begin, reason = m, now
+        elif not any_before:
+            reason, any_before = now, True
+    yield range(begin, rows[-1] + 1), reason
+
+
+def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> list[Choice]:
+    """The choice at one M for each compiled kernel that it needs in the interval."""
+    near = {*rows[:EVERY_ROW], *rows[-EVERY_ROW:]}
+    power = 16
+    while power <= rows[-1]:
+        near |= {m for m in (power - 1, power, power + 1, power + 2, power + 4, power + 8) if m in rows}
+        power *= 2
+    found: dict[str | None, Choice] = {}
+    for m in sorted(near):
+        at = choice.at(rows_class.at(m), device) if rows_class.has(m) else None
+        if isinstance(at, Choice):
+            found.setdefault(at.compile_key, at)
+    return list(found.values())
+
+
+def rows_to_check(rows: range, rows_class: RowClass, tile: int | None, generator: random.Random) -> tuple[int, ...]:
+    """The Ms at which a choice is run: both ends, edges of its tiles and their neighbours, an M of each alignment, random ones."""
+    wanted = {rows[0], rows[-1]}
+    if tile:
+        first = -(-rows[0] // tile) * tile
+        for edge in range(first, min(first + MOST_EDGES * tile, rows[-1]), tile):
+            wanted |= {edge - 1, edge, edge + 1}
+    middle = (rows[0] + rows[-1]) // 2
+    wanted |= {middle // step * step + (step if step < 16 else 0) for step in ALIGNMENTS}
+    wanted |= {generator.choice(rows) for _ in range(RANDOM_ROWS)}
+    return tuple(sorted(m for m in wanted if m in rows and rows_class.has(m)))
+
+
+def failures_of(
+    asked: Mapping[int, Sequence[Choice]], rows_class: RowClass, device: DeviceInfo, settings: Settings
+) -> dict[str, str]:
+    """By the name of a choice that is wrong at some M: at which, and why. ``asked`` has the choices to prove, by M."""
+    failed: dict[str, str] = {}
+    for m, choices in asked.items():
+        here = [at for c in choices if c.name not in failed and isinstance(at := c.at(rows_class.at(m), device), Choice)]
+        compiled = precompile(here, settings)
+        failed |= {name: f"M = {m}: {failure.reason}" for name, failure in compiled.items()}
+        with open_session(rows_class.at(m), device, settings) as session:
+            for choice in here:
+                if choice.name in failed:
+                    continue
+                sample = session.examine(choice, HOPELESS_US)
+                if sample.status is not Status.OK:
+                    failed[choice.name] = f"M = {m}: {sample.status}: {sample.reason}"
+    return failed
+
+
+def tile_rows(choice: Choice) -> int | None:
+    """The rows of the choice's tile, as its backend tells them for the log; None where there is none."""
+    told = choice.info.get("tile") or choice.info.get("mr")
+    first = told[0] if isinstance(told, (list, tuple)) else told
+    return first if isinstance(first, int) and first > 1 else None
+
+
+def by_rows(asked: Iterable[tuple[Choice, Sequence[int]]]) -> dict[int, list[Choice]]:
+    """What to prove, by M."""
+    found: dict[int, list[Choice]] = {}
+    for choice, rows in asked:
+        for m in rows:
+            found.setdefault(m, []).append(choice)
+    return found

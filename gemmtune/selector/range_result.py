@@ -1,0 +1,91 @@
+"""What tuning a range of M found, as a value that prints and converts to JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..problem.rows import RowClass
+from .result import ProblemResult
+from .segments import Segment, Table
+
+BAR_WIDTH = 64
+MARKS = "█▓▒░"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeResult:
+    """The table of one class of problems, and what it was made of.
+
+    ``anchors`` are the results of the Ms that were tuned, ``times`` microseconds by M and name of a choice, ``wrong`` the choices
+    that were left out with the M at which they failed; all are empty for a table out of the store.
+    """
+
+    rows_class: RowClass
+    table: Table
+    anchors: tuple[ProblemResult, ...] = ()
+    times: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    source: Literal["measured", "store"] = "store"
+
+    def __str__(self) -> str:
+        how = "from the store" if self.source == "store" else f"{len(self.anchors)} anchors in {self.seconds:.1f} s"
+        return "\n".join([f"{self.rows_class}: {how}", *table_lines(self.table)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: the problem that stands for the class, the table, the results of the anchors."""
+        return {
+            "problem": {"text": str(self.rows_class)} | self.rows_class.problem.to_json(),
+            "table": self.table.to_json(),
+            "anchors": [result.to_json() for result in self.anchors],
+            "wrong": dict(self.wrong),
+            "seconds": self.seconds,
+            "source": self.source,
+        }
+
+
+class RangesResult(tuple[RangeResult, ...]):
+    """The results of tuning ranges, one for each class of problems. Prints as bars of segments."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """A list with ``RangeResult.to_json`` of each."""
+        return [result.to_json() for result in self]
+
+
+def table_lines(table: Table, width: int = BAR_WIDTH) -> list[str]:
+    """A bar of the segments, M growing by equal ratios from left to right, and a line for each."""
+    lines = [f"  {table.lo} {bar(table, width)} {table.hi}"]
+    for i, x in enumerate(table.segments):
+        lines.append(f"  {mark(i)} {_rows(x):>13}  {x.name:44} {_time(x)}".rstrip())
+    return lines
+
+
+def bar(table: Table, width: int = BAR_WIDTH) -> str:
+    """The segments as blocks of a line; neighbours differ, and each has at least one place where there is room."""
+    span = math.log(table.hi + 1) - math.log(table.lo)
+    text = ""
+    for i, x in enumerate(table.segments):
+        end = round(width * (math.log(x.hi + 1) - math.log(table.lo)) / span) if span else width
+        text += mark(i) * max(end - len(text), 1)
+    return text
+
+
+def mark(index: int) -> str:
+    """What the segment at that place is drawn with."""
+    return MARKS[index % len(MARKS)]
+
+
+def _rows(x: Segment) -> str:
+    return str(x.lo) if x.lo == x.hi else f"{x.lo}..{x.hi}"
+
+
+def _time(x: Segment) -> str:
+    return "" if x.time_us is None else f"{x.time_us:10.2f} µs"

@@ -1,0 +1,270 @@
+"""Tuning of a range of M: anchors, hand-overs between them, a proof over each interval, and the table that is remembered."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
+from ..problem.rows import RowClass
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import Ranged, Store
+from ..workers.locks import tuning_lock
+from .candidates import Candidates, candidates_for
+from .handover import MOST_SEGMENTS, anchors_of, assigned, hand_over
+from .precompile import Compilation, precompile
+from .progress import Progress
+from .proof import by_rows, failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
+from .range_result import RangeResult
+from .remote import open_session
+from .result import ProblemResult
+from .segments import TABLE, Segment, Table, merged
+from .select import select
+
+log = logging.getLogger("gemmtune")
+
+MOST_INSTEAD = 4
+"""So many choices are asked whether they are legal where the fastest is not."""
+SEED = 20_000
+"""Of the random Ms of a proof; the table says which it was."""
+
+
+@dataclass(slots=True)
+class Work:
+    """One range under way: what was measured so far, and which choices turned out to be wrong somewhere."""
+
+    rows_class: RowClass
+    rows: range
+    device: DeviceInfo
+    settings: Settings
+    host_us: float
+    progress: Progress
+    results: dict[int, ProblemResult] = dataclasses.field(default_factory=dict)
+    choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
+    """By name: each as it was at one of its anchors."""
+    anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
+    times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    wrong: dict[str, str] = dataclasses.field(default_factory=dict)
+    """By name: at which M, and why."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The machine, as the store has it."""
+        return fingerprint_text(self.device, self.settings.timing)
+
+    def right(self, m: int) -> dict[str, float]:
+        """The times at an M of what is not known to be wrong."""
+        return {name: time_us for name, time_us in self.times[m].items() if name not in self.wrong}
+
+    def at(self, name: str, m: int) -> Choice | str:
+        """The choice at an M, or why it is not legal there."""
+        return self.choices[name].at(self.rows_class.at(m), self.device)
+
+
+def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = TABLE) -> tuple[Table, str] | None:
+    """The table of a class that the store has, and when it was measured; None where there is none, or one that cannot be used."""
+    fact = store.ranged(rows_class.key, machine).get(kind)
+    if fact is None:
+        return None
+    try:
+        return Table.of(fact), fact.measured_at
+    except (StoreError, InvalidProblemError) as error:
+        log.warning("%s: %s", rows_class, error)
+        return None
+
+
+def tune_rows(
+    rows_class: RowClass,
+    rows: range,
+    device: DeviceInfo,
+    settings: Settings,
+    store: Store,
+    progress: Progress,
+    *,
+    host_us: float = 0.0,
+    recorded: Sequence[int] = (),
+) -> RangeResult:
+    """The table of a class for a range of M: from the store if it has one that covers the range, else measured and remembered.
+
+    ``recorded`` are Ms that are tuned beside those of the grid. An interrupted tuning keeps what was measured at its anchors.
+
+    Raises:
+        NoValidChoicesError: nothing is right at some anchor.
+    """
+    begun = time.perf_counter()
+    work = Work(rows_class, rows, device, settings, host_us, progress)
+
+    def waiting() -> None:
+        progress.message("another process tunes this range: waiting for it")
+
+    with tuning_lock(settings, f"{TABLE} {rows_class.key}", work.fingerprint, waiting):
+        known = stored_table(rows_class, work.fingerprint, store) if settings.tune != "force" else None
+        if known is not None and known[0].lo <= rows[0] and rows[-1] <= known[0].hi:
+            return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
+        _tune_anchors(work, store, recorded)
+        table = _proved(work)
+        store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=TABLE, value=table.to_json()))
+    return RangeResult(
+        rows_class=rows_class,
+        table=table,
+        anchors=tuple(work.results.values()),
+        times={m: work.right(m) for m in sorted(work.times)},
+        wrong=work.wrong,
+        seconds=time.perf_counter() - begun,
+        source="measured",
+    )
+
+
+def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
+    """Tune each anchor as a problem of its own; on a GPU all compile in the background while the first are measured."""
+    anchors = anchors_of(work.rows, work.rows_class.has, recorded)
+    candidates = {m: _candidates(work, m) for m in anchors}
+    missing = [c for each in candidates.values() for c in each.stored(store, reliable=True).missing]
+    with Compilation(missing if work.device.type != "cpu" else (), work.settings) as compilation:
+        for m, each in candidates.items():
+            work.progress.begin(each.problem, len(anchors))
+            picked, result = select(each, store, work.progress, compilation, reliable=True)
+            work.progress.end(result)
+            work.results[m] = result
+            if picked is None:
+                left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
+                raise NoValidChoicesError(str(result.problem), left_out)
+            _take(work, m, each.stored(store), result)
+
+
+def _candidates(work: Work, m: int) -> Candidates:
+    return candidates_for(work.rows_class.at(m), work.device, work.settings, host_us=work.host_us)
+
+
+def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> None:
+    """Note what was found at an anchor: the times of its finalists, or of its only choice."""
+    finalists = [o for o in result.outcomes if o.finalist] or [o for o in result.outcomes if o.status is Status.OK][:1]
+    for outcome in finalists:
+        choice = candidates.choices[outcome.content_hash]
+        name = outcome.name
+        # Torch's own operation is known by being that: its name may be another one for another M.
+        work.choices.setdefault(name, choice)
+        work.anchor_of.setdefault(name, m)
+        work.times.setdefault(m, {})[name] = outcome.time_us or 0.0
+
+
+def _proved(work: Work) -> Table:
+    """The table, each choice proved over its intervals; what is wrong somewhere is left out, and the rest done again."""
+    while True:
+        segments = _legal(work, _segments(work))
+        generator = random.Random(SEED)
+        checked = [
+            rows_to_check(range(x.lo, x.hi + 1), work.rows_class, tile_rows(work.choices[x.name]), generator) for x in segments
+        ]
+        asked = by_rows((work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True))
+        work.progress.stage("prove", 0, len(asked))
+        failed = _uncompiled(work, segments) or failures_of(asked, work.rows_class, work.device, work.settings)
+        work.progress.stage("prove", len(asked), len(asked))
+        if not failed:
+            proved = (dataclasses.replace(x, checked=rows) for x, rows in zip(segments, checked, strict=True))
+            return Table(segments=merged(proved), seed=SEED)
+        for name, reason in failed.items():
+            log.warning("%s: %s is left out: it is wrong for %s", work.rows_class, name, reason)
+            if work.choices[name].baseline:
+                raise NoValidChoicesError(f"{work.rows_class} with M in {work.rows[0]}..{work.rows[-1]}", [(name, "wrong", reason)])
+        work.wrong |= failed
+
+
+def _segments(work: Work) -> list[Segment]:
+    """The intervals by time alone."""
+    names = assigned({m: work.right(m) for m in work.results})
+    runs = [(name, [m for m, _ in run]) for name, run in groupby(names.items(), key=lambda item: item[1])]
+    starts = [work.rows[0]]
+    for i, ((first, before), (second, after)) in enumerate(pairwise(runs)):
+        work.progress.stage("hand-overs", i, len(runs) - 1)
+        starts.append(hand_over(before[-1], after[0], (first, second), work.times, lambda m, pair: _measured(work, m, pair)))
+    ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]
+    return [_segment(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
+
+
+def _segment(work: Work, name: str, lo: int, hi: int) -> Segment:
+    inside = [m for m in work.results if lo <= m <= hi and name in work.times[m]]
+    anchor = work.anchor_of[name]
+    return Segment(
+        lo=lo,
+        hi=hi,
+        name=name,
+        content_hash=work.choices[name].content_hash,
+        anchor=anchor,
+        time_us=work.times[inside[-1] if inside else anchor][name],
+    )
+
+
+def _measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
+    """Times that compare of choices at an M that is no anchor, or that has not measured all of them."""
+    here = {name: at for name in names if isinstance(at := work.at(name, m), Choice)}
+    failures = precompile(list(here.values()), work.settings)
+    times: dict[str, float] = {}
+    with open_session(work.rows_class.at(m), work.device, work.settings, work.host_us) as session:
+        right: dict[str, Choice] = {}
+        for name, choice in here.items():
+            if choice.name in failures:
+                work.wrong[name] = f"M = {m}: {failures[choice.name].reason}"
+                continue
+            sample = session.examine(choice, None)
+            if sample.status is Status.OK and sample.time_us is not None:
+                right[name], times[name] = choice, sample.time_us
+            else:
+                work.wrong[name] = f"M = {m}: {sample.status}: {sample.reason}"
+        if len(right) > 1:
+            ranked = session.rank(list(right.values())).times
+            times = {name: ranked[choice.name].time_us for name, choice in right.items() if choice.name in ranked}
+    return times
+
+
+def _legal(work: Work, segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, and where a choice is not legal for some M in between, the next best that is."""
+    found: list[Segment] = []
+    for x in segments:
+        for rows, reason in legal_runs(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device):
+            part = dataclasses.replace(x, lo=rows[0], hi=rows[-1])
+            found.append(part if reason is None else _segment(work, _instead(work, rows), rows[0], rows[-1]))
+    whole = list(merged(found))
+    while len(whole) > MOST_SEGMENTS:
+        whole = _fewer(work, whole)
+    return whole
+
+
+def _instead(work: Work, rows: range, before: Iterable[str] = ()) -> str:
+    """What is legal for all of ``rows``: of ``before``, else the fastest by the nearest anchor; at worst torch's own operation."""
+    nearest = min(work.results, key=lambda m: abs(math.log(m / rows[0])))
+    ranked = sorted(work.right(nearest).items(), key=lambda item: item[1])
+    for name in (*before, *(name for name, _ in ranked[:MOST_INSTEAD])):
+        runs = legal_runs(work.choices[name], rows, work.rows_class, work.device)
+        if all(reason is None for _, reason in runs):
+            return name
+    return next(name for name, choice in work.choices.items() if choice.baseline and name not in work.wrong)
+
+
+def _fewer(work: Work, segments: list[Segment]) -> list[Segment]:
+    """The segments without the shortest, by the ratio of its ends: a neighbour serves its rows, or whatever is legal."""
+    place = min(range(len(segments)), key=lambda i: (segments[i].hi + 1) / segments[i].lo)
+    x = segments[place]
+    beside = [segments[i].name for i in (place - 1, place + 1) if 0 <= i < len(segments)]
+    name = _instead(work, range(x.lo, x.hi + 1), beside)
+    return list(merged([*segments[:place], _segment(work, name, x.lo, x.hi), *segments[place + 1 :]]))
+
+
+def _uncompiled(work: Work, segments: Sequence[Segment]) -> dict[str, str]:
+    """Compile what the segments need for any of their Ms; by name, why something does not compile."""
+    needed = {
+        x.name: kernels_of(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device)
+        for x in segments
+        if work.choices[x.name].compile_key is not None
+    }
+    failures = precompile([c for kernels in needed.values() for c in kernels], work.settings)
+    return {name: failures[c.name].reason for name, kernels in needed.items() for c in kernels if c.name in failures}

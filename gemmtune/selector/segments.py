@@ -1,0 +1,147 @@
+"""The table of a class of problems: which choice serves which numbers of rows, and what that was checked on."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ..errors import InvalidProblemError, StoreError
+from ..store.ranged import Ranged
+
+VERSION = 1
+"""Version of what a table means. One of another version is not used: the range is tuned again."""
+MOST_ROWS = 2**31 - 1
+TABLE = "segments"
+INVARIANT = "invariant"
+"""Kinds of records: the fastest choice of each interval; the one choice by which bits of a row do not depend on its batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The choice for ``lo`` to ``hi`` rows, both included.
+
+    It is found again as the one with ``content_hash`` among those for ``anchor`` rows, an M at which it was measured with
+    ``time_us``. ``checked`` are the Ms at which it was proved right.
+    """
+
+    lo: int
+    hi: int
+    name: str
+    content_hash: str
+    anchor: int
+    time_us: float | None = None
+    checked: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        rows = str(self.lo) if self.lo == self.hi else f"{self.lo}..{self.hi}"
+        return f"M = {rows}: {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Segments in order, without overlap; between them, and beyond them, none holds. ``seed`` is that of the random Ms checked.
+
+    Raises:
+        InvalidProblemError: no segment, an empty one, or two that overlap.
+    """
+
+    segments: tuple[Segment, ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            raise InvalidProblemError("rows: got a table without segments, expected at least one")
+        for x in self.segments:
+            check_interval(x.lo, x.hi)
+        for x, y in pairwise(self.segments):
+            if y.lo <= x.hi:
+                raise InvalidProblemError(
+                    f"rows: got segments {x.lo}..{x.hi} and {y.lo}..{y.hi}, which overlap or are out of order; expected "
+                    "each to begin behind the end of the one before"
+                )
+
+    @property
+    def lo(self) -> int:
+        """The least number of rows."""
+        return self.segments[0].lo
+
+    @property
+    def hi(self) -> int:
+        """The largest number of rows."""
+        return self.segments[-1].hi
+
+    def index(self, m: int) -> int | None:
+        """The place of the segment that holds for ``m`` rows; None where none does."""
+        place = bisect.bisect_right(self.segments, m, key=lambda segment: segment.lo) - 1
+        return place if place >= 0 and m <= self.segments[place].hi else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        names = Segment.__dataclass_fields__
+        segments = [{name: getattr(x, name) for name in names} for x in self.segments]
+        return {"version": VERSION, "seed": self.seed, "segments": segments}
+
+    @classmethod
+    def of(cls, fact: Ranged) -> Table:
+        """The table of a record of the store.
+
+        Raises:
+            StoreError: it is of another version, or not what ``to_json`` writes.
+        """
+        version = fact.value.get("version")
+        if version != VERSION:
+            raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
+        try:
+            segments = tuple(Segment(**(x | {"checked": tuple(x["checked"])})) for x in fact.value["segments"])
+            return cls(segments=segments, seed=int(fact.value["seed"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error
+
+
+def check_interval(lo: object, hi: object) -> None:
+    """Raises InvalidProblemError unless ``lo`` to ``hi`` are numbers of rows, at least one of them."""
+    for value in (lo, hi):
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ROWS:
+            raise InvalidProblemError(f"rows: got M = {value!r}, expected a whole number from 1 to {MOST_ROWS}")
+    assert isinstance(lo, int)
+    assert isinstance(hi, int)
+    if hi < lo:
+        raise InvalidProblemError(f"rows: got the empty range {lo}..{hi}, expected the smaller M first")
+
+
+def rows_of(m: object) -> range:
+    """The numbers of rows that ``m`` asks for: a range with step 1, or a pair of the least and the largest.
+
+    Raises:
+        InvalidProblemError: neither, an empty range, or M = 0.
+    """
+    if isinstance(m, range):
+        if len(m) == 0 or m.step != 1:
+            raise InvalidProblemError(f"m: got {m!r}, expected a range with step 1 that is not empty, such as range(1, 8193)")
+        lo, hi = m.start, m.stop - 1
+    elif isinstance(m, Sequence) and not isinstance(m, str) and len(m) == 2:
+        lo, hi = m
+    else:
+        raise InvalidProblemError(f"m: got {m!r}, expected range(1, 8193), or (1, 8192)")
+    check_interval(lo, hi)
+    return range(lo, hi + 1)
+
+
+def merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Neighbours of one choice as one segment, which keeps the first anchor and all that was checked."""
+    found: list[Segment] = []
+    for x in segments:
+        last = found[-1] if found else None
+        if last is not None and last.content_hash == x.content_hash and last.name == x.name and last.hi + 1 == x.lo:
+            found[-1] = _joined(last, x)
+        else:
+            found.append(x)
+    return tuple(found)
+
+
+def _joined(x: Segment, y: Segment) -> Segment:
+    values: Mapping[str, Any] = {name: getattr(x, name) for name in Segment.__dataclass_fields__}
+    return Segment(**{**values, "hi": y.hi, "checked": tuple(sorted({*x.checked, *y.checked}))})

@@ -1,0 +1,68 @@
+"""Ranged: what is kept of all problems that differ in M alone, such as their table of segments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import StoreError
+from .key import canonical, now
+from .row import check_texts, check_time_of_day, checksum, plain
+
+COLUMNS = ("kind", "value", "measured_at")
+"""The columns of a record beside what it belongs to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranged:
+    """One fact about a class of problems on a machine: at most one of each ``kind``, whose ``value`` is a mapping of plain values.
+
+    ``key`` is ``problem.rows.RowClass.key``. Raises StoreError for a value that is not as said here.
+    """
+
+    key: str
+    fingerprint: str
+    kind: str
+    value: dict[str, Any] = field(hash=False)
+    measured_at: str = field(default_factory=now)
+
+    def __post_init__(self) -> None:
+        check_texts(self, "key", "fingerprint", "kind")
+        object.__setattr__(self, "value", plain(self.value))
+        if not isinstance(self.value, dict):
+            raise StoreError(f"{self.kind}: got {self.value!r}, expected a mapping of names to plain values")
+        check_time_of_day(self.measured_at)
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What the store has at most one record for."""
+        return self.key, self.fingerprint, self.kind
+
+    @property
+    def record(self) -> tuple[str, ...]:
+        """The values of ``COLUMNS`` as SQLite holds them."""
+        return self.kind, canonical(self.value), self.measured_at
+
+    @property
+    def checksum(self) -> str:
+        """A checksum over the record and what it belongs to."""
+        return checksum(self.key, self.fingerprint, *self.record)
+
+    @classmethod
+    def of_record(cls, key: str, fingerprint: str, kind: str, value: str, measured_at: str) -> Ranged:
+        """The inverse of ``record``."""
+        return cls(key=key, fingerprint=fingerprint, kind=kind, value=json.loads(value), measured_at=measured_at)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values of every field."""
+        return {"key": self.key, "fingerprint": self.fingerprint, **{name: getattr(self, name) for name in COLUMNS}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Ranged:
+        """The inverse of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
+        names = ("key", "fingerprint", *COLUMNS)
+        if set(data) != set(names):
+            raise StoreError(f"got fields {', '.join(sorted(data))}, expected {', '.join(names)}")
+        return cls(**data)
