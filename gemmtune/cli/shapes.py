@@ -41,7 +41,7 @@ def parse_rows(text: str) -> range:
 
 
 def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
-    """The problem that stands for a shape with a range of M, such as ``1..8192x6144x4096``, and the range; None for other shapes."""
+    """The problem that stands for a shape with a range of M (``1..8192x6144x4096``), and the range; None for other shapes."""
     found = RANGE.fullmatch(text)
     if found is None:
         if ".." in text:

@@ -71,8 +71,7 @@ def show(rows: int, json_file: str | None) -> None:
     known = [Known(key=key, fingerprint=machine, rows=tuple(group)) for (key, machine), group in groups.items()]
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
     if json_file != STDOUT:
-        print_parts(_parts(store, known, rows))
-        print_parts(_tables(store))
+        print_parts((*_parts(store, known, rows), *_tables(store)))
     write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in store.every_ranged())])
 
 

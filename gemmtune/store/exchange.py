@@ -85,8 +85,7 @@ def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[R
     Raises:
         StoreError: anything that ``to_json`` does not write; the message names ``source`` and the entry.
     """
-    given = {"ranged": [], **data} if isinstance(data, dict) else data
-    top = _object(given, source, ("format", "version", "measurements", "limits", "ranged"))
+    top = _object(data, source, ("format", "version", "measurements", "limits"), optional=("ranged",))
     if top["format"] != FORMAT:
         raise StoreError(f"{source}: format: got {top['format']!r}, expected {FORMAT!r}, as gemmtune export writes it")
     if top["version"] != VERSION:
@@ -113,7 +112,7 @@ def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[R
             limits.append(Limit(**fields))
         except StoreError as error:
             raise StoreError(f"{place}: {error}") from None
-    return rows, limits, _ranged_of(top["ranged"], source)
+    return rows, limits, _ranged_of(top.get("ranged", []), source)
 
 
 def _ranged_of(data: object, source: str) -> list[Ranged]:
@@ -151,10 +150,10 @@ def read_json(path: Path) -> tuple[list[Row], list[Limit], list[Ranged]]:
     return from_json(data, str(path))
 
 
-def _object(value: object, place: str, fields: tuple[str, ...] = ()) -> dict[str, Any]:
+def _object(value: object, place: str, fields: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StoreError(f"{place}: got {_short(value)}, expected an object" + f" with {', '.join(fields)}" * bool(fields))
-    if fields and set(value) != set(fields):
+    if fields and set(value) - set(optional) != set(fields):
         raise StoreError(
             f"{place}: got an object with {', '.join(sorted(value)) or 'nothing'}, expected one with {', '.join(fields)}"
         )

@@ -1,0 +1,311 @@
+"""Ranges of M, from tuning to calls, over choices whose times are a function of M."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from fake_choices import CLAIMS, RUNS, Fake
+from fixed_backend import install
+
+import gemmtune
+from gemmtune import cli, settings
+from gemmtune.choice import Availability, Choice, Kernel, Offers
+from gemmtune.device import DeviceInfo, detect
+from gemmtune.dispatch import plan as plans
+from gemmtune.dispatch.asked import ASKED, asked_rows, save_asked
+from gemmtune.dispatch.plan import forget_plans, plan_for
+from gemmtune.errors import InvalidProblemError
+from gemmtune.problem import Problem
+from gemmtune.problem.rows import row_classes
+from gemmtune.selector import session
+from gemmtune.selector.proof import legal_runs
+from gemmtune.selector.ranges import stored_table
+from gemmtune.selector.segments import TABLE
+from gemmtune.selector.session import Ranking, Session
+from gemmtune.settings import Settings
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.store import Ranged, open_store
+from gemmtune.timing.rounds import Ranked
+
+N, K = 24, 16
+W = torch.randn(N, K).t()
+
+
+def problem(m: int, **options: object) -> Problem:
+    return Problem.mm(m, N, K, dtype=torch.float32, device_type="cpu", **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rowed(Fake):
+    """A choice for every M in ``lo`` to ``hi``, wrong where M is ``wrong_at``."""
+
+    lo: int = 1
+    hi: int = 2**31
+    wrong_at: int = 0
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        if not self.lo <= problem.m <= self.hi:
+            return f"{self.name}: m = {problem.m} is beyond {self.lo}..{self.hi}"
+        return made(self.name.removeprefix("fake:"), problem)
+
+    def bind(self, loaded: object) -> Kernel:
+        return Kernel(run=RUNS["wrong" if self.problem.m == self.wrong_at else "multiply"])
+
+
+KINDS: dict[str, dict[str, int]] = {"torch": {}, "low": {}, "high": {}, "narrow": {"lo": 6, "hi": 10}, "bad": {"wrong_at": 33}}
+
+
+def made(kind: str, problem: Problem) -> Rowed:
+    return Rowed(name=f"fake:{kind}", backend="triton", problem=problem, claims=CLAIMS, baseline=kind == "torch", **KINDS[kind])
+
+
+class RowedBackend:
+    """Offers what ``kinds`` says, where it is legal."""
+
+    name = "triton"
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self.kinds = kinds
+
+    def available(self, device: DeviceInfo) -> Availability:
+        return Availability(ok=True, detail="always")
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:
+        return True
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        offered = (made(kind, problem) for kind in self.kinds)
+        return Offers(choices=tuple(c for c in offered if c.lo <= problem.m <= c.hi))
+
+
+CROSSING = 20
+TIMES_US: dict[str, Callable[[int], float]] = {
+    "fake:torch": lambda m: 100.0,
+    "fake:low": lambda m: 10.0 if m < CROSSING else 50.0,
+    "fake:high": lambda m: 40.0 if m < CROSSING else 20.0,
+    "fake:narrow": lambda m: 5.0,
+    "fake:bad": lambda m: 1.0,
+}
+
+
+@pytest.fixture
+def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowedBackend]:
+    forget_plans()
+    backend = RowedBackend(("torch", "low", "high"))
+    install(monkeypatch, backend)  # type: ignore[arg-type]
+
+    def rank(self: Session, choices: list[Choice]) -> Ranking:
+        return Ranking(times={c.name: Ranked(time_us=TIMES_US[c.name](c.problem.m), margin_us=0.0) for c in choices})
+
+    monkeypatch.setattr(Session, "rank", rank)
+    monkeypatch.setattr(session, "_short_measurement", lambda contender, best_us: 1.0)
+    monkeypatch.setattr("gemmtune.dispatch.tuning.ensure_limits", lambda *_: None)
+    with settings.patch(rows="shared"):
+        yield backend
+    forget_plans()
+
+
+@pytest.fixture
+def tunings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The Ms that were tuned within calls."""
+    found: list[int] = []
+    original = plans.select
+
+    def select(candidates, *args, **kwargs):
+        found.append(candidates.problem.m)
+        return original(candidates, *args, **kwargs)
+
+    monkeypatch.setattr(plans, "select", select)
+    return found
+
+
+def tuned(rows: range = range(1, 65)) -> gemmtune.selector.range_result.RangeResult:
+    (result,) = gemmtune.tune(problem(2), m=rows, progress=False)
+    return result
+
+
+def intervals(result: gemmtune.selector.range_result.RangeResult) -> list[tuple[int, int, str]]:
+    return [(x.lo, x.hi, x.name.removeprefix("fake:")) for x in result.table.segments]
+
+
+def call(m: int) -> str:
+    """The name of the choice that a call runs, whose result is right."""
+    a = torch.randn(m, K)
+    torch.testing.assert_close(gemmtune.mm(a, W), a @ W)
+    return plan_for(problem(m), -1).choice.name
+
+
+def test_a_range_is_cut_where_one_choice_hands_over_to_the_next(backend: RowedBackend):
+    result = tuned()
+    assert intervals(result) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
+    assert result.source == "measured"
+    low, high = result.table.segments
+    assert {1, CROSSING - 1} <= set(low.checked)
+    assert {CROSSING, 64} <= set(high.checked)
+    assert "1..19" in str(result)
+
+
+def test_the_second_time_it_comes_from_the_store(backend: RowedBackend):
+    first, second = tuned(), tuned(range(2, 30))
+    assert second.source == "store"
+    assert second.table == first.table
+    assert tuned(range(1, 90)).source == "measured"
+    with settings.patch(tune="force"):
+        assert tuned().source == "measured"
+
+
+def test_calls_take_the_table_and_tune_nothing(backend: RowedBackend, tunings: list[int]):
+    tuned()
+    assert [call(m) for m in (1, 5, 19, 20, 37, 64)] == ["fake:low"] * 3 + ["fake:high"] * 3
+    assert plan_for(problem(37), -1).origin == "range"
+    assert not tunings
+
+
+def test_beyond_the_table_the_last_segment_serves(backend: RowedBackend, tunings: list[int]):
+    tuned(range(8, 65))
+    assert call(1000) == "fake:high"
+    assert call(3) == "aten:mm", "before the first segment torch does"
+    assert not tunings
+
+
+def test_a_choice_that_is_not_legal_somewhere_serves_the_rest(backend: RowedBackend):
+    backend.kinds = ("torch", "low", "high", "narrow")
+    assert intervals(tuned()) == [(1, 5, "low"), (6, 10, "narrow"), (11, 19, "low"), (20, 64, "high")]
+    runs = list(legal_runs(made("narrow", problem(8)), range(1, 65), row_classes(problem(8))[0], detect("cpu")))
+    assert [rows for rows, _ in runs] == [range(1, 6), range(6, 11), range(11, 65)]
+    assert [reason is None for _, reason in runs] == [False, True, False]
+
+
+def test_a_choice_that_is_wrong_between_anchors_is_left_out(backend: RowedBackend, caplog: pytest.LogCaptureFixture):
+    backend.kinds = ("torch", "low", "high", "bad")
+    with caplog.at_level(logging.WARNING, "gemmtune"):
+        result = tuned()
+    assert intervals(result) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
+    assert "M = 33: wrong_result" in result.wrong["fake:bad"]
+    assert "fake:bad is left out: it is wrong for M = 33" in caplog.text
+
+
+def test_the_first_m_tunes_and_the_next_takes_the_nearest(
+    backend: RowedBackend, tunings: list[int], caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.INFO, "gemmtune"):
+        assert call(8) == "fake:low"
+        assert call(40) == "fake:low", "that of M = 8, although another one is faster here"
+        assert call(41) == "fake:low"
+    assert tunings == [8]
+    told = [r.message for r in caplog.records if "was not tuned" in r.message]
+    assert told == [
+        "mm Mx24x16 float32 nt on cpu: M = 40 was not tuned, fake:low runs it; for a table of every M: "
+        "gemmtune tune 1..8192x24x16 --dtype float32 --layout nt --device cpu"
+    ]
+    assert plan_for(problem(40), -1).origin == "nearest"
+    with settings.patch(rows="exact"):
+        assert call(40) == "fake:high"
+    assert tunings == [8, 40]
+
+
+def test_what_was_asked_for_is_remembered_and_becomes_an_anchor(backend: RowedBackend):
+    for m in (8, 40, 41, 43):
+        call(m)
+    save_asked()
+    machine = fingerprint_text(detect("cpu"), "graph")
+    (rows_class,) = row_classes(problem(8))
+    assert asked_rows(rows_class, machine, open_store(settings.current())) == [40, 41, 43]
+    assert {40, 41, 43} <= {result.problem.m for result in tuned().anchors}
+
+
+def test_the_nearest_that_is_legal_serves_else_torch(backend: RowedBackend, tunings: list[int]):
+    backend.kinds = ("torch", "narrow")
+    assert call(8) == "fake:narrow"
+    assert call(9) == "fake:narrow"
+    assert call(11) == "aten:mm"
+    assert tunings == [8]
+
+
+def test_an_m_tuned_after_the_table_counts_more(backend: RowedBackend, tunings: list[int]):
+    tuned()
+    backend.kinds = ("torch", "low", "high", "narrow")
+    gemmtune.tune(problem(7), progress=False)
+    assert call(7) == "fake:narrow"
+    assert call(8) == "fake:low"
+    assert not tunings
+
+
+@pytest.mark.parametrize("value", [{"version": 99}, {"version": 1, "seed": 0, "segments": "none"}])
+def test_a_table_that_cannot_be_used_is_told_and_passed_over(
+    backend: RowedBackend, caplog: pytest.LogCaptureFixture, value: dict[str, object]
+):
+    tuned()
+    machine, store = fingerprint_text(detect("cpu"), "graph"), open_store(settings.current())
+    (rows_class,) = row_classes(problem(8))
+    store.put_ranged(Ranged(key=rows_class.key, fingerprint=machine, kind=TABLE, value=value))
+    with caplog.at_level(logging.WARNING, "gemmtune"):
+        assert stored_table(rows_class, machine, store) is None
+    assert "tune the range again" in caplog.text
+    forget_plans()
+    assert call(8) == "fake:low"
+
+
+def test_settings_that_leave_a_segments_choice_out_leave_it_to_torch(backend: RowedBackend):
+    tuned()
+    with settings.patch(choice_denylist_regex="low"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert call(5) == "aten:mm"
+        assert call(30) == "fake:high"
+
+
+def test_explain_shows_the_segments(backend: RowedBackend):
+    tuned()
+    told = gemmtune.explain(problem(37))
+    assert (told.pick, told.origin) == ("fake:high", "from the table of its range")
+    assert told.table is not None
+    assert "20..64" in str(told)
+
+
+def test_wrong_ranges_are_refused(backend: RowedBackend):
+    with pytest.raises(InvalidProblemError, match=r"m: got range\(8, 8\)"):
+        gemmtune.tune(problem(2), m=range(8, 8))
+    with pytest.raises(InvalidProblemError, match="got M = 0"):
+        gemmtune.tune(problem(2), m=range(0, 8))
+
+
+def test_the_command_line_makes_and_shows_tables(backend: RowedBackend, capsys: pytest.CaptureFixture[str]):
+    assert cli.run(["tune", "1..64x24x16", "--dtype", "float32", "--device", "cpu"]) == 0
+    assert "1..19" in capsys.readouterr().out
+    assert cli.run(["tune", "5x24x16", "--m", "1..64", "--dtype", "float32", "--device", "cpu", "--quiet"]) == 0
+    assert "2 segments of M = 1..64" in capsys.readouterr().out
+    assert cli.run(["show"]) == 0
+    assert "mm Mx24x16 float32 nt on cpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["0..8x24x16"], "got M = 0"),
+        (["9..8x24x16"], "got the empty range 9..8"),
+        (["1..8..9x24x16"], "expected LO..HIxNxK"),
+        (["8x24x16", "--m", "1-8"], "--m: got '1-8', expected LO..HI"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong_with_a_range(capsys: pytest.CaptureFixture[str], words: list[str], message: str):
+    assert cli.run(["tune", *words, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_was_asked_for_travels_with_the_store(backend: RowedBackend, tmp_path: Path):
+    tuned()
+    store = open_store(settings.current())
+    store.put_ranged(Ranged(key="{}", fingerprint="{}", kind=ASKED, value={"rows": [3]}))
+    store.export_file(tmp_path / "store.json")
+    with settings.patch(store_path=str(tmp_path / "other.sqlite")):
+        other = open_store(settings.current())
+        other.import_file(tmp_path / "store.json")
+        assert {fact.identity: fact for fact in other.every_ranged()} == {fact.identity: fact for fact in store.every_ranged()}
+        forget_plans()
+        assert call(37) == "fake:high"

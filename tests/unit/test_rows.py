@@ -1,0 +1,113 @@
+"""Classes of problems that differ in M alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gemmtune.backends.table import load
+from gemmtune.device import detect, preset
+from gemmtune.errors import InvalidProblemError
+from gemmtune.problem import Layout, Problem
+from gemmtune.problem.rows import classes_over, row_classes
+from gemmtune.settings import Settings
+
+SIZES = (1, 2, 7, 33, 128, 130, 1000)
+
+
+def problems(m: int) -> dict[str, Problem]:
+    """One problem of each kind of operand that follows M, or does not."""
+    n, k = 256, 384
+    padded = Problem.mm(m, n, k, dtype=torch.float32, layout="nn", device_type="cpu")
+    return {
+        **{f"mm-{letters}": Problem.mm(m, n, k, layout=letters, device_type="cpu") for letters in ("nn", "nt", "tn", "tt")},
+        **{f"addmm-{bias}": Problem.addmm(m, n, k, bias=bias, device_type="cpu") for bias in ("n", "mn", "m1", "1n", "scalar")},
+        "bmm": Problem.bmm(3, m, n, k, device_type="cpu"),
+        "baddbmm": Problem.baddbmm(3, m, n, k, device_type="cpu"),
+        "mm_plus_mm": Problem.mm_plus_mm(m, n, k, 64, device_type="cpu"),
+        "int_mm": Problem.int_mm(m, n, k, device_type="cpu"),
+        **{f"scaled-{s}": Problem.scaled_mm(m, n, k, scales=s, device_type="cpu") for s in ("tensor", "row", "block_1x128")},
+        "mixed": Problem.mixed_mm(m, n, k, scales="group_128", encoding="int4", device_type="cpu"),
+        "rows of a wider buffer": dataclasses.replace(padded, a=dataclasses.replace(padded.a, stride=(2 * k, 1))),
+    }
+
+
+@pytest.mark.parametrize("name", problems(2))
+def test_a_class_has_all_problems_that_differ_in_m(name: str):
+    for m in SIZES:
+        here = problems(m)[name]
+        classes = row_classes(here)
+        assert any(found.at(m) == here for found in classes)
+        for other in SIZES:
+            there = problems(other)[name]
+            having = [found for found in classes if found.has(other)]
+            assert not having or any(found.at(other) == there for found in having), (m, other)
+
+
+def test_problems_of_other_weights_are_of_other_classes():
+    mm = Problem.mm(8, 64, 32, device_type="cpu")
+    others = [Problem.mm(8, 64, 33, device_type="cpu"), Problem.mm(8, 64, 32, layout="nn", device_type="cpu")]
+    others.append(dataclasses.replace(mm, a=dataclasses.replace(mm.a, offset=1)))
+    assert len({row_classes(p) for p in (mm, *others)}) == 4
+    assert row_classes(mm) == row_classes(Problem.mm(9, 64, 32, device_type="cpu"))
+
+
+def test_m_in_a_stride_parts_classes_by_what_divides_it():
+    first, second = (row_classes(Problem.mm(m, 64, 32, layout="tn", device_type="cpu"))[0] for m in (6, 7))
+    assert (first.step, second.step) == (2, 1)
+    assert first.has(10)
+    assert not first.has(12)
+    with pytest.raises(InvalidProblemError, match=r"got M = 12, expected .* is 2"):
+        first.at(12)
+    assert [x.step for x in classes_over(Problem.mm(6, 64, 32, layout="tn", device_type="cpu"), range(1, 100))] == [1, 2, 4, 8, 16]
+
+
+def test_one_row_leaves_open_what_follows_m():
+    one = Problem.addmm(1, 64, 32, bias="mn", device_type="cpu")
+    classes = row_classes(one)
+    assert {found.at(5).inp for found in classes} == {
+        Layout.contiguous((1, 64), torch.bfloat16), Layout.contiguous((5, 64), torch.bfloat16),
+    }  # fmt: skip
+    with pytest.raises(InvalidProblemError, match="expected a problem with M = 2 or more"):
+        classes_over(one, range(1, 9))
+
+
+def test_an_empty_problem_is_of_no_class():
+    assert row_classes(Problem.mm(0, 64, 32, device_type="cpu")) == ()
+
+
+CASES = [("aten", "cpu"), ("cpp", "cpu"), ("aten", "sm90"), ("triton", "sm90"), ("cuda", "sm90")]
+
+
+@pytest.mark.parametrize(("backend", "arch"), CASES)
+def test_a_choice_at_its_own_problem_is_itself(backend: str, arch: str):
+    """Every family: what ``at`` gives for another M has then the name and the kernel that it is offered with there."""
+    device = detect("cpu") if arch == "cpu" else preset(arch)
+    kind = "cpu" if arch == "cpu" else "cuda"
+    families = set()
+    for m in (1, 2, 200):
+        asked = (
+            Problem.mm(m, 512, 1024, device_type=kind),
+            Problem.mm(m, 72, 8192, dtype=torch.float32, layout="tn", device_type=kind),
+            Problem.mm(m, 512, 1001, device_type=kind),
+            Problem.mixed_mm(m, 512, 1024, dtype=torch.bfloat16, scales="column", device_type=kind),
+            Problem.mm_plus_mm(m, 512, 1024, device_type=kind),
+        )
+        for problem in asked:
+            for choice in load(backend).enumerate(problem, device, Settings(search="quick")).choices:
+                for one in (choice, *list(choice.launch_variants())[:1]):
+                    there = one.at(problem, device)
+                    assert not isinstance(there, str), there
+                    assert (there.name, there.content_hash) == (one.name, one.content_hash)
+                families.add(type(choice).__name__)
+    assert len(families) >= {"triton": 7}.get(backend, 1)
+
+
+def test_a_choice_that_is_not_legal_elsewhere_says_why():
+    device = preset("sm90")
+    tall = Problem.mm(4096, 4096, 4096, device_type="cuda")
+    choices = load("triton").enumerate(tall, device, Settings()).choices
+    reasons = [there for c in choices if isinstance(there := c.at(Problem.mm(1, 4096, 4096, device_type="cuda"), device), str)]
+    assert any("block_m 128: half of it or more hangs over m = 1" in reason for reason in reasons)

@@ -1,0 +1,136 @@
+"""Tables of segments, the anchors that they come from, and hand-overs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmtune.errors import InvalidProblemError, StoreError
+from gemmtune.selector.handover import MOST_SEGMENTS, anchors_of, assigned, hand_over
+from gemmtune.selector.range_result import bar, table_lines
+from gemmtune.selector.segments import Segment, Table, merged, rows_of
+from gemmtune.store.ranged import Ranged
+
+
+def segment(lo: int, hi: int, name: str = "x", **fields: object) -> Segment:
+    return Segment(lo=lo, hi=hi, name=name, content_hash=f"hash of {name}", anchor=lo, **fields)  # type: ignore[arg-type]
+
+
+def test_the_segment_of_an_m():
+    table = Table(segments=(segment(2, 4), segment(5, 5, "y"), segment(9, 20)))
+    assert [table.index(m) for m in (1, 2, 4, 5, 6, 8, 9, 20, 21)] == [None, 0, 0, 1, None, None, 2, 2, None]
+    assert (table.lo, table.hi) == (2, 20)
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ((), "got a table without segments"),
+        ((segment(1, 8), segment(8, 9)), r"got segments 1\.\.8 and 8\.\.9, which overlap"),
+        ((segment(5, 8), segment(1, 2)), "overlap or are out of order"),
+        ((segment(5, 4),), r"got the empty range 5\.\.4"),
+        ((segment(0, 4),), "got M = 0, expected a whole number from 1"),
+    ],
+)
+def test_wrong_segments_are_refused(segments: tuple[Segment, ...], message: str):
+    with pytest.raises(InvalidProblemError, match=message):
+        Table(segments=segments)
+
+
+@pytest.mark.parametrize("m", [range(8, 8), range(1, 9, 2), (4, 2), (0, 4), (1, 2, 3), "1..8", 7, (1, 2.5), range(0, 4)])
+def test_wrong_ranges_are_refused(m: object):
+    with pytest.raises(InvalidProblemError, match="expected"):
+        rows_of(m)
+
+
+def test_ranges_are_python_ranges_or_ends():
+    assert rows_of(range(1, 9)) == rows_of((1, 8)) == rows_of([1, 8]) == range(1, 9)
+
+
+def test_a_table_survives_the_store():
+    table = Table(segments=(segment(1, 4, time_us=1.5, checked=(1, 4)), segment(5, 9, "y")), seed=7)
+    fact = Ranged(key="{}", fingerprint="{}", kind="segments", value=table.to_json())
+    assert Table.of(Ranged.of_record("{}", "{}", *fact.record)) == table
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"version": 99, "seed": 0, "segments": []}, "got a table of version 99, expected 1; tune the range again"),
+        ({}, "version None"),
+        ({"version": 1, "seed": 0, "segments": [{"lo": 1}]}, "damaged"),
+        ({"version": 1, "seed": 0, "segments": []}, "damaged .got a table|damaged"),
+    ],
+)
+def test_a_stored_table_of_another_kind_is_told(value: dict[str, object], message: str):
+    with pytest.raises(StoreError, match=message):
+        Table.of(Ranged(key="{}", fingerprint="{}", kind="segments", value=value))
+
+
+def test_equal_neighbours_are_merged():
+    parts = (segment(1, 4, checked=(1,)), segment(5, 6, checked=(5, 6)), segment(7, 7, "y"), segment(9, 9, "y"))
+    first, *rest = merged(parts)
+    assert (first.lo, first.hi, first.checked) == (1, 6, (1, 5, 6))
+    assert [(x.lo, x.hi) for x in rest] == [(7, 7), (9, 9)], "there is a gap between these"
+
+
+def test_anchors_are_powers_middles_ends_and_what_was_recorded():
+    assert anchors_of(range(1, 41), lambda m: True, (37, 99)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 37, 40]
+    assert anchors_of(range(5, 6), lambda m: True) == [5]
+    assert anchors_of(range(1, 41), lambda m: m % 16 == 0) == [16, 32]
+
+
+def test_ties_make_no_segments_of_their_own():
+    times = {m: {"x": 1.0, "y": 0.995 if m % 2 else 1.005} for m in range(1, 9)}
+    assert set(assigned(times).values()) in ({"x"}, {"y"})
+
+
+def test_what_gains_has_its_anchors():
+    times = {m: {"x": float(m), "y": 4.5} for m in range(1, 9)}
+    assert list(assigned(times).values()) == ["x"] * 4 + ["y"] * 4
+
+
+def test_what_was_not_measured_is_not_taken():
+    assert assigned({1: {"x": 1.0}, 2: {"y": 5.0, "z": 6.0}, 3: {"x": 1.0, "y": 9.0}}) == {1: "x", 2: "y", 3: "x"}
+
+
+def test_there_are_few_segments_at_most():
+    times = {m: {"x": 1.0 + m % 2, "y": 2.0 - m % 2} for m in range(60)}
+    changes = sum(x != y for x, y in zip(assigned(times).values(), list(assigned(times).values())[1:], strict=False))
+    assert changes < MOST_SEGMENTS
+
+
+@pytest.mark.parametrize("crossing", [17, 20, 31])
+def test_a_hand_over_is_found_by_bisection(crossing: int):
+    asked: list[int] = []
+
+    def measure(m: int, names: tuple[str, str]) -> dict[str, float]:
+        asked.append(m)
+        return {"low": 1.0 if m < crossing else 2.0, "high": 2.0 if m < crossing else 1.0}
+
+    known = {16: {"low": 1.0, "high": 2.0}, 32: {"low": 2.0, "high": 1.0}}
+    assert hand_over(16, 32, ("low", "high"), known, measure) == crossing
+    assert len(asked) <= 4
+
+
+def test_a_cheap_hand_over_is_not_looked_for():
+    def measure(m: int, names: tuple[str, str]) -> dict[str, float]:
+        raise AssertionError("nothing has to be measured")
+
+    assert hand_over(16, 32, ("x", "y"), {16: {"x": 1.0, "y": 2.0}, 32: {"x": 1.02, "y": 1.0}}, measure) == 32
+    assert hand_over(16, 32, ("x", "y"), {16: {"x": 1.0, "y": 1.01}, 32: {"x": 3.0, "y": 1.0}}, measure) == 17
+
+
+def test_times_of_another_session_are_scaled_to_the_first():
+    times = {16: {"x": 10.0, "other": 12.0}, 32: {"x": 20.0, "y": 10.0}}
+    hand_over(16, 32, ("x", "y"), times, lambda m, names: {"x": 20.0, "y": 40.0} if m == 16 else {"x": 2.0, "y": 1.0})
+    assert times[16] == {"x": 10.0, "other": 12.0, "y": 20.0}
+
+
+def test_a_bar_shows_every_segment():
+    table = Table(segments=(segment(1, 1), segment(2, 2, "y"), segment(3, 8192, "z", time_us=12.5)))
+    assert bar(table, 32) == "██▓▓" + "▒" * 28
+    assert bar(table, 4) == "█▓▒▒"
+    lines = table_lines(table)
+    assert lines[0].startswith("  1 █")
+    assert lines[0].endswith(" 8192")
+    assert lines[3].split() == ["▒", "3..8192", "z", "12.50", "µs"]
