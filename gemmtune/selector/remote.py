@@ -50,8 +50,15 @@ class RemoteSession:
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
         """``Session.examine`` in the worker."""
+        return self._sample("examine", choice, best_us)
+
+    def prove(self, choice: Choice) -> Sample:
+        """``Session.prove`` in the worker."""
+        return self._sample("prove", choice)
+
+    def _sample(self, method: str, *arguments: Any) -> Sample:
         try:
-            sample, dead = self._opened().call(_do, "examine", choice, best_us, timeout_s=self._timeout_s)
+            sample, dead = self._opened().call(_do, method, *arguments, timeout_s=self._timeout_s)
         except WorkerTimedOut as error:
             return Sample(status=Status.TIMED_OUT, reason=f"{error.reason}; the limit is the setting choice_timeout_s")
         except WorkerCrashed as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import statistics
 import time
@@ -97,21 +98,31 @@ class Session:
 
         With ``best_us``, the time of the best choice so far, the measurement of one that is clearly slower ends early.
         """
-        error_over_bound: float | None = None
+        sample = self.prove(choice)
+        if sample.status is not Status.OK:
+            return sample
         try:
             with self._in_force():
-                kernel = self._kernels[choice.name] = choice.build()
-                if self._settings.verify:
-                    verdict = self._verify().check(choice, kernel)
-                    error_over_bound = verdict.error_over_bound
-                    if verdict.status is not Status.OK:
-                        return Sample(status=verdict.status, error_over_bound=error_over_bound, reason=verdict.reason)
+                kernel = self._kernels[choice.name]
                 with device_to_itself(self._settings, self._device), collection_paused():
                     time_us = _short_measurement(self._time().contender(choice, kernel), best_us)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
             status, reason = self._failure(error)
-            return Sample(status=status, error_over_bound=error_over_bound, reason=reason)
-        return Sample(status=Status.OK, time_us=time_us, error_over_bound=error_over_bound)
+            return dataclasses.replace(sample, status=status, reason=reason)
+        return dataclasses.replace(sample, time_us=time_us)
+
+    def prove(self, choice: Choice) -> Sample:
+        """Build a choice and, unless the settings leave it out, verify it; without a time."""
+        try:
+            with self._in_force():
+                kernel = self._kernels[choice.name] = choice.build()
+                if not self._settings.verify:
+                    return Sample(status=Status.OK)
+                verdict = self._verify().check(choice, kernel)
+        except Exception as error:  # noqa: BLE001 - as in ``examine``
+            status, reason = self._failure(error)
+            return Sample(status=status, reason=reason)
+        return Sample(status=verdict.status, error_over_bound=verdict.error_over_bound, reason=verdict.reason)
 
     def rank(self, choices: Sequence[Choice]) -> Ranking:
         """Times that compare: interleaved rounds, their order reversed each time, at sustained clocks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowedB
 
     monkeypatch.setattr(Session, "rank", rank)
     monkeypatch.setattr(session, "_short_measurement", lambda contender, best_us: 1.0)
+    monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
     monkeypatch.setattr("gemmtune.dispatch.tuning.ensure_limits", lambda *_: None)
     with settings.patch(rows="shared"):
         yield backend
