@@ -135,6 +135,11 @@ def _block(w: QuantizedWeight) -> int | None:
 
 def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """a [M, K] as float8_e4m3fn with a scale for each ``block`` elements of a row: [M, ⌈K/block⌉], float32."""
+    if a.is_cuda and not torch._C._len_torch_dispatch_stack():
+        kernel = importlib.import_module("gemmtune.backends.triton.float8_rows")  # where there is CUDA there is Triton
+        if kernel.serves(a):
+            numbers, scales = kernel.round_rows(a, block)
+            return numbers, scales
     m, k = a.shape
     whole = a if k % block == 0 else torch.nn.functional.pad(a, (0, -k % block))
     parts = whole.reshape(m, -1, block).float()

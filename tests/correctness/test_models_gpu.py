@@ -11,6 +11,8 @@ from torch.library import opcheck
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
+from gemmtune.backends.triton.float8_rows import LEAST_CAPABILITY, serves
+from gemmtune.dispatch.weight_functions import rows_in_float8
 from gemmtune.integration.compile import install, uninstall
 from gemmtune.operators.library import OPERATORS
 
@@ -83,6 +85,24 @@ def test_an_optimized_model_is_captured():
         finally:
             gemmtune.restore(model)
     assert torch.allclose(got, want, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16])
+@pytest.mark.parametrize(("m", "k", "block"), [(3, 300, 300), (2, 256, 128), (3, 200, 128), (1, 9000, 9000)])
+def test_rows_are_rounded_to_float8_by_one_kernel(m, k, block, dtype):
+    """As torch's operations do it on a CPU, bit by bit, NaN, infinity and rows of zeros included."""
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        pytest.skip(f"this GPU has no instruction for it: sm{LEAST_CAPABILITY[0]}{LEAST_CAPABILITY[1]} has")
+    a = (torch.randn(m, k) * torch.logspace(-3, 3, m)[:, None]).to(dtype)
+    a[-1, : k // 2] = 0
+    for value in (None, 0.0, float("inf"), float("nan")):
+        if value is not None:
+            a[0, 5] = value
+        numbers, scales = rows_in_float8(a.cuda(), block)
+        want_numbers, want_scales = rows_in_float8(a, block)
+        assert serves(a.cuda())
+        assert torch.equal(scales.cpu().nan_to_num(-1, -2), want_scales.nan_to_num(-1, -2))
+        assert torch.equal(numbers.cpu().float().nan_to_num(1000), want_numbers.float().nan_to_num(1000))
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "float8"])
