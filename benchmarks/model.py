@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -38,6 +39,17 @@ ROUNDS = 24
 BLOCK_MS = 8.0
 """How long a way runs before the next has its turn."""
 WARM_UPS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How ways are compared: whether steps are captured, how many rounds there are, whether some first calls are timed twice, and
+    the time after which no further way is begun."""
+
+    graph: bool
+    rounds: int
+    again: bool
+    until: float
 
 
 @dataclass(kw_only=True)
@@ -85,32 +97,32 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 @click.option("--graph/--no-graph", default=True, show_default=True, help="On a GPU: capture each step in a CUDA graph.")
 @click.option("--again/--no-again", default=True, show_default=True, help="Time a second first call, which finds all in the store.")
+@click.option("--seconds", default=math.inf, show_default=True, help="No further way is begun after this time.")
 @click.option("--rounds", default=ROUNDS, show_default=True)
 @click.option("--json", "out", help="Write everything to this file, after each scenario anew.")
 def main(
-    name: str, layers: int, ways: Sequence[str], device: str, graph: bool, rounds: int, again: bool, out: str | None, **sizes: Any
+    name: str, layers: int, ways: Sequence[str], device: str, out: str | None, batch: Any, prefill: Any, train: Any, **how: Any
 ) -> None:
     """Compare ways to run a model, in one process."""
     torch._dynamo.config.recompile_limit = 1024  # every way compiles the same functions again
     info = detect(device)
+    how["until"] = time.monotonic() + how.pop("seconds")
+    how["graph"] &= info.type != "cpu"
+    sizes = {"batch": batch, "prefill": prefill, "train": train}
     report: dict[str, Any] = {
         "environment": describe_environment(info),
-        "options": {"model": name, "layers": layers, "ways": list(ways), "graph": graph and info.type != "cpu", **sizes},
+        "options": {"model": name, "layers": layers, "ways": list(ways), "graph": how["graph"], **sizes},
         "scenarios": [],
     }
     with tempfile.TemporaryDirectory(prefix="gemmtune-model-") as folder:
         for scenario in scenarios(MODELS[name], sizes["batch"], sizes["prefill"], sizes["train"]):
             with settings.patch(store_path=str(Path(folder) / f"{scenario.name}.sqlite"), cache_dir=str(Path(folder) / "kernels")):
-                report["scenarios"].append(
-                    _scenario(scenario, name, layers, ways, info, graph and info.type != "cpu", rounds, again)
-                )
+                report["scenarios"].append(_scenario(scenario, name, layers, ways, info, How(**how)))
             if out:
                 Path(out).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _scenario(
-    scenario: Scenario, name: str, layers: int, ways: Sequence[str], info: DeviceInfo, graph: bool, rounds: int, again: bool
-) -> dict[str, Any]:
+def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], info: DeviceInfo, how: How) -> dict[str, Any]:
     click.echo(f"\n{scenario.name}")
     device = info.torch_device
     model = build_model(MODELS[name], SCENARIOS[scenario.kind].layers or layers, device)
@@ -119,13 +131,15 @@ def _scenario(
     runners: dict[str, Runner] = {}
     for way in ways:
         try:
+            if time.monotonic() > how.until:
+                raise TimeoutError("not begun: the time given is over")
             with settings.patch(**WAYS[way].settings):
-                runners[way] = _runner(way, scenario, model, info, graph and scenario.kind != "train", again)
+                runners[way] = _runner(way, scenario, model, info, how.graph and scenario.kind != "train", how.again)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")
     with collection_paused():
-        _rounds(runners, scenario, device, rounds)
+        _rounds(runners, scenario, device, how.rounds)
     references = [way for way in ("compile", "max-autotune") if way in runners] or [way for way in ("eager",) if way in runners]
     for way, runner in runners.items():
         row["ways"][way] = told = _told(runner, expected, scenario)
