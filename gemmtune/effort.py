@@ -43,6 +43,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cutlass": (3, 8, None),
     "ck": (2, 4, None),
     "cuda:cluster": (2, 5, None),
+    "cuda:gemv": (2, 4, None),
     "cuda:skinny": (2, 4, None),
     "cuda:wgmma": (2, 4, None),
     "cpp": (4, 10, None),

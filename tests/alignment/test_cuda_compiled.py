@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cuda_cases import BF16, INT4, SM90, UINT4, UINT8, biased, choice, cluster_shape, gated, mixed, mm, skinny_shape
+from cuda_cases import BF16, INT4, SM90, UINT4, UINT8, biased, choice, cluster_shape, gated, gemv_shape, mixed, mm, skinny_shape
 from rotation import rotated
 from sass import read_early
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
+from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
 from gemmtune.backends.cuda.skinny import family as skinny
@@ -56,16 +57,19 @@ def legal(shape: Any, m: int, bits: tuple[int, ...] = (4, 8)) -> list[CudaChoice
 
 
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
+GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
 ALWAYS = [
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
+    choice(mixed(1, **INT4, scales="group_128"), gemv_shape(8, 4, 4)),
+    choice(gated(mm(1)), gemv_shape(16, 2, 8)),
     choice(mixed(64, scales="column"), wgmma.SHAPES[8][0]),
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues."""
-SAMPLE = [one for all in (CLUSTER, SKINNY, WGMMA) for one in rotated(all, len(all) // 2, all[0].family.name)]
+SAMPLE = [one for all in (CLUSTER, GEMV, SKINNY, WGMMA) for one in rotated(all, len(all) // 2, all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*ALWAYS, *SAMPLE)}
 
 
@@ -84,6 +88,13 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         assert read_early(code) == []
         return
     assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"
+    if isinstance(shape, gemv.Shape):
+        weights = gemv.stored(one.problem)
+        assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm(weights))
+        loads = code.count(f"LDG.E.NA.LTC256B.{32 * gemv.words_of(weights)}" if gemv.words_of(weights) > 1 else "LDG.E.NA.LTC256B ")
+        assert loads >= 2 * 2 * shape.stages * shape.col_tiles, "all of them before the first is waited for, and again in the loop"
+        assert code.count("HMMA.16816.F32") % (shape.stages * shape.col_tiles) == 0
+        return
     weights = weights_of(one.problem)
     if isinstance(shape, skinny.Shape):
         assert one.family.instruction == MMA

@@ -17,10 +17,12 @@ from cuda_cases import (
     SM90,
     UINT4,
     UINT8,
+    addmm,
     bmm,
     cluster_shape,
     config,
     family_of,
+    gemv_shape,
     mixed,
     mm,
     skinny_shape,
@@ -29,6 +31,7 @@ from cuda_cases import (
 
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.configs import by_k, clusters_of, tiles_of
+from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import registers_per_thread
 from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
@@ -53,7 +56,9 @@ OF_ALL: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "arch", "reason"), OF_ALL, ids=lambda x: x if isinstance(x, str) else "")
-@pytest.mark.parametrize(("family", "problem"), [("cluster", mm()), ("skinny", mixed()), ("wgmma", mixed(64))], ids=str)
+@pytest.mark.parametrize(
+    ("family", "problem"), [("cluster", mm()), ("gemv", mm(1)), ("skinny", mixed()), ("wgmma", mixed(64))], ids=str
+)
 def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
     assert FAMILY[family].why_not(change(problem), preset(arch)) == reason
 
@@ -74,6 +79,50 @@ def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch:
 )
 def test_what_the_cluster_family_does_not_serve(problem: Problem, reason: str) -> None:
     assert FAMILY["cluster"].why_not(problem, SM90) == reason
+
+
+VECTOR = "it is loaded in contiguous rows that are aligned to 16 bytes"
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (mm(5), "a has 5 rows, at most 4 are served"),
+        (bmm(2, 1, 128, 128), "bmm is not an operation of this backend, which has mm, addmm, mixed_mm"),
+        (mm(1, dtype=F32), "a is float32, expected bfloat16 or float16"),
+        (mm(1, k=0), "the product is empty: nothing is launched"),
+        (mm(1, k=8196), "K is 8196, expected a multiple of 8"),
+        (mixed(1, k=2056), "K is 2056, expected a multiple of 16"),
+        (mixed(1, k=2064, **INT4), "K is 2064, expected a multiple of 32"),
+        (mixed(1, dtype_b=torch.float8_e4m3fn), "b is float8_e4m3fn, expected integers"),
+        (mm(1, 1, 2**29), f"a column of b has {2**30} bytes, with up to 0 elements between scales: expected less than {2**30}"),
+        (mm(2, layout="tn"), f"a has strides (1, 2) and offset 0: {VECTOR}"),
+        (
+            mm(1, layout="nn"),
+            "the transpose of b has strides (1, 128) and offset 0: "
+            "it is loaded in contiguous rows, its columns, that are aligned to 16 bytes",
+        ),
+        (dataclasses.replace(mm(1), a=dataclasses.replace(mm(1).a, offset=4)), f"a has strides (8192, 1) and offset 4: {VECTOR}"),
+    ],
+    ids=str,
+)
+def test_what_the_family_for_one_to_four_rows_does_not_serve(problem: Problem, reason: str) -> None:
+    assert FAMILY["gemv"].why_not(problem, SM90) == reason
+
+
+@pytest.mark.parametrize("problem", [
+    mm(1), mm(4, 100, 72, dtype=F16), mm(1, layout="tt"), addmm(3, 100, 136), mixed(1, 1, 16), mixed(3, 1001, 2080, **INT4),
+    mixed(4, 1001, 2048, scales="group_32", zeros=True), mixed(2, scales="group_64", scale_dtype=F32, **UINT4),
+], ids=str)  # fmt: skip
+def test_what_the_family_for_one_to_four_rows_serves(problem: Problem) -> None:
+    assert FAMILY["gemv"].why_not(problem, SM90) is None
+    assert {FAMILY["gemv"].why_not_config(problem, SM90, config(shape)) for shape in gemv.SHAPES} == {None}
+
+
+def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
+    groups = [mixed(1, scales=f"group_{n}", **bits) for bits in (INT4, {}) for n in (32, 64, 128)]
+    assert [gemv.words_of(gemv.stored(problem)) for problem in groups] == [1, 2, 4, 2, 4, 4]
+    assert [gemv.words_of(gemv.stored(problem)) for problem in (mm(1), mixed(1, scales="column"), mixed(1))] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("family", ["skinny", "wgmma"])
@@ -198,6 +247,8 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
     (mixed(k=256), SKINNY, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
     (mixed(n=2**22 + 2**17), skinny_shape(16, 64, 4, 2, 4), {}, "1 by 67584 tiles, at most 65535 fit a dimension of a grid"),
     (mixed(scales="group_128"), skinny_shape(16, 256, 2, 1, 1), {}, "needs about 320 registers for each thread, 255 are left"),
+    (mm(1, n=2**19), gemv_shape(8, 4, 4), {}, "65536 blocks of columns, at most 65535 fit a dimension of a grid"),
+    (mm(1), gemv_shape(16, 16, 4), {}, "needs about 312 registers for each thread, 255 are left"),
     (mixed(128), dataclasses.replace(WGMMA, blocks_per_sm=2), {},
      "takes 197632 bytes of shared memory, too many for 2 blocks on a multiprocessor"),
     (mixed(128), WGMMA, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),

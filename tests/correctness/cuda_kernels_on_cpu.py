@@ -1,4 +1,4 @@
-"""Skinny kernels compiled for the CPU, with threads for their threads: their text but for what is written in PTX."""
+"""Kernels for few rows compiled for the CPU, with threads for their threads: their text but for what is written in PTX."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def kernel(choice: CudaChoice) -> Kernel:
     loaded = driver.load(b"", choice.record.kernel, 0)
     launcher = Launcher(loaded, choice.record, lambda reason: ErrorFromChoice(choice.name, str(choice.problem), reason))
 
-    def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+    def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], scalars: tuple[float, ...]) -> None:
         a, b, *rest = (x.data_ptr() for x in tensors)
-        launcher.launch(0, (out.data_ptr(), 0, a, b, *rest), 1.0, 0.0)
+        launcher.launch(0, (out.data_ptr(), 0, a, b, *rest), *(scalars or (1.0, 0.0)))
 
     return Kernel(run=run)

@@ -24,6 +24,7 @@ from cuda_cases import (
     choice,
     cluster_shape,
     gated,
+    gemv_shape,
     legal_choices,
     mixed,
     mm,
@@ -34,6 +35,7 @@ from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, as
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
+from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands
@@ -78,6 +80,25 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "weights-of-16": (lambda k: addmm(13, 1000, k, "nt", BF16, "mn"), 2056, cluster("128x16x64_s6_k2")),
     "weights-of-32": (lambda k: bmm(2, 24, 264, k, "nn"), 2056, cluster("128x32x64_s5_k2")),
     "fused": (lambda k: gated(mm(100, 136, k)), 16392, cluster("64x64x64_s12_k2")),
+    "gemv-one-row": (lambda k: mm(1, 1000, k), 4096, gemv_shape(8, 4, 8)),
+    "gemv-four-rows": (lambda k: mm(4, 1003, k, dtype=F16), 4104, gemv_shape(16, 2, 8)),
+    "gemv-more-warps": (lambda k: mm(2, 77, k), 14344, gemv_shape(8, 2, 16)),
+    "gemv-biased": (lambda k: addmm(3, 131, k, dtype=BF16), 2056, gemv_shape(16, 4, 4)),
+    "gemv-fused": (lambda k: gated(mm(1, 264, k)), 136, gemv_shape(8, 8, 4)),
+    "gemv-int4": (lambda k: mixed(1, 1000, k, **INT4, scales="group_128"), 4096, gemv_shape(8, 4, 4)),
+    "gemv-int4-two-tiles": (lambda k: mixed(3, 1003, k, **INT4, scales="group_128"), 14368, gemv_shape(16, 2, 8)),
+    "gemv-int4-zeros": (lambda k: mixed(4, 256, k, **INT4, scales="group_32", zeros=True), 2048, gemv_shape(8, 4, 8)),
+    "gemv-uint4-bfloat16": (
+        lambda k: mixed(2, 264, k, dtype=BF16, **UINT4, scales="group_64", zeros=True), 3008, gemv_shape(8, 2, 16)
+    ),
+    "gemv-uint4-column": (lambda k: mixed(1, 100, k, **UINT4, scales="column", zeros=True), 4096, gemv_shape(16, 4, 8)),
+    "gemv-float32-scales": (
+        lambda k: mixed(1, 264, k, **INT4, scales="group_128", scale_dtype=F32), 4096, gemv_shape(8, 8, 4)
+    ),
+    "gemv-int8": (lambda k: mixed(1, 77, k, scales="column"), 2064, gemv_shape(8, 4, 8)),
+    "gemv-int8-groups": (lambda k: mixed(4, 520, k, scales="group_32", zeros=True), 2080, gemv_shape(16, 4, 4)),
+    "gemv-uint8": (lambda k: mixed(2, 520, k, dtype_b=UINT8, scales="tensor", zeros=True), 4096, gemv_shape(8, 2, 8)),
+    "gemv-int8-biased": (lambda k: biased(mixed(3, 131, k, dtype=BF16, scales="column")), 4096, gemv_shape(16, 2, 8)),
     "skinny-int4": (lambda k: mixed(16, 1000, k, **INT4, scales="group_128"), 4096, skinny_shape(16, 128, 4, 2, 4)),
     "skinny-int4-one-row": (lambda k: mixed(1, 1000, k, **INT4, scales="group_128"), 4096, skinny_shape(8, 64, 8, 2, 4)),
     "skinny-int4-32-rows": (lambda k: mixed(30, 520, k, **INT4, scales="group_128"), 4096, skinny_shape(32, 128, 6, 4, 2)),
@@ -140,6 +161,8 @@ DIVIDED: list[dict[str, Any]] = [
 
 
 def ways_of(name: str) -> list[dict[str, Any]]:
+    if isinstance(CASES[name][2], GemvShape):
+        return [{}, {"pdl": True}, {"pdl": True, "prefetch_stages": 4}]
     if not isinstance(CASES[name][2], ClusterShape):
         return DIVIDED
     ways = [{}, {"pdl": True, "prefetch_stages": 4}]
@@ -170,7 +193,18 @@ def test_every_way_to_tell_a_launch_is_right(name: str) -> None:
     assert_right(make(k), choices_of(name))
 
 
-OF_EACH = ["two-tiles", "divided-batched", "four-tiles", "fused", "skinny-int4", "skinny-fused", "wgmma-int4", "wgmma-fused"]
+OF_EACH = [
+    "two-tiles",
+    "divided-batched",
+    "four-tiles",
+    "fused",
+    "gemv-int4",
+    "gemv-fused",
+    "skinny-int4",
+    "skinny-fused",
+    "wgmma-int4",
+    "wgmma-fused",
+]
 """A sample of every family, with sums through memory and without."""
 
 
@@ -179,13 +213,15 @@ def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> Non
     assert_replayable(choices_of(name)[-1])
 
 
-@pytest.mark.parametrize("name", ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "skinny-int4", "wgmma-int4"])
+@pytest.mark.parametrize(
+    "name", ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "gemv-int4", "skinny-int4", "wgmma-int4"]
+)
 def test_calls_of_several_streams_do_not_see_each_other(name: str) -> None:
     """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
     assert_streams_apart(choices_of(name)[-1])
 
 
-@pytest.mark.parametrize("name", ["two-tiles", "skinny-int4", "wgmma-int4"])
+@pytest.mark.parametrize("name", ["two-tiles", "gemv-one-row", "skinny-int4", "wgmma-int4"])
 def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch(name: str) -> None:
     assert_launched_by_a_new_thread(choices_of(name)[0])
 
@@ -221,6 +257,8 @@ CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "divided": (mm(128, 128, 4096), cluster("64x64x64_s6_k2_2x2"), {"clusters_per_tile": 3}),
     "beside": (mm(256, 256, 4096), cluster("128x64x64_s8_k2_1x2"), {"clusters_per_tile": 3}),
     "small": (mm(64, 64, 8192), cluster("64x64x64_s6_k8"), {}),
+    "gemv": (mixed(4, 4096, 4096, **INT4, scales="group_128"), gemv_shape(8, 4, 4), {}),
+    "gemv-dense": (mm(1, 4096, 4096), gemv_shape(8, 4, 8), {}),
     "skinny": (mixed(16, 4096, 4096, **INT4, scales="group_128"), skinny_shape(16, 128, 4, 2, 4), {"cluster_k": 2}),
     "wgmma": (mixed(64, 4096, 4096, **INT4, scales="group_128"), wgmma_shape(64, 2, 1, 128, 4, k16_batch=2), {"cluster_k": 2}),
 }
@@ -255,7 +293,7 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, p
         assert all(torch.equal(one, other) for one, other in zip(early, results[0], strict=True))
 
 
-@pytest.mark.parametrize("name", ["two-tiles", "skinny-int8-bfloat16", "wgmma-int8"])
+@pytest.mark.parametrize("name", ["two-tiles", "gemv-int8", "skinny-int8-bfloat16", "wgmma-int8"])
 def test_an_address_that_is_not_aligned_is_refused(name: str) -> None:
     first = choices_of(name)[0]
     x = random_operands(first.problem, GPU, seed=7)

@@ -1,4 +1,7 @@
-"""Skinny kernels on the CPU, thread by thread, in tiles with tails and clusters of blocks: for each commit half of the weights."""
+"""Kernels for few rows on the CPU, thread by thread, in tiles with tails and clusters of blocks.
+
+For each commit half of the weights.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from cpp_kernels import needs_compiler
-from cuda_cases import BF16, F32, INT4, UINT4, UINT8, biased, choice, gated, skinny_shape
+from cuda_cases import BF16, F16, F32, INT4, UINT4, UINT8, addmm, biased, choice, gated, gemv_shape, mixed, mm, skinny_shape
 from cuda_kernels_on_cpu import kernel
 from rotation import rotated
 
+from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.choice import Status
 from gemmtune.problem import Problem
 from gemmtune.selector.verify import Verifier
@@ -46,7 +50,40 @@ def test_every_kind_of_weight_is_right(name: str) -> None:
         problem = gated(problem)
     if name == "int8-bfloat16":
         problem = biased(problem)
-    here = dataclasses.replace(problem, device_type="cpu")
-    chosen = dataclasses.replace(choice(problem, shape, **told), problem=here)
+    assert_right(choice(problem, shape, **told))
+
+
+def assert_right(one: CudaChoice) -> None:
+    """The kernel passes the suite's own verification."""
+    here = dataclasses.replace(one.problem, device_type="cpu")
+    chosen = dataclasses.replace(one, problem=here)
     verdict = Verifier(here, torch.device("cpu")).check(chosen, kernel(chosen))
     assert verdict.status is Status.OK, verdict.reason
+
+
+TWO, DEEP, PAIR = gemv_shape(8, 2, 2), gemv_shape(8, 4, 1), gemv_shape(16, 2, 2)
+ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
+    "bfloat16": (mm(1, 20, 328), TWO),
+    "float16-four-rows": (mm(4, 9, 264, dtype=F16), PAIR),
+    "added-bias": (addmm(3, 13, 136, dtype=BF16), DEEP),
+    "float32-gated": (biased(mm(2, 11, 72)), TWO),
+    "int4-group-128": (mixed(1, 11, 736, **INT4, scales="group_128"), TWO),
+    "int4-group-128-bfloat16-two-tiles": (mixed(3, 21, 544, dtype=BF16, **INT4, scales="group_128", scale_dtype=F32), PAIR),
+    "int4-group-64": (mixed(2, 10, 544, **INT4, scales="group_64"), TWO),
+    "int4-group-32-zeros": (mixed(4, 9, 288, **INT4, scales="group_32", zeros=True), DEEP),
+    "uint4-column-zeros": (mixed(2, 11, 416, **UINT4, scales="column", zeros=True), PAIR),
+    "uint4-bfloat16-group-128-zeros": (mixed(1, 12, 544, dtype=BF16, **UINT4, scales="group_128", zeros=True), TWO),
+    "int8-column": (gated(mixed(4, 11, 528, scales="column")), TWO),
+    "int8-bfloat16-column": (mixed(1, 18, 272, dtype=BF16, scales="column"), PAIR),
+    "int8-group-32-zeros": (mixed(3, 9, 208, scales="group_32", zeros=True), DEEP),
+    "uint8-tensor-zeros": (mixed(2, 9, 272, dtype_b=UINT8, scales="tensor", zeros=True), TWO),
+    "int8-bare": (mixed(1, 9, 16), TWO),
+}
+"""Weights, rows, tails of columns and of K, more lines than stages and fewer."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", rotated([*ONE_TO_FOUR], 2, "gemv"))
+def test_one_to_four_rows_are_right(name: str) -> None:
+    problem, shape = ONE_TO_FOUR[name]
+    assert_right(choice(problem, shape, pdl=True, prefetch_stages=shape.stages))

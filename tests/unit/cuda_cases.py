@@ -12,6 +12,7 @@ from gemmtune.backends.cuda.backend import FAMILIES
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
+from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.device import DeviceInfo, preset
@@ -69,6 +70,10 @@ def cluster_shape(text: str) -> cluster.Shape:
     return next(shape for shape in cluster.SHAPES if str(shape) == text)
 
 
+def gemv_shape(block_n: int, stages: int, warps: int) -> gemv.Shape:
+    return gemv.Shape(block_n=block_n, stages=stages, warps=warps)
+
+
 def skinny_shape(block_m: int, block_n: int, stages: int, warps_n: int, warps_k: int) -> skinny.Shape:
     return skinny.Shape(block_m=block_m, block_n=block_n, stages=stages, warps_n=warps_n, warps_k=warps_k)
 
@@ -80,7 +85,12 @@ def wgmma_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int,
 
 def config(shape: Any, **told: Any) -> Any:
     """A config of the family whose shape it is."""
-    types = {cluster.Shape: cluster.Config, skinny.Shape: skinny.Config, wgmma.Shape: wgmma.Config}
+    types: dict[Any, Any] = {
+        cluster.Shape: cluster.Config,
+        gemv.Shape: gemv.Config,
+        skinny.Shape: skinny.Config,
+        wgmma.Shape: wgmma.Config,
+    }
     return types[type(shape)](shape=shape, **told)
 
 

@@ -31,6 +31,7 @@ from gemmtune.backends.cuda import choice as choices_module
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
+from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import family as wgmma
@@ -119,6 +120,7 @@ def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted
         ("cluster", mm(16, 6144, 1024), "default", "K is 1024, tried from 4096 on"),
         ("cluster", mm(16, 28672, 8192), "default", "the result has 448 tiles of 64x64, tried with up to 66"),
         ("cluster", mm(128, 128, 4096), "quick", "K is 4096, tried from 8192 on"),
+        ("gemv", mm(5), "exhaustive", "a has 5 rows, at most 4 are served"),
         ("skinny", mixed(33), "exhaustive", "a has 33 rows, at most 32 are served"),
         ("wgmma", mixed(32), "default", "a has 32 rows, tried from 33 on"),
     ],
@@ -133,13 +135,16 @@ def test_the_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:wgmma"]
+    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:gemv", "cuda:wgmma"]
+    few = mixed(4, 8192, 8192, scales="column")
+    assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
 
 @pytest.mark.parametrize(
     ("family", "problem", "shapes"),
     [
         ("cluster", mm(256, 256, 2048), cluster.SHAPES),
+        ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
     ],
@@ -148,7 +153,7 @@ def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Proble
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
-    assert len(found) > len(legal), "each in several ways"
+    assert len(found) > len(legal) or family == "gemv", "each in several ways"
     assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
     times = [estimate_us(one) for one in found]
     assert times == sorted(times)
@@ -181,6 +186,7 @@ def test_it_serves_sm90_alone(arch: str) -> None:
 
 
 OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
+OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 
 
@@ -195,7 +201,7 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
 
-@pytest.mark.parametrize(("family", "problem"), OFFERED[:1] + OFFERED[4:5] + OFFERED[9:10], ids=str)
+@pytest.mark.parametrize(("family", "problem"), OFFERED[:1] + OFFERED[4:5] + OFFERED[9:10] + [("gemv", mixed(1, **int4))], ids=str)
 def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, problem: Problem) -> None:
     one = choices(family, problem)[0]
     travelled = pickle.loads(pickle.dumps(one))
@@ -210,6 +216,8 @@ def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, proble
     ("family", "problem", "splits", "weights"),
     [
         ("cluster", mm(256, 256, 16384), lambda c: c.clusters_per_tile * c.shape.cluster_k, None),
+        ("gemv", mm(2, 4096, 4096), lambda c: 2 * c.shape.warps, None),
+        ("gemv", mixed(4, dtype=BF16, **INT4, scales="group_128", zeros=True), lambda c: 2 * c.shape.warps, BF16),
         ("skinny", mixed(**INT4, scales="group_128"), lambda c: c.cluster_k * c.shape.warps_k, None),
         ("skinny", mixed(**INT4, scales="column", zeros=True), lambda c: c.cluster_k * c.shape.warps_k, F16),
         ("wgmma", mixed(64, scales="column"), lambda c: c.cluster_k, None),

@@ -22,6 +22,7 @@ from cuda_cases import (
     config,
     family_of,
     gated,
+    gemv_shape,
     mixed,
     mm,
     skinny_shape,
@@ -32,6 +33,7 @@ from gemmtune import settings
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
+from gemmtune.backends.cuda.gemv.family import Work as GemvWork
 from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
@@ -61,6 +63,9 @@ TEXTS: dict[str, list[tuple[Problem, Any]]] = {
         (mixed(**INT4, scales="group_64"), SKINNY), (gated(mixed(**GROUPS)), SKINNY), (biased(mixed(**GROUPS)), SKINNY),
     ],
 }  # fmt: skip
+VECTOR = gemv_shape(8, 4, 8)
+TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
+TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
 
 
@@ -71,7 +76,8 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
     for source in sources:
         assert not any(mark in source.text for mark in ("{{", "{%", "{#"))
         assert "#include" not in source.text
-    again = mm(256, 300, 16384) if family == "cluster" else mixed(13, 2048, 4096, **GROUPS)
+    other = {"cluster": mm(256, 300, 16384), "gemv": mm(4, 300, 16384)}
+    again = other.get(family, mixed(13, 2048, 4096, **GROUPS))
     assert source_of(again, TEXTS[family][0][1]).digest == sources[0].digest
 
 
@@ -144,6 +150,21 @@ def test_what_few_rows_are_told() -> None:
     assert (one_scale.epilogue.x[0].strides.row, one_scale.epilogue.x[0].strides.col) == (0, 0)
 
 
+def test_what_one_to_four_rows_are_told() -> None:
+    problem = mixed(3, 1001, 4096, **INT4, scales="group_128", zeros=True)
+    record = choice(problem, VECTOR, pdl=True, prefetch_stages=4).record
+    work = GemvWork.from_buffer_copy(record.parameters)
+    assert (work.rows, work.cols, work.row_bytes, work.prefetch_stages) == (3, 1001, 2048, 4)
+    assert (work.a_pitch, work.b_pitch, work.out_strides.row) == (8192, 2048, 1001)
+    assert [(x.strides.row, x.strides.col) for x in work.epilogue.x[:2]] == [(1001, 1), (1001, 1)]
+    assert (record.grid, record.threads, record.shared_bytes, record.cluster, record.maps) == ((1, 126, 1), 256, 2048, 1, ())
+    assert dict(record.alignment) == {A: 16, B: 16}
+    assert [one.operand for one in record.addresses] == [OUT, operand_at(0), operand_at(1), A, B]
+    biased = choice(addmm(1, 128, 256), VECTOR).record
+    assert [one.number for one in biased.scalars] == [0, 1]
+    assert [one.operand for one in biased.addresses] == [OUT, operand_at(0), A, B]
+
+
 # Compilation
 
 
@@ -182,6 +203,7 @@ def missing(reason: str) -> Callable[[], CubinCompiler]:
     [
         ((mm(), mm(100, 120, 32768)), LONG),
         ((mixed(scales="column"), mixed(11, 1000, 2064, scales="column")), SKINNY),
+        ((mm(1), mm(4, 100, 136)), VECTOR),
         ((mixed(64, scales="column"), mixed(51, 1000, 2064, scales="column")), WGMMA),
         ((gated(mm()), gated(mm(100, 120, 8192))), LONG),
     ],

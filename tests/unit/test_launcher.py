@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_cases import F16, INT4, addmm, choice, cluster_shape, mixed, mm, skinny_shape, wgmma_shape
+from cuda_cases import F16, INT4, addmm, choice, cluster_shape, gemv_shape, mixed, mm, skinny_shape, wgmma_shape
 from fake_libcuda import FakeCuda, Launched, compiled, include_folder
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
+from gemmtune.backends.cuda.gemv.family import Work as GemvWork
 from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
 from gemmtune.backends.cuda.wgmma.family import Work as WgmmaWork
 from gemmtune.errors import ErrorFromChoice, UnavailableError
@@ -29,6 +30,7 @@ from gemmtune.toolchain.structs import fields_of, struct_text
 OUT_AT, WORKSPACE_AT, A_AT, B_AT, X_AT = (0x7F0000000000 + i * 0x10000000 for i in range(5))
 LONG = choice(addmm(136, 200, 8200), cluster_shape("64x64x64_s6_k2_2x2"), clusters_per_tile=3, pdl=True, prefetch_stages=6)
 SKINNY = choice(mixed(16, 1000, 4096, **INT4, scales="group_128"), skinny_shape(16, 128, 4, 2, 4), cluster_k=2)
+GEMV = choice(addmm(1, 100, 256), gemv_shape(8, 4, 4), pdl=True, prefetch_stages=4)
 WGMMA = choice(mixed(64, 1000, 4096, scales="column"), wgmma_shape(64, 2, 1, 128, 4), cluster_k=2)
 
 
@@ -53,7 +55,7 @@ def launch(cuda: FakeCuda, record: Record, stream: int = 7, alpha: float = 1.5, 
     return cuda.launched[-1]
 
 
-@pytest.mark.parametrize("one", [LONG, SKINNY, WGMMA], ids=lambda one: one.family.name)
+@pytest.mark.parametrize("one", [LONG, GEMV, SKINNY, WGMMA], ids=lambda one: one.family.name)
 def test_the_driver_gets_what_the_record_says(cuda: FakeCuda, one: CudaChoice) -> None:
     record = one.record
     got = launch(cuda, record)
@@ -80,6 +82,8 @@ def test_addresses_and_scalars_are_where_the_kernel_reads_them(cuda: FakeCuda) -
     assert (work.rows, work.cols, work.clusters_per_tile, work.prefetch_stages, work.paired) == (136, 200, 3, 6, True)
     few = SkinnyWork.from_buffer_copy(bytes(launch(cuda, SKINNY.record).arguments[1]))
     assert (few.out, few.epilogue.x[0].data, few.cluster_k, few.paired) == (OUT_AT, X_AT, 2, True)
+    one = GemvWork.from_buffer_copy(bytes(launch(cuda, GEMV.record, alpha=3.0).arguments[0]))
+    assert (one.out, one.a, one.b, one.epilogue.x[0].data, one.epilogue.scalars.alpha) == (OUT_AT, A_AT, B_AT, X_AT, 3.0)
     more = WgmmaWork.from_buffer_copy(bytes(launch(cuda, WGMMA.record).arguments[1]))
     assert (more.out, more.epilogue.x[0].data, more.whole_chunks, more.sums_beside) == (OUT_AT, X_AT, True, True)
 
@@ -190,7 +194,7 @@ def test_maps_come_before_what_else_a_kernel_gets() -> None:
     assert SKINNY.record.maps[0].operand == A
 
 
-STRUCTS = [ClusterWork, SkinnyWork, WgmmaWork]
+STRUCTS = [ClusterWork, GemvWork, SkinnyWork, WgmmaWork]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -13,13 +13,14 @@ from ...toolchain.cubin import find_cubin_compiler
 from .choice import offers
 from .cluster.family import Cluster
 from .family import Family
+from .gemv.family import Gemv
 from .hopper import CAPABILITY
 from .skinny.family import Skinny
 from .wgmma.family import Wgmma
 
-CLUSTER, SKINNY, WGMMA = Cluster(), Skinny(), Wgmma()
-FAMILIES: tuple[Family[Any], ...] = (CLUSTER, SKINNY, WGMMA)
-"""A folder each: long sums with few results; few rows, and more of them, times weights of four or eight bits."""
+CLUSTER, GEMV, SKINNY, WGMMA = Cluster(), Gemv(), Skinny(), Wgmma()
+FAMILIES: tuple[Family[Any], ...] = (CLUSTER, GEMV, SKINNY, WGMMA)
+"""A folder each: long sums with few results; one to four rows; few rows, and more of them, times weights of four or eight bits."""
 
 
 class CudaBackend:

@@ -90,6 +90,16 @@ template <size_t Count>
 inline void load_words(unsigned (&x)[Count], unsigned from) {
   std::memcpy(x, at_address(from), sizeof(x));
 }
+template <size_t Count>
+inline void load_weights(unsigned (&x)[Count], void const* from, bool inside) {
+  std::fill(x, x + Count, 0);
+  if (inside) {
+    std::memcpy(x, from, sizeof(x));
+  }
+}
+template <size_t Count>
+inline void load_row(unsigned (&x)[Count], void const* from, bool inside) { load_weights(x, from, inside); }
+inline void fetch_line(void const*) {}
 
 // 16-bit floats.
 inline double decoded(unsigned bits) {

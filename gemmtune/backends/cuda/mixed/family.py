@@ -23,9 +23,11 @@ from .weights import MixedConfig, Weights, weights_of
 
 PROMOTION_BYTES = 256
 """What L2 asks of memory for a line that it misses."""
-PARTS = tuple((__package__, f"{name}.cuh.jinja") for name in ("ptx", "work", "copies"))
+FILES = ("device", "sums", "store")
+PTX, NUMBERS = ((__package__, f"{name}.cuh.jinja") for name in ("ptx", "numbers"))
+"""Instructions of all kernels for weights; and weights as pairs of a's type, for products of warps."""
+PARTS = (PTX, *((__package__, f"{name}.cuh.jinja") for name in ("work", "copies")))
 """The instructions of all kernels; the maps of operands, and how blocks divide K; one thread that copies."""
-FILES = ("device", "numbers", "sums", "store")
 
 C = TypeVar("C", bound=MixedConfig)
 
@@ -179,7 +181,7 @@ class MixedFamily(Family[C]):
 
     def record(self, problem: Problem, config: C) -> Record:
         shape, work = config.shape, self.work()
-        operands = [_matrix(x) for x in problem.scales]
+        operands = [matrix(x) for x in problem.scales]
         operands += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
         fill_common(work, problem.out, operands)
         work.rows, work.cols, work.steps = problem.m, problem.n, steps_of(problem, config)
@@ -236,7 +238,7 @@ def _why_not_operands(problem: Problem) -> str | None:
     return None
 
 
-def _matrix(layout: Layout) -> Layout:
+def matrix(layout: Layout) -> Layout:
     """Scales as a matrix: a single number, or one row, for all."""
     size = (1,) * (2 - len(layout.size)) + layout.size
     stride = (0,) * (2 - len(layout.stride)) + layout.stride if layout.numel != 1 else (0, 0)

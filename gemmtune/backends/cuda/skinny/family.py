@@ -18,7 +18,7 @@ from ..family import float32_sums
 from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, IDLE_CLUSTERS, LINE_BYTES, MMA, clusters_at_a_time, registers_per_thread
 from ..kernel import aligned_out
 from ..mixed import family
-from ..mixed.family import PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
+from ..mixed.family import NUMBERS, PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
 from ..mixed.weights import MixedConfig, Weights, weights_of
 
 BASE_REGISTERS = 64
@@ -145,6 +145,7 @@ class Skinny(MixedFamily[Config]):
     instruction = MMA
     package = __package__
     work = Work
+    files = (NUMBERS,)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         reason = super().why_not(problem, device)

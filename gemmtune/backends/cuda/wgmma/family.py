@@ -189,7 +189,7 @@ class Wgmma(MixedFamily[Config]):
     instruction = WGMMA
     package = __package__
     work = Work
-    files = (PRODUCTS,)
+    files = (PRODUCTS, (__package__, "numbers.cuh.jinja"))
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - of all
         least = LEAST_ROWS[search]

@@ -1,0 +1,165 @@
+"""The family of kernels for one to four rows: what it serves, what is compiled, and what its launches are told."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....problem import Layout, Problem
+from ....problem.dtypes import dtype_name
+from ....problem.rules import why_not
+from ....toolchain.record import A, Address, B, Record
+from ...cpp.printer import STORAGE_TYPES
+from .. import kernel
+from ..family import Family, float32_sums, why_not_epilogue, why_not_here
+from ..hopper import MMA
+from ..kernel import KernelSource, addresses_of, common_values, fill_common, scalars_of
+from ..mixed.family import NUMBERS, PTX, matrix
+from .configs import BLOCK_M, Config, candidates, estimate_us, row_bytes, stored, tiles_of, why_not_config, words_of
+
+OPERATIONS = ("mm", "addmm", "mixed_mm")
+LOAD_BYTES = 16
+"""What a thread loads at once, to whose multiples rows of a and columns of b are aligned."""
+
+MOST_BYTES = 2**30
+"""Of a column, so that what is beyond its end fits 32 bits, too."""
+
+
+class Work(kernel.Work):
+    """Sizes, and what is multiplied. ``row_bytes`` are those of a column of b; pitches are in bytes."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("a_pitch", ctypes.c_longlong), ("b_pitch", ctypes.c_longlong),
+        ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("row_bytes", ctypes.c_int), ("prefetch_stages", ctypes.c_int),
+    )  # fmt: skip
+
+
+class Gemv(Family[Config]):
+    """The family of ``gemv.cu.jinja``; its shapes, their legality and ranking are in ``configs.py``."""
+
+    name = "gemv"
+    kernel = "gemmtune_gemv"
+    likely = 1.3
+    instruction = MMA
+    why_not_config = staticmethod(why_not_config)
+    candidates = staticmethod(candidates)
+    estimate_us = staticmethod(estimate_us)
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        reason = why_not(problem, OPERATIONS) or why_not_here(problem, device)
+        if reason is not None:
+            return reason
+        if problem.m > BLOCK_M:
+            return f"a has {problem.m} rows, at most {BLOCK_M} are served"
+        if problem.widens_b and problem.b.dtype not in (torch.int8, torch.uint8):
+            return f"b is {dtype_name(problem.b.dtype)}, expected integers"
+        return _why_not_operands(problem) or why_not_epilogue(problem)
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - the same for all
+        """How it begins."""
+        yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
+        if config.pdl:
+            yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.stages)
+
+    def label(self, problem: Problem, config: Config) -> str:
+        return config.label(stored(problem))
+
+    def claims(self, problem: Problem, config: Config) -> Claims:
+        """Weights are rounded to a's dtype when zero points are subtracted; scales multiply sums.
+
+        The halves of lines are summed apart.
+        """
+        return float32_sums(splits=2 * config.shape.warps, weights=problem.dtype if stored(problem).zero else None)
+
+    def info(self, problem: Problem, config: Config) -> dict[str, Any]:
+        shape = config.shape
+        return {
+            "tile": [BLOCK_M, shape.block_n, shape.block_k(stored(problem))],
+            "stages": shape.stages,
+            "warps": shape.warps,
+            "pdl": config.pdl,
+            "prefetch_stages": config.prefetch_stages,
+            "splits": 2 * shape.warps,
+        }
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        shape, weights = config.shape, stored(problem)
+        common, factors = common_values(problem, Work, {"a": "unsigned char const*", "b": "unsigned char const*"}), weights.factors
+        first, types = common["first_operand"], {name: STORAGE_TYPES[factor.dtype] for name, factor in factors.items()}
+        read_at_end = [(place, types[name]) for place, name in enumerate(factors) if name == "scale" and not factors[name].group]
+        files = (PTX, NUMBERS) if weights.bits < 16 else (PTX,)
+        return KernelSource(
+            kernel=self.kernel,
+            unit=(__package__, "gemv.cu.jinja"),
+            files=(*files, *((__package__, f"{name}.cuh.jinja") for name in ("device", "sums", "store"))),
+            values=common
+            | dataclasses.asdict(shape)
+            | {
+                "name": shape.label(weights),
+                "bits": weights.bits,
+                "signed": weights.signed,
+                "zero": weights.zero is not None,
+                "along_k": [name for name, factor in factors.items() if factor.group],
+                "groups": {name: factor.group for name, factor in factors.items()},
+                "types": types,
+                "places": {name: place for place, name in enumerate(factors)},
+                "read_at_end": [*read_at_end, *((first + i, one) for i, one in enumerate(common["operands"]))],
+                "words": words_of(weights),
+                "a_stages": shape.a_stages(weights),
+                "threads": shape.threads,
+                "shared_bytes": shape.shared_bytes,
+                "blocks_per_sm": shape.blocks_per_sm(weights),
+            },
+        )
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        extra = problem.epilogue.operands if problem.epilogue else ()
+        added = extra if problem.inp_read is None else (problem.inp_read, *extra)
+        operands = [*map(matrix, problem.scales), *(x.expanded(problem.out.size) for x in added)]
+        work = Work()
+        fill_common(work, problem.out, operands)
+        work.a_pitch, work.b_pitch = (x.stride[0] * x.dtype.itemsize for x in (problem.a, problem.b.transposed))
+        work.rows, work.cols, work.row_bytes = problem.m, problem.n, row_bytes(problem)
+        work.prefetch_stages = config.prefetch_stages
+        multiplied = (Address(offset=Work.a.offset, operand=A), Address(offset=Work.b.offset, operand=B))
+        return Record(
+            kernel=self.kernel,
+            grid=(1, tiles_of(problem, config), 1),
+            cluster=1,
+            threads=config.shape.threads,
+            shared_bytes=config.shape.shared_bytes,
+            pdl=config.pdl,
+            parameters=bytes(work),
+            addresses=(*addresses_of(len(operands)), *multiplied),
+            scalars=scalars_of(problem),
+            alignment=((A, LOAD_BYTES), (B, LOAD_BYTES)),
+        )
+
+
+def _why_not_operands(problem: Problem) -> str | None:
+    """Why rows of a, or columns of b, cannot be loaded 16 bytes at a time, or None."""
+    chunk = LOAD_BYTES * 8 // stored(problem).bits
+    if problem.k % chunk:
+        return f"K is {problem.k}, expected a multiple of {chunk}"
+    steps = [abs(stride) for layout in problem.scales for stride in layout.stride]
+    if max(row_bytes(problem), *steps, 0) >= MOST_BYTES:
+        apart = f"{max(steps, default=0)} elements between scales"
+        return f"a column of b has {row_bytes(problem)} bytes, with up to {apart}: expected less than {MOST_BYTES}"
+    for name, layout, where in (("a", problem.a, "rows"), ("the transpose of b", problem.b.transposed, "rows, its columns,")):
+        if not _loads(layout):
+            strides = f"has strides {layout.stride} and offset {layout.offset}"
+            return f"{name} {strides}: it is loaded in contiguous {where} that are aligned to {LOAD_BYTES} bytes"
+    return None
+
+
+def _loads(layout: Layout) -> bool:
+    """Whether rows are contiguous and aligned."""
+    (row, col), size = layout.stride, layout.dtype.itemsize
+    pitched = layout.size[0] == 1 or row * size % LOAD_BYTES == 0
+    return (col == 1 or layout.size[1] == 1) and pitched and layout.offset * size % LOAD_BYTES == 0
