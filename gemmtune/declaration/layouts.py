@@ -7,6 +7,7 @@ elements past a 16-byte boundary; ``col~0`` is column-major with a batch stride 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -50,14 +51,7 @@ class OperandLayout:
     @classmethod
     def parse(cls, text: str) -> OperandLayout:
         """The layout of a text such as ``col+4@1``. Raises CaseError for any other text."""
-        found = _PATTERN.fullmatch(text)
-        if found is None:
-            raise CaseError(
-                f"layout: got {text!r}, expected kind[+pad][@offset][~0|~1] "
-                "with a kind out of row, col, every2, rows0, cols0, window"
-            )
-        kind, pad, offset, batch = found.groups()
-        return cls(kind=kind, pad=int(pad or 0), offset=int(offset or 0), batch=batch or "")
+        return _parsed(text)
 
     def __str__(self) -> str:
         pad = f"+{self.pad}" if self.pad else ""
@@ -89,6 +83,23 @@ class OperandLayout:
             span = max(span, cols * stride[1])
         between = 0 if self.batch == "0" else span + (BATCH_GAP if self.batch == "1" else 0)
         return Layout(size=size, stride=(between, *stride)[-len(size) :] if size else (), dtype=dtype, offset=self.offset)
+
+
+@functools.cache
+def _parsed(text: str) -> OperandLayout:
+    found = _PATTERN.fullmatch(text)
+    if found is None:
+        raise CaseError(
+            f"layout: got {text!r}, expected kind[+pad][@offset][~0|~1] with a kind out of row, col, every2, rows0, cols0, window"
+        )
+    kind, pad, offset, batch = found.groups()
+    return OperandLayout(kind=kind, pad=int(pad or 0), offset=int(offset or 0), batch=batch or "")
+
+
+@functools.cache
+def kinds_of_texts(*texts: str) -> frozenset[str]:
+    """The names of ``KINDS`` that all layouts of these texts need."""
+    return frozenset[str]().union(*(OperandLayout.parse(text).kinds for text in texts))
 
 
 def kinds_of(layout: Layout) -> Iterator[frozenset[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from compiled_graphs import Always, Mlp, assert_as_good, decided, in_float64
+from models import made as made_model
+from models import result
 from rotation import rotated
 
 import gemmtune
@@ -46,7 +49,7 @@ def fused(monkeypatch: pytest.MonkeyPatch):
     backend.uninstall()
 
 
-def compiled_is_right(build: Callable[[], Any], made: list[Any]) -> None:
+def compiled_is_right(build: Callable[[], Any], made: list[Any], folder: Path) -> None:
     """Logits of two lengths in one dynamic graph, against eager torch and float64; every product of the graph is ours."""
     torch.manual_seed(0)
     model = build().eval().bfloat16()
@@ -73,11 +76,22 @@ def ahead_of_time(made: list[Any], folder: Path) -> None:
     assert [d.taken for d in made] == ["fused", "alone"]
 
 
-@pytest.mark.parametrize(
-    "what", rotated([llama, qwen2, bert, gpt2, ahead_of_time], every=5, name="models"), ids=lambda f: f.__name__
-)
-def test_models(what, fused, tmp_path):
-    if what is ahead_of_time:
-        ahead_of_time(fused, tmp_path)
-    else:
-        compiled_is_right(what, fused)
+def quantized(name: str, made: list[Any], folder: Path) -> None:
+    """With weights of four bits a compiled model gives what it gives uncompiled."""
+    model, inputs = made_model(name)
+    gemmtune.quantize_(model, "int4", group=32)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+        assert torch.allclose(result(compiled, inputs), result(model, inputs), atol=1e-5)
+
+
+WAYS: dict[str, Callable[[list[Any], Path], None]] = {
+    **{build.__name__: functools.partial(compiled_is_right, build) for build in (llama, qwen2, bert, gpt2)},
+    **{f"{name}-int4": functools.partial(quantized, name) for name in ("llama", "qwen2", "gpt2")},
+    "ahead_of_time": ahead_of_time,
+}
+
+
+@pytest.mark.parametrize("way", rotated(tuple(WAYS), every=len(WAYS), name="models"))
+def test_models(way, fused, tmp_path):
+    WAYS[way](fused, tmp_path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ...declaration.labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
-from ...declaration.layouts import PLAIN, OperandLayout
+from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
 from ...problem.fused import NAMES
 from ...problem.operations import Operation
@@ -18,6 +18,12 @@ SCALARS = ("zero", "one", "general")
 YES_NO = ("no", "yes")
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _SIZES = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)")
+_PROPERTY, _VARIANT = re.compile(r"[a-z][a-z0-9-]*"), re.compile(r"[A-Za-z0-9_.+]+")
+_LEGAL: dict[str, tuple[str, ...]] = {
+    "op": OPS, "dtype": tuple(DTYPES), "bias": BIASES, "alpha": SCALARS, "beta": SCALARS, "scales": SCALES,
+    "scale_dtype": ("", *NARROW_FLOATS), "zeros": YES_NO, "result": ("", *NARROW_FLOATS),
+}  # fmt: skip
+_LEGAL_WEIGHTS = {"mixed_mm": ("", *WEIGHTS), "scaled_mm": ("", *FLOAT8)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +65,12 @@ class Case:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        weights = {"mixed_mm": tuple(WEIGHTS), "scaled_mm": FLOAT8}.get(self.op, ())
-        for name, value, legal in (
-            ("op", self.op, OPS), ("dtype", self.dtype, tuple(DTYPES)), ("bias", self.bias, BIASES),
-            ("alpha", self.alpha, SCALARS), ("beta", self.beta, SCALARS), ("scales", self.scales, SCALES),
-            ("scale_dtype", self.scale_dtype, ("", *NARROW_FLOATS)), ("zeros", self.zeros, YES_NO),
-            ("result", self.result, ("", *NARROW_FLOATS)), ("weights", self.weights, ("", *weights)),
-        ):  # fmt: skip
-            if value not in legal:
+        for name, legal in (*_LEGAL.items(), ("weights", _LEGAL_WEIGHTS.get(self.op, ("",)))):
+            if (value := getattr(self, name)) not in legal:
                 raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", self.property_name):
+        if not _PROPERTY.fullmatch(self.property_name):
             raise CaseError(f"property: got {self.property_name!r}, expected lower-case words joined by hyphens")
-        if self.variant and not re.fullmatch(r"[A-Za-z0-9_.+]+", self.variant):
+        if self.variant and not _VARIANT.fullmatch(self.variant):
             raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
         if self.k2 and (self.row.second != "K2" or not self.k2.isdecimal()):
             raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
@@ -157,8 +157,7 @@ class Case:
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of strides of a, b and the added operand or the scales."""
-        texts = (self.a, self.b, *([self.inp] if self.added or self.quantized else []))
-        return frozenset[str]().union(*(OperandLayout.parse(text).kinds for text in texts))
+        return kinds_of_texts(self.a, self.b, *([self.inp] if self.added or self.quantized else []))
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}

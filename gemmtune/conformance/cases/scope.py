@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -27,7 +29,7 @@ class Level(IntEnum):
         return cls[text.upper()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scope:
     """A GEMM's traits with the options of a run. Empty ``ops``, ``dtypes`` and ``layouts`` mean all that the traits have."""
 
@@ -38,7 +40,7 @@ class Scope:
     dtypes: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def tested_ops(self) -> tuple[str, ...]:
         """Operations to test, in the order of ``labels.OPS``."""
         declared = self.traits.ops or ("mm",)
@@ -60,21 +62,22 @@ class Scope:
         kept = [name for name in offered if name in legal and (not self.dtypes or name in self.dtypes)]
         return tuple(name for name in kept if name != "tf32" or self.device_type == "cuda")
 
-    @property
+    @functools.cached_property
     def tested_kinds(self) -> tuple[str, ...]:
         """Kinds of strides to test, row-major always among them."""
         declared = self.traits.layouts if self.traits.layouts is not None else tuple(KINDS)
         return tuple(k for k in KINDS if k == PLAIN or (k in declared and (not self.layouts or k in self.layouts)))
 
+    @functools.cached_property
+    def _tested(self) -> Mapping[str, tuple[str, ...]]:
+        """The dtypes of each operation to test."""
+        return {op: self.tested_dtypes(op) for op in self.tested_ops}
+
     def allows(self, case: Case) -> bool:
         """Whether the traits and options admit a case: its operation, dtype, strides, sizes, alignment and scalars."""
         traits = self.traits
         sizes = (case.m, case.n, case.k)
-        if (
-            case.op not in self.tested_ops
-            or case.dtype not in self.tested_dtypes(case.op)
-            or not case.kinds <= set(self.tested_kinds)
-        ):
+        if case.dtype not in self._tested.get(case.op, ()) or not case.kinds.issubset(self.tested_kinds):
             return False
         if any(s % by or s < least for s, by, least in zip(sizes, traits.multiples, traits.least, strict=True)):
             return False

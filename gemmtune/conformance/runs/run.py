@@ -203,8 +203,8 @@ class Run:
             if candidate.needs(scope) is not None or (properties and candidate.name not in properties):
                 continue
             for case in candidate.cases(scope):
-                if case.id not in seen:
-                    seen.add(case.id)
+                if (name := case.id) not in seen:
+                    seen.add(name)
                     yield case
 
     # Judging
