@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
+import math
 from typing import Any
 
 import pytest
@@ -17,7 +19,12 @@ from gemmtune import settings
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
 from gemmtune.integration.compile import backend, planned_join
-from gemmtune.integration.compile.verdicts import Knowledge, StoreJudge
+from gemmtune.integration.compile.judging import Verdict
+from gemmtune.integration.compile.knowledge import Knowledge
+from gemmtune.integration.compile.verdicts import StoreJudge, _parts
+from gemmtune.problem import Layout
+from gemmtune.problem.trace import trace
+from gemmtune.timing.rounds import TIE
 
 Tensor = torch.Tensor
 
@@ -177,29 +184,79 @@ def test_the_operator_is_one_of_torchs(own_store):
             torch.testing.assert_close(planned_join.OPERATOR(*arguments), a @ whole)
 
 
+class Gated(nn.Module):
+    """silu(gate) · up, the tail of either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.silu(self.gate(x)) * self.up(x)
+
+
+def compiled_decisions(model: nn.Module) -> tuple[Any, ...]:
+    """What becomes of the GEMMs of a model that is compiled anew, and runs right."""
+    torch._dynamo.reset()
+    no_cache = torch._inductor.config.patch(fx_graph_cache=False)
+    with no_cache, torch._functorch.config.patch(enable_autograd_cache=False):
+        compiled = torch.compile(model)
+        torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4)
+    return gemmtune.explain(compiled).decisions
+
+
 def test_measured_times_decide(own_store, monkeypatch):
-    model = heads()
-    told = []
+    model = Heads()
     with torch.no_grad(), settings.patch(backends=("aten",), search="quick"):
         gemmtune.optimize(model, tune={"x": X}, progress=False)
-        assert neighbours(model)
-        for apart, together in ((0.0, 0.0), (50.0, 40.0), (50.0, 49.9)):
-            if apart:
-                times = {"apart": apart, "joined": together}
-                monkeypatch.setattr(Knowledge, "_times", lambda *_, times=times: times)
-            torch._dynamo.reset()
-            no_cache = torch._inductor.config.patch(fx_graph_cache=False)
-            with no_cache, torch._functorch.config.patch(enable_autograd_cache=False):
-                compiled = torch.compile(model)
-                torch.testing.assert_close(compiled(X), model(X))
-            told.append(gemmtune.explain(compiled).decisions)
+        [*first] = compiled_decisions(model)
+        join = tuple((d.alone, None) for d in first)
+        whole = dataclasses.replace(first[0].alone, **widened(first))
+        told = dict(Knowledge.here(torch.device("cpu")).join_verdict(whole, join).times_us)
+        assert told.keys() == {"apart", "joined"}
+        better = told["joined"] < (1 - TIE) * told["apart"]
+        assert [d.taken for d in first] == ["joined" if better else ""] * 3
+        for times, saved, taken in (
+            ({"apart": 50.0, "joined": 40.0}, 0.0, "joined"),
+            ({"apart": 50.0, "joined": 49.9}, 0.0, ""),
+            ({"apart": 50.0, "joined": 40.0}, 9.5, ""),
+        ):
+            monkeypatch.setattr(Knowledge, "_times", lambda *_, times=times: times)
+            monkeypatch.setattr(Knowledge, "_saved_by_tail", lambda self, _, fused, saved=saved: saved if fused else 0.0)
+            assert [d.taken for d in compiled_decisions(model)] == [taken] * 3
     gemmtune.restore(model)
-    assert {"joined", "apart"} == set(dict(told[0][0].times_us)) or told[0][0].taken != "joined"
-    assert [d.taken for d in told[1]] == ["joined"] * 3
-    assert [d.taken for d in told[2]] == [""] * 3
-    assert dict(told[1][0].times_us) == {"apart": 50.0, "joined": 40.0}
+
+
+def widened(decisions: Any) -> dict[str, Any]:
+    """The fields of the Problem of all columns."""
+    alone, n = decisions[0].alone, sum(d.alone.n for d in decisions)
+    wide = {role: x for role in ("b", "inp", "out") if (x := getattr(alone, role)) is not None}
+    wide["out"] = Layout.contiguous((alone.m, n), alone.out.dtype)
+    return {role: x if role == "out" else dataclasses.replace(x, size=(*x.size[:-1], n)) for role, x in wide.items()}
+
+
+def test_a_tail_counts_for_the_first_that_has_it(monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr(StoreJudge, "joined", lambda _, join: seen.append(_parts(join)) or Verdict(taken="", reason="seen"))
+    with torch.no_grad(), settings.patch(backends=("aten",), tune="never"):
+        backend.install()
+        compiled_decisions(laid_out(Gated(), {"x": X}))
+        compile_pass.uninstall()
+    [(whole, pairs)] = seen
+    assert (whole.n, [fused is None for _, fused in pairs]) == (128, [False, True])
+
+
+def test_tails_that_are_fused_are_compared_with_inductors_kernels(own_store, monkeypatch):
+    alone = gemmtune.Problem.mm(10, 64, 64, dtype=torch.float32, device_type="cpu")
+    fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))
     with settings.patch(backends=("aten",), search="quick"):
-        knowledge, join = Knowledge.here(torch.device("cpu")), told[1][0]
-        monkeypatch.undo()
-        assert knowledge.join_verdict(join.joined, [d.alone for d in told[1]]).times_us
-        assert StoreJudge().token() != StoreJudge(tunes=True).token()
+        known = Knowledge.here(torch.device("cpu"))
+        gemmtune.tune([alone, fused], progress=False)
+        assert known._saved_by_tail(alone, None) == 0
+        monkeypatch.setattr(Knowledge, "verdict", lambda *_: Verdict(taken="fused", reason="by its parts"))
+        assert known._saved_by_tail(alone, fused) == math.inf
+        ways = known._ways(alone, fused)
+        known._rank_tails([(alone, fused), (alone, None)])
+        assert known._times(fused, ways).keys() == {way.variant for way in ways}
+        monkeypatch.setattr(Knowledge, "_times", lambda *_: {"untouched": 9.0, "alone": 8.0, "fused": 5.0})
+        assert known._saved_by_tail(alone, fused) == 3.0

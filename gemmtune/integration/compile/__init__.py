@@ -1,9 +1,9 @@
 """torch.compile: GEMMs with the pointwise nodes behind them become our choices where these are faster.
 
 ``backend`` is what Dynamo calls; ``rewriting`` the pass, which goes node by node through ``products`` (which nodes are GEMMs),
-``tails`` (what is behind them), a judge (``judging``, ``verdicts``, ``variants``) and ``planned`` (what is called instead, which
-``lowering`` teaches Inductor). ``report`` keeps what was decided. All but ``report`` needs Inductor's modules, and is imported when
-it is used.
+``tails`` (what is behind them), ``joins`` (which may be one), a judge (``judging``, ``verdicts``, ``knowledge``, ``variants``) and
+``planned`` and ``planned_join`` (what is called instead, which ``lowering`` teaches Inductor). ``report`` keeps what was decided.
+All but ``report`` needs Inductor's modules, and is imported when it is used.
 """
 
 from __future__ import annotations
