@@ -76,7 +76,7 @@ def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] 
 
     ``templates`` are the backends whose kernels are made from templates, in the order of their table.
     """
-    offers = by_determinism(by_mixed_mm_choice(offers, settings), settings)
+    offers = by_absent_blocks(by_determinism(by_mixed_mm_choice(offers, settings), settings), settings)
     offers = _large_enough(offers, settings, rows, templates)
     offers = without(offers, lambda choice: why_not_named(choice.name, choice.backend, settings, rows))
     for row in rows:
@@ -123,6 +123,19 @@ def by_determinism(offers: Offers, settings: Settings) -> Offers:
     variable = f"{ENVIRONMENT_PREFIX}DETERMINISTIC=0"
     why = f"equal inputs need not give equal bits: deterministic forbids it ({variable} allows it where torch does)"
     return offers if not settings.deterministic else without(offers, lambda choice: None if choice.claims.deterministic else why)
+
+
+def by_absent_blocks(offers: Offers, settings: Settings) -> Offers:
+    """Without the choices that may multiply by zero what a block-sparse b does not have, if the settings forbid that."""
+    return offers if settings.absent_blocks == "any" else without(offers, why_not_skipping)
+
+
+def why_not_skipping(choice: Choice) -> str | None:
+    """Why a choice is none that leaves out blocks which do not exist, or None. Among integers nobody can tell."""
+    problem = choice.problem
+    if problem.sparsity is None or problem.integers or choice.claims.skips_absent:
+        return None
+    return "NaN and infinity may show where there is no block: absent_blocks is 'skipped'"
 
 
 def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[str]) -> Offers:

@@ -1,5 +1,6 @@
 """The public names, all but ``settings``: what ``gemmtune/__init__.py`` imports when the first of them is asked for."""
 
+from . import sparse
 from .dispatch.prepack import PackedOperand
 from .dispatch.tuning import tune
 from .dispatch.weights import QuantizedWeight
@@ -20,6 +21,7 @@ from .integration.quantize import quantize_
 from .integration.record import record
 from .integration.recording import Recording
 from .integration.using import use
+from .ops.block_products import bsr_addmm, bsr_mm
 from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
 from .problem import Epilogue, Layout, Precision, Problem
@@ -46,6 +48,8 @@ __all__ = [
     "addmm",
     "baddbmm",
     "bmm",
+    "bsr_addmm",
+    "bsr_mm",
     "explain",
     "int_mm",
     "int_mm_mul",
@@ -59,6 +63,7 @@ __all__ = [
     "record",
     "restore",
     "scaled_mm",
+    "sparse",
     "tune",
     "unpack_int4",
     "use",

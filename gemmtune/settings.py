@@ -31,6 +31,7 @@ Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "spaced", "eager"]
 Rows = Literal["shared", "exact"]
 MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
+AbsentBlocks = Literal["any", "skipped"]
 
 ENVIRONMENT_PREFIX = "GEMMTUNE_"
 
@@ -103,6 +104,9 @@ class Settings:
     deterministic: bool = True
     """Only choices that give equal bits for equal inputs. Off also lets those run that add up in the order of arrival, except while
     `torch.use_deterministic_algorithms` is on."""
+    absent_blocks: AbsentBlocks = "any"
+    """What NaN and infinity may do beside a block that a block-sparse weight does not have: with ``skipped`` they do not show in
+    the result, as in torch; ``any`` also lets choices run that multiply them by zero, such as the dense product."""
     verify: bool = True
     """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
     log_file: str | None = None

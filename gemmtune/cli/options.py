@@ -71,6 +71,11 @@ def problem_options(function: F) -> F:
         click.option("--zeros", is_flag=True, help="b has zero points as it has scales (mixed_mm)."),
         click.option("--scale-dtype", type=click.Choice(words.RESULT_DTYPES), help="Of the scales (int_mm_mul, mixed_mm)."),
         click.option("--out-dtype", type=click.Choice(words.RESULT_DTYPES), help="Of the result (int_mm_mul, scaled_mm)."),
+        click.option("--block", metavar="SIDE", help="Side of the blocks of bsr, or ROWSxCOLUMNS; 64 when not given (bsr_mm)."),
+        click.option("--density", type=click.FloatRange(0, 1), help="Share of the blocks that exist; 0.5 when not given (bsr_mm)."),
+        click.option(
+            "--imbalance", type=click.Choice(words.IMBALANCES), help="How the blocks are spread over the rows of bsr (bsr_mm)."
+        ),
         click.option("--fast-accum", is_flag=True, help="8-bit tensor cores may keep their narrow sum (scaled_mm)."),
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from . import words
 from .output import note
 from .spec import TF32_ON_CPU, Spec
 
-LATER_OPS = ("bsr_addmm",)
+LATER_OPS = ("scatter_mm", "bsr_scatter_mm")
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}
 """Other names that fields of an entry may have."""
@@ -184,6 +184,7 @@ def _one_of(*legal: str, hint: str = "") -> tuple[Callable[[Any], bool], str]:
 
 _WHOLE = (lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a whole number")
 _NUMBER = (lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "a number")
+_BLOCK = re.compile(r"\d+(x\d+)?")
 _TRUTH = (lambda value: isinstance(value, bool), "true or false")
 _WEIGHT_DTYPE = _one_of(*words.WEIGHT_DTYPES, hint="; four bits are an encoding, int4 or uint4")
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -201,5 +202,8 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "zeros": _TRUTH,
     **dict.fromkeys(("scale_dtype", "out_dtype"), _one_of(*words.RESULT_DTYPES)),
     "fast_accum": _TRUTH,
+    "block": (lambda value: _BLOCK.fullmatch(str(value)) is not None, 'a side such as 64, or rows and columns such as "64x32"'),
+    "density": (lambda value: _NUMBER[0](value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "imbalance": _one_of(*words.IMBALANCES),
 }
 """Field of an entry to the check of its value and what the check expects. ``b_dtype`` is another name of ``dtype_b``."""

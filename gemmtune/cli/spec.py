@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,9 +16,11 @@ from ..problem import Layout, Precision, Problem
 from ..problem.constructors import BiasShape, inp_layout
 from ..problem.dtypes import dtype_name, parse_dtype
 from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue
-from ..problem.operations import Operation
+from ..problem.operations import OPERATIONS, SPARSE_OPS, Operation
 from . import words
 
+ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE_OPS}}
+"""Every public function of a product, and the operation that it is."""
 TF32_ON_CPU = "tf32 is a precision of CUDA devices; use --device cuda, or float32"
 
 
@@ -40,6 +43,9 @@ class Spec:
     out_dtype: str | None = None
     fast_accum: bool = False
     k2: int | None = None
+    block: str | int | None = None
+    density: float | None = None
+    imbalance: str | None = None
     device_type: str = "cpu"
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:
@@ -60,18 +66,18 @@ class Spec:
         op = self.op or implied
         if op not in words.OPS:
             raise InvalidProblemError(f"op: got {op!r}, expected one of {', '.join(words.OPS)}")
-        row = NAMES[op]
+        row = ROWS[op]
         if row.batched != batched:
             form = "BxMxNxK" if row.batched else "MxNxK"
             raise InvalidProblemError(f"got {len(sizes)} sizes for {op}, expected {form}")
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for field in dataclasses.fields(self):
-            takers = [name for name in NAMES if field.name in _taken_by(name)]
+            takers = [name for name in ROWS if field.name in _taken_by(name)]
             if op not in takers and given[field.name] != field.default:
                 raise InvalidProblemError(f"{field.name}: not for {op}, expected {_listed(takers)}")
         if self.encoding and self.dtype_b not in (None, "uint8"):
             raise InvalidProblemError(f"dtype_b: got {self.dtype_b!r} with encoding {self.encoding}, expected uint8 or nothing")
-        given |= self._dtypes(op, row)
+        given |= self._dtypes(op, row) | ({"block": _block(self.block)} if self.block is not None else {})
         constructor = getattr(Problem, row.name)
         known = inspect.signature(constructor).parameters
         problem = constructor(*sizes, **{name: x for name, x in given.items() if name in known and x is not None})
@@ -114,7 +120,15 @@ def _taken_by(name: str) -> set[str]:
     """The options that a public function takes: what its operation's constructor does, and what is said of what it brings along."""
     brought = BROUGHT.get(name)
     more = () if brought is None else ("scales", "scale_dtype", "out_dtype") if brought.required else ("bias",)
-    return {"op", "dtype", *inspect.signature(getattr(Problem, NAMES[name].name)).parameters, *more}
+    return {"op", "dtype", *inspect.signature(getattr(Problem, ROWS[name].name)).parameters, *more}
+
+
+def _block(text: str | int) -> tuple[int, int]:
+    """The rows and columns of a block, of a side or ``ROWSxCOLUMNS``."""
+    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text))
+    if sides is None:
+        raise InvalidProblemError(f"block: got {text!r}, expected a side such as 64, or rows and columns such as 64x32")
+    return int(sides[1]), int(sides[2] or sides[1])
 
 
 def _one_of(what: str, value: str, legal: dict[str, Any]) -> str:

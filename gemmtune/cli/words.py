@@ -1,6 +1,6 @@
 """The words that options and files of shapes take. Plain data, as help needs no torch; a test compares it with the package."""
 
-OPS = ("mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm")
+OPS = ("mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm", "bsr_mm", "bsr_addmm")
 """Every operation that can be tuned: int_mm_mul is int_mm with an epilogue."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 BIASES = ("n", "mn", "m1", "1n", "scalar")
@@ -9,6 +9,7 @@ FACTORS = ("tensor", "row", "column")
 SCALES_OF_SCALED_MM = ("tensor", "row", "block_1x128", "block_128x128")
 SCALES_OF_WEIGHTS = ("none", "tensor", "column", "group_32", "group_64", "group_128")
 SCALES = tuple(dict.fromkeys((*SCALES_OF_SCALED_MM, *SCALES_OF_WEIGHTS, *FACTORS)))
+IMBALANCES = ("even", "skewed")
 ENCODINGS = ("int4", "uint4")
 WEIGHT_DTYPES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "tf32", "int8", "float8_e4m3fn", "float8_e5m2")

@@ -15,6 +15,7 @@ from ..backends.table import load
 from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
+from ..filters import why_not_skipping
 from ..problem import Layout, Problem
 from ..problem.operations import ROLES
 from ..selector.candidates import candidates_for
@@ -222,7 +223,9 @@ def _shared(problem: Problem, device: DeviceInfo, settings: Settings) -> tuple[P
 def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     """torch's own operation."""
     choices = load("aten").enumerate(problem, device, settings).choices
-    choice = next(c for c in choices if c.baseline)
+    if settings.absent_blocks == "skipped":
+        choices = [c for c in choices if why_not_skipping(c) is None] or choices
+    choice = next((c for c in choices if c.baseline), choices[0])
     return Plan(problem=problem, choice=choice, kernel=choice.build(), origin="fallback")
 
 

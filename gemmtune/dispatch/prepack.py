@@ -7,10 +7,11 @@ import threading
 import torch
 
 from ..choice import Choice
+from ..numerics.block_sparse import parts
 
 
 class PackedOperand:
-    """The right operand of a GEMM, with room for packed copies. Made by ``prepack``; the operations take it in place of ``b``.
+    """The weight of a GEMM, with room for packed copies. Made by ``prepack``; the operations take it in place of ``b`` or ``bsr``.
 
     ``tensor`` is the operand as given. A packed copy is made when the first kernel asks for its format, and made again after
     ``tensor`` was modified in place.
@@ -20,7 +21,7 @@ class PackedOperand:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self._copies: dict[str, tuple[int, torch.Tensor]] = {}
+        self._copies: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -41,16 +42,16 @@ class PackedOperand:
     @property
     def nbytes(self) -> int:
         """Bytes of the packed copies, which come on top of the operand itself."""
-        return sum(copy.nbytes for _, copy in self._copies.values())
+        return sum(part.nbytes for _, copy in self._copies.values() for part in parts(copy))
 
     def for_choice(self, choice: Choice) -> torch.Tensor:
         """The operand as this choice wants it."""
         name = choice.packed_format
         if name is None:
             return self.tensor
-        version = 0 if self.tensor.is_inference() else self.tensor._version
+        version = version_of(self.tensor)
         with self._lock:
-            made, copy = self._copies.get(name, (-1, None))
+            made, copy = self._copies.get(name, ((), None))
             if copy is None or made != version:
                 packed = choice.pack(self.tensor.detach())
                 if self.tensor.is_cuda:
@@ -69,9 +70,16 @@ class PackedOperand:
         return f"PackedOperand({list(self.shape)}, {self.dtype}, formats={sorted(self._copies)})"
 
 
+def version_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """What in-place changes count up: of a block-sparse tensor the versions of its values and indices."""
+    return tuple([0 if part.is_inference() else part._version for part in parts(tensor)])
+
+
 def _in_place_of(old: torch.Tensor | None, packed: torch.Tensor) -> torch.Tensor:
     """The packed copy ready for every stream, in the memory of an older one if there is one, which a CUDA graph may read."""
-    if old is not None and (old.shape, old.dtype) == (packed.shape, packed.dtype):
-        packed = old.copy_(packed)
+    if old is not None and [(x.shape, x.dtype) for x in parts(old)] == [(x.shape, x.dtype) for x in parts(packed)]:
+        for there, fresh in zip(parts(old), parts(packed), strict=True):
+            there.copy_(fresh)
+        packed = old
     torch.cuda.current_stream(packed.device).synchronize()
     return packed

@@ -24,7 +24,13 @@ _ALIGNMENT_BYTES = 256
 
 def can_share(problem: Problem) -> bool:
     """Whether a and b are of one dtype, and may thus be views of the same numbers."""
-    return problem.a.dtype == problem.b.dtype and not problem.encoding and problem.k > 0 and not problem.empty
+    return (
+        problem.a.dtype == problem.b.dtype
+        and not problem.encoding
+        and problem.sparsity is None
+        and problem.k > 0
+        and not problem.empty
+    )
 
 
 def is_product_with_itself(problem: Problem) -> bool:

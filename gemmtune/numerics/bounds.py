@@ -72,14 +72,18 @@ class Claims:
     accumulator_bits: int | None = None
     skips_zeros: bool = False
     """Products with a zero may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
+    skips_absent: bool = False
+    """Products with blocks that a block-sparse b does not have are left out, so that a NaN or an infinity of a does not show there;
+    else it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """E = relative · S + absolute."""
 
-    relative: float
-    absolute: float
+    relative: float | torch.Tensor
+    absolute: float | torch.Tensor
+    """Numbers, or float64 [N] where they differ from column to column."""
 
     def __call__(self, magnitude: torch.Tensor) -> torch.Tensor:
         """E for S = ``magnitude``."""

@@ -6,6 +6,7 @@ import torch
 
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
+from .block_sparse import random_mask, spread
 from .buffers import allocate, distinct_size, held_size, overlapping, placed
 from .fills import filled
 from .integers import MOST_ADDED, MOST_ZERO, most_factor
@@ -156,7 +157,15 @@ class Drawing:
         if self.problem.zero_b is not None and self.problem.b.dtype in FLOAT8:
             most = number_range(self.problem)[1] - MOST_ZERO
             return self.placed(self.problem.b, self.integers(held_size(self.problem.b), -most, most, torch.float32))
-        return self.normal(self.problem.b, -2)
+        made = self.normal(self.problem.b, -2)
+        return made if self._stated.sparsity is None else self.masked(made)
+
+    def masked(self, b: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """b with zeros where the weight of which it is the transpose has no block; a random pattern of its class unless given."""
+        sparsity, (k, n) = self._stated.sparsity, self.problem.b.size
+        assert sparsity is not None
+        mask = random_mask((n, k), sparsity, self.generator) if mask is None else mask
+        return self.placed(self.problem.b, b * spread(mask, sparsity).t())
 
     def scaled_operands(self, a: torch.Tensor, b: torch.Tensor, scaling: Scaling) -> Operands:
         """Operands whose sums over K are those of the values ``a`` and ``b``, up to a factor for each row and each column."""

@@ -20,6 +20,7 @@ import torch
 
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
+from .block_sparse import parts as parts_of
 from .bounds import Bound, Claims, accumulation_bound, epilogue_input, exact_limit
 from .one_hot import OneHotProbe
 from .operands import Operands
@@ -56,8 +57,10 @@ class Expectation(ABC):
     def _beside_subnormal(self) -> float:
         return self.operands.beside_subnormal()
 
-    def _bound(self, problem: Problem, claims: Claims, *, extended: bool = False, terms: int | None = None) -> Bound:
-        alpha = self.operands.alpha if terms is None else 1.0
+    def _bound(
+        self, problem: Problem, claims: Claims, *, extended: bool = False, terms: int | None = None, alpha: float | None = None
+    ) -> Bound:
+        alpha = alpha if alpha is not None else self.operands.alpha if terms is None else 1.0
         return accumulation_bound(
             problem, claims, alpha=alpha, largest=lambda: self._beside_subnormal, extended=extended, terms=terms
         )
@@ -113,7 +116,7 @@ class Referenced(Expectation):
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """One for each reference."""
         for known, largest_sum in zip(self.references, self._largest_sums, strict=True):
-            bound = self._bound(problem, claims, extended=known.extended)
+            bound = self._bound_of_region(problem, claims, known)
             if self.integers and largest_sum <= exact_limit(problem, claims):
                 bound = replace(bound, relative=0.0, absolute=0.0)
 
@@ -121,6 +124,27 @@ class Referenced(Expectation):
                 return Approximate(value=known.value[batches, rows], error=bound(known.magnitude[batches, rows]))
 
             yield Part(region=known.region, sums=sums)
+
+    def _bound_of_region(self, problem: Problem, claims: Claims, known: Reference) -> Bound:
+        """The bound of sums over K; of a block-sparse b that of each column, over the blocks that it has."""
+        weight, sparsity = self.operands.weight, problem.sparsity
+        if weight is None or sparsity is None:
+            return self._bound(problem, claims, extended=known.extended)
+        blocks = parts_of(weight)[1].diff().long()
+        if known.region.cols is not None:
+            blocks = blocks[known.region.cols // sparsity.block_n]
+        else:
+            blocks = blocks.repeat_interleave(sparsity.block_n)
+        counts, which = blocks.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        bounds = [
+            self._bound(problem, claims, extended=known.extended, terms=int(count) * sparsity.block_k, alpha=self.operands.alpha)
+            for count in counts.tolist()
+        ]
+        relative, absolute = (
+            torch.tensor([getattr(x, name) for x in bounds], dtype=torch.float64, device=which.device)[which]
+            for name in ("relative", "absolute")
+        )
+        return Bound(relative=relative, absolute=absolute)
 
     @functools.cached_property
     def _largest_sums(self) -> tuple[float, ...]:

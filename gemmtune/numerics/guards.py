@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from ..problem import Layout
+from .block_sparse import parts
 from .buffers import allocate, guard_mask, poison, storage_bits
 
 GUARD_TILE = 256
@@ -22,6 +23,8 @@ COPIES = {"small": 8, "large": 4}
 MOST_POISONED_BYTES = 2**28
 ALWAYS_FRESH_BYTES = {"cpu": 2**25, "cuda": 2**32}
 """Results larger than this get memory that was never in use: glibc maps them anew, and GPU memory is dear."""
+WEIGHT_PARTS = ("values", "row starts", "column indices")
+"""What the memory of a block-sparse operand holds."""
 LANES = 251
 """Sums are kept apart by position modulo this prime, so that exchanged elements show."""
 
@@ -87,8 +90,9 @@ class Watch:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Sum up the memory of ``tensor`` as it is now."""
-        if tensor.numel() and not any(checksum.watches(tensor) for checksum in self._checksums.values()):
-            self._checksums[name] = Checksum(tensor)
+        for number, part in enumerate(parts(tensor)):
+            if part.numel() and not any(checksum.watches(part) for checksum in self._checksums.values()):
+                self._checksums[f"{name} ({WEIGHT_PARTS[number]})" if tensor.layout == torch.sparse_bsr else name] = Checksum(part)
 
     def forget(self, prefix: str) -> None:
         """Watch those no longer whose name begins so."""

@@ -1,4 +1,4 @@
-"""A sum of two products as one: a @ b + c @ d is [a c] @ [b; d], so that everything known of one product holds for it."""
+"""A sum of two products as one, [a c] @ [b; d], and a block-sparse product as a dense one: what is known of a product holds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import dataclasses
 import torch
 
 from ..problem import Layout, Problem
+from .block_sparse import dense_problem, occupied, sparse_of
 from .buffers import distinct_size, overlapping, placed
 from .operands import Operands
 
 
 def joined(problem: Problem) -> Problem:
-    """The product of a contiguous [a c] and [b; d]; a problem with one product as it is."""
+    """The product of a contiguous [a c] and [b; d]; that of a block-sparse b as if it were dense; any other as it is."""
+    if problem.sparsity is not None:
+        return dense_problem(problem)
     if problem.c is None:
         return problem
     left = Layout.contiguous((problem.m, problem.terms), problem.dtype)
@@ -23,8 +26,15 @@ def joined(problem: Problem) -> Problem:
 def parted(problem: Problem, operands: Operands) -> Operands:
     """Operands of ``joined(problem)`` as a, b, c and d in buffers of the problem's layouts, with NaN around their elements.
 
-    An operand whose elements share memory gets as many of the numbers as it can hold.
+    An operand whose elements share memory gets as many of the numbers as it can hold. Of a block-sparse b those blocks exist that
+    are not zero throughout, or all where some number is not finite, since it may then be known of no other what it gives.
     """
+    if problem.sparsity is not None:
+        dense = operands.b.t()
+        mask = occupied(dense, problem.sparsity)
+        if not (_is_finite(operands.a) and _is_finite(operands.b)):
+            mask = torch.ones_like(mask)
+        return dataclasses.replace(operands, weight=sparse_of(dense, mask, problem.sparsity))
     if problem.c is None or problem.d is None:
         return operands
     k, left, right = problem.k, operands.a, operands.b
@@ -35,6 +45,10 @@ def parted(problem: Problem, operands: Operands) -> Operands:
         c=_held(problem.c, left[:, k:]),
         d=_held(problem.d, right[k:]),
     )
+
+
+def _is_finite(x: torch.Tensor) -> bool:
+    return not x.dtype.is_floating_point or bool(x.isfinite().all())
 
 
 def side_by_side(operands: Operands) -> Operands:

@@ -11,6 +11,7 @@ from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 from ..problem.operations import ROLES, Encoding
 from ..problem.problem import ScalarClass
+from .block_sparse import assembled, random_mask
 from .buffers import allocate, flat, held_size, placed
 
 ALPHA, BETA = 1.25, -0.75
@@ -45,6 +46,9 @@ class Operands:
     encoding: Encoding = ""
     c: torch.Tensor | None = None
     d: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    """The block-sparse weight [N, K] that a kernel gets in b's place: a sparse_bsr tensor, or what a choice packed it into. b is
+    what it stands for; where operands are for timing alone, memory for that is not taken."""
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
@@ -54,7 +58,8 @@ class Operands:
     @property
     def named(self) -> dict[str, torch.Tensor]:
         """The operands that are given, by role in the order of ``Problem.operands``; those of the epilogue are not among them."""
-        return {role: x for role in ROLES if (x := getattr(self, role)) is not None}
+        given = {role: x for role in ROLES if (x := getattr(self, role)) is not None}
+        return given if self.weight is None else given | {"b": self.weight}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -174,6 +179,19 @@ def _lines(scale: torch.Tensor, lines: Lines) -> torch.Tensor:
     return values if lines is None or values.numel() == 1 else values[lines]
 
 
+def _random_weight(problem: Problem, generator: torch.Generator) -> torch.Tensor:
+    """A random block-sparse weight of the problem's class, made without the dense one."""
+    sparsity, (k, n) = problem.sparsity, problem.b.size
+    assert sparsity is not None
+    mask = random_mask((n, k), sparsity, generator)
+    col = mask.nonzero(as_tuple=True)[1]
+    values = allocate(Layout.contiguous((len(col), sparsity.block_n, sparsity.block_k), problem.b.dtype), generator.device)
+    fill_random(values, generator)
+    index = torch.int64 if sparsity.wide_index else torch.int32
+    crow = torch.nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))
+    return assembled(crow.to(index), col.to(index), values, (n, k))
+
+
 def random_operands(problem: Problem, device: torch.device, *, seed: int, out: bool = True) -> Operands:
     """Operands with the problem's layouts and standard normal values, made on ``device``.
 
@@ -191,9 +209,11 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
     def scale(layout: Layout | None, unit: float = 1.0) -> torch.Tensor | None:
         return None if layout is None else random_scale(layout, generator, device, unit=unit)
 
+    weight = None if problem.sparsity is None else _random_weight(problem, generator)
     return Operands(
         a=filled(problem.a),
-        b=filled(problem.b),
+        b=filled(problem.b) if weight is None else torch.zeros((), dtype=weight.dtype, device=device).expand(problem.b.size),
+        weight=weight,
         inp=filled(problem.inp) if problem.inp is not None else None,
         extra=tuple(filled(layout) for layout in (problem.epilogue.operands if problem.epilogue else ())),
         out=allocate(problem.out, device) if out else torch.empty(0, dtype=problem.out.dtype, device=device),

@@ -31,6 +31,8 @@ import torch
 
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
+from .absent import AbsentExpectation
+from .block_sparse import awkward_masks, spread
 from .buffers import distinct, distinct_size, held_size, overlapping
 from .drawing import Drawing
 from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
@@ -53,6 +55,7 @@ class Probes:
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int = 7) -> None:
         self.problem = joined(problem)
+        self._sparsity = problem.sparsity
         self.device = device
         self.free_a = _free([x for x in (problem.a, problem.c) if x is not None], -1)
         self.free_b = _free([x for x in (problem.b, problem.d) if x is not None], -2)
@@ -95,6 +98,32 @@ class Probes:
         made = (draw.values(fill_a, a, -1), draw.values(fill_b, b, -2))
         added = None if general else draw.small_inp(MOST_ADDED)
         return draw.operands(draw.placed(a, made[0]), draw.placed(b, made[1]), added=added, general=general)
+
+    def patterns(self) -> dict[str, Operands]:
+        """Random operands whose block-sparse b has blocks where kernels go wrong, by the name of the pattern."""
+        draw, b, sparsity = self._draw, self.problem.b, self._sparsity
+        if sparsity is None:
+            return {}
+        masks = awkward_masks((b.size[1], b.size[0]), sparsity, self.device)
+        return {
+            name: draw.operands(draw.normal(self.problem.a), draw.masked(draw.normal(b, -2), mask), general=True)
+            for name, mask in masks
+        }
+
+    def absent(self) -> AbsentExpectation | None:
+        """An infinity beside blocks that are not there; None where b is not block-sparse or nothing is infinite."""
+        draw, problem, sparsity = self._draw, self.problem, self._sparsity
+        if sparsity is None or problem.integers or problem.alpha == "zero" or not self.free_a:
+            return None
+        mask = next(mask for _, mask in awkward_masks((problem.n, problem.k), sparsity, self.device))
+        b = spread(mask, sparsity).t().to(problem.dtype)
+        finite = draw.operands(
+            draw.placed_a(torch.ones(draw.size_a, dtype=draw.work_a, device=self.device)),
+            draw.placed_b(b.unsqueeze(0)),
+            added=draw.small_inp(MOST_ADDED),
+        )
+        distinct(finite.a)[..., -1] = math.inf
+        return AbsentExpectation(name="absent blocks", operands=finite, counts=b[:-1].double().sum(dim=0), present=b[-1] != 0)
 
     def extra(self) -> tuple[torch.Tensor, ...]:
         """Random operands for the epilogue."""

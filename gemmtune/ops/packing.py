@@ -12,9 +12,9 @@ from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
 from ..problem.dtypes import dtype_name
 from ..problem.fused import NAMES
-from ..problem.operations import ENCODINGS, Encoding
+from ..problem.operations import ENCODINGS, OPERATIONS, Encoding
 
-_DTYPES = {name: row.dtypes_of_b for name, row in NAMES.items() if row.prepacks}
+_DTYPES = {name: row.dtypes_of_b for name, row in (OPERATIONS | NAMES).items() if row.prepacks}
 """The operations that take a prepacked operand, and the dtypes that it may have."""
 _RANGES = {"int4": (-8, 7), "uint4": (0, 15)}
 
@@ -76,11 +76,13 @@ def prepack(b: torch.Tensor | QuantizedWeight, *, op: str | None = None) -> Pack
 
     Args:
         b: [K, N], any strides: the right operand of a product, such as ``linear.weight.t()``; or packed weights of four bits,
-            [K/2, N], for ``mixed_mm`` with an encoding; or a ``QuantizedWeight``. It is kept, not copied.
+            [K/2, N], for ``mixed_mm`` with an encoding; or a ``QuantizedWeight``; or a sparse_bsr tensor [M, K] for ``bsr_mm``. It
+            is kept, not copied.
         op: the operation that it is for, such as ``"mixed_mm"``: then its dtype is checked here, and not in the first call.
 
     Returns:
-        An operand that mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm take in place of ``b``; of a ``QuantizedWeight`` the
+        An operand that mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm take in place of ``b``, bsr_mm and bsr_addmm in place
+        of ``bsr``; of a ``QuantizedWeight`` the
         same with prepacked numbers. The memory of a packed copy,
         where a kernel wants one, comes on top of that of ``b``. In-place changes of ``b`` are noticed (by its version counter) and
         packed anew.

@@ -143,6 +143,17 @@ def added(function: Callable[..., Tensor], a: Tensor, b: Tensor, inp: Tensor, al
     return function(inp, a, b, alpha=alpha, beta=beta)
 
 
+def block_product(a: Tensor, b: Tensor, sparsity: object = None) -> Tensor:  # noqa: ARG001 - b says it
+    """a @ bᵀ for a sparse_bsr b [N, K], by a dense product; of int8 as int32."""
+    dense = b.to_dense().t()
+    return torch.mm(a, dense) if a.is_floating_point() else int_composed(a, dense)
+
+
+def block_added(a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float, sparsity: object = None) -> Tensor:  # noqa: ARG001
+    """beta · inp + alpha · a @ bᵀ for a sparse_bsr b [N, K], by a dense product."""
+    return torch.addmm(inp, a, b.to_dense().t(), alpha=alpha, beta=beta)
+
+
 def two_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     """a @ b + c @ d."""
     return torch.addmm(torch.mm(c, d), a, b)

@@ -13,6 +13,7 @@ from .layout import Layout
 from .operations import Encoding, Op
 from .precision import Precision, precision_of
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
+from .sparsity import Imbalance, Sparsity, density_class
 
 MOST = 2**31 - 1
 """The largest size of a dimension: the libraries count in 32 bits."""
@@ -191,6 +192,59 @@ class Constructors:
         return cls._of(device_type, precision, op="mixed_mm", a=a, b=b, out=out, **weight)
 
     @classmethod
+    def bsr_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        block: int | tuple[int, int] = 64,
+        density: float = 0.5,
+        imbalance: Imbalance = "even",
+        wide_index: bool = False,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+        prepacked: bool = False,
+    ) -> Self:
+        """out[M, N] = a[M, K] @ b[K, N] for a block-sparse weight [N, K], of which b is the transpose; M is the number of tokens.
+
+        ``block`` is the side of its blocks, or (rows, columns); ``density`` the share that exists, taken as the nearest known
+        class. ``layout`` is ``nt``, a and out row-major as nn.Linear has them, or ``tt``, both column-major: the transposes of x
+        and the result of ``bsr_mm(bsr, x)``.
+        """
+        blocks = _sparsity(block, density, imbalance, wide_index)
+        a, b, out = _blocked_layouts(m, n, k, layout, dtype)
+        return cls._of(device_type, precision, op="bsr_mm", a=a, b=b, out=out, sparsity=blocks, prepacked=prepacked)
+
+    @classmethod
+    def bsr_addmm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        block: int | tuple[int, int] = 64,
+        density: float = 0.5,
+        imbalance: Imbalance = "even",
+        wide_index: bool = False,
+        layout: str = "nt",
+        bias: BiasShape = "n",
+        alpha: float = 1,
+        beta: float = 1,
+        device_type: str | None = None,
+        precision: Precision | None = None,
+        prepacked: bool = False,
+    ) -> Self:
+        """out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with b as for ``bsr_mm`` and inp as for ``addmm``."""
+        blocks = _sparsity(block, density, imbalance, wide_index)
+        a, b, out = _blocked_layouts(m, n, k, layout, dtype)
+        more = {"inp": inp_layout((), m, n, bias, dtype), "alpha": scalar_class(alpha), "beta": scalar_class(beta)}
+        return cls._of(device_type, precision, op="bsr_addmm", a=a, b=b, out=out, sparsity=blocks, prepacked=prepacked, **more)
+
+    @classmethod
     def _dense(
         cls,
         op: Op,
@@ -239,6 +293,23 @@ def operand_layouts(
         _layout((*lead, k, n), b, transposed=second),
         Layout.contiguous((*lead, m, n), out),
     )
+
+
+def _sparsity(block: int | tuple[int, int], density: float, imbalance: Imbalance, wide_index: bool) -> Sparsity:
+    rows, cols = (block, block) if isinstance(block, int) else block
+    if not 0 <= density <= 1:
+        raise InvalidProblemError(f"density: got {density!r}, expected the share of blocks that exist, from 0 to 1")
+    share = density_class(density)
+    return Sparsity(block_n=rows, block_k=cols, density=share, imbalance=imbalance, wide_index=wide_index)
+
+
+def _blocked_layouts(m: int, n: int, k: int, letters: str, dtype: torch.dtype) -> tuple[Layout, Layout, Layout]:
+    """a, b and out around a block-sparse b."""
+    if letters not in ("nt", "tt"):
+        raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
+    result = dtype if dtype.is_floating_point else torch.int32
+    a, b, out = operand_layouts((), m, n, k, letters, dtype, dtype, result)
+    return a, b, out if letters == "nt" else _layout((m, n), result, transposed=True)
 
 
 def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: torch.dtype) -> Layout:

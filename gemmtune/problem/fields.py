@@ -13,6 +13,7 @@ from .layout import Layout
 from .operations import OPERATIONS, ROLES, Encoding, Op, Operation
 from .precision import Precision
 from .scales import block_of
+from .sparsity import Sparsity
 
 ScalarClass = Literal["zero", "one", "general"]
 """What is known of alpha and beta before a call; the value itself is an argument of the launch."""
@@ -47,6 +48,8 @@ class ProblemFields:
     """8-bit tensor cores may keep their narrow sum to the end, without adding it to a float32 one (torch's ``use_fast_accum``)."""
     c: Layout | None = None
     d: Layout | None = None
+    sparsity: Sparsity | None = None
+    """b is block-sparse, and this is its class; the layout of b is that of the matrix that it stands for."""
 
     @property
     def operation(self) -> Operation:
@@ -111,7 +114,7 @@ class ProblemFields:
     @property
     def integers(self) -> bool:
         """a and b are integers."""
-        return self.operation.integers
+        return not self.a.dtype.is_floating_point
 
     @property
     def b_size(self) -> tuple[int, int]:
@@ -158,15 +161,21 @@ class ProblemFields:
 
     @property
     def flops(self) -> int:
-        """2·B·M·N·K, with K + K2 for K where there are two products."""
-        return 2 * self.batch * self.m * self.n * self.terms
+        """2·B·M·N·K, with K + K2 for K where there are two products; of a block-sparse b the share that exists."""
+        return round(2 * self.batch * self.m * self.n * self.terms * self.density)
+
+    @property
+    def density(self) -> float:
+        """The share of b that exists: 1 but for block-sparse ones."""
+        return 1.0 if self.sparsity is None else self.sparsity.density
 
     @property
     def bytes(self) -> int:
         """The least memory traffic: every operand read once, out written once, broadcast operands at their own size."""
         layouts = [self.out, *(layout for _, layout in self.operands if layout is not self.inp or self.inp_read is not None)]
         layouts += self.epilogue.operands if self.epilogue else ()
-        return sum(min(layout.numel, layout.span) * layout.dtype.itemsize for layout in layouts)
+        whole = sum(min(layout.numel, layout.span) * layout.dtype.itemsize for layout in layouts)
+        return whole - round((1 - self.density) * self.b.numel * self.b.dtype.itemsize)
 
     @property
     def layout_letters(self) -> str:

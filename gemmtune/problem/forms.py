@@ -14,6 +14,7 @@ from .epilogue import Epilogue, Node, Ref
 from .fields import ProblemFields
 from .layout import Layout
 from .precision import Precision
+from .sparsity import Sparsity
 
 DERIVED = ("batch", "m", "n", "k", "k2")
 """Fields of ``Problem.to_json`` that stand there for readers alone."""
@@ -32,6 +33,7 @@ def describe(problem: ProblemFields) -> str:
         parts.append(f"out {dtype_name(p.out.dtype)}")
     parts += [f"{name}[{_block(p, name)}]" for name in ("scale_a", "scale_b", "zero_b") if getattr(p, name) is not None]
     parts += ["fast_accum"] * p.fast_accum
+    parts += [str(p.sparsity)] if p.sparsity is not None else []
     if p.epilogue is not None:
         parts.append(f"epilogue={p.epilogue}")
     return " ".join([*parts, *(["prepacked"] * p.prepacked), "on", p.device_type])
@@ -72,7 +74,7 @@ def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
     for name in given.keys() - known:
         if given[name] not in (None, False, ""):
             raise InvalidProblemError(f"problem: the field {name} = {given[name]!r} is unknown to this version")
-    read = {"precision": lambda value: Precision(**value), "epilogue": _epilogue}
+    read = {"precision": lambda value: Precision(**value), "sparsity": lambda value: Sparsity(**value), "epilogue": _epilogue}
     return {
         name: read.get(name, _layout)(value) if isinstance(value, Mapping) else value
         for name, value in given.items()

@@ -65,9 +65,12 @@ BROUGHT = {
 }
 """By the name of the public function."""
 NAMES: dict[str, Operation] = {
-    name: row for op, row in OPERATIONS.items() for name in (op, *(other for other, x in BROUGHT.items() if x.op == op != other))
+    name: row
+    for op, row in OPERATIONS.items()
+    if not row.sparse
+    for name in (op, *(other for other, x in BROUGHT.items() if x.op == op != other))
 }
-"""Every public function of a product, and the operation that it is."""
+"""Every public function of a product of strided operands, and the operation that it is."""
 
 
 def factor_dtype(scale: torch.dtype) -> torch.dtype:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from .compositions import added, int_composed, mixed_composed, scaled_composed, two_products
+from .compositions import added, block_added, block_product, int_composed, mixed_composed, scaled_composed, two_products
 from .dtypes import DTYPES, FLOAT8
 from .gradients import Gradient, of_product, of_sum, of_two_products, of_widened
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
@@ -27,7 +27,7 @@ ENCODINGS: tuple[Encoding, ...] = ("", "int4", "uint4")
 
 ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b")
 """What an operand may be: a field of Problem, in the order in which kernels get the tensors."""
-OPTIONS: dict[str, object] = {"encoding": "", "fast_accum": False}
+OPTIONS: dict[str, object] = {"encoding": "", "fast_accum": False, "sparsity": None}
 """Further fields of Problem that only some operations have, and what they are elsewhere."""
 
 _FLOATS = tuple(DTYPES)
@@ -68,6 +68,8 @@ class Result:
 
     dtypes: tuple[torch.dtype, ...]
     default: torch.dtype | None = None
+    of_integers: torch.dtype | None = None
+    """The default where a is of integers, if that is another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,11 @@ class Operation:
     """b may be given through ``prepack``."""
 
     @property
+    def sparse(self) -> bool:
+        """b is block-sparse: torch's sparse_bsr tensor [N, K] in its place, of which b is the transpose."""
+        return "sparsity" in self.options
+
+    @property
     def dims(self) -> int:
         """Dimensions of a, b and out."""
         return 3 if self.batched else 2
@@ -113,7 +120,7 @@ class Operation:
     @property
     def quantized(self) -> bool:
         """Some operand is of 8 bits or fewer."""
-        return any(dtype.itemsize == 1 for operand in self.matrices for dtype in operand.dtypes)
+        return not self.sparse and any(dtype.itemsize == 1 for operand in self.matrices for dtype in operand.dtypes)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -153,7 +160,8 @@ class Operation:
 
     def result_dtype(self, dtype: torch.dtype, *, epilogue: bool) -> torch.dtype:
         """The dtype of out for an a of ``dtype`` where neither the caller nor the end of an epilogue names one."""
-        return self.result_of(epilogue=epilogue).default or dtype
+        result = self.result_of(epilogue=epilogue)
+        return result.default or (result.of_integers if not dtype.is_floating_point else None) or dtype
 
 
 def _product(dtypes: tuple[torch.dtype, ...], b: tuple[torch.dtype, ...] = ()) -> tuple[Operand, Operand]:
@@ -246,6 +254,26 @@ _ROWS = (
         result=Result(dtypes=_NARROW_FLOATS, default=torch.bfloat16),
         prepacks=True,
     ),
+    Operation(
+        name="bsr_mm",
+        formula="a @ b for a block-sparse b",
+        operands=_product((*_FLOATS, torch.int8)),
+        options=("sparsity",),
+        compose=block_product,
+        result=Result(dtypes=(*_FLOATS, torch.int32), of_integers=torch.int32),
+        fused=Result(dtypes=_FLOATS, of_integers=torch.float32),
+        prepacks=True,
+    ),
+    Operation(
+        name="bsr_addmm",
+        formula="beta · inp + alpha · a @ b for a block-sparse b",
+        operands=(*_product(_FLOATS), _INP),
+        scalars=("alpha", "beta"),
+        options=("sparsity",),
+        compose=block_added,
+        result=_DENSE,
+        prepacks=True,
+    ),
 )
 OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
 """Every operation that a Problem may state, by name."""
@@ -253,8 +281,10 @@ OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
 OPS = tuple(OPERATIONS)
 QUANTIZED_OPS = tuple(row.name for row in _ROWS if row.quantized)
 """Operands of 8 bits or fewer, or one of them."""
-FLOAT_OPS = tuple(row.name for row in _ROWS if not row.quantized)
+SPARSE_OPS = tuple(row.name for row in _ROWS if row.sparse)
+"""b is block-sparse."""
+FLOAT_OPS = tuple(row.name for row in _ROWS if not row.quantized and not row.sparse)
 """Operands of one float dtype."""
-DENSE_OPS = tuple(row.name for row in _ROWS if not row.quantized and len(row.matrices) == 2)
+DENSE_OPS = tuple(name for name in FLOAT_OPS if len(OPERATIONS[name].matrices) == 2)
 """One product of operands of one float dtype."""
 BATCHED_OPS = tuple(row.name for row in _ROWS if row.batched)

@@ -40,6 +40,9 @@ class Problem(ProblemFields, Constructors):
 
     These four take no alpha, beta or inp.
 
+    bsr_mm and bsr_addmm are a @ b and alpha · a @ b + beta · inp for the transpose b of a block-sparse weight [N, K], whose class
+    is ``sparsity``; of bsr_mm a and b may be int8, and out is then as for int_mm.
+
     Raises:
         InvalidProblemError: the layouts do not fit together.
     """

@@ -38,6 +38,7 @@ def check(problem: ProblemFields) -> None:
     _check_presence(problem, row)
     _check_matrices(problem, row)
     _check_shapes(problem, row)
+    _check_blocks(problem, row)
     for operand in row.operands:
         layout = getattr(problem, operand.role)
         if operand.blocks and layout is not None:
@@ -71,7 +72,7 @@ def _check_presence(problem: ProblemFields, row: Operation) -> None:
 def _takers(name: str) -> str:
     """Which operations have an operand or an option of that name, for messages."""
     takers = [row.name for row in OPERATIONS.values() if name in row.options or row.operand(name) is not None]
-    return f"{' and '.join(takers)} {'do' if len(takers) > 1 else 'does'}"
+    return f"{_listed(takers)} do" if len(takers) > 1 else f"{takers[0]} does"
 
 
 def _check_matrices(problem: ProblemFields, row: Operation) -> None:
@@ -113,6 +114,24 @@ def _check_shapes(problem: ProblemFields, row: Operation) -> None:
     expected = tuple(known[symbol] for symbol in ("B", "M", "N") if symbol in known)
     if problem.out.size != expected:
         raise InvalidProblemError(f"{row.name}: out must have shape {list(expected)}, got {list(problem.out.size)}")
+
+
+def _check_blocks(problem: ProblemFields, row: Operation) -> None:
+    """A block-sparse b has a class, and consists of whole blocks."""
+    if not row.sparse:
+        return
+    sparsity, b = problem.sparsity, problem.b
+    if sparsity is None:
+        raise InvalidProblemError(f"{row.name}: sparsity is missing, expected the class of the blocks of b")
+    if b != Layout.contiguous(b.size[::-1], b.dtype).transposed:
+        raise InvalidProblemError(
+            f"{row.name}: got b {b}, expected the transpose of a contiguous matrix, which its blocks stand for"
+        )
+    k, n = b.size
+    if n % sparsity.block_n or k % sparsity.block_k:
+        raise InvalidProblemError(
+            f"{row.name}: got a weight of {n}x{k}, expected whole blocks of {sparsity.block_n}x{sparsity.block_k}"
+        )
 
 
 def _size(problem: ProblemFields, role: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from ..backends.densified import dense_problem, densified
 from ..backends.table import BACKENDS, TEMPLATES, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
@@ -71,6 +72,9 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
             offers = backend.enumerate(problem, device, settings)
             choices += offers.choices
             refusals += offers.refusals
+            # torch offers the dense product itself. Where the dense matrix is made in each call, another product hardly matters.
+            if problem.prepacked and problem.sparsity is not None and name != "aten":
+                choices += densified(problem, backend.enumerate(dense_problem(problem), device, settings)).choices
         legal = Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
         return without(legal, lambda choice: choice.obstacle) if on_this_machine else legal
 

@@ -129,13 +129,13 @@ class Verifier:
         """b, packed if the choice wants it so; kept for the next choice with the same format."""
         name = choice.packed_format
         if name is None:
-            return expectation.operands.b
+            return expectation.operands.named["b"]
         if self._packed[0] != name:
             self._packed = (name, {})
             self._inputs.forget("packed b")
         cache = self._packed[1]
         if id(expectation) not in cache:
-            cache[id(expectation)] = choice.pack(expectation.operands.b)
+            cache[id(expectation)] = choice.pack(expectation.operands.named["b"])
             self._inputs.add(f"packed b of {expectation.name}", cache[id(expectation)])
         return cache[id(expectation)]
 
@@ -202,6 +202,11 @@ class Verifier:
             made.append(referenced(problem, probes.integers(), name="P1 integers", integers=True))
         if is_product_with_itself(problem) and problem.flops <= 2 * MOST_SHARED_MACS:
             made.append(referenced(problem, in_one_buffer(problem, probes.integers()), name="b is a", integers=True))
+        patterns = probes.patterns()
+        for name in list(patterns)[: 1 if self._expensive else None]:
+            made.append(referenced(problem, patterns[name], name=name))
+        absent = probes.absent()
+        made += [absent] if absent is not None else []
         made.append(referenced(problem, random, name="random"))
         return made
 

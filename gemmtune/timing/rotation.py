@@ -10,6 +10,7 @@ import torch
 
 from ..choice import Choice
 from ..device import MIB, DeviceInfo
+from ..numerics.block_sparse import copied
 from ..numerics.buffers import allocate, flat
 from ..numerics.operands import Operands, random_operands
 from ..problem import Layout, Problem
@@ -52,18 +53,26 @@ class Rotation:
         if name is None:
             return self.sets
         if name not in self._packed:
-            self._packed[name] = tuple(dataclasses.replace(s, b=choice.pack(s.b)) for s in self.sets)
+            self._packed[name] = tuple(_with_b(s, choice.pack(s.named["b"])) for s in self.sets)
         return self._packed[name]
 
 
 def _copy(operands: Operands) -> Operands:
     given: dict[str, Any] = {role: _copy_tensor(tensor) for role, tensor in operands.named.items()}
     extra = tuple(map(_copy_tensor, operands.extra))
-    return dataclasses.replace(operands, out=_copy_tensor(operands.out), extra=extra, **given)
+    b = given.pop("b")
+    return _with_b(dataclasses.replace(operands, out=_copy_tensor(operands.out), extra=extra, **given), b)
+
+
+def _with_b(operands: Operands, b: torch.Tensor) -> Operands:
+    """The operands with this in b's place, as kernels get it."""
+    return dataclasses.replace(operands, b=b) if operands.weight is None else dataclasses.replace(operands, weight=b)
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in the same layout; copied as memory, because a layout with stride 0 cannot be written element by element."""
+    if tensor.layout == torch.sparse_bsr:
+        return copied(tensor)
     copy = allocate(Layout.of(tensor), tensor.device)
     flat(copy).copy_(flat(tensor))
     return copy

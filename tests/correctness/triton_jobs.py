@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from gemmtune.backends.table import load
+from gemmtune.backends.triton.blocks.choice import BlocksChoice
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.persistent import PersistentChoice
@@ -16,13 +18,14 @@ from gemmtune.backends.triton.splits.streamk import StreamChoice, StreamConfig
 from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.backends.triton.swap import SwappedChoice, transposed
 from gemmtune.backends.triton.vec import VectorChoice
-from gemmtune.choice import Kernel
+from gemmtune.choice import Kernel, Offers
 from gemmtune.device import preset
 from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
 from gemmtune.selector.verify import Verdict, Verifier
+from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 
 CPU = preset("portable")
@@ -105,6 +108,11 @@ def decomposed_by_torch(problem: Problem, config: Config) -> CompiledChoice:
     return decomposed_choice(problem, CPU, 5, None, pdl=False)
 
 
+def blocked(problem: Problem, config: Config) -> CompiledChoice:
+    """The template of block-sparse weights."""
+    return BlocksChoice.of(problem, CPU, config)
+
+
 def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False, family: Family = direct) -> list[float]:
     """``error_over_bound`` of each config."""
     return [error_over_bound(problem, family(problem, config).build(), nan_inp=nan_inp) for config in configs]
@@ -122,3 +130,8 @@ def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, e
     out = torch.full(problem.out.size, torch.nan, dtype=problem.out.dtype)
     TritonChoice.of(problem, CPU, config).build().run(out, (a, b, *extra), ())
     return out
+
+
+def offers_of(problem: Problem, arch: str) -> Offers:
+    """What the backend has for a problem on a device that is not here."""
+    return load("triton").enumerate(problem, preset(arch), Settings())

@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = [
     {"name": "one", "op": "mm", "m": 8, "n": 16, "k": 32, "dtype": "float32", "layout": "nt"},
     {"name": "two", "op": "addmm", "m": 4, "n": 8, "k": 16, "dtype": "bfloat16", "layout": "nn", "bias": "n"},
-    {"name": "three", "op": "bsr_addmm", "m": 4, "n": 8, "k": 16, "dtype": "float16", "layout": "nt"},
+    {"name": "three", "op": "scatter_mm", "m": 4, "n": 8, "k": 16, "dtype": "float16", "layout": "nt"},
 ]
 
 
@@ -66,8 +66,8 @@ def test_entries_are_filtered_and_skips_are_told(script, shapes):
         "addmm 4x8x16 bfloat16 nn inp[8] alpha=one beta=one on cpu",
     ]
     assert skipped == [
-        "skipped three: bsr_addmm is not an operation of this version, which has mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, "
-        "int_mm_mul, mixed_mm, scaled_mm"
+        "skipped three: scatter_mm is not an operation of this version, which has mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, "
+        "int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm"
     ]
     assert [e.name for e in script("entries").read_entries(shapes, "cpu", "^o")[0]] == ["one"]
     with pytest.raises(click.ClickException, match="leave no shape"):

@@ -52,7 +52,7 @@ def test_what_tuning_needs_is_compiled_and_then_found(nvcc: FakeNvcc, capsys: py
 def test_shapes_of_a_file_share_their_kernels(nvcc: FakeNvcc, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "shapes.json"
     file.write_text(
-        json.dumps([{"m": m, "n": 4096, "k": 4096} for m in (4096, 8192)] + [{"op": "bsr_addmm", "m": 1, "n": 1, "k": 1}])
+        json.dumps([{"m": m, "n": 4096, "k": 4096} for m in (4096, 8192)] + [{"op": "scatter_mm", "m": 1, "n": 1, "k": 1}])
     )
     assert cli.run(["build", "--shapes", str(file), *WORDS[2:]]) == 0
     printed = capsys.readouterr()

@@ -116,14 +116,14 @@ def test_an_empty_problem_is_no_failure(tuner, own_store):
 
 def test_a_file_of_shapes_with_entries_that_are_skipped(capsys, tuner, own_store, tmp_path):
     path = tmp_path / "shapes.json"
-    path.write_text(json.dumps([{"op": "mm", "m": 2, "n": 3, "k": 4}, {"name": "i8", "op": "bsr_addmm", "m": 2, "n": 3, "k": 4}]))
+    path.write_text(json.dumps([{"op": "mm", "m": 2, "n": 3, "k": 4}, {"name": "i8", "op": "scatter_mm", "m": 2, "n": 3, "k": 4}]))
     assert cli.run(["tune", "--shapes", str(path), "--device", "cpu", "--dtype", "float32"]) == 0
     assert tuner.problems == [Problem.mm(2, 3, 4, dtype=torch.float32, device_type="cpu")]
-    assert f"skipped {path}: entry 2 (i8): bsr_addmm is not an operation of this version" in capsys.readouterr().err
+    assert f"skipped {path}: entry 2 (i8): scatter_mm is not an operation of this version" in capsys.readouterr().err
 
 
 def test_a_file_with_nothing_to_tune_is_wrong_usage(capsys, tuner, own_store, tmp_path):
     path = tmp_path / "shapes.json"
-    path.write_text(json.dumps([{"op": "bsr_addmm", "m": 2, "n": 3, "k": 4}]))
+    path.write_text(json.dumps([{"op": "scatter_mm", "m": 2, "n": 3, "k": 4}]))
     assert cli.run(["tune", "--shapes", str(path), "--device", "cpu"]) == 2
     assert f"error: --shapes: every entry of {path} was skipped: nothing is left to do" in capsys.readouterr().err

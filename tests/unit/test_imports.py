@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("dispatch",),
     ("operators",),
     ("ops",),
-    ("architectures",),
+    ("architectures", "sparse"),
     ("integration", "conformance"),
     ("perf_gate",),
     ("public",),

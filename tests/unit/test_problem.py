@@ -32,7 +32,7 @@ def problem(
 BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     "op": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "matmul"),
-        "op: got 'matmul', expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, mixed_mm, scaled_mm",
+        "op: got 'matmul', expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, mixed_mm, scaled_mm, bsr_mm, bsr_addmm",
     ),
     "1-D a": (lambda: problem(row(5), row(5, 6), row(4, 6)), "mm: a must be a 2-D tensor, got shape [5]"),
     "3-D b": (lambda: problem(row(4, 5), row(1, 5, 6), row(4, 6)), "mm: b must be a 2-D tensor, got shape [1, 5, 6]"),
@@ -60,7 +60,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "inp of mm": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "mm", row(6)),
-        "mm: takes no inp, got shape [6]; addmm and baddbmm do",
+        "mm: takes no inp, got shape [6]; addmm, baddbmm and bsr_addmm do",
     ),
     "inp dtype": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "addmm", row(6, dtype=torch.float16)),

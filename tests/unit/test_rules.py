@@ -49,7 +49,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     "int_mm of floats": (changed(FLOAT, op="int_mm"), "int_mm: dtype of a: got torch.float32, expected int8"),
     "int_mm of uint8": (changed(INT, b=retyped(INT.b, torch.uint8)), "int_mm: dtype of b: got torch.uint8, expected int8"),
     "int_mm into int8": (changed(INT, out=retyped(INT.out, INT8)), "int_mm: dtype of out: got torch.int8, expected int32"),
-    "int_mm with inp": (changed(INT, inp=INT.out), "int_mm: takes no inp, got shape [4, 5]; addmm and baddbmm do"),
+    "int_mm with inp": (changed(INT, inp=INT.out), "int_mm: takes no inp, got shape [4, 5]; addmm, baddbmm and bsr_addmm do"),
     "batched int_mm": (
         changed(INT, a=Layout.contiguous((2, 4, 6), INT8)),
         "int_mm: a must be a 2-D tensor, got shape [2, 4, 6]",

@@ -17,8 +17,9 @@ from ...choice import Choice, Claims, Kernel, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import accumulator_dtype, dtype_name
+from ..densified import DensifiedChoice, dense_problem
 from ..scaling import has_plain_bias, mode_of
-from . import dense, int8, scaled
+from . import blocks, dense, int8, scaled
 from .dense import gemm_dtype
 
 NAME = "aten"
@@ -66,6 +67,8 @@ class AtenChoice(Choice):
 
 def offers(problem: Problem, device: DeviceInfo) -> Offers:
     """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
+    if problem.sparsity is not None:
+        return _blocks(problem, device)
     if problem.c is not None:
         return Offers(choices=(_choice(problem, problem.op, sum_claims(problem, device), baseline=True),))
     if problem.integers:
@@ -97,6 +100,17 @@ def _dense(problem: Problem, device: DeviceInfo) -> Offers:
         choices=(_choice(problem, "addmm", claims, baseline=True),),
         refusals=(Refusal(name=f"{NAME}:bias_addmm", reason=refused),),
     )
+
+
+def _blocks(problem: Problem, device: DeviceInfo) -> Offers:
+    """torch's sparse product where it has one; else the dense one is what a caller would come to. Both compete."""
+    sparse = blocks.choices(problem, device)
+    native = any(choice.baseline for choice in sparse)
+    dense = offers(dense_problem(problem), device).choices
+    wrapped = [DensifiedChoice.around(problem, choice, baseline=choice.baseline and not native) for choice in dense]
+    reason = None if device.type == "cpu" else blocks.why_not_triton(problem)
+    refusals = () if reason is None else (Refusal(name=f"{NAME}:bsr_triton", reason=reason),)
+    return Offers(choices=(*sparse, *wrapped), refusals=refusals)
 
 
 def _int_mm(problem: Problem) -> Offers:

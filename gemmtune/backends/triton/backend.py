@@ -12,6 +12,7 @@ from ...device import DeviceInfo
 from ...effort import EFFORT
 from ...problem import Problem
 from ...settings import Settings
+from .blocks.offers import block_offers
 from .build import KernelChoice, TritonChoice
 from .configs import Config, pool, splits_for, tiles_of
 from .legality import Predicate, Resources, check_problem
@@ -64,6 +65,8 @@ class TritonBackend:
         reason = check_problem(problem, device)
         if reason is not None:
             return Offers(refusals=(Refusal(name=self.name, reason=reason),))
+        if problem.sparsity is not None:
+            return block_offers(problem, device, settings.search)
         if device.type == "cpu":
             return self._interpreted(problem, device)
         if not chosen_configs(problem, device, settings.search):

@@ -104,18 +104,28 @@ class Record:
 
 
 def record_of(
-    arguments: Sequence[Argument], problem: Problem, where: Geometry, *, pdl: bool, blocks: Blocks, buffers: Buffers
+    arguments: Sequence[Argument],
+    problem: Problem,
+    where: Geometry,
+    *,
+    pdl: bool,
+    blocks: Blocks,
+    buffers: Buffers,
+    behind: Sequence[str] = (),
 ) -> Record:
-    """The launch of a kernel with these arguments for ``problem``, divided as ``where`` says."""
+    """The launch of a kernel with these arguments for ``problem``, divided as ``where`` says.
+
+    ``behind`` names further tensors that the kernel is given behind those of a call.
+    """
     layouts = shaped(problem)
     extra = (f"x{i}" for i in range(len(problem.epilogue.operands if problem.epilogue else ())))
-    names = ("out", *(role for role, _ in problem.operands), *extra, *BUFFERS)
+    names = ("out", *(role for role, _ in problem.operands), *extra, *behind, *BUFFERS)
     operands: list[tuple[int, Description | None]] = []
     scalars, constants, words = [], [], []
     for argument in arguments:
         match argument.source:
             case ("pointer", name):
-                if argument.type == "*i32" and name not in BUFFERS:
+                if argument.type == "*i32" and name not in (*behind, *BUFFERS):
                     words.append(len(operands))
                 operands.append((names.index(name), None))
             case ("descriptor", name):

@@ -119,7 +119,7 @@ class Writer:
 
     def runtime_pointer(self, name: str, dtype: str) -> str:
         """A buffer that the launch provides."""
-        short = {"tl.float32": "fp32", "tl.float64": "fp64", "tl.int32": "i32"}[dtype]
+        short = {"tl.float32": "fp32", "tl.float64": "fp64", "tl.int32": "i32", "tl.int64": "i64"}[dtype]
         argument = Argument(name=f"{name}_ptr", type=f"*{short}", source=("pointer", name), divisor=16)
         return self._pointers.setdefault(name, argument).name
 

@@ -1,0 +1,175 @@
+"""Block-sparse products by torch: its sparse product, its Triton kernel with parameters of ours, and batched products of blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ...choice import Choice, Claims, Kernel, RunNew, Scalars, Tensors
+from ...device import DeviceInfo
+from ...numerics.block_sparse import parts, rows_of
+from ...problem import Problem
+from .dense import copied, finished
+
+Tensor = torch.Tensor
+NAME = "aten"
+LEAST_BLOCK = 16
+"""torch's kernel takes blocks whose sides are powers of two from this on, and tokens in multiples of it."""
+METAS = ((128, 3, 4), (64, 3, 4), (128, 4, 8), (32, 3, 4), (16, 3, 4), (16, 4, 2), (64, 1, 4))
+"""(tokens of a tile, stages, warps) of torch's kernel; other group sizes than GROUP change little."""
+GROUP = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksChoice(Choice):
+    """One of torch's ways: ``way`` is ``mm``, ``triton`` with the parameters ``meta``, or ``batched``."""
+
+    way: str
+    meta: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+
+    @property
+    def content_hash(self) -> str:
+        """Over the call: what torch makes of it is part of the fingerprint of the machine."""
+        text = json.dumps([NAME, self.name, dict(self.meta), self.problem.epilogue is not None])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
+        """The calls."""
+        make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
+        return finished(copied(make[self.way](self.problem)), self.problem)
+
+    def _by_triton(self, problem: Problem) -> RunNew:
+        function = importlib.import_module("torch.sparse._triton_ops").bsr_dense_addmm
+        meta, size, added = dict(self.meta), problem.out.size, problem.inp is not None
+
+        def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+            a, weight, *inp = tensors
+            out = a.new_empty(size[::-1])
+            alpha, beta = scalars if added else (1.0, 0.0)
+            source = inp[0].expand(size).t() if added else out
+            result: Tensor = function(source, weight, a.t(), beta=beta, alpha=alpha, out=out, meta=dict(meta))
+            return _turned(result, problem)
+
+        return run_new
+
+
+def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
+    """What torch has beside dense products; the first one is what a caller gets who asks torch, where it takes the dtype."""
+    found = [_choice(problem, "mm", _claims(problem, rounds=device.type != "cpu"), baseline=True)] if has_sparse_mm(problem) else []
+    if device.type == "cpu" and not problem.integers:
+        found.append(_choice(problem, "batched", _claims(problem)))
+    if device.type != "cpu" and why_not_triton(problem) is None:
+        tiles = [meta for meta in METAS if problem.m % meta[0] == 0]
+        for tile, stages, warps in tiles:
+            meta = {"GROUP_SIZE_ROW": GROUP, "SPLIT_N": problem.m // tile, "num_stages": stages, "num_warps": warps}
+            found.append(_choice(problem, "triton", _claims(problem), meta=meta))
+    return found
+
+
+def has_sparse_mm(problem: Problem) -> bool:
+    """Whether torch multiplies such a sparse_bsr tensor: on a CPU by MKL, which has square blocks and wide floats."""
+    if problem.device_type == "cpu":
+        sparsity = problem.sparsity
+        square = sparsity is not None and sparsity.block_n == sparsity.block_k
+        return square and problem.dtype in (torch.float32, torch.float64) and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return problem.dtype in (torch.float32, torch.float16, torch.bfloat16)
+
+
+def why_not_triton(problem: Problem) -> str | None:
+    """Why torch's kernel does not take the problem, or None."""
+    sparsity = problem.sparsity
+    assert sparsity is not None
+    if problem.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"torch's kernel takes float32, float16 and bfloat16, got {problem.dtype}"
+    if any(side < LEAST_BLOCK or side & (side - 1) for side in (sparsity.block_n, sparsity.block_k)):
+        return f"torch's kernel takes blocks of powers of two from {LEAST_BLOCK} on, got {sparsity.block_n}x{sparsity.block_k}"
+    if problem.m % LEAST_BLOCK:
+        return f"torch's kernel takes multiples of {LEAST_BLOCK} tokens, got {problem.m}"
+    return None
+
+
+def _claims(problem: Problem, *, rounds: bool = False) -> Claims:
+    """Partial sums of blocks in the accumulator's dtype; ``rounds``: torch's fallback on a GPU may store them in that of a."""
+    sparsity, accumulate = problem.sparsity, problem.accumulator
+    assert sparsity is not None
+    eager = problem.dtype if rounds or problem.device_type != "cpu" else accumulate
+    return Claims(
+        accumulate=accumulate,
+        partials=problem.dtype if rounds else accumulate,
+        epilogue_input=accumulate if problem.epilogue is None else eager,
+        splits=max(problem.k // sparsity.block_k, 1),
+        input_mode=problem.precision.input_mode,
+        flush_subnormals=rounds and problem.precision.input_mode == "tf32",
+        skips_absent=True,
+    )
+
+
+def _choice(
+    problem: Problem, way: str, claims: Claims, *, baseline: bool = False, meta: Mapping[str, int] = MappingProxyType({})
+) -> BlocksChoice:
+    values = tuple(sorted(meta.items()))
+    label = f"_{problem.m // meta['SPLIT_N']}_s{meta['num_stages']}_w{meta['num_warps']}" if meta else ""
+    eager = "+eager" if problem.epilogue is not None else ""
+    return BlocksChoice(
+        name=f"{NAME}:bsr_{way}{label}{eager}",
+        backend=NAME,
+        problem=problem,
+        claims=claims,
+        info={"template": f"bsr_{way}", **meta},
+        baseline=baseline,
+        way=way,
+        meta=values,
+    )
+
+
+def _by_mm(problem: Problem) -> RunNew:
+    """torch.mm of the sparse tensor and the transpose of a; what is added comes after it."""
+
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+        a, weight, *added = tensors
+        result = torch.mm(weight, a.t()).t()
+        if added:
+            alpha, beta = scalars
+            result = result * alpha if alpha != 1 else result
+            result = result.add(added[0], alpha=beta) if beta != 0 else result
+        return _turned(result.t(), problem)
+
+    return run_new
+
+
+def _batched(problem: Problem) -> RunNew:
+    """A product for each block, added up by block rows, all in the accumulator's dtype."""
+    sparsity, dtype = problem.sparsity, problem.accumulator
+    assert sparsity is not None
+    m, n, k = problem.m, problem.n, problem.k
+    block_n, block_k = sparsity.block_n, sparsity.block_k
+
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+        a, weight, *added = tensors
+        values, crow, col = parts(weight)
+        columns = a.reshape(m, k // block_k, block_k).transpose(0, 1).index_select(0, col)
+        products = torch.bmm(columns.to(dtype), values.to(dtype).mT)
+        sums = products.new_zeros((n // block_n, m, block_n)).index_add_(0, rows_of(crow), products)
+        result = sums.transpose(0, 1).reshape(m, n)
+        if added:
+            alpha, beta = scalars
+            result = result * alpha if alpha != 1 else result
+            result = result.add(added[0].to(dtype), alpha=beta) if beta != 0 else result
+        return _turned(result.t(), problem)
+
+    return run_new
+
+
+def _turned(result: Tensor, problem: Problem) -> Tensor:
+    """A result [N, M] as out has it; in its dtype, and contiguous where out is, unless an epilogue follows."""
+    result = result.t()
+    if problem.epilogue is not None:
+        return result
+    return result.to(problem.out.dtype).contiguous()

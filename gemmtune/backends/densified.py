@@ -1,0 +1,109 @@
+"""A block-sparse product by a dense one: every choice for the dense problem, given the matrix that the blocks stand for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..choice import Choice, Kernel, Offers, RunNew, Scalars, Tensors
+from ..numerics.block_sparse import dense_problem
+from ..problem import Problem
+
+__all__ = ["DensifiedChoice", "dense_problem", "densified"]
+
+
+def densified(problem: Problem, offers: Offers) -> Offers:
+    """What was offered for ``dense_problem(problem)`` as choices for the block-sparse one."""
+    return Offers(choices=tuple(DensifiedChoice.around(problem, choice) for choice in offers.choices), refusals=offers.refusals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensifiedChoice(Choice):
+    """``inner`` on the dense matrix: made in every call, or of a prepacked weight kept as its packed copy."""
+
+    inner: Choice = field(repr=False)
+
+    @classmethod
+    def around(cls, problem: Problem, inner: Choice, *, baseline: bool = False) -> DensifiedChoice:
+        """The choice that does ``problem`` by ``inner``."""
+        return cls(
+            name=f"{inner.name}+dense",
+            backend=inner.backend,
+            problem=problem,
+            claims=replace(inner.claims, skips_absent=False),
+            info={**inner.info, "dense": True},
+            baseline=baseline,
+            inner=inner,
+        )
+
+    @property
+    def content_hash(self) -> str:
+        """Over the inner choice, and that its b is made of blocks."""
+        return hashlib.sha256(f"{self.inner.content_hash} of blocks".encode()).hexdigest()
+
+    @property
+    def compile_key(self) -> str | None:
+        """That of the dense choice."""
+        return self.inner.compile_key
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the dense choice is."""
+        return self.inner.compiled
+
+    @property
+    def obstacle(self) -> str | None:
+        """That of the dense choice."""
+        return self.inner.obstacle
+
+    def compile(self) -> None:
+        """Compile the dense choice."""
+        self.inner.compile()
+
+    def load(self) -> Any:
+        """What the dense choice loads."""
+        return self.inner.load()
+
+    def bind(self, loaded: Any) -> Kernel:
+        """The dense kernel, behind the making of its b unless that is packed."""
+        kernel = self.inner.bind(loaded)
+        if self.problem.prepacked:
+            return kernel
+        run, fresh = kernel.run, kernel.run_new
+
+        def run_dense(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            a, weight, *rest = tensors
+            run(out, (a, _dense(weight), *rest), scalars)
+
+        return Kernel(run=run_dense, run_new=None if fresh is None else _new(fresh))
+
+    def launch_variants(self) -> Sequence[Choice]:
+        """Those of the dense choice."""
+        return [DensifiedChoice.around(self.problem, variant) for variant in self.inner.launch_variants()]
+
+    @property
+    def packed_format(self) -> str | None:
+        """The dense matrix, in the format that the dense choice wants."""
+        return f"dense {self.inner.packed_format or ''}".strip() if self.problem.prepacked else None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """The dense matrix of a sparse_bsr weight, packed."""
+        dense = _dense(b)
+        return self.inner.pack(dense) if self.inner.packed_format is not None else dense
+
+
+def _dense(weight: torch.Tensor) -> torch.Tensor:
+    """b [K, N], column-major, as dense products have it."""
+    return weight.to_dense().t()
+
+
+def _new(fresh: RunNew) -> RunNew:
+    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        a, weight, *rest = tensors
+        return fresh((a, _dense(weight), *rest), scalars)
+
+    return run_new

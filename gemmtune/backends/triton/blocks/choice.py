@@ -1,0 +1,135 @@
+"""The kernel of block-sparse products as a choice: its configs, and what a launch is told of the indices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from ....choice import Kernel, Run, Scalars, Tensors
+from ....device import DeviceInfo
+from ....numerics.block_sparse import parts
+from ....problem import Problem
+from ....problem.layout import ALIGNED_BYTES
+from ..artifact import Expected
+from ..build import KernelChoice
+from ..configs import Config, Geometry, geometry
+from ..launch import Record, bind, record_of
+from .panels import panels_of
+
+INDICES = ("crow", "col")
+"""The names of the kernel's indices, which it gets behind the tensors of a call."""
+MOST_BOUND = 64
+"""Launches that one kernel keeps ready, one for each number of blocks that it was called with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksConfig(Config):
+    """``swap``: the weight is the left operand of the instruction, so that its rows fill it where there are few tokens."""
+
+    swap: bool = False
+
+    @property
+    def variant(self) -> str:
+        """Whether operands are swapped."""
+        return "_swap" * self.swap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksGeometry(Geometry):
+    """``nnz`` is the number of blocks that exist, which a call tells."""
+
+    nnz: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksChoice(KernelChoice):
+    """The blocks template with one config. Of a prepacked weight ``block_n`` × ``block_k`` is the size of its panels."""
+
+    family = "bsr"
+    template = "blocks/blocks.py.jinja"
+
+    @classmethod
+    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - as the others
+        """As for the dense problem: which blocks exist is not known yet."""
+        where = geometry(problem, config)
+        return BlocksGeometry(**{field.name: getattr(where, field.name) for field in dataclasses.fields(Geometry)})
+
+    @classmethod
+    def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
+        """The choice that runs ``problem`` with ``config``. It leaves out what does not exist, unless panels join blocks."""
+        choice, sparsity = super().of(problem, device, config), problem.sparsity
+        assert sparsity is not None
+        joins = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
+        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not joins))
+
+    @property
+    def panel(self) -> tuple[int, int]:
+        """Rows and columns of the blocks that the kernel walks: those of the weight, or of the panels that it is packed into."""
+        sparsity = self.problem.sparsity
+        assert sparsity is not None
+        if self.problem.prepacked:
+            return self.config.block_n, self.config.block_k
+        return sparsity.block_n, sparsity.block_k
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The size of the blocks, how many tiles and steps each has, the dtype of the indices, and whether operands are swapped."""
+        (panel_n, panel_k), sparsity = self.panel, self.problem.sparsity
+        assert sparsity is not None
+        assert isinstance(self.config, BlocksConfig)
+        return {
+            "panel_n": panel_n,
+            "panel_k": panel_k,
+            "parts_n": panel_n // self.config.block_n,
+            "parts_k": panel_k // self.config.block_k,
+            "index": "tl.int64" if sparsity.wide_index and not self.problem.prepacked else "tl.int32",
+            "swap": self.config.swap,
+        }
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """Nothing but that it fits: the predicate is that of the dense template, of which this is no instance."""
+        return Expected(instruction=None, smem_bytes=device.smem_per_block_bytes)
+
+    @property
+    def packed_format(self) -> str | None:
+        """The panels of a prepacked weight."""
+        return f"panels {self.config.block_n}x{self.config.block_k}" if self.problem.prepacked else None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """A sparse_bsr weight in panels."""
+        return panels_of(b, self.config.block_n, self.config.block_k)
+
+    @property
+    def record(self) -> Record:
+        """The launch for a weight without blocks."""
+        return self._record(0)
+
+    def _record(self, nnz: int) -> Record:
+        assert isinstance(self.where, BlocksGeometry)
+        where = dataclasses.replace(self.where, nnz=nnz)
+        arguments, config = self.source.arguments, self.config
+        return record_of(arguments, self.problem, where, pdl=config.pdl, blocks=self.blocks, buffers=self.buffers, behind=INDICES)
+
+    def bind(self, loaded: tuple[Any, ...]) -> Kernel:
+        """Bind to the problem, anew for each number of blocks that comes along."""
+        (kernel,) = loaded
+        ready: dict[int, Run] = {}
+
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            a, weight, *rest = tensors
+            values, crow, col = parts(weight)
+            nnz = values.shape[0]
+            launch = ready.get(nnz)
+            if launch is None:
+                if len(ready) >= MOST_BOUND:
+                    ready.clear()
+                launch = ready[nnz] = bind(kernel, self._record(nnz), interpret=self.target is None)
+            if values.data_ptr() % ALIGNED_BYTES or not values.is_contiguous():
+                values = values.clone(memory_format=torch.contiguous_format)
+            launch(out, (a, values, *rest, crow.contiguous(), col.contiguous()), scalars)
+
+        return Kernel(run=run)

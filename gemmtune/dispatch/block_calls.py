@@ -1,0 +1,122 @@
+"""Calls of products with a block-sparse weight, stated as their transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..choice import Tensors
+from ..errors import InvalidProblemError
+from ..numerics.block_sparse import parts
+from ..problem import Epilogue, Layout, Problem, precision_of
+from ..problem.fields import scalar_class
+from ..problem.operations import OPERATIONS
+from .arguments import Call
+from .block_weights import sparsity_of
+from .checks import check_extra, check_operands, check_out, overlaps
+from .plan import Plan
+from .prepack import PackedOperand
+
+Tensor = torch.Tensor
+
+
+def turned(x: Any) -> Any:
+    """The transpose of what broadcasts to a matrix; anything else as it is, for the checks to say."""
+    if not isinstance(x, Tensor) or x.dim() == 0 or x.dim() > 2:
+        return x
+    return x.unsqueeze(-1) if x.dim() == 1 else x.t()
+
+
+def bound_block_call(
+    name: str,
+    bsr: Any,
+    x: Any,
+    inp: Any = None,
+    *,
+    scalars: Sequence[float] = (),
+    out: Any = None,
+    epilogue: Callable[..., Tensor] | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """The call with these arguments, its operands transposed; ``b`` of it is the weight [N, K] itself.
+
+    Raises:
+        InvalidProblemError: something is no tensor, on another device, or of a shape that does not fit.
+    """
+    if epilogue is None and len(epilogue_args):
+        raise InvalidProblemError(f"{name}: got epilogue_args without an epilogue; give the function that takes them")
+    packed = bsr if isinstance(bsr, PackedOperand) else None
+    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
+    given = {"x": x, "bsr": weight} | ({"inp": inp} if name == "bsr_addmm" else {})
+    names = tuple(f"epilogue_args[{i}]" for i in range(len(epilogue_args)))
+    outs = [("out", out)] if out is not None else []
+    check_operands(name, [*given.items(), *zip(names, epilogue_args, strict=True), *outs])
+    sparsity = sparsity_of(name, weight)
+    if x.dim() != 2 or x.shape[0] != weight.shape[1]:
+        raise InvalidProblemError(
+            f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}; expected bsr [M, K] and x [K, N]"
+        )
+    size = (weight.shape[0], x.shape[1])
+    added = [("inp", inp)] if name == "bsr_addmm" else []
+    check_extra(name, [*added, *zip(names, epilogue_args, strict=True)], size)
+    if out is not None and tuple(out.shape) != size:
+        raise InvalidProblemError(f"{name}: out must have shape {list(size)}, got {list(out.shape)}")
+    return Call(
+        name=name,
+        operation=OPERATIONS[name],
+        operands={"a": x.t(), "b": weight} | ({"inp": turned(inp)} if name == "bsr_addmm" else {}),
+        scalars=tuple(scalars),
+        options={"sparsity": sparsity},
+        packed=packed,
+        out=turned(out),
+        epilogue=epilogue,
+        extra=tuple(map(turned, epilogue_args)),
+        extra_names=names,
+    )
+
+
+def problem_of_blocks(call: Call, epilogue: Epilogue | None) -> Problem:
+    """The Problem that a call states. A result of our own is row-major as the caller sees it."""
+    a, weight, row = call.a, call.b, call.operation
+    size = (a.shape[0], weight.shape[0])
+    dtype = (epilogue.result_dtype if epilogue else None) or row.result_dtype(a.dtype, epilogue=epilogue is not None)
+    fits = call.out is not None and (tuple(call.out.shape), call.out.dtype, call.out.layout) == (size, dtype, torch.strided)
+    out = Layout.of(call.out) if call.out is not None and fits else Layout.contiguous(size[::-1], dtype).transposed
+    inp = call.operands.get("inp")
+    classes: dict[str, Any] = {name: scalar_class(value) for name, value in zip(row.scalars, call.scalars, strict=True)}
+    return Problem(
+        op=row.name,
+        a=Layout.of(a),
+        b=Layout.contiguous(tuple(weight.shape), weight.dtype).transposed,
+        out=out,
+        inp=None if inp is None else Layout.of(inp),
+        epilogue=epilogue,
+        device_type=a.device.type,
+        precision=precision_of(a.dtype, a.device.type),
+        prepacked=call.packed is not None,
+        sparsity=call.options["sparsity"],
+        **classes,
+    )
+
+
+def check_block_out(call: Call, problem: Problem) -> None:
+    """Check ``out``; where it is the added operand itself, read that from a copy."""
+    out = call.out
+    assert out is not None
+    if out.requires_grad and torch.is_grad_enabled():
+        raise InvalidProblemError(
+            f"{call.name}: out requires grad, but a call with out= is not differentiable; detach it or leave out out="
+        )
+    inp = call.operands.get("inp")
+    if inp is not None and overlaps(out, inp):
+        call.operands["inp"] = inp.clone(memory_format=torch.preserve_format)
+    read = [("x", call.a), *(("bsr", part) for part in parts(call.b)), *zip(call.extra_names, call.extra, strict=True)]
+    check_out(call.name, out, problem.out.size, problem.out.dtype, call.a.device, read)
+
+
+def tensors_of(call: Call, plan: Plan) -> Tensors:
+    """What the plan's kernel is given: the weight as it is, or as its choice packed it."""
+    b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
+    return (*(call.operands | {"b": b}).values(), *call.extra)

@@ -1,0 +1,92 @@
+"""Block-sparse weights of calls: checked and classed once, and again after their indices were changed in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..errors import InvalidProblemError
+from ..numerics.block_sparse import parts
+from ..problem.sparsity import Sparsity, density_class, imbalance_of
+from .prepack import version_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A weight whose indices had this version when they were checked."""
+
+    version: tuple[int, ...]
+    sparsity: Sparsity
+
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Weights by identity: an address may be that of another tensor by now."""
+
+
+def sparsity_of(name: str, weight: object) -> Sparsity:
+    """The class of a sparse_bsr weight, whose indices are read if that was not done since they were changed.
+
+    Changes count that are made through the weight (``weight.col_indices()``): torch does not tell of those to the tensors that it
+    was made of.
+
+    Raises:
+        InvalidProblemError: it is no such tensor, or its indices are not those of one: out of range, unsorted or repeated.
+    """
+    if isinstance(weight, torch.Tensor) and weight in _known:
+        known: _Known = _known[weight]
+        if known.version == version_of(weight)[1:]:
+            return known.sparsity
+    if not isinstance(weight, torch.Tensor) or weight.layout != torch.sparse_bsr:
+        got = f"a tensor of layout {weight.layout}" if isinstance(weight, torch.Tensor) else type(weight).__name__
+        raise InvalidProblemError(f"{name}: bsr must be a sparse_bsr tensor, got {got}; x.to_sparse_bsr((64, 64)) makes one")
+    if weight.dim() != 2 or weight.values().dim() != 3:
+        raise InvalidProblemError(f"{name}: bsr must be a matrix of blocks, got shape {list(weight.shape)}; take one matrix")
+    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise InvalidProblemError(
+            f"{name}: the indices of bsr are not known yet, and cannot be read while a CUDA graph is captured; call it once before"
+        )
+    found = _checked(name, weight)
+    _known[weight] = _Known(version=version_of(weight)[1:], sparsity=found)
+    return found
+
+
+def _checked(name: str, weight: torch.Tensor) -> Sparsity:
+    values, crow, col = parts(weight)
+    count, block_n, block_k = values.shape
+    rows, cols = weight.shape[0] // max(block_n, 1), weight.shape[1] // max(block_k, 1)
+    # One copy to the host, which waits for the device.
+    starts, places = crow.cpu().long(), col.cpu().long()
+    if len(starts) != rows + 1 or len(places) != count:
+        raise InvalidProblemError(
+            f"{name}: got {len(starts)} row starts and {len(places)} column indices, expected {rows + 1} and {count}"
+        )
+    if int(starts[0]) != 0 or int(starts[-1]) != count or bool((starts.diff() < 0).any()):
+        raise InvalidProblemError(f"{name}: crow_indices of bsr must rise from 0 to {count}, got {_shown(starts)}")
+    outside = ((places < 0) | (places >= cols)).nonzero()
+    if len(outside):
+        where = int(outside[0])
+        raise InvalidProblemError(f"{name}: col_indices[{where}] of bsr is {int(places[where])}, expected 0 to {cols - 1}")
+    first_of_row = torch.zeros(count + 1, dtype=torch.bool)
+    first_of_row[starts] = True
+    wrong = ((places[1:] <= places[:-1]) & ~first_of_row[1:count]).nonzero()
+    if len(wrong):
+        where = int(wrong[0]) + 1
+        row = int(torch.searchsorted(starts, where, right=True)) - 1
+        raise InvalidProblemError(
+            f"{name}: column indices of a block row must rise, but col_indices[{where}] = {int(places[where])} follows "
+            f"{int(places[where - 1])} in block row {row} of bsr; sort the blocks and add up those that repeat"
+        )
+    return Sparsity(
+        block_n=block_n,
+        block_k=block_k,
+        density=density_class(count / max(rows * cols, 1)),
+        imbalance=imbalance_of(int(starts.diff().max()) if rows else 0, count, rows),
+        wide_index=col.dtype == torch.int64,
+    )
+
+
+def _shown(x: torch.Tensor) -> str:
+    listed = x.tolist()
+    return str(listed) if len(listed) <= 8 else f"[{', '.join(map(str, listed[:4]))}, …, {', '.join(map(str, listed[-3:]))}]"

@@ -1,0 +1,43 @@
+"""Whether NaN and infinity of a show where a block-sparse b has no block: they must not where such products are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..problem import Problem
+from .bounds import Claims
+from .expectation import Expectation, Part
+from .propagate import Approximate
+from .reference import Region, as_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsentExpectation(Expectation):
+    """a of ones with an infinity in the last column, b of ones in the blocks that exist: every sum is a count.
+
+    ``counts`` [N] are those of b without its last row, ``present`` [N] tells which columns have a block there.
+    """
+
+    counts: torch.Tensor
+    present: torch.Tensor
+
+    def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
+        """All of the result: where there is no block, the count, or anything unless the claims say that it is left out."""
+        operands, bound = self.operands, self._bound(problem, claims)
+        value = torch.where(self.present, math.inf, self.counts) * operands.alpha
+        unknown = torch.full_like(self.counts, 0.0 if claims.skips_absent else math.inf).masked_fill(self.present, 0.0)
+        magnitude = self.counts * abs(operands.alpha)
+        size = (problem.batch, problem.m, problem.n)
+
+        def sums(batches: slice, rows: slice) -> Approximate:
+            shown, most = value.expand(size)[batches, rows], magnitude.expand(size)[batches, rows]
+            if operands.inp is not None and operands.beta != 0:
+                added = as_batches(operands.inp.expand(problem.out.size))[batches, rows].double() * operands.beta
+                shown, most = shown + added, most + added.abs()
+            return Approximate(value=shown, error=bound(most) + unknown)
+
+        yield Part(region=Region(), sums=sums)

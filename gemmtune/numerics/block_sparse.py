@@ -1,0 +1,114 @@
+"""Block-sparse operands: patterns of blocks, the sparse tensor of a dense matrix, and the dense problem that both belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ..problem import Problem
+from ..problem.sparsity import Sparsity
+
+SKEW = 1.5
+"""The exponent by which block rows of a skewed pattern become shorter, the longest in front."""
+
+
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors with memory that one consists of: values and indices of a sparse_bsr tensor, else itself."""
+    if tensor.layout != torch.sparse_bsr:
+        return (tensor,)
+    return tensor.values(), tensor.crow_indices(), tensor.col_indices()
+
+
+def random_mask(
+    size: tuple[int, int], sparsity: Sparsity, generator: torch.Generator, *, density: float | None = None
+) -> torch.Tensor:
+    """Which blocks of a weight of ``size`` (N, K) exist, bool [block rows, block columns], by that class; of exactly ``density`` if
+    that is given."""
+    share = sparsity.density if density is None else density
+    rows, cols = size[0] // sparsity.block_n, size[1] // sparsity.block_k
+    wanted = torch.full((rows,), round(share * cols), device=generator.device)
+    if sparsity.imbalance == "skewed" and rows:
+        wanted = _power_law(rows, cols, share)[torch.randperm(rows, generator=generator, device=generator.device)]
+    order = torch.rand((rows, cols), generator=generator, device=generator.device).argsort(dim=1).argsort(dim=1)
+    return order < wanted.unsqueeze(1)
+
+
+def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
+    """Blocks of each block row, int64, falling by a power law but for rows that are full: that share of all in the sum."""
+    shape, low, high = torch.arange(1, rows + 1, dtype=torch.float64) ** -SKEW, 0.0, float(cols) * rows**SKEW
+    for _ in range(60):
+        middle = (low + high) / 2
+        few = float((shape * middle).clamp(max=cols).sum()) < share * rows * cols
+        low, high = (middle, high) if few else (low, middle)
+    return (shape * high).round().clamp(max=cols).long()
+
+
+def awkward_masks(size: tuple[int, int], sparsity: Sparsity, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Patterns on which block-sparse kernels go wrong: ends of rows, empty rows, one long row, nothing at all."""
+    rows, cols = size[0] // sparsity.block_n, size[1] // sparsity.block_k
+    row, col = torch.arange(rows, device=device).unsqueeze(1), torch.arange(cols, device=device)
+    yield "ends", ((col == cols - 1) & (row % 3 != 1)) | ((col == 0) & (row % 3 == 2))
+    yield "one long row", (row == rows - 1) & (col >= 0)
+    yield "diagonal", (col % max(rows, 1)) == row
+    yield "nothing", torch.zeros((rows, cols), dtype=torch.bool, device=device)
+
+
+def by_blocks(weight: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
+    """A matrix [N, K] as [block rows, block columns, block_n, block_k], a view where it can be one."""
+    n, k = weight.shape
+    rows, cols = n // sparsity.block_n, k // sparsity.block_k
+    return weight.reshape(rows, sparsity.block_n, cols, sparsity.block_k).transpose(1, 2)
+
+
+def spread(mask: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
+    """A mask of blocks as one of elements, [N, K]."""
+    return mask.repeat_interleave(sparsity.block_n, 0).repeat_interleave(sparsity.block_k, 1)
+
+
+def sparse_of(weight: torch.Tensor, mask: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
+    """The sparse_bsr tensor of the blocks of ``weight`` [N, K] that ``mask`` names, zeros among their elements included."""
+    index = torch.int64 if sparsity.wide_index else torch.int32
+    row, col = mask.nonzero(as_tuple=True)
+    counts = mask.sum(dim=1)
+    crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(index)
+    values = by_blocks(weight, sparsity)[row, col].contiguous()
+    return assembled(crow, col.to(index), values, (weight.shape[0], weight.shape[1]))
+
+
+def assembled(crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """The sparse_bsr tensor of these parts, which are known to fit together."""
+    return torch.sparse_bsr_tensor(crow, col, values, size=size, check_invariants=False)
+
+
+def copied(weight: torch.Tensor) -> torch.Tensor:
+    """The same sparse_bsr tensor in memory of its own."""
+    values, crow, col = (x.clone() for x in parts(weight))
+    return assembled(crow, col, values, (weight.shape[0], weight.shape[1]))
+
+
+def mask_of(weight: torch.Tensor) -> torch.Tensor:
+    """Which blocks of a sparse_bsr tensor exist, bool [block rows, block columns]."""
+    values, crow, col = parts(weight)
+    rows, cols = weight.shape[0] // values.shape[1], weight.shape[1] // values.shape[2]
+    mask = torch.zeros((rows, cols), dtype=torch.bool, device=values.device)
+    mask[rows_of(crow), col.long()] = True
+    return mask
+
+
+def rows_of(crow: torch.Tensor) -> torch.Tensor:
+    """The block row of each block, int64."""
+    counts = crow.diff().long()
+    return torch.arange(counts.numel(), device=crow.device).repeat_interleave(counts)
+
+
+def occupied(weight: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
+    """Which blocks of a dense matrix [N, K] have an element that is not 0."""
+    return (by_blocks(weight, sparsity) != 0).flatten(2).any(dim=2)
+
+
+def dense_problem(problem: Problem) -> Problem:
+    """The problem of the dense product with the matrix that a block-sparse b stands for."""
+    fields = {name: getattr(problem, name) for name in ("a", "b", "out", "inp", "alpha", "beta", "epilogue", "device_type")}
+    op = "int_mm" if problem.integers else problem.op.removeprefix("bsr_")
+    return Problem(op=op, precision=problem.precision, prepacked=problem.prepacked, **fields)

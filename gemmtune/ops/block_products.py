@@ -1,0 +1,163 @@
+"""Products with a block-sparse weight.
+
+bsr [M, K] @ x [K, N] is stated as its transpose, a @ b with a = xᵀ and b = bsrᵀ, as ``nn.Linear`` has it: the weight is what may be
+prepacked, and its blocks are rows and columns of b.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..dispatch.allocate import new_output
+from ..dispatch.arguments import Call
+from ..dispatch.block_calls import bound_block_call, check_block_out, problem_of_blocks, tensors_of, turned
+from ..dispatch.block_weights import sparsity_of
+from ..dispatch.call import attempted, bring_scalars, current_device, no_gradient, refuse_out
+from ..dispatch.checks import watched, why_not_ours
+from ..dispatch.fallback import by_torch
+from ..dispatch.keys import NOTHING, key_of
+from ..dispatch.plan import keep_ready, plan_for, ready
+from ..dispatch.prepack import PackedOperand
+from ..dispatch.statement import epilogue_of
+from ..problem.fields import scalar_class
+
+Tensor = torch.Tensor
+EpilogueFunction = Callable[..., Tensor]
+
+
+def bsr_mm(
+    bsr: Tensor | PackedOperand,
+    x: Tensor,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(bsr @ x, *epilogue_args)
+
+    Args:
+        bsr: [M, K], a sparse_bsr tensor with blocks of any size, or ``prepack`` of one: of float64, float32, float16, bfloat16 or
+            int8. Column indices of a block row must rise. They are read when the tensor is first seen, and again after a change
+            that was made through it.
+        x: [K, N], any strides, of the dtype of ``bsr``.
+        out: [M, N] of the dtype of ``bsr`` (int32 for int8), any strides without overlap, sharing no memory with what is read.
+        epilogue: as for ``mm``; it gets float32 for int8.
+        epilogue_args: tensors that broadcast to [M, N].
+
+    Returns:
+        [M, N]; ``out`` if it was given. Where a block does not exist, NaN and infinity of ``x`` need not show, unless the setting
+        ``absent_blocks`` says that they must not.
+
+    Raises:
+        InvalidProblemError: operands that do not fit together, or indices out of range, unsorted or repeated.
+        EpilogueError: an epilogue that is not a pointwise function of known parts.
+    """
+    return multiplied("bsr_mm", bsr, x, None, (), out, epilogue, epilogue_args)
+
+
+def bsr_addmm(
+    inp: Tensor,
+    bsr: Tensor | PackedOperand,
+    x: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    left_alpha: Tensor | None = None,
+    right_alpha: Tensor | None = None,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(beta · inp + left_alpha[:, None] · (alpha · bsr @ x) · right_alpha[None, :], *epilogue_args)
+
+    ``left_alpha`` [M] and ``right_alpha`` [N] are of a float dtype, and ones where they are None. ``inp`` broadcasts to [M, N] and
+    has the dtype of ``bsr``, which is no integer; without those two, ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and
+    infinity in ``inp`` do not reach the result. The rest is as for ``bsr_mm``.
+    """
+    if left_alpha is None and right_alpha is None:
+        return multiplied("bsr_addmm", bsr, x, inp, (alpha, beta), out, epilogue, epilogue_args)
+    factors = [f for f in (None if left_alpha is None else left_alpha.unsqueeze(-1), right_alpha) if f is not None]
+    added = (inp,) if beta != 0 else ()
+    combine = _scaling(left_alpha is not None and right_alpha is not None, float(alpha), float(beta))
+    function = combine if epilogue is None else _then(combine, len(factors) + len(added), epilogue)
+    return multiplied("bsr_mm", bsr, x, None, (), out, function, (*factors, *added, *epilogue_args))
+
+
+@functools.lru_cache(maxsize=256)
+def _scaling(both: bool, alpha: float, beta: float) -> EpilogueFunction:
+    """beta · inp + first · (alpha · acc) · second, as a function of acc, one factor or both, and inp unless beta is zero."""
+
+    def scaled(acc: Tensor, *given: Tensor) -> Tensor:
+        result = given[0] * (acc if alpha == 1 else acc * alpha)
+        result = result * given[1] if both else result
+        if beta == 0:
+            return result
+        return result + (given[-1] if beta == 1 else given[-1] * beta)
+
+    return scaled
+
+
+def _then(first: EpilogueFunction, count: int, function: EpilogueFunction) -> EpilogueFunction:
+    """``function`` on what ``first`` makes of its ``count`` operands, and the rest."""
+
+    def both(acc: Tensor, *given: Tensor) -> Tensor:
+        return function(first(acc, *given[:count]), *given[count:])
+
+    return both
+
+
+def multiplied(
+    name: str,
+    bsr: Tensor | PackedOperand,
+    x: Tensor,
+    inp: Tensor | None,
+    scalars: tuple[float, ...],
+    out: Tensor | None,
+    epilogue: EpilogueFunction | None,
+    epilogue_args: Sequence[Tensor],
+) -> Tensor:
+    """Do a call of ``bsr_mm`` or ``bsr_addmm``."""
+    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
+    key = None
+    if out is None and epilogue is None and isinstance(x, Tensor) and x.dim() == 2 and not epilogue_args:
+        sparsity = sparsity_of(name, weight)
+        given: tuple[Any, ...] = (x.t(), weight.values(), *(() if inp is None else (turned(inp),)))
+        asked = (sparsity, weight.shape, weight is not bsr, *map(scalar_class, scalars))
+        key = None if watched((x,)) else key_of(name, given, asked)
+        if key is not None and (entry := ready.get(key)) is not None:
+            b = bsr.for_choice(entry.plan.choice) if isinstance(bsr, PackedOperand) else weight
+            return entry.new((given[0], b, *given[2:]), scalars).t()
+    call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+    result = _run(key, call)
+    return result.t() if out is None else out
+
+
+def _run(key: Any, call: Call) -> Tensor:
+    """Do a call without a plan at hand; the result is the transpose of the caller's."""
+    wanting = call.wants_grad
+    if wanting:
+        refuse_out(call)
+        raise no_gradient(call.name, wanting[0])
+    strided = [x for name, x in call.inputs if name != "b"]
+    reason = why_not_ours(strided, floats=False)
+    if reason is not None:
+        return attempted(by_torch, call, reason)
+    bring_scalars(call)
+    problem = problem_of_blocks(call, epilogue_of(call))
+    if call.out is not None:
+        check_block_out(call, problem)
+    if problem.empty:
+        return new_output(problem.out, call.a) if call.out is None else call.out
+    if problem.k == 0:
+        return by_torch(call)
+    with current_device(call.a):
+        plan = plan_for(problem, call.a.get_device())
+        if call.out is not None:
+            return plan.into(call.out, tensors_of(call, plan), call.scalars)
+        result = plan.new(tensors_of(call, plan), call.scalars)
+    keep_ready(key, plan)
+    return result

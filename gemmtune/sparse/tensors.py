@@ -1,0 +1,56 @@
+"""Block-sparse tensors of given size and density, for tests and measurements."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import InvalidProblemError
+from ..numerics.block_sparse import assembled, random_mask
+from ..problem.dtypes import dtype_info
+from ..problem.sparsity import Imbalance, Sparsity, density_class
+
+
+def create_blocked_tensor(
+    m: int,
+    k: int,
+    *,
+    block: int | tuple[int, int] = 64,
+    density: float = 0.5,
+    imbalance: Imbalance = "even",
+    dtype: torch.dtype = torch.float32,
+    index_dtype: torch.dtype = torch.int32,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> torch.Tensor:
+    """A sparse_bsr tensor [M, K] with random blocks of random numbers.
+
+    Args:
+        block: the side of a block, or (rows, columns), which divide M and K.
+        density: the share of blocks that exist: as many in each block row (rounded), or with ``imbalance="skewed"`` falling from
+            row to row by a power law, in random order.
+        dtype: of the values: standard normal numbers, or for int8 any.
+        index_dtype: int32 or int64.
+        seed: of a generator of its own; torch's global state is not touched.
+
+    Raises:
+        InvalidProblemError: blocks that do not divide the matrix, another density, or a dtype that no product takes.
+    """
+    block_n, block_k = (block, block) if isinstance(block, int) else block
+    if index_dtype not in (torch.int32, torch.int64):
+        raise InvalidProblemError(f"create_blocked_tensor: index_dtype: got {index_dtype}, expected torch.int32 or torch.int64")
+    if not 0 <= density <= 1:
+        raise InvalidProblemError(f"create_blocked_tensor: density: got {density}, expected a number from 0 to 1")
+    if min(block_n, block_k) < 1 or m % block_n or k % block_k:
+        raise InvalidProblemError(f"create_blocked_tensor: blocks of {block_n}x{block_k} do not divide a matrix of {m}x{k}")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    sparsity = Sparsity(block_n=block_n, block_k=block_k, density=density_class(density), imbalance=imbalance)
+    mask = random_mask((m, k), sparsity, generator, density=density)
+    col = mask.nonzero(as_tuple=True)[1]
+    shape = (len(col), block_n, block_k)
+    if dtype_info(dtype).is_integer:
+        bounds = torch.iinfo(dtype)
+        values = torch.randint(bounds.min, bounds.max + 1, shape, generator=generator, dtype=dtype, device=device)
+    else:
+        values = torch.randn(shape, generator=generator, device=device).to(dtype)
+    crow = torch.nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))
+    return assembled(crow.to(index_dtype), col.to(index_dtype), values, (m, k))

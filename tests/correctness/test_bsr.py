@@ -1,0 +1,231 @@
+"""Block-sparse products on the CPU: values, what is refused, prepacking, in-place edits, NaN, and what verification finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from bsr_mutants import MUTANTS
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.backends.table import load
+from gemmtune.choice import Choice, Kernel, Status, Tensors
+from gemmtune.device import detect
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.numerics.block_sparse import parts
+from gemmtune.problem import Problem
+from gemmtune.selector.offers import offers_for
+from gemmtune.selector.verify import Verdict, Verifier
+from gemmtune.settings import Settings
+from gemmtune.sparse import create_blocked_tensor
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+
+
+@pytest.fixture(autouse=True)
+def fresh(own_store):
+    forget_plans()
+    with settings.patch(backends=("aten",), verify=False, search="quick", tune="never"):
+        yield
+
+
+def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a result is what float64 gives, up to a few roundings."""
+    eps = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.int8: 0.0}[dtype]
+    assert got.dtype == (torch.int32 if dtype == torch.int8 else dtype)
+    return bool(((got.double() - want).abs() <= eps * want.abs().max()).all())
+
+
+def numbers(*size: int, dtype: torch.dtype) -> torch.Tensor:
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(size, generator=g).to(dtype) if dtype != torch.int8 else torch.randint(-9, 9, size, dtype=dtype, generator=g)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_values(dtype: torch.dtype, packed: bool) -> None:
+    wide, narrow = torch.int64, torch.int32
+    for block, tokens, index, density in ((16, 5, narrow, 0.5), ((8, 24), 1, wide, 0.2), ((48, 4), 33, wide, 0.0)):
+        bsr = create_blocked_tensor(96, 48, block=block, density=density, dtype=dtype, index_dtype=index)
+        x = numbers(48, tokens, dtype=dtype)
+        weight = gemmtune.prepack(bsr) if packed else bsr
+        want = bsr.to_dense().double() @ x.double()
+        for _ in range(2):  # the second call runs the plan of the first
+            got = gemmtune.bsr_mm(weight, x)
+            assert got.is_contiguous()
+            assert close(got, want, dtype)
+        strided = torch.empty(48, 2 * tokens, dtype=dtype)[:, ::2].copy_(x)
+        assert close(gemmtune.bsr_mm(weight, strided), want, dtype)
+
+
+def test_alpha_beta_and_factors_of_rows_and_columns() -> None:
+    bsr, x = create_blocked_tensor(64, 96, block=(16, 32)), numbers(96, 7, dtype=torch.float32)
+    left, right = torch.rand(64), torch.rand(7)
+    product = bsr.to_dense().double() @ x.double()
+    for inp in (numbers(64, 7, dtype=torch.float32), numbers(7, dtype=torch.float32), numbers(64, 1, dtype=torch.float32)):
+        want = 0.5 * inp.double() + 2 * product
+        assert close(gemmtune.bsr_addmm(inp, bsr, x, beta=0.5, alpha=2), want, torch.float32)
+        for of_rows, of_cols in ((left, right), (left, None), (None, right)):
+            scaled = 2 * product * (1 if of_rows is None else of_rows[:, None].double())
+            scaled = scaled * (1 if of_cols is None else of_cols.double())
+            got = gemmtune.bsr_addmm(inp, bsr, x, beta=0.5, alpha=2, left_alpha=of_rows, right_alpha=of_cols)
+            assert close(got, 0.5 * inp.double() + scaled, torch.float32)
+    unread = torch.full((64, 7), torch.nan)
+    for factors in ({}, {"left_alpha": left}):
+        assert gemmtune.bsr_addmm(unread, bsr, x, beta=0, **factors).isfinite().all()
+    relu = gemmtune.bsr_addmm(inp, bsr, x, left_alpha=left, epilogue=lambda acc, y: torch.relu(acc) + y, epilogue_args=(right,))
+    assert close(relu, torch.relu(inp + product * left[:, None]) + right.double(), torch.float32)
+
+
+def test_out_may_be_inp_and_is_returned() -> None:
+    bsr, x = create_blocked_tensor(64, 96, block=32), numbers(96, 7, dtype=torch.float32)
+    want = bsr.to_dense().double() @ x.double()
+    for out in (torch.full((64, 7), torch.nan), torch.full((7, 64), torch.nan).t(), torch.full((64, 14), torch.nan)[:, ::2]):
+        version = out._version
+        assert gemmtune.bsr_mm(bsr, x, out=out, epilogue=torch.relu) is out
+        assert out._version > version
+        assert close(out, torch.relu(want), torch.float32)
+    inp = numbers(64, 7, dtype=torch.float32)
+    want = want + inp.double()
+    assert close(gemmtune.bsr_addmm(inp, bsr, x, out=inp), want, torch.float32)
+    with pytest.raises(gemmtune.InvalidProblemError, match="out shares memory with bsr"):
+        gemmtune.bsr_mm(bsr, x, out=bsr.values().view(-1)[: 64 * 7].view(64, 7))
+
+
+def test_empty_sizes() -> None:
+    for m, k, n in ((0, 32, 4), (32, 0, 4), (32, 32, 0)):
+        bsr = torch.zeros(m, k).to_sparse_bsr((16, 16))
+        assert torch.equal(gemmtune.bsr_mm(bsr, torch.ones(k, n)), torch.zeros(m, n))
+    bsr = torch.zeros(32, 0).to_sparse_bsr((16, 16))
+    assert torch.equal(gemmtune.bsr_addmm(torch.ones(4), bsr, torch.ones(0, 4), beta=2), torch.full((32, 4), 2.0))
+
+
+def wrong(crow: list[int], col: list[int]) -> torch.Tensor:
+    values = torch.ones(len(col), 16, 16)
+    return torch.sparse_bsr_tensor(torch.tensor(crow), torch.tensor(col), values, size=(32, 64), check_invariants=False)
+
+
+def times_ones(crow: list[int], col: list[int], **words: Any) -> Callable[[], Any]:
+    return lambda: gemmtune.bsr_mm(wrong(crow, col), torch.ones(64, 1, **words))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "unsorted": (times_ones([0, 1, 3], [0, 3, 2]), r"col_indices\[2\] = 2 follows 3 in block row 1"),
+    "repeated": (times_ones([0, 2, 3], [1, 1, 0]), r"col_indices\[1\] = 1 follows 1 in block row 0"),
+    "outside": (times_ones([0, 1, 2], [0, 4]), r"col_indices\[1\] of bsr is 4, expected 0 to 3"),
+    "falling": (times_ones([0, 2, 1], [0]), r"must rise from 0 to 1, got \[0, 2, 1\]"),
+    "dtype": (times_ones([0, 0, 1], [2], dtype=torch.float16), "must have the same dtype"),
+    "gradient": (times_ones([0, 0, 1], [2], requires_grad=True), "has no gradient"),
+    "dense": (
+        lambda: gemmtune.bsr_mm(torch.ones(32, 64), torch.ones(64, 1)),
+        "must be a sparse_bsr tensor, got a tensor of",
+    ),
+    "shape": (lambda: gemmtune.bsr_mm(wrong([0, 0, 0], []), torch.ones(32, 1)), r"got bsr \[32, 64\] and x \[32, 1\]"),
+    "int8 sum": (
+        lambda: gemmtune.bsr_addmm(torch.ones(1), wrong([0, 0, 1], [2]).to(torch.int8), torch.ones(64, 1).char()),
+        "dtype of a: got torch.int8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_what_is_wrong(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(gemmtune.InvalidProblemError, match=message):
+        call()
+
+
+def test_a_change_in_place_is_noticed() -> None:
+    for packed in (False, True):
+        bsr, x = create_blocked_tensor(64, 64, block=16, density=0.4), numbers(64, 3, dtype=torch.float32)
+        weight = gemmtune.prepack(bsr) if packed else bsr
+        gemmtune.bsr_mm(weight, x)
+        bsr.values().mul_(-3)
+        assert close(gemmtune.bsr_mm(weight, x), bsr.to_dense().double() @ x.double(), torch.float32)
+        bsr.col_indices()[:2] = torch.tensor([0, 3])
+        assert close(gemmtune.bsr_mm(weight, x), bsr.to_dense().double() @ x.double(), torch.float32)
+        bsr.col_indices()[1] = 7
+        with pytest.raises(gemmtune.InvalidProblemError, match="expected 0 to 3"):
+            gemmtune.bsr_mm(weight, x)
+
+
+def test_another_tensor_at_the_same_address_is_another_weight() -> None:
+    x = numbers(64, 3, dtype=torch.float32)
+    for seed in range(4):
+        bsr = create_blocked_tensor(64, 64, block=16, density=0.25 * (seed + 1), seed=seed)
+        assert close(gemmtune.bsr_mm(bsr, x), bsr.to_dense().double() @ x.double(), torch.float32)
+        del bsr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nan_beside_absent_blocks_is_hidden_on_demand(dtype: torch.dtype) -> None:
+    bsr, x = create_blocked_tensor(64, 64, block=16, density=0.25, dtype=dtype), torch.ones(64, 2, dtype=dtype)
+    x[40] = torch.nan
+    shows = torch.zeros(4, dtype=torch.bool)
+    _, crow, col = parts(bsr)
+    for row in range(4):
+        shows[row] = bool((col[crow[row] : crow[row + 1]] == 2).any())
+    assert 0 < shows.sum() < 4
+    with settings.patch(absent_blocks="skipped"):
+        got = gemmtune.bsr_mm(gemmtune.prepack(bsr), x)
+    assert torch.equal(got.isnan(), shows.repeat_interleave(16)[:, None].expand(64, 2))
+
+
+def test_skipping_leaves_out_dense_products() -> None:
+    problem = Problem.bsr_mm(8, 64, 64, block=16, dtype=torch.float32, device_type="cpu", prepacked=True)
+    names = {}
+    for setting in ("any", "skipped"):
+        chosen = Settings(backends=("aten", "cpp"), absent_blocks=setting)  # type: ignore[arg-type]
+        names[setting] = {choice.name for choice in offers_for(problem, detect("cpu"), chosen).choices}
+    assert names["skipped"] == {"aten:bsr_mm", "aten:bsr_batched"} & names["any"]
+    assert any(name.startswith("cpp:") and name.endswith("+dense") for name in names["any"])
+
+
+def test_tuning_finds_a_right_choice_for_a_prepacked_weight() -> None:
+    bsr, x = create_blocked_tensor(64, 64, block=16, density=0.25), numbers(64, 3, dtype=torch.float32)
+    stated = Problem.bsr_mm(3, 64, 64, block=16, density=0.25, dtype=torch.float32, layout="tt", device_type="cpu", prepacked=True)
+    with settings.patch(tune="on_miss", verify=True, tune_in_subprocess=False):
+        got = gemmtune.bsr_mm(gemmtune.prepack(bsr), x)
+        [found] = gemmtune.tune(stated, progress=False)
+    assert close(got, bsr.to_dense().double() @ x.double(), torch.float32)
+    assert found.source == "store"
+    assert {o.status for o in found.outcomes} == {Status.OK}
+
+
+PROBLEMS = {
+    "fp32": Problem.bsr_mm(17, 48, 64, block=16, dtype=torch.float32, device_type="cpu"),
+    "bf16-sum-prepacked": Problem.bsr_addmm(
+        5, 48, 64, block=(16, 8), density=0.2, imbalance="skewed", wide_index=True, alpha=2, beta=0.5, device_type="cpu",
+        prepacked=True,
+    ),
+    "int8-none": Problem.bsr_mm(4, 48, 64, block=16, density=0, dtype=torch.int8, layout="tt", device_type="cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_verification_accepts_torch(name: str) -> None:
+    problem = PROBLEMS[name]
+    verifier = Verifier(problem, CPU)
+    choices = load("aten").enumerate(problem, detect("cpu"), Settings()).choices
+    found = {choice.name: verifier.check(choice, choice.build()) for choice in choices}
+    assert {verdict.status for verdict in found.values()} == {Status.OK}, found
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_verification_finds_what_is_wrong(mutant: str) -> None:
+    problem = PROBLEMS["fp32"]
+    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if c.name == "aten:bsr_batched"]
+    verdict = _verdict(problem, choice, MUTANTS[mutant])
+    assert (verdict.status is Status.OK) == (mutant == "right"), verdict
+
+
+def _verdict(problem: Problem, choice: Choice, product: Callable[..., torch.Tensor]) -> Verdict:
+    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+        a, weight = tensors
+        product(out, a, *parts(weight))
+
+    return Verifier(problem, CPU).check(choice, Kernel(run=run))

@@ -1,0 +1,79 @@
+"""The Triton kernel of block-sparse products, run by the interpreter: verification with its own claims, and panels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gemmtune.backends.triton.blocks.choice import BlocksConfig
+from gemmtune.backends.triton.blocks.offers import ranked, why_not_config
+from gemmtune.backends.triton.blocks.panels import panels_of
+from gemmtune.choice import Status
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.sparse import create_blocked_tensor
+
+pytest.importorskip("triton", reason="the interpreter is Triton's")
+
+import triton_jobs
+from interpreter import Run
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+SMALL = BlocksConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
+SWAPPED = BlocksConfig(block_m=16, block_n=32, block_k=32, stages=1, warps=1, swap=True)
+SPLIT = BlocksConfig(block_m=16, block_n=16, block_k=32, stages=1, warps=1, split_k=3)
+
+VERIFIED = {
+    "bf16-blocks-of-two-tiles": (
+        Problem.bsr_addmm(
+            17, 64, 96, block=32, density=0.3, imbalance="skewed", wide_index=True, alpha=2, beta=0.5, device_type="cpu"
+        ),
+        SMALL,
+    ),
+    "fp32-joined": (Problem.bsr_mm(5, 48, 72, block=(8, 24), dtype=torch.float32, device_type="cpu", prepacked=True), SWAPPED),
+    "fp64-split": (Problem.bsr_mm(3, 32, 192, block=32, dtype=torch.float64, layout="tt", device_type="cpu"), SPLIT),
+    "int8-cut": (Problem.bsr_mm(16, 64, 64, block=64, dtype=torch.int8, device_type="cpu", prepacked=True), SWAPPED),
+}
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verification_accepts_the_kernel_with_its_own_claims(interpreted: Run, name: str) -> None:
+    problem, config = VERIFIED[name]
+    [verdict] = interpreted(triton_jobs.verdicts, problem, [config], family=triton_jobs.blocked)
+    assert verdict.status is Status.OK, verdict.reason
+
+
+@pytest.mark.parametrize("panel", [(16, 16), (32, 16), (16, 64), (64, 128), (8, 24)], ids=str)
+@pytest.mark.parametrize("density", [0.0, 0.2, 1.0])
+def test_panels_hold_the_same_matrix(panel: tuple[int, int], density: float) -> None:
+    weight = create_blocked_tensor(48, 72, block=(8, 24), density=density, index_dtype=torch.int64)
+    packed = panels_of(weight, *panel)
+    assert packed.values().shape[1:] == panel
+    assert packed.col_indices().dtype == packed.crow_indices().dtype == torch.int32
+    whole = packed.to_dense()
+    assert torch.equal(whole[:48, :72], weight.to_dense())
+    assert whole.count_nonzero() == weight.to_dense().count_nonzero()
+    torch.sparse_bsr_tensor(
+        *(x.clone() for x in (packed.crow_indices(), packed.col_indices(), packed.values())), check_invariants=True
+    )
+
+
+@pytest.mark.parametrize("block", [16, (32, 64)], ids=str)
+@pytest.mark.parametrize("tokens", [16, 4096])
+def test_every_config_fits_and_the_best_compile(tokens: int, block: int | tuple[int, int]) -> None:
+    device = preset("sm90")
+    problem = Problem.bsr_mm(tokens, 4096, 4096, block=block, device_type="cuda", prepacked=True)
+    configs = ranked(problem, device)
+    assert {why_not_config(problem, device, config) for config in configs} == {None}
+    assert any(config.split_k > 1 for config in configs) == (tokens == 16)
+    choice = triton_jobs.BlocksChoice.of(problem, device, configs[0])
+    [artifact] = choice.artifacts(device)
+    assert artifact.shared_bytes <= device.smem_per_block_bytes
+    assert artifact.spilled_share == 0
+
+
+def test_blocks_that_need_packing_are_refused_without_it() -> None:
+    problem = Problem.bsr_mm(16, 64, 64, block=8, device_type="cuda")
+    offers = triton_jobs.offers_of(problem, "sm90")
+    assert not offers.choices
+    assert "without gemmtune.prepack" in offers.refusals[0].reason
