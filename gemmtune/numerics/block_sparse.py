@@ -36,12 +36,14 @@ def random_mask(
 
 def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
     """Blocks of each block row, int64, falling by a power law but for rows that are full: that share of all in the sum."""
-    shape, low, high = torch.arange(1, rows + 1, dtype=torch.float64) ** -SKEW, 0.0, float(cols) * rows**SKEW
+    shape: torch.Tensor = torch.arange(1, rows + 1, dtype=torch.float64) ** -SKEW
+    low, high = 0.0, float(cols) * rows**SKEW
     for _ in range(60):
         middle = (low + high) / 2
         few = float((shape * middle).clamp(max=cols).sum()) < share * rows * cols
         low, high = (middle, high) if few else (low, middle)
-    return (shape * high).round().clamp(max=cols).long()
+    wanted = (shape * high).round().clamp(max=cols).long()
+    return wanted
 
 
 def awkward_masks(size: tuple[int, int], sparsity: Sparsity, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
