@@ -36,7 +36,7 @@ def random_mask(
 
 def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
     """Blocks of each block row, int64, falling by a power law but for rows that are full: that share of all in the sum."""
-    shape: torch.Tensor = torch.arange(1, rows + 1, dtype=torch.float64) ** -SKEW
+    shape = torch.arange(1, rows + 1, dtype=torch.float64).pow(-SKEW)
     low, high = 0.0, float(cols) * rows**SKEW
     for _ in range(60):
         middle = (low + high) / 2
