@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -37,7 +38,7 @@ def random_mask(
 def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
     """Blocks of each block row, int64, falling by a power law but for rows that are full: that share of all in the sum."""
     shape = torch.arange(1, rows + 1, dtype=torch.float64).pow(-SKEW)
-    low, high = 0.0, float(cols) * rows**SKEW
+    low, high = 0.0, cols * math.pow(rows, SKEW)
     for _ in range(60):
         middle = (low + high) / 2
         few = float((shape * middle).clamp(max=cols).sum()) < share * rows * cols
