@@ -173,6 +173,14 @@ def test_formula() -> None:
     assert tf32_bound.relative == pytest.approx(2 * 2**-10, rel=1e-2)
 
 
+def test_blocks_of_k_with_scales_of_their_own_are_added_up() -> None:
+    def relative(scales: str) -> float:
+        problem = Problem.mixed_mm(M, N, 256, dtype=F32, scales=scales, device_type="cpu")
+        return accumulation_bound(problem, claims_of(F32), alpha=1).relative
+
+    assert relative("group_128") - relative("column") == pytest.approx(3 * 2**-24, rel=1e-2)
+
+
 def test_exact_limit_follows_the_narrowest_type() -> None:
     problem = Problem.mm(M, N, K, dtype=BF16, device_type="cpu")
     assert exact_limit(problem, claims_of(BF16)) == 2**23

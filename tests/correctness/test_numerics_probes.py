@@ -17,6 +17,7 @@ from gemmtune.numerics.buffers import storage_bits
 from gemmtune.numerics.one_hot import OneHotProbe
 from gemmtune.numerics.operands import ALPHA, BETA, Operands
 from gemmtune.numerics.probes import Probes
+from gemmtune.numerics.width import width_rows
 from gemmtune.problem import Layout, Precision, Problem
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -216,6 +217,16 @@ def test_width_needs_three_elements_of_k() -> None:
     expanded = Layout(size=(4, 8), stride=(1, 0), dtype=F32)
     problem = Problem(op="mm", a=expanded, b=Layout.contiguous((8, 4), F32), out=Layout.contiguous((4, 4), F32), device_type="cpu")
     assert not Probes(problem, CPU).can_measure_width
+
+
+def test_windows_of_width_begin_at_many_places() -> None:
+    rows = width_rows(70, 1000, 2**23, Problem.mm(70, 4, 1000, dtype=F32, device_type="cpu"))
+    assert len(rows.index.unique()) > 32
+
+
+def test_both_operands_are_picked_from_where_there_are_two_rows_and_two_terms() -> None:
+    sizes = ((1, 2), (2, 1), (2, 2))
+    assert [Probes(Problem.mm(m, 3, k, device_type="cpu"), CPU).can_pick_both for m, k in sizes] == [False, False, True]
 
 
 def test_an_element_is_traced_to_the_operand_and_the_place_that_it_was_picked_from() -> None:

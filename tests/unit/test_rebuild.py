@@ -23,3 +23,9 @@ def test_an_unknown_field_is_left_out_where_it_says_nothing(nothing):
 def test_an_unknown_field_that_says_something_is_refused():
     with pytest.raises(InvalidProblemError, match="the field sparsity = '2:4' is unknown to this version"):
         Problem.from_json(PROBLEM.to_json() | {"sparsity": "2:4"})
+
+
+def test_a_name_of_torch_that_is_no_dtype_is_refused():
+    data = PROBLEM.to_json()
+    with pytest.raises(ValueError, match="'matmul' is no dtype"):
+        Problem.from_json(data | {"out": data["out"] | {"dtype": "matmul"}})

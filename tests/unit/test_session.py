@@ -209,6 +209,14 @@ def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(
     assert "the final rounds of fake:multiply, fake:slow ruined the CUDA context" in caplog.text
 
 
+def test_a_worker_that_is_discarded_is_closed_and_another_one_goes_on(settings: Settings) -> None:
+    with RemoteSession(PROBLEM, DEVICE, settings) as session:
+        worker = session._opened()
+        session._discard()
+        assert not worker.alive
+        assert session.examine(running("multiply"), None).status is Status.OK
+
+
 def test_a_closed_session_holds_no_memory(settings: Settings) -> None:
     with Session(PROBLEM, DEVICE, settings) as session:
         session.examine(running("multiply"), None)

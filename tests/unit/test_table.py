@@ -10,7 +10,7 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
 from gemmtune import Problem
 from gemmtune.choice import Refusal, Status
-from gemmtune.selector.table import pick_line, render
+from gemmtune.selector.table import pick_line, render, renderables
 from gemmtune.selector.tuning_result import TuningResult
 
 
@@ -28,6 +28,11 @@ def test_a_row_has_time_rate_shares_and_error():
     # 2·16·4096·4096 flops in 2000 µs are 268.4 GFLOP/s.
     assert row_of(text, "cpp:avx512_12x32") == ["cpp:avx512_12x32", "cpp", "2000", "268.4", "100.0", "50.0", "0.031", "pick"]
     assert row_of(text, "aten:mm") == ["aten:mm", "aten", "5000", "107.4", "40.0", "20.0", "0.031", "torch"]
+
+
+def test_the_pick_is_green_on_a_terminal():
+    _, table, *_ = renderables(TuningResult((problem_result(FAST, TORCH),)))
+    assert [row.style for row in table.rows] == ["green", None]
 
 
 def test_heading_and_pick_line():
