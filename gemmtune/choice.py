@@ -154,6 +154,13 @@ class Choice(ABC):
         return True
 
     @property
+    def batch_invariant(self) -> bool:
+        """The bits of a row of the result are the same whatever rows are beside it, and however many: at every M where ``at`` finds
+        the choice legal. What says so is held to it before it is used for that.
+        """
+        return False
+
+    @property
     def packed_format(self) -> str | None:
         """The name of the layout in which this choice wants a prepacked b; None means b as it is."""
         return None

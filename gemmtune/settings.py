@@ -55,6 +55,8 @@ class Settings:
     rows: Rows = "shared"
     """What a call with a further number of rows (M) does: ``shared`` takes the table of its range, or without one what was tuned
     for the nearest M, and tunes nothing; ``exact`` has each M tuned for itself."""
+    batch_invariant: bool = False
+    """One choice and one division of K for all numbers of rows: the bits of a row do not depend on the batch that it is in."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
     compile_threads: int = 0

@@ -41,6 +41,7 @@ def _run(command: str, given: dict[str, Any]) -> Any:
 @filter_options
 @timing_option
 @click.option("--m", "rows_asked", metavar="LO..HI", help="A table for all these M, in the place of each shape's own.")
+@click.option("--batch-invariant", is_flag=True, help="One choice for every M of a range: rows have the same bits in every batch.")
 @click.option("--force", is_flag=True, help="Measure again what the store knows.")
 @click.option("--recorded", metavar="FILE", help="A file that gemmtune record has written: its problems, the heaviest first.")
 @click.option("--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Choices shown; 0 shows all.")

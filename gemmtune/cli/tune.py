@@ -26,6 +26,7 @@ def tune(
     shapes_file: str | None,
     recorded: str | None,
     rows_asked: str | None,
+    batch_invariant: bool,
     device: str | None,
     force: bool,
     rows: int,
@@ -47,6 +48,8 @@ def tune(
     if rows_asked is not None:
         wanted = parse_rows(rows_asked)
         ranges, problems = [*ranges, *((problem, wanted) for problem in problems)], []
+    if batch_invariant and not ranges:
+        raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
     with (
         settings.patch(**changes) as chosen,
         watched(quiet=quiet, kept=f"what was measured is kept in {chosen.store_file}") as progress,
@@ -55,7 +58,14 @@ def tune(
         tables = [
             found
             for problem, wanted in ranges
-            for found in run_tuning(problem, m=wanted, settings=chosen, progress=progress, device=str(info.torch_device))
+            for found in run_tuning(
+                problem,
+                m=wanted,
+                settings=chosen,
+                progress=progress,
+                device=str(info.torch_device),
+                batch_invariant=batch_invariant,
+            )
         ]
     if json_file != STDOUT and quiet:
         for problem in result:

@@ -94,6 +94,8 @@ class Traits:
     """Rows, columns and blocks of zeros may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
     deterministic: bool = False
     """Equal inputs give equal bits."""
+    batch_invariant: bool = False
+    """The bits of a row of the result do not depend on the other rows of a, nor on how many there are."""
     bias_name: str = "bias"
     """Keyword of a function's added operand."""
 

@@ -100,7 +100,8 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     others = [json.loads(text) for text in store.fingerprints(problem.key)]
     elsewhere = tuple("; ".join(difference(other, here)) for other in others if other != here)
     pick_name, origin = _pick(candidates, settings)
-    shared = range_plan_for(problem, device, settings, store) if settings.rows == "shared" and settings.tune != "force" else None
+    sharing = settings.batch_invariant or (settings.rows == "shared" and settings.tune != "force")
+    shared = range_plan_for(problem, device, settings, store) if sharing else None
     if shared is not None and problem.m not in shared.tuned:
         pick_name, origin = _shared_pick(shared, problem)
     return Explanation(

@@ -18,14 +18,16 @@ from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..filters import why_not_skipping
 from ..problem import Layout, Problem
 from ..problem.operations import ROLES
+from ..problem.rows import row_classes
 from ..selector.candidates import candidates_for
 from ..selector.progress import FirstCall
+from ..selector.ranges import tune_rows
 from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import open_store
 from .allocate import new_output
-from .asked import note
+from .asked import command, note
 from .host import host_us
 from .ranges import forget_range_plans, range_plan_for
 
@@ -110,6 +112,8 @@ ready: dict[Hashable, Ready] = {}
 """Plans by what can be read off the operands in a microsecond: the first look of every call."""
 _plans: dict[tuple[Problem, int, int], Plan] = {}
 _CAPACITY = 65536
+LEAST_INVARIANT_ROWS = 256
+"""The M up to which a first call looks for the one choice of all; beyond, that is asked of each M whether it is legal."""
 
 
 @dataclass(slots=True)
@@ -164,6 +168,8 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
         settings = dataclasses.replace(settings, tune="never")
+    if settings.batch_invariant:
+        return _invariant(problem, device, settings)
     if settings.rows == "shared" and settings.tune != "force":
         shared, settings = _shared(problem, device, settings)
         if shared is not None:
@@ -218,6 +224,27 @@ def _shared(problem: Problem, device: DeviceInfo, settings: Settings) -> tuple[P
     if isinstance(found, str):
         return fallback(problem, device, settings), settings
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin), settings
+
+
+def _invariant(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
+    """The plan by the one choice of all Ms, for which the first call of a weight looks. Torch is no way out: its bits differ.
+
+    Raises:
+        NoValidChoicesError: there is none for this M, or none is stored and nothing may be tuned.
+    """
+    store = open_store(settings)
+    known = range_plan_for(problem, device, settings, store)
+    if known is None and settings.tune != "never":
+        rows_class = row_classes(problem)[0]
+        rows = range(1, max(LEAST_INVARIANT_ROWS, problem.m) + 1)
+        tune_rows(rows_class, rows, device, settings, store, FirstCall(problem), host_us=host_us(device, settings))
+        forget_range_plans()
+        known = range_plan_for(problem, device, settings, store)
+    found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
+    if isinstance(found, str):
+        remedy = f"{found}; make a table that has it: {command(row_classes(problem)[0], problem.m)} --batch-invariant"
+        raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", remedy)])
+    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin)
 
 
 def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:

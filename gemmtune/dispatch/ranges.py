@@ -14,7 +14,7 @@ from ..errors import GemmtuneError
 from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..selector.candidates import candidates_for
-from ..selector.ranges import stored_table
+from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import Segment, Table
 from ..settings import Settings
 from ..store.key import fingerprint_text
@@ -136,8 +136,8 @@ def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings, sto
 
 def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
     machine = fingerprint_text(device, settings.timing)
-    tuned = tuned_rows(rows_class, machine, store)
-    known = stored_table(rows_class, machine, store)
+    tuned = {} if settings.batch_invariant else tuned_rows(rows_class, machine, store)
+    known = stored_table(rows_class, machine, store, kind_of(settings))
     if known is None:
         members = [Member(rows_class, m, None, device, settings, store) for m in tuned]
         return RangePlan(rows_class, members, None, frozenset(tuned)) if members else None

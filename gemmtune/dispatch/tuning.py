@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
@@ -53,6 +54,7 @@ def tune(
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    batch_invariant: bool = False,
     **arguments: Any,
 ) -> RangesResult: ...
 
@@ -64,6 +66,7 @@ def tune(
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    batch_invariant: bool = False,
     **arguments: Any,
 ) -> TuningResult | RangesResult:
     """Find and remember the fastest right choice for one or several problems, or for all their numbers of rows.
@@ -82,6 +85,7 @@ def tune(
         settings: instead of the settings in force.
         progress: True shows progress on standard error, False nothing; or an object of your own.
         device: such as ``cuda:1``; by default that of the operands, or the current device of the problems' type.
+        batch_invariant: with ``m``, one choice for all these, as the setting of that name asks of calls.
 
     Returns:
         A result for each problem, in order. It prints as a table; with ``m`` as bars of segments.
@@ -94,6 +98,8 @@ def tune(
     """
     problems, device = _asked(what, operands, arguments, device)
     rows = rows_of(m) if m is not None else None
+    if batch_invariant and rows is None:
+        raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
     if not problems:
         return TuningResult(()) if rows is None else RangesResult(())
     info = detect(device or problems[0].device_type)
@@ -102,7 +108,9 @@ def tune(
             raise InvalidProblemError(f"tune: got a problem for {p.device_type} ({p}), but the device is {info.torch_device}")
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     try:
-        with settings_module.use(settings or settings_module.current()) as chosen:
+        chosen = settings or settings_module.current()
+        chosen = dataclasses.replace(chosen, batch_invariant=True) if batch_invariant else chosen
+        with settings_module.use(chosen):
             store = open_store(chosen)
             if rows is None:
                 return TuningResult(tuple(_tuned(problems, info, chosen, store, listener)))

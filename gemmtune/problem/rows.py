@@ -107,7 +107,7 @@ Units = tuple[tuple[str, int | None], ...]
 
 
 def _units_of(place: str) -> tuple[int | None, ...]:
-    return (None, 1, SCALE_BLOCK) if place == "scale_a" else (None, 1)
+    return (1, SCALE_BLOCK, None) if place == "scale_a" else (1, None)
 
 
 @functools.lru_cache(maxsize=4096)

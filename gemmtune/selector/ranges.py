@@ -7,67 +7,32 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
-from ..choice import Choice, Status
+from ..choice import Status
 from ..device import DeviceInfo
 from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
 from ..problem.rows import RowClass
 from ..settings import Settings
-from ..store.key import fingerprint_text
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, candidates_for
 from .handover import MOST_SEGMENTS, anchors_of, assigned, hand_over
-from .precompile import Compilation, precompile
+from .invariant import few_anchors, one_for_all
+from .precompile import Compilation
 from .progress import Progress
-from .proof import by_rows, failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
+from .proof import by_rows, failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
-from .remote import open_session
+from .range_work import SEED, Work, measured, segment_of, uncompiled
 from .result import ProblemResult
-from .segments import TABLE, Segment, Table, merged
+from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
 
 log = logging.getLogger("gemmtune")
 
 MOST_INSTEAD = 4
 """So many choices are asked whether they are legal where the fastest is not."""
-SEED = 20_000
-"""Of the random Ms of a proof; the table says which it was."""
-
-
-@dataclass(slots=True)
-class Work:
-    """One range under way: what was measured so far, and which choices turned out to be wrong somewhere."""
-
-    rows_class: RowClass
-    rows: range
-    device: DeviceInfo
-    settings: Settings
-    host_us: float
-    progress: Progress
-    results: dict[int, ProblemResult] = dataclasses.field(default_factory=dict)
-    choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
-    """By name: each as it was at one of its anchors."""
-    anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
-    times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
-    wrong: dict[str, str] = dataclasses.field(default_factory=dict)
-    """By name: at which M, and why."""
-
-    @property
-    def fingerprint(self) -> str:
-        """The machine, as the store has it."""
-        return fingerprint_text(self.device, self.settings.timing)
-
-    def right(self, m: int) -> dict[str, float]:
-        """The times at an M of what is not known to be wrong."""
-        return {name: time_us for name, time_us in self.times[m].items() if name not in self.wrong}
-
-    def at(self, name: str, m: int) -> Choice | str:
-        """The choice at an M, or why it is not legal there."""
-        return self.choices[name].at(self.rows_class.at(m), self.device)
 
 
 def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = TABLE) -> tuple[Table, str] | None:
@@ -80,6 +45,11 @@ def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = T
     except (StoreError, InvalidProblemError) as error:
         log.warning("%s: %s", rows_class, error)
         return None
+
+
+def kind_of(settings: Settings) -> str:
+    """The kind of table that the settings ask for."""
+    return INVARIANT if settings.batch_invariant else TABLE
 
 
 def tune_rows(
@@ -106,13 +76,14 @@ def tune_rows(
     def waiting() -> None:
         progress.message("another process tunes this range: waiting for it")
 
-    with tuning_lock(settings, f"{TABLE} {rows_class.key}", work.fingerprint, waiting):
-        known = stored_table(rows_class, work.fingerprint, store) if settings.tune != "force" else None
+    kind = kind_of(settings)
+    with tuning_lock(settings, f"{kind} {rows_class.key}", work.fingerprint, waiting):
+        known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
         if known is not None and known[0].lo <= rows[0] and rows[-1] <= known[0].hi:
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         _tune_anchors(work, store, recorded)
-        table = _proved(work)
-        store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=TABLE, value=table.to_json()))
+        table = one_for_all(work) if settings.batch_invariant else _proved(work)
+        store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
     return RangeResult(
         rows_class=rows_class,
         table=table,
@@ -127,6 +98,7 @@ def tune_rows(
 def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
     """Tune each anchor as a problem of its own; on a GPU all compile in the background while the first are measured."""
     anchors = anchors_of(work.rows, work.rows_class.has, recorded)
+    anchors = few_anchors(anchors) if work.settings.batch_invariant else anchors
     candidates = {m: _candidates(work, m) for m in anchors}
     missing = [c for each in candidates.values() for c in each.stored(store, reliable=True).missing]
     with Compilation(missing if work.device.type != "cpu" else (), work.settings) as compilation:
@@ -167,7 +139,7 @@ def _proved(work: Work) -> Table:
         ]
         asked = by_rows((work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True))
         work.progress.stage("prove", 0, len(asked))
-        failed = _uncompiled(work, segments) or failures_of(asked, work.rows_class, work.device, work.settings)
+        failed = uncompiled(work, segments) or failures_of(asked, work.rows_class, work.device, work.settings)
         work.progress.stage("prove", len(asked), len(asked))
         if not failed:
             proved = (dataclasses.replace(x, checked=rows) for x, rows in zip(segments, checked, strict=True))
@@ -186,44 +158,9 @@ def _segments(work: Work) -> list[Segment]:
     starts = [work.rows[0]]
     for i, ((first, before), (second, after)) in enumerate(pairwise(runs)):
         work.progress.stage("hand-overs", i, len(runs) - 1)
-        starts.append(hand_over(before[-1], after[0], (first, second), work.times, lambda m, pair: _measured(work, m, pair)))
+        starts.append(hand_over(before[-1], after[0], (first, second), work.times, lambda m, pair: measured(work, m, pair)))
     ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]
-    return [_segment(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
-
-
-def _segment(work: Work, name: str, lo: int, hi: int) -> Segment:
-    inside = [m for m in work.results if lo <= m <= hi and name in work.times[m]]
-    anchor = work.anchor_of[name]
-    return Segment(
-        lo=lo,
-        hi=hi,
-        name=name,
-        content_hash=work.choices[name].content_hash,
-        anchor=anchor,
-        time_us=work.times[inside[-1] if inside else anchor][name],
-    )
-
-
-def _measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
-    """Times that compare of choices at an M that is no anchor, or that has not measured all of them."""
-    here = {name: at for name in names if isinstance(at := work.at(name, m), Choice)}
-    failures = precompile(list(here.values()), work.settings)
-    times: dict[str, float] = {}
-    with open_session(work.rows_class.at(m), work.device, work.settings, work.host_us) as session:
-        right: dict[str, Choice] = {}
-        for name, choice in here.items():
-            if choice.name in failures:
-                work.wrong[name] = f"M = {m}: {failures[choice.name].reason}"
-                continue
-            sample = session.examine(choice, None)
-            if sample.status is Status.OK and sample.time_us is not None:
-                right[name], times[name] = choice, sample.time_us
-            else:
-                work.wrong[name] = f"M = {m}: {sample.status}: {sample.reason}"
-        if len(right) > 1:
-            ranked = session.rank(list(right.values())).times
-            times = {name: ranked[choice.name].time_us for name, choice in right.items() if choice.name in ranked}
-    return times
+    return [segment_of(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
 
 
 def _legal(work: Work, segments: Sequence[Segment]) -> list[Segment]:
@@ -232,7 +169,7 @@ def _legal(work: Work, segments: Sequence[Segment]) -> list[Segment]:
     for x in segments:
         for rows, reason in legal_runs(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device):
             part = dataclasses.replace(x, lo=rows[0], hi=rows[-1])
-            found.append(part if reason is None else _segment(work, _instead(work, rows), rows[0], rows[-1]))
+            found.append(part if reason is None else segment_of(work, _instead(work, rows), rows[0], rows[-1]))
     whole = list(merged(found))
     while len(whole) > MOST_SEGMENTS:
         whole = _fewer(work, whole)
@@ -256,15 +193,4 @@ def _fewer(work: Work, segments: list[Segment]) -> list[Segment]:
     x = segments[place]
     beside = [segments[i].name for i in (place - 1, place + 1) if 0 <= i < len(segments)]
     name = _instead(work, range(x.lo, x.hi + 1), beside)
-    return list(merged([*segments[:place], _segment(work, name, x.lo, x.hi), *segments[place + 1 :]]))
-
-
-def _uncompiled(work: Work, segments: Sequence[Segment]) -> dict[str, str]:
-    """Compile what the segments need for any of their Ms; by name, why something does not compile."""
-    needed = {
-        x.name: kernels_of(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device)
-        for x in segments
-        if work.choices[x.name].compile_key is not None
-    }
-    failures = precompile([c for kernels in needed.values() for c in kernels], work.settings)
-    return {name: failures[c.name].reason for name, kernels in needed.items() for c in kernels if c.name in failures}
+    return list(merged([*segments[:place], segment_of(work, name, x.lo, x.hi), *segments[place + 1 :]]))

@@ -56,6 +56,10 @@ class RemoteSession:
         """``Session.prove`` in the worker."""
         return self._sample("prove", choice)
 
+    def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
+        """``Session.same_rows`` in the worker."""
+        return self._sample("same_rows", choice, parts)
+
     def _sample(self, method: str, *arguments: Any) -> Sample:
         try:
             sample, dead = self._opened().call(_do, method, *arguments, timeout_s=self._timeout_s)

@@ -17,6 +17,10 @@ from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
 from ..effort import EFFORT
 from ..errors import CompileError
+from ..numerics.buffers import allocate
+from ..numerics.operands import Operands
+from ..numerics.probes import Probes
+from ..numerics.some_rows import same_rows, some_rows
 from ..problem import Problem
 from ..settings import Settings, use
 from ..timing.conditions import conditions, device_to_itself
@@ -124,6 +128,27 @@ class Session:
             return Sample(status=status, reason=reason)
         return Sample(status=verdict.status, error_over_bound=verdict.error_over_bound, reason=verdict.reason)
 
+    def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
+        """Whether rows have the bits that ``choice`` gives them among all rows of the problem by ``parts``, it with fewer rows too.
+
+        Of each part the first rows and the last ones, on random operands.
+        """
+        try:
+            with self._in_force():
+                device = self._device.torch_device
+                operands = Probes(self._problem, device).random()
+                whole = _run(choice, operands)
+                for part in parts:
+                    for begin in (0, self._problem.m - part.problem.m):
+                        if not same_rows(whole, _run(part, some_rows(operands, part.problem, begin)), begin):
+                            rows = f"rows {begin} to {begin + part.problem.m - 1}"
+                            reason = f"{rows} have other bits alone than among {self._problem.m} rows"
+                            return Sample(status=Status.WRONG_RESULT, reason=reason)
+        except Exception as error:  # noqa: BLE001 - as in ``examine``
+            status, reason = self._failure(error)
+            return Sample(status=status, reason=reason)
+        return Sample(status=Status.OK)
+
     def rank(self, choices: Sequence[Choice]) -> Ranking:
         """Times that compare: interleaved rounds, their order reversed each time, at sustained clocks.
 
@@ -183,6 +208,14 @@ class Session:
             self.dead = True
             return Status.CRASHED, f"{reason} (the CUDA context is lost)"
         return status, reason
+
+
+def _run(choice: Choice, operands: Operands) -> torch.Tensor:
+    """The result of a choice, in memory of its own."""
+    a, b, *rest = operands.tensors
+    out = allocate(choice.problem.out, a.device)
+    choice.build().run(out, (a, choice.pack(b) if choice.packed_format else b, *rest), operands.scalars)
+    return out
 
 
 def failure_of(error: Exception) -> tuple[Status, str]:

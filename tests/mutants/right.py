@@ -39,6 +39,7 @@ __all__ = [
     "blocks_of_8",
     "blocks_of_16",
     "columns",
+    "each_row_by_itself",
     "float16_accumulation_declared",
     "float16_partials_declared",
     "kahan",
@@ -79,6 +80,7 @@ split_in_7 = Gemm(gemm_traits=DENSE.changed({"splits": 7}), product=split_k(spli
 last_to_first = Gemm(product=backwards)
 random_order = Gemm(product=shuffled)
 one_after_another = Gemm(product=one_by_one)
+each_row_by_itself = Gemm(gemm_traits=DENSE.changed({"batch_invariant": True}), product=one_by_one)
 tree = Gemm(product=pairwise)
 blocks_of_4 = Gemm(product=blockwise(4))
 blocks_of_8 = Gemm(product=blockwise(8))

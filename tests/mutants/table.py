@@ -38,6 +38,7 @@ KINDS: dict[int, str] = {
     27: "wrong past 2^13, 2^15 or 2^16 rows, columns or terms",
     28: "wrong at the first call only",
     29: "a result of another dtype",
+    30: "bits of a row that depend on the rows beside it",
 }
 """The bugs that the suite has to find, each of which one mutant or several have."""
 _PACKAGE = "mutants"
@@ -175,6 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(27, "writing:columns_wrap_at_32768", "long"),
     _mutant(28, "sums:wrong_at_the_first_call", "edges", "wrong at the first call"),
     _mutant(29, "writing:result_in_float32", "result", "wrong dtype"),
+    _mutant(30, "sums:split_for_few_rows", "batch-invariance"),
     _mutant(1, "triton_kernels:k_tail_dropped", "edges", "last K block", cuda=True),
     _mutant(2, "triton_kernels:last_row_clamped", "edges", "last row repeats the one before it", cuda=True),
     _mutant(4, "triton_kernels:float16_accumulation", "width", "accumulation in float16", cuda=True),
@@ -192,6 +194,7 @@ RIGHT: tuple[Right, ...] = tuple(
     Right(target=f"{_PACKAGE}.right:{name}")
     for name in (
         "plain", "split_in_2", "split_in_3", "split_in_7", "last_to_first", "random_order", "one_after_another", "tree",
+        "each_row_by_itself",
         "blocks_of_4", "blocks_of_8", "blocks_of_16", "kahan", "columns", "as_float64", "truncating_accumulator",
         "float16_accumulation_declared", "bfloat16_accumulation_declared", "float16_partials_declared",
         "bfloat16_partials_declared", "tf32_cut_off", "tf32_rounded", "padded", "packed", "transposed_result", "no_odd_k",

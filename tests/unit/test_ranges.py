@@ -16,19 +16,19 @@ from fixed_backend import install
 
 import gemmtune
 from gemmtune import cli, settings
-from gemmtune.choice import Availability, Choice, Kernel, Offers
+from gemmtune.choice import Availability, Choice, Kernel, Offers, Status
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch import plan as plans
 from gemmtune.dispatch.asked import ASKED, asked_rows, save_asked
 from gemmtune.dispatch.plan import forget_plans, plan_for
-from gemmtune.errors import InvalidProblemError
+from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import session
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
 from gemmtune.selector.segments import TABLE
-from gemmtune.selector.session import Ranking, Session
+from gemmtune.selector.session import Ranking, Sample, Session
 from gemmtune.settings import Settings
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Ranged, open_store
@@ -54,6 +54,10 @@ class Rowed(Fake):
         if not self.lo <= problem.m <= self.hi:
             return f"{self.name}: m = {problem.m} is beyond {self.lo}..{self.hi}"
         return made(self.name.removeprefix("fake:"), problem)
+
+    @property
+    def batch_invariant(self) -> bool:
+        return not self.baseline
 
     def bind(self, loaded: object) -> Kernel:
         return Kernel(run=RUNS["wrong" if self.problem.m == self.wrong_at else "multiply"])
@@ -95,19 +99,25 @@ TIMES_US: dict[str, Callable[[int], float]] = {
 }
 
 
+def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float]) -> None:
+    """Let times be what a function of the choice's name and M says."""
+
+    def rank(self: Session, choices: list[Choice]) -> Ranking:
+        return Ranking(times={c.name: Ranked(time_us=time_us(c.name, c.problem.m), margin_us=0.0) for c in choices})
+
+    monkeypatch.setattr(Session, "rank", rank)
+    monkeypatch.setattr(session, "_short_measurement", lambda contender, best_us: 1.0)
+    monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
+    monkeypatch.setattr("gemmtune.dispatch.tuning.ensure_limits", lambda *_: None)
+
+
 @pytest.fixture
 def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowedBackend]:
     forget_plans()
     backend = RowedBackend(("torch", "low", "high"))
     install(monkeypatch, backend)  # type: ignore[arg-type]
 
-    def rank(self: Session, choices: list[Choice]) -> Ranking:
-        return Ranking(times={c.name: Ranked(time_us=TIMES_US[c.name](c.problem.m), margin_us=0.0) for c in choices})
-
-    monkeypatch.setattr(Session, "rank", rank)
-    monkeypatch.setattr(session, "_short_measurement", lambda contender, best_us: 1.0)
-    monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
-    monkeypatch.setattr("gemmtune.dispatch.tuning.ensure_limits", lambda *_: None)
+    untimed(monkeypatch, lambda name, m: TIMES_US[name](m))
     with settings.patch(rows="shared"):
         yield backend
     forget_plans()
@@ -311,3 +321,59 @@ def test_what_was_asked_for_travels_with_the_store(backend: RowedBackend, tmp_pa
         assert {fact.identity: fact for fact in other.every_ranged()} == {fact.identity: fact for fact in store.every_ranged()}
         forget_plans()
         assert call(37) == "fake:high"
+
+
+def one_for_all(rows: range = range(1, 65)) -> gemmtune.selector.range_result.RangeResult:
+    (result,) = gemmtune.tune(problem(2), m=rows, batch_invariant=True, progress=False)
+    return result
+
+
+def test_a_batch_invariant_table_has_one_choice(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Session, "same_rows", lambda *_: Sample(status=Status.OK))
+    backend.kinds = ("torch", "low", "high", "narrow")
+    assert intervals(one_for_all()) == [(1, 64, "low")], "by the mean of ratios, of what is legal for every M"
+    assert intervals(tuned())[0] == (1, 5, "low"), "the table for speed is another one"
+    with settings.patch(batch_invariant=True):
+        assert {call(m) for m in (1, 7, 33, 64, 100)} == {"fake:low"}
+
+
+def test_a_first_call_looks_for_the_batch_invariant_choice(
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch, tunings: list[int]
+):
+    monkeypatch.setattr(Session, "same_rows", lambda *_: Sample(status=Status.OK))
+    with settings.patch(batch_invariant=True):
+        assert {call(m) for m in (7, 1, 300)} == {"fake:low"}
+    assert not tunings
+
+
+def test_nothing_but_a_batch_invariant_choice_runs(backend: RowedBackend):
+    backend.kinds = ("torch",)
+    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="does not say to be batch-invariant"):
+        gemmtune.mm(torch.randn(3, K), W)
+    with (
+        settings.patch(batch_invariant=True, tune="never"),
+        pytest.raises(NoValidChoicesError, match=r"1\.\.3x24x16 .* --batch-invariant"),
+    ):
+        gemmtune.mm(torch.randn(3, K), W)
+    with pytest.raises(InvalidProblemError, match="batch_invariant without m"):
+        gemmtune.tune(problem(3), batch_invariant=True)  # type: ignore[call-overload]
+
+
+def test_a_choice_whose_rows_differ_is_not_batch_invariant(backend: RowedBackend):
+    """It says so, but its product of a few rows is torch's, which sums in another order for one row."""
+    a, w = torch.randn(64, 3000), torch.randn(3000, 24)
+    if torch.equal((a @ w)[:1], a[:1] @ w):
+        pytest.skip("torch gives one row the same bits here")
+    with pytest.raises(NoValidChoicesError, match=r"rows 0 to \d+ have other bits alone than among 64 rows"):
+        gemmtune.tune("mm", a, w, m=(1, 64), batch_invariant=True, progress=False)
+
+
+def test_our_kernels_are_batch_invariant(own_store: Path, monkeypatch: pytest.MonkeyPatch):
+    """Bits of rows by the real backend, whose micro-tiles, panels and orientation change with M."""
+    untimed(monkeypatch, lambda name, m: 1.0)
+    a, w = torch.randn(40, 300), torch.randn(50, 300).t()
+    with settings.patch(batch_invariant=True, search="quick", backends=("cpp",), rows="shared"):
+        whole = gemmtune.mm(a, w)
+        for m in (1, 2, 13, 14, 15, 29, 39):
+            assert torch.equal(gemmtune.mm(a[:m], w), whole[:m])
+            assert torch.equal(gemmtune.mm(a[-m:], w), whole[-m:])

@@ -109,6 +109,11 @@ class CppChoice(Choice):
         """The configuration for the problem."""
         return refusal(self.config, problem, device) or self.of(self.config, problem, device)
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Each element is summed by itself, in blocks of K that no other size decides."""
+        return True
+
     def load(self) -> ctypes.CDLL:
         """The compiled functions. Raises CompileError, UnavailableError without a compiler, OSError."""
         return opened(lambda: compile_source(self.source, self.name), load)

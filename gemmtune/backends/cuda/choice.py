@@ -57,6 +57,11 @@ class CudaChoice(FileChoice):
         reason = self.family.why_not(problem, device) or self.family.why_not_config(problem, device, self.config)
         return reason or self.of(self.family, self.config, problem, device)
 
+    @property
+    def batch_invariant(self) -> bool:
+        """The config alone says how K is divided."""
+        return True
+
     def launch_variants(self) -> tuple[CudaChoice, ...]:
         """The same kernel told otherwise."""
         family, problem, device = self.family, self.problem, self.device

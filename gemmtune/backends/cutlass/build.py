@@ -106,6 +106,11 @@ class CutlassChoice(FileChoice):
             return f"{self.name}: K cannot be divided so among {grid.tiles} tiles of {grid.steps} steps"
         return self.of(self.config, problem, device, self.toolkit, swap_ab=oriented.swap_ab)
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Unless the number of tiles decides how K is divided."""
+        return self.config.variant.decomposition in ("dataparallel", "splitk") or not self.config.operation.stream_k
+
     def launch_variants(self) -> tuple[CutlassChoice, ...]:
         """The same kernel with another division of K, or another order of tiles."""
         operation, grid = self.config.operation, self._grid

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ...choice import Choice, Kernel, Scalars, Tensors
+from ...declaration.legality import why_not
 from ...declaration.subject import Caller, Subject
+from ...device import DeviceInfo
 from ...errors import ErrorFromChoice, UnavailableError
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
@@ -49,6 +51,19 @@ class OwnChoice(Choice):
     def own_results(self) -> bool:
         """Not known: a GEMM may return memory that it returned before."""
         return False
+
+    def at(self, problem: Problem, device: DeviceInfo) -> OwnChoice | str:
+        """The GEMM for the problem, where its declarations cover that."""
+        source = loaded(self.target, self.folder)
+        if not isinstance(source.found, Subject):
+            return f"{self.target} is no GEMM any more"
+        return why_not(source.found.traits, problem, device) or self.of(source, source.found, problem)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """What it declares."""
+        source = loaded(self.target, self.folder)
+        return isinstance(source.found, Subject) and source.found.traits.batch_invariant
 
     def load(self) -> Subject:
         """Import it.

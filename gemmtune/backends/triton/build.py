@@ -127,6 +127,11 @@ class KernelChoice(KernelsChoice):
         reason = check_problem(problem, device) or self.why_not(problem, device, self.config)
         return reason or dataclasses.replace(self.of(problem, device, self.config), from_ptx=self.from_ptx)
 
+    @property
+    def batch_invariant(self) -> bool:
+        """The config alone says how K is divided, and partial sums are added in a fixed order."""
+        return self.claims.deterministic
+
     @classmethod
     def label(cls, problem: Problem) -> str:  # noqa: ARG003 - the names of some families have the operation in them
         """What the name of a choice begins with."""

@@ -68,6 +68,11 @@ class WrappedChoice(KernelsChoice):
             **fields,
         )
 
+    @property
+    def batch_invariant(self) -> bool:
+        """What ``inner`` says."""
+        return self.inner.batch_invariant
+
     @functools.cached_property
     def copying(self) -> Copying | None:
         """The copies that are made before."""

@@ -12,6 +12,7 @@ import torch
 from ...declaration.subject import Refused
 from ...numerics.guards import guarded_out
 from ...numerics.operands import Operands
+from ...numerics.some_rows import same_rows, some_rows
 from ..bench.bench import Bench
 from ..cases.sampling import Sample, Size
 from ..cases.scope import Scope
@@ -41,6 +42,26 @@ def check_determinism(bench: Bench) -> None:
             if bench.expect_equal(result, first, operands, name="the bits of the first call", known=False):
                 bench.fail("the first call gave the same numbers with another sign of 0, or another NaN")
         return
+
+
+def check_batch_invariance(bench: Bench) -> None:
+    """Random data: the first row alone, the last one, and the first half of the rows have the bits that they have among all."""
+    operands = bench.probes.random()
+    whole = bench.call(operands)
+    m, traits = bench.problem.m, bench.subject.traits
+    unit = traits.multiples[0]
+    fewest = max(-(-traits.least[0] // unit), 1) * unit
+    half = max(m // 2 // unit * unit, fewest)
+    for begin, count in ((0, fewest), (m - fewest, fewest), (0, half)):
+        part = bench.sibling(m=count)
+        given = some_rows(operands, part.problem, begin)
+        result = part.call(given)
+        if not same_rows(whole, result, begin):
+            with stage(bench, f"rows {begin} to {begin + count - 1} without the others"):
+                expected = whole[..., begin : begin + count, :]
+                if part.expect_equal(result, expected, given, name="the bits among all rows", known=False):
+                    bench.fail("they are the same numbers with another sign of 0, or another NaN")
+            return
 
 
 def check_repeatability(bench: Bench) -> None:
@@ -162,6 +183,16 @@ PROPERTIES = (
     Property(
         "determinism", "equal inputs give equal bits", check_determinism,
         Sample(budget=(18, 72, 300), shapes=SIZES), needs=declared("deterministic"),
+    ),
+    Property(
+        "batch-invariance", "a row has the same bits whatever rows are beside it, and however many", check_batch_invariance,
+        Sample(
+            budget=(18, 72, 300),
+            shapes=SIZES,
+            # 128 rows that share a scale cannot be parted, and strides of one row say nothing of the others.
+            admits=lambda case: case.scales != "block_128x128",
+        ),
+        needs=declared("batch_invariant"),
     ),
     Property(
         "repeatability", "the same call is right every time", check_repeatability,

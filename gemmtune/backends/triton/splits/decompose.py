@@ -101,6 +101,11 @@ class DecomposedChoice(KernelsChoice):
         config = self.inner.config if self.inner is not None else None
         return decomposed_choice(problem, device, self.slices, config, pdl=self.adding.config.pdl)
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Not where torch multiplies the slices."""
+        return self.inner is not None
+
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
         """The product where it is ours, then the kernel that adds up."""
         return (*(self.inner.artifacts(device) if self.inner is not None else ()), *self.adding.artifacts(device))

@@ -122,6 +122,11 @@ class StreamChoice(KernelChoice):
         return why_not_stream(problem, device) or why_not_config(problem, device, config)
 
     @property
+    def batch_invariant(self) -> bool:
+        """The number of tiles decides where sums are cut."""
+        return False
+
+    @property
     def _config(self) -> StreamConfig:
         assert isinstance(self.config, StreamConfig)
         return self.config

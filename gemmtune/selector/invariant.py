@@ -1,0 +1,77 @@
+"""One choice for every M of a range, by which the bits of a row do not depend on the batch that it is in."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from ..choice import Choice, Status
+from ..errors import NoValidChoicesError
+from .proof import by_rows, failures_of, legal_runs, rows_to_check, tile_rows
+from .range_work import SEED, Work, measured, segment_of, uncompiled
+from .remote import open_session
+from .segments import Segment, Table
+
+FEW_ANCHORS = 5
+"""Ms at which choices compete to be the one."""
+ENTRANTS = 6
+"""So many of them are timed at all of these."""
+MOST_COMPARED = 512
+"""The most rows whose bits are compared."""
+
+
+def few_anchors(anchors: list[int]) -> list[int]:
+    """At most FEW_ANCHORS of them, both ends included."""
+    count = min(FEW_ANCHORS, len(anchors))
+    return sorted({anchors[round(i * (len(anchors) - 1) / max(count - 1, 1))] for i in range(count)})
+
+
+def one_for_all(work: Work) -> Table:
+    """The table of one segment: the fastest on the whole of the choices that say to be batch-invariant, and are seen to be.
+
+    Raises:
+        NoValidChoicesError: there is none.
+    """
+    rows = range(work.rows[0], work.rows[-1] + 1)
+    refused: dict[str, str] = {}
+    entrants: list[str] = []
+    for name in sorted(work.choices, key=lambda name: _loss(work, name)):
+        choice = work.choices[name]
+        reasons = (reason for _, reason in legal_runs(choice, rows, work.rows_class, work.device) if reason is not None)
+        why_not = "does not say to be batch-invariant" if not choice.batch_invariant else next(reasons, None)
+        if why_not is not None:
+            refused[name] = why_not
+        elif len(entrants) < ENTRANTS:
+            entrants.append(name)
+    for m in work.results:
+        if any(name not in work.times[m] for name in entrants) and len(entrants) > 1:
+            work.times[m] = dict(measured(work, m, entrants))
+    for name in sorted(entrants, key=lambda name: _loss(work, name)):
+        segment = segment_of(work, name, rows[0], rows[-1])
+        checked = rows_to_check(rows, work.rows_class, tile_rows(work.choices[name]), random.Random(SEED))
+        why_not = _why_not(work, segment, checked)
+        if why_not is None:
+            return Table(segments=(segment_of(work, name, rows[0], rows[-1], checked),), seed=SEED)
+        work.wrong[name] = refused[name] = why_not
+    left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
+    raise NoValidChoicesError(f"{work.rows_class}, M = {rows[0]}..{rows[-1]}, batch-invariant", left_out)
+
+
+def _loss(work: Work, name: str) -> float:
+    """How much slower than the best a choice is, as the mean logarithm of the ratio; what was not measured counts as e times."""
+    losses = [math.log(times[name] / min(times.values())) if name in times else 1.0 for times in work.times.values()]
+    return sum(losses) / len(losses)
+
+
+def _why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
+    """Why the choice is not right for every M, or gives a row other bits in another batch; or None."""
+    choice = work.choices[segment.name]
+    failed = uncompiled(work, [segment]) or failures_of(by_rows([(choice, checked)]), work.rows_class, work.device, work.settings)
+    if failed:
+        return next(iter(failed.values()))
+    compared = [m for m in checked if m <= max(MOST_COMPARED, checked[0])]
+    whole, *parts = (work.at(segment.name, m) for m in reversed(compared))
+    assert isinstance(whole, Choice)
+    with open_session(whole.problem, work.device, work.settings) as session:
+        sample = session.same_rows(whole, [part for part in parts if isinstance(part, Choice)])
+    return None if sample.status is Status.OK else sample.reason

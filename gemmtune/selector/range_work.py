@@ -1,0 +1,102 @@
+"""A range of M under way: what was measured so far, and what its steps have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..problem.rows import RowClass
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from .precompile import precompile
+from .progress import Progress
+from .proof import kernels_of
+from .remote import open_session
+from .result import ProblemResult
+from .segments import Segment
+
+SEED = 20_000
+"""Of the random Ms of a proof; the table says which it was."""
+
+
+@dataclass(slots=True)
+class Work:
+    """One range under way: what was measured so far, and which choices turned out to be wrong somewhere."""
+
+    rows_class: RowClass
+    rows: range
+    device: DeviceInfo
+    settings: Settings
+    host_us: float
+    progress: Progress
+    results: dict[int, ProblemResult] = dataclasses.field(default_factory=dict)
+    choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
+    """By name: each as it was at one of its anchors."""
+    anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
+    times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    wrong: dict[str, str] = dataclasses.field(default_factory=dict)
+    """By name: at which M, and why."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The machine, as the store has it."""
+        return fingerprint_text(self.device, self.settings.timing)
+
+    def right(self, m: int) -> dict[str, float]:
+        """The times at an M of what is not known to be wrong."""
+        return {name: time_us for name, time_us in self.times[m].items() if name not in self.wrong}
+
+    def at(self, name: str, m: int) -> Choice | str:
+        """The choice at an M, or why it is not legal there."""
+        return self.choices[name].at(self.rows_class.at(m), self.device)
+
+
+def segment_of(work: Work, name: str, lo: int, hi: int, checked: tuple[int, ...] = ()) -> Segment:
+    """The interval for a choice, with its time at the last anchor inside."""
+    inside = [m for m in work.results if lo <= m <= hi and name in work.times[m]]
+    anchor = work.anchor_of[name]
+    return Segment(
+        lo=lo,
+        hi=hi,
+        name=name,
+        content_hash=work.choices[name].content_hash,
+        anchor=anchor,
+        time_us=work.times[inside[-1] if inside else anchor].get(name),
+        checked=checked,
+    )
+
+
+def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
+    """Times that compare of choices at an M that is no anchor, or that has not measured all of them."""
+    here = {name: at for name in names if isinstance(at := work.at(name, m), Choice)}
+    failures = precompile(list(here.values()), work.settings)
+    times: dict[str, float] = {}
+    with open_session(work.rows_class.at(m), work.device, work.settings, work.host_us) as session:
+        right: dict[str, Choice] = {}
+        for name, choice in here.items():
+            if choice.name in failures:
+                work.wrong[name] = f"M = {m}: {failures[choice.name].reason}"
+                continue
+            sample = session.examine(choice, None)
+            if sample.status is Status.OK and sample.time_us is not None:
+                right[name], times[name] = choice, sample.time_us
+            else:
+                work.wrong[name] = f"M = {m}: {sample.status}: {sample.reason}"
+        if len(right) > 1:
+            ranked = session.rank(list(right.values())).times
+            times = {name: ranked[choice.name].time_us for name, choice in right.items() if choice.name in ranked}
+    return times
+
+
+def uncompiled(work: Work, segments: Sequence[Segment]) -> dict[str, str]:
+    """Compile what the segments need for any of their Ms; by name, why something does not compile."""
+    needed = {
+        x.name: kernels_of(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device)
+        for x in segments
+        if work.choices[x.name].compile_key is not None
+    }
+    failures = precompile([c for kernels in needed.values() for c in kernels], work.settings)
+    return {name: failures[c.name].reason for name, kernels in needed.items() for c in kernels if c.name in failures}
