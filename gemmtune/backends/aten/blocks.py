@@ -16,7 +16,9 @@ from ...choice import Choice, Claims, Kernel, RunNew, Scalars, Tensors
 from ...device import DeviceInfo
 from ...numerics.block_sparse import parts, rows_of
 from ...problem import Problem
+from ...problem.dtypes import dtype_name
 from .dense import copied, finished
+from .metas import Family, Shape, starting_point
 
 Tensor = torch.Tensor
 NAME = "aten"
@@ -66,11 +68,26 @@ def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
     if device.type == "cpu" and not problem.integers:
         found.append(_choice(problem, "batched", _claims(problem)))
     if device.type != "cpu" and why_not_triton(problem) is None:
-        tiles = [meta for meta in METAS if problem.m % meta[0] == 0]
-        for tile, stages, warps in tiles:
-            meta = {"GROUP_SIZE_ROW": GROUP, "SPLIT_N": problem.m // tile, "num_stages": stages, "num_warps": warps}
-            found.append(_choice(problem, "triton", _claims(problem), meta=meta))
+        found += [_choice(problem, "triton", _claims(problem), meta=meta) for meta in _metas(problem, device)]
     return found
+
+
+def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
+    """Parameters of torch's kernel: what torch's table comes to first, then ours, each once."""
+    sparsity, tokens = problem.sparsity, problem.m
+    assert sparsity is not None
+    family = Family("bsr_dense_addmm", device.name, dtype_name(problem.dtype), round(1 - sparsity.density, 2))
+    one = problem.alpha == "one"
+    shape = Shape(
+        problem.n, problem.k, tokens, sparsity.block_n, sparsity.block_k, problem.beta == "zero", problem.beta == "one", one
+    )
+    first = starting_point(family, shape)
+    metas = [] if first is None else [first]
+    for tile, stages, warps in METAS:
+        meta = {"GROUP_SIZE_ROW": GROUP, "SPLIT_N": tokens // tile, "num_stages": stages, "num_warps": warps}
+        if tokens % tile == 0 and meta not in metas:
+            metas.append(meta)
+    return metas
 
 
 def has_sparse_mm(problem: Problem) -> bool:
@@ -115,7 +132,8 @@ def _choice(
     problem: Problem, way: str, claims: Claims, *, baseline: bool = False, meta: Mapping[str, int] = MappingProxyType({})
 ) -> BlocksChoice:
     values = tuple(sorted(meta.items()))
-    label = f"_{problem.m // meta['SPLIT_N']}_s{meta['num_stages']}_w{meta['num_warps']}" if meta else ""
+    group = f"_g{meta['GROUP_SIZE_ROW']}" if meta and meta["GROUP_SIZE_ROW"] != GROUP else ""
+    label = f"_{problem.m // meta['SPLIT_N']}_s{meta['num_stages']}_w{meta['num_warps']}{group}" if meta else ""
     eager = "+eager" if problem.epilogue is not None else ""
     return BlocksChoice(
         name=f"{NAME}:bsr_{way}{label}{eager}",

@@ -1,0 +1,172 @@
+"""Parameters of torch's block-sparse kernels by shape: torch's own table, and tables of the same form."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import InvalidProblemError
+from ...problem.dtypes import dtype_name
+
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "bsr_dense_addmm": ("GROUP_SIZE_ROW", "SPLIT_N", "num_stages", "num_warps"),
+    "_int_bsr_dense_addmm": ("GROUP_SIZE_ROW", "SPLIT_N", "num_stages", "num_warps"),
+    "scatter_mm": ("GROUP_SIZE", "SPLIT_N", "TILE_M", "TILE_N", "num_stages", "num_warps"),
+}
+"""The parameters of torch's operations, in the order of a row's values."""
+LOOKED_UP = ("bsr_dense_addmm", "_int_bsr_dense_addmm")
+"""Those whose parameters can be made to fit another N."""
+LEAST_TILE = 16
+
+
+class Family(NamedTuple):
+    """What rows have in common: torch's operation, the GPU, the dtype of the operands, and the share of zeros."""
+
+    op: str
+    device: str
+    dtype: str
+    sparsity: float
+
+
+class Shape(NamedTuple):
+    """The product bsr [m, k] @ x [k, n] with blocks of block_m × block_k, and what is known of beta and alpha."""
+
+    m: int
+    k: int
+    n: int
+    block_m: int
+    block_k: int
+    beta_zero: bool = True
+    beta_one: bool = False
+    alpha_one: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Parameters by name, and how they were found: ``exact``, ``near density``, ``other N`` or ``default``."""
+
+    parameters: Mapping[str, int]
+    how: str
+
+
+@dataclass(slots=True)
+class MetaTable:
+    """Rows of parameters, as torch keeps them for its kernels.
+
+    table = gemmtune.sparse.import_torch_meta()
+    table.update(Family("bsr_dense_addmm", "NVIDIA H200", "bfloat16", 0.5), Shape(4096, 4096, 512, 64, 64), (4, 8, 3, 4))
+    table.dump("metas.json")
+    """
+
+    rows: dict[Family, dict[Shape, tuple[int, ...]]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+    def update(self, family: Family, shape: Shape, values: tuple[int, ...]) -> None:
+        """Add a row, in the place of an older one.
+
+        Raises:
+            InvalidProblemError: another operation, or another number of values than it has parameters.
+        """
+        names = PARAMETERS.get(family.op)
+        if names is None:
+            raise InvalidProblemError(f"update: op: got {family.op!r}, expected one of {', '.join(PARAMETERS)}")
+        if len(values) != len(names) or not all(isinstance(value, int) and value > 0 for value in values):
+            raise InvalidProblemError(f"update: got {values}, expected a positive integer for each of {', '.join(names)}")
+        self.rows.setdefault(Family(*family), {})[Shape(*shape)] = tuple(values)
+
+    def lookup(self, family: Family, shape: Shape) -> Found:
+        """Parameters of ``bsr_dense_addmm`` or ``_int_bsr_dense_addmm`` for a shape: the nearest that are known.
+
+        First the shape itself with that share of zeros, then with the nearest other share; then the largest known n up to this one
+        whose tile divides it, its split scaled; then torch's defaults. Rows of this GPU come before those of others.
+
+        Raises:
+            InvalidProblemError: another operation.
+        """
+        if family.op not in LOOKED_UP:
+            raise InvalidProblemError(f"lookup: op: got {family.op!r}, expected one of {', '.join(LOOKED_UP)}")
+        names = PARAMETERS[family.op]
+        for known, sparsity in self._nearest(family):
+            if shape in known:
+                how = "exact" if sparsity == family.sparsity else "near density"
+                return Found(parameters=dict(zip(names, known[shape], strict=True)), how=how)
+        for known, _ in self._nearest(family):
+            others = sorted((s for s in known if s._replace(n=shape.n) == shape and s.n <= shape.n), key=lambda s: -s.n)
+            for other in others:
+                parameters = dict(zip(names, known[other], strict=True))
+                tile = other.n // parameters["SPLIT_N"]
+                if tile and shape.n % tile == 0:
+                    return Found(parameters=parameters | {"SPLIT_N": shape.n // tile}, how="other N")
+        default = {"GROUP_SIZE_ROW": 4, "SPLIT_N": max(shape.n // shape.block_m, 1), "num_stages": 1, "num_warps": 4}
+        return Found(parameters=default, how="default")
+
+    def _nearest(self, family: Family) -> Iterator[tuple[dict[Shape, tuple[int, ...]], float]]:
+        """The rows of the operation and dtype, those of the GPU first, then by distance of the share of zeros."""
+        alike = [other for other in self.rows if (other.op, other.dtype) == (family.op, family.dtype)]
+        for other in sorted(
+            alike, key=lambda x: (x.device != family.device, abs(x.sparsity - family.sparsity), x.sparsity, x.device)
+        ):
+            yield self.rows[other], other.sparsity
+
+    def dump(self, path: str | Path) -> None:
+        """Write the rows as JSON, which ``load`` reads, in an order of their own."""
+        families = [
+            {**family._asdict(), "rows": [[*map(int, shape), *values] for shape, values in sorted(rows.items())]}
+            for family, rows in sorted(self.rows.items())
+        ]
+        lines = [json.dumps(family, separators=(",", ":")) for family in families]
+        Path(path).write_text('{"families": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> MetaTable:
+        """Read what ``dump`` wrote.
+
+        Raises:
+            InvalidProblemError: the file is something else.
+        """
+        table, sizes = cls(), len(Shape._fields)
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            for entry in data["families"]:
+                family = Family(*(entry[name] for name in Family._fields))
+                for row in entry["rows"]:
+                    table.update(family, Shape(*row[:5], *map(bool, row[5:sizes])), tuple(row[sizes:]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidProblemError(f"load: {path}: got something else than MetaTable.dump writes: {error}") from error
+        return table
+
+
+def torch_table() -> MetaTable:
+    """A table of the rows that torch brings along, of which there are thousands, all of an A100."""
+    data: Mapping[Any, Mapping[Any, Any]] = importlib.import_module("torch.sparse._triton_ops_meta")._operation_device_version_data
+    table = MetaTable()
+    for (op, device, (_, dtype, sparsity)), rows in data.items():
+        if not isinstance(dtype, torch.dtype) or op not in PARAMETERS:
+            continue  # rows of two dtypes, which torch's table can have and does not
+        family = Family(op, device, dtype_name(dtype), float(sparsity))
+        for key, values in rows.items():
+            table.update(family, Shape(*key[:5], *map(bool, key[5:])), tuple(values))
+    return table
+
+
+@functools.cache
+def torch_rows() -> MetaTable:
+    """``torch_table``, made once in a process; not to be changed."""
+    return torch_table()
+
+
+def starting_point(family: Family, shape: Shape) -> Mapping[str, int] | None:
+    """The parameters that torch's table has for a shape, or comes to; None where they make a tile that the kernel has not."""
+    parameters = torch_rows().lookup(family, shape).parameters
+    tile = shape.n // parameters["SPLIT_N"]
+    whole = tile * parameters["SPLIT_N"] == shape.n
+    return parameters if whole and tile >= LEAST_TILE and tile & (tile - 1) == 0 else None
