@@ -99,7 +99,10 @@ inline void load_weights(unsigned (&x)[Count], void const* from, bool inside) {
 }
 template <size_t Count>
 inline void load_row(unsigned (&x)[Count], void const* from, bool inside) { load_weights(x, from, inside); }
+template <class T>
+inline void load_factor(T& x, T const* from, bool inside) { x = inside ? *from : T{}; }
 inline void fetch_line(void const*) {}
+inline void settle(void const*) {}
 
 // 16-bit floats.
 inline double decoded(unsigned bits) {
