@@ -141,16 +141,16 @@ def detect(device: torch.device | str | None = None) -> DeviceInfo:
         raise UnavailableError(f"device: got {device.type!r}, expected cpu or cuda")
     if not torch.cuda.is_available():
         raise UnavailableError(
-            "device: got 'cuda', but torch sees no CUDA device here; use cpu, or an --arch preset for what needs no GPU"
+            "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset for what needs no GPU"
         )
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
-        raise UnavailableError(f"device: got cuda:{index}, but this machine has {torch.cuda.device_count()} CUDA device(s)")
-    return _detect_cuda(index)
+        raise UnavailableError(f"device: got cuda:{index}, but this machine has {torch.cuda.device_count()} GPU(s)")
+    return _detect_gpu(index)
 
 
 @functools.cache
-def _detect_cuda(index: int) -> DeviceInfo:
+def _detect_gpu(index: int) -> DeviceInfo:
     properties: Any = torch.cuda.get_device_properties(index)
     hip = torch.version.hip is not None
     arch = properties.gcnArchName.split(":")[0] if hip else f"sm{properties.major}{properties.minor}"

@@ -25,15 +25,17 @@ from ..errors import UnavailableError
 from ..settings import Settings
 from ..store.key import driver_version, fingerprint_text
 from ..store.store import open_store
+from ..toolchain.codeobject import find_hip_compiler
 from ..toolchain.cubin import find_nvrtc
 from .output import STDOUT, write_json
 from .printing import show
 
 PACKAGES = (
-    "torch", "triton", "nvmath-python", "nvidia-cutlass", "nvidia-ml-py", "numpy", "jinja2", "filelock", "platformdirs", "rich",
-    "click",
+    "torch", "triton", "nvmath-python", "nvidia-cutlass", "nvidia-ml-py", "amd-aiter", "numpy", "jinja2", "filelock",
+    "platformdirs", "rich", "click",
 )  # fmt: skip
 COMPILERS = {"C++": ("c++", "g++", "clang++"), "CUDA": ("nvcc",)}
+PLATFORMS = {"cuda": "CUDA", "hip": "ROCm"}
 INTERPRETER_HELP = "off; for correctness on the CPU: TRITON_INTERPRET=1 gemmtune tune 64x64x64 --device cpu --backends triton"
 MIB = 1024 * 1024
 
@@ -68,13 +70,14 @@ def report(chosen: Settings) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "cuda": {"torch_built_for": torch.version.cuda, "driver": driver_version("cuda"), "devices": torch.cuda.device_count()},
+        "gpu": _gpu(),
         "devices": [
             {k: v for k, v in dataclasses.asdict(device).items() if v not in (0, (), "")}
             | {"index": device.index, "torch_device": str(device.torch_device)}
             for device in devices
         ],
-        "compilers": {language: _compiler(names) for language, names in COMPILERS.items()} | {"NVRTC": _nvrtc()},
+        "compilers": {language: _compiler(names) for language, names in COMPILERS.items()}
+        | {"NVRTC": _nvrtc(), "HIP": _hip_compiler()},
         "triton_interpreter": "on" if interpreted else INTERPRETER_HELP,
         "backends": backends,
         "store": store,
@@ -113,6 +116,26 @@ def _nvrtc() -> dict[str, str] | None:
     except UnavailableError:
         return None
     return {"path": str(found.path), "version": str(found)}
+
+
+def _hip_compiler() -> dict[str, str] | None:
+    """The path and version of the clang that compiles for AMD GPUs."""
+    try:
+        found = find_hip_compiler()
+    except UnavailableError:
+        return None
+    return {"path": found.path, "version": str(found)}
+
+
+def _gpu() -> dict[str, Any]:
+    """What torch is built for (``cuda`` or ``hip``, empty for neither), the kernel driver, and how many GPUs torch sees."""
+    platform_name = "hip" if torch.version.hip else "cuda" if torch.version.cuda else ""
+    return {
+        "platform": platform_name,
+        "torch_built_for": torch.version.hip or torch.version.cuda,
+        "driver": driver_version(platform_name or "cuda"),
+        "devices": torch.cuda.device_count(),
+    }
 
 
 def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
@@ -166,9 +189,9 @@ def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
 def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield f"gemmtune {data['gemmtune']}, Python {data['python']}, {data['system']}", []
     yield "packages", [f"{name} {version or 'not installed'}" for name, version in data["packages"].items()]
-    cuda = data["cuda"]
-    built = f"torch is built for CUDA {cuda['torch_built_for']}" if cuda["torch_built_for"] else "torch is built without CUDA"
-    yield "CUDA", [f"{built}; driver {cuda['driver']}; {cuda['devices']} device(s)"]
+    gpu = data["gpu"]
+    what = f"for {PLATFORMS[gpu['platform']]} {gpu['torch_built_for']}" if gpu["platform"] else "without CUDA and ROCm"
+    yield "GPU", [f"torch is built {what}; driver {gpu['driver']}; {gpu['devices']} device(s)"]
     yield "devices", [_device_line(device) for device in data["devices"]]
     yield "compilers", [_compiler_line(language, found) for language, found in data["compilers"].items()]
     yield "backends", [line for name, entry in data["backends"].items() for line in _backend_lines(name, entry)]
@@ -197,7 +220,7 @@ def _backend_lines(name: str, entry: dict[str, Any]) -> Iterator[str]:
 def _device_line(device: dict[str, Any]) -> str:
     facts = [device["arch"]]
     facts += [f"{device['threads']} threads"] if "threads" in device else []
-    facts += [f"{device['sm_count']} SMs"] if "sm_count" in device else []
+    facts += [f"{device['sm_count']} {'CUs' if device['type'] == 'hip' else 'SMs'}"] if "sm_count" in device else []
     facts += [" ".join(device["isa"])] if "isa" in device else []
     return f"{device['torch_device']}: {device['name']}, {', '.join(facts)}"
 

@@ -26,9 +26,9 @@ UNKNOWN = "unknown"
 def fingerprint(device: DeviceInfo, timing: str) -> dict[str, str]:
     """What a time measured on ``device`` holds for: another value of any field makes the stored time a miss.
 
-    A GPU has its name, architecture, SM count and the versions of driver, CUDA (or HIP), triton and cuBLAS; a CPU its model,
-    instruction sets and torch's thread count. Both have torch's version, the timing mode and ``METHOD_VERSION``. Which of several
-    equal GPUs it is does not matter. A compiler belongs to the content hash of the choices that it compiles.
+    A GPU has its name, architecture, SM count and the versions of driver, triton, and CUDA and cuBLAS or HIP and ROCm; a CPU its
+    model, instruction sets and torch's thread count. Both have torch's version, the timing mode and ``METHOD_VERSION``. Which of
+    several equal GPUs it is does not matter. A compiler belongs to the content hash of the choices that it compiles.
     """
     fields = {"device": device.name, "arch": device.arch}
     if device.type == "cpu":
@@ -40,8 +40,8 @@ def fingerprint(device: DeviceInfo, timing: str) -> dict[str, str]:
             "driver": driver_version(device.type),
             device.type: runtime or UNKNOWN,
             "triton": _package_version("triton") or "not installed",
-            "cublas": cublas_version(),
         }
+        fields |= {"rocm": rocm_version()} if device.type == "hip" else {"cublas": cublas_version()}
     return fields | {"torch": torch.__version__, "timing": timing, "method": str(METHOD_VERSION)}
 
 
@@ -80,6 +80,11 @@ def driver_version(device_type: str) -> str:
     # It reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  <build date>".
     found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
     return found.group(1) if found else _driver_version_from_nvml() or UNKNOWN
+
+
+def rocm_version() -> str:
+    """The version of the installed ROCm such as ``6.4.1-83``, whose libraries torch may use; else that of torch's HIP."""
+    return _read("/opt/rocm/.info/version").strip() or torch.version.hip or UNKNOWN
 
 
 def _driver_version_from_nvml() -> str:

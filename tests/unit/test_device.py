@@ -83,7 +83,7 @@ def test_no_gpu_says_what_to_do() -> None:
     with pytest.raises(UnavailableError) as caught:
         detect("cuda")
     assert str(caught.value) == (
-        "device: got 'cuda', but torch sees no CUDA device here; use cpu, or an --arch preset for what needs no GPU"
+        "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset for what needs no GPU"
     )
     assert detect().type == "cpu"
 

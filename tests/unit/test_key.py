@@ -133,6 +133,17 @@ def test_the_driver_version_of_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert key.driver_version("hip") == "6.10.5"
 
 
+def test_the_fingerprint_of_an_amd_gpu_has_the_versions_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"/sys/module/amdgpu/version": "6.10.5\n", "/opt/rocm/.info/version": "6.4.1-83\n"}
+    monkeypatch.setattr(key, "_read", files.__getitem__)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43483")
+    found = key.fingerprint(preset("gfx942"), "graph")
+    assert (found["hip"], found["driver"], found["rocm"], found["sm_count"]) == ("6.4.43483", "6.10.5", "6.4.1-83", "304")
+    assert "cublas" not in found
+    monkeypatch.setitem(files, "/opt/rocm/.info/version", "")
+    assert key.rocm_version() == "6.4.43483"
+
+
 def test_the_cublas_version_of_the_loaded_library(monkeypatch: pytest.MonkeyPatch) -> None:
     class Function:
         restype: object = None

@@ -160,6 +160,7 @@ class CkChoice(FileChoice):
 
 def instruction(element: str, mfma: int, arch: str) -> str:
     """The matrix instruction, with ``*`` for what may vary: the spelling of bfloat16, and operands in accumulation registers."""
-    depth = MFMA_K[arch][element][0 if mfma == 32 else 1]
+    depth = str(MFMA_K[arch][element][0 if mfma == 32 else 1])
     operands = {"e4m3": "fp8_fp8"}.get(element, element)
-    return f"v_mfma_f32_{mfma}x{mfma}x{depth}*{operands}*"
+    # CDNA 2 writes v_mfma_f32_16x16x16f16, CDNA 3 v_mfma_f32_16x16x16_f16.
+    return f"v_mfma_f32_{mfma}x{mfma}x{depth[:-1]}*[{depth[-1]}_]{operands}*"

@@ -30,6 +30,10 @@ class Arch:
     threads_per_sm: int = 2048
     barrier_bytes: int = 0
     """Shared memory for the barriers that the instruction needs."""
+    tf32: bool = True
+    """Tensor cores multiply float32 rounded to tf32."""
+    flushes_subnormals: bool = False
+    """16-bit matrix instructions take subnormal operands and results for zero (PyTorch notes, "Numerical accuracy", on MI200)."""
     sync_buffers: int = 1
     """Buffers of an operand that passes through registers, where a warp group multiplies."""
 
@@ -66,7 +70,7 @@ ARCHS: dict[str, Arch] = {
     ),
     "gfx90a": Arch(
         **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=1.7, fma_tflops=0.2, dram_gbps=15, l2_gbps=35,
-        registers_per_thread=512,
+        registers_per_thread=512, tf32=False, flushes_subnormals=True,
     ),
     "gfx942": Arch(
         **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=4.3, fma_tflops=0.5, dram_gbps=17, l2_gbps=40,

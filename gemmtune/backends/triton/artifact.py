@@ -13,6 +13,7 @@ from ...problem.dtypes import FLOAT8
 from ...problem.operations import DENSE_OPS
 from ...toolchain.compiled import Artifact, Usage, amdgcn_usage, cubin_usage, find_cuobjdump
 from .configs import Config
+from .hip import HipConfig
 from .kernels import assembly
 from .legality import Predicate
 
@@ -95,10 +96,11 @@ def instruction(predicate: Predicate, config: Config) -> str:
     problem, device = predicate.problem, predicate.device
     how, operand = predicate.instruction(config), _operand(predicate, config, 0)
     total = {torch.float64: "f64", torch.int32: "s32"}.get(problem.accumulator, "f32")
-    if device.type == "hip" and total == "s32":
-        return "v_mfma_i32_*_i8"
     if device.type == "hip":
-        return f"v_mfma_{total}_*_{operand.replace('tf32', 'xf32')}" + "*" * (operand == "bf16")
+        side = f"{config.matrix_instr_nonkdim}x{config.matrix_instr_nonkdim}x" if isinstance(config, HipConfig) else ""
+        kind = {"tf32": "xf32", "s8": "i8"}.get(operand, operand)
+        # CDNA 2 writes v_mfma_f32_16x16x16bf16_1k, CDNA 3 v_mfma_f32_16x16x16_bf16.
+        return f"v_mfma_{total.replace('s32', 'i32')}_{side}*[0-9_]{kind}" + "*" * (operand == "bf16")
     if how == "fma":
         return f"fma.rn*.{'f32' if total == 's32' else total}*"
     types = f"{operand}.{_operand(predicate, config, 1)}"

@@ -15,6 +15,7 @@ from ...settings import Settings
 from .blocks.offers import block_offers
 from .build import KernelChoice, TritonChoice
 from .configs import Config, pool, splits_for, tiles_of
+from .hip import hip_pool, with_modes
 from .legality import Predicate, Resources, check_problem
 from .mixed.offers import with_recommendation, words_choices
 from .padding import padded_choices
@@ -114,14 +115,17 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
 @functools.lru_cache(maxsize=1024)
 def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[Config, ...]:
     """The configs of a search, best by the model first."""
-    predicate = predicate_for(problem, device)
-    return tuple(select(predicate, legal_configs(predicate), EFFORT[search].configs["triton:mm"]))
+    predicate, count = predicate_for(problem, device), EFFORT[search].configs["triton:mm"]
+    chosen = select(predicate, legal_configs(predicate), count)
+    if device.type == "hip":
+        chosen = with_modes(chosen, count, lambda config: predicate.check(config) is None)
+    return tuple(chosen)
 
 
 def legal_configs(predicate: Predicate) -> list[tuple[Config, Resources]]:
     """Every config of the pool that the legality predicate admits, with its resources."""
     problem, legal = predicate.problem, []
-    for config in pool():
+    for config in hip_pool() if predicate.device.type == "hip" else pool():
         if predicate.check(config) is not None:
             continue
         need = predicate.resources(config)

@@ -16,7 +16,7 @@ from ...errors import UnavailableError
 from ...problem import Problem
 from ...problem.operations import QUANTIZED_OPS
 from ...toolchain.compiled import Artifact, CompiledChoice
-from .arch import can_overlap
+from .arch import arch_of, can_overlap
 from .artifact import Expected, artifact, expected_of
 from .classes import Source
 from .configs import Config, Geometry, geometry
@@ -97,11 +97,14 @@ class KernelChoice(KernelsChoice):
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
         """The choice that runs ``problem`` with ``config``, which must be legal for both."""
         where = cls.divided(problem, device, config)
+        claims = cls.claimed(problem, where)
+        if arch_of(device).flushes_subnormals and device.type == "hip" and problem.dtype.itemsize <= 2:
+            claims = dataclasses.replace(claims, flush_subnormals=True)
         return cls(
             name=f"triton:{cls.label(problem)}_{config}",
             backend="triton",
             problem=problem,
-            claims=cls.claimed(problem, where),
+            claims=claims,
             info={
                 "template": cls.family,
                 "tile": [config.block_m, config.block_n, config.block_k],
@@ -111,6 +114,7 @@ class KernelChoice(KernelsChoice):
                 "splits": where.splits,
                 "pdl": config.pdl,
                 "grid": list(where.grid),
+                **config.compile_options,
             },
             config=config,
             where=where,
@@ -193,7 +197,8 @@ class KernelChoice(KernelsChoice):
     def kernels(self) -> tuple[Compilation, ...]:
         """The one kernel."""
         stages, warps = self.config.stages, self.config.warps
-        return (Compilation(name=self.name, source=self.source, stages=stages, warps=warps, target=self.target),)
+        told = tuple(self.config.compile_options.items())
+        return (Compilation(name=self.name, source=self.source, stages=stages, warps=warps, target=self.target, options=told),)
 
     def expected(self, device: DeviceInfo) -> Expected:
         """What legality predicts of the compiled kernel."""

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...problem import Problem
@@ -52,6 +52,11 @@ class Config:
     def variant(self) -> str:
         """What the name of a family's own config has beside that of the mm template."""
         return ""
+
+    @property
+    def compile_options(self) -> Mapping[str, int]:
+        """What the compiler is told beside stages and warps."""
+        return {}
 
     @property
     def tile(self) -> tuple[int, int]:

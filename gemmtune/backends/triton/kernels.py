@@ -96,12 +96,15 @@ class Compilation:
     warps: int
     target: Target | None
     stages: int = 1
+    options: tuple[tuple[str, int], ...] = ()
+    """What the compiler of the target is told beside stages and warps."""
 
     @functools.cached_property
     def key(self) -> str:
         """A hash over all that the compiler is given, except the target."""
         signature = ";".join(f"{a.name}:{a.type}:{a.divisor}" for a in self.source.arguments)
-        return hashlib.sha256(f"{self.source.text}\n{signature}\n{self.stages},{self.warps}".encode()).hexdigest()
+        told = "".join(f",{name}={value}" for name, value in self.options)
+        return hashlib.sha256(f"{self.source.text}\n{signature}\n{self.stages},{self.warps}{told}".encode()).hexdigest()
 
     @property
     def compiled(self) -> bool:
@@ -133,7 +136,7 @@ class Compilation:
                 compiled = toolchain().compile(
                     source_of(fn=function, signature={a.name: a.type for a in arguments}, constexprs={}, attrs=attributes),
                     target=gpu(self.target.backend, self.target.arch, self.target.warp_size),
-                    options={"num_warps": self.warps, "num_stages": self.stages},
+                    options={"num_warps": self.warps, "num_stages": self.stages, **dict(self.options)},
                 )
             except Exception as error:
                 # MLIR, LLVM and ptxas report by many types, and all mean the same here.

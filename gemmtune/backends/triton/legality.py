@@ -16,6 +16,7 @@ from ...problem.layout import ALIGNED_BYTES
 from .arch import arch_of
 from .classes import INT32_LIMIT
 from .configs import Config, blocks_along_k, tiles_of
+from .hip import hip_registers, why_not_on_hip, why_too_many_registers
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
 from .spec import Staging, specialise, staging_of
 
@@ -80,6 +81,8 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "a size does not fit 32 bits"
     if device.type == "cuda" and device.capability < 75:
         return f"{device.arch}: Triton compiles for sm75 and newer"
+    if device.type == "hip" and problem.precision.input_mode == "tf32" and not arch_of(device).tf32:
+        return f"{device.arch} has no matrix instruction of tf32"
     return None
 
 
@@ -105,6 +108,9 @@ class Predicate:
         reason = _check_shape(self.problem, config) or self._check_scales(config)
         if reason or device.type == "cpu":
             return reason
+        reason = why_not_on_hip(config, self.product)
+        if reason is not None:
+            return reason
         threads = config.warps * device.warp_size
         if threads > MOST_THREADS:
             return f"{config.warps} warps of {device.warp_size}: more than {MOST_THREADS} threads"
@@ -122,7 +128,9 @@ class Predicate:
                 return f"registers: {most} accumulators of a thread are the most where FMAs multiply {self.problem.dtype_label}"
         if config.stages > 1 and not any(staged.asynchronous for staged in self.staging(config)):
             return f"stages {config.stages}: neither operand can be copied asynchronously, so that stages change nothing"
-        return why_too_large(self.resources(config), device)
+        need = self.resources(config)
+        spilling = why_too_many_registers(need.registers, config) if device.type == "hip" else None
+        return spilling or why_too_large(need, device)
 
     def _check_scales(self, config: Config) -> str | None:
         quantized = self.quantized
@@ -148,6 +156,8 @@ class Predicate:
         arch, dtype = self.arch, self.product
         if dtype == torch.float64:
             return "mma" if arch.fp64_tensor_core else "fma"
+        if self.device.type == "hip":  # whose matrix instructions take float32 as it is
+            return "mma"
         if not arch.tensor_core or (dtype == torch.float32 and self.problem.precision.input_mode == "ieee"):
             return "fma"
         # Triton has no form of tcgen05 for integers.
@@ -188,6 +198,8 @@ class Predicate:
         converted = config.block_m * config.block_n * max(acc_bytes, problem.out.dtype.itemsize)
         # Each scale may change from the layout of its load to that of the sum.
         scales = len(problem.scales) * (config.block_m + config.block_n) * 4
+        if self.device.type == "hip" and how != "fma":
+            converted = 0  # sums are stored as the matrix instruction leaves them
         return max(int(sizes) + scales, converted) + arch.barrier_bytes
 
     def _rewritten(self, operand: int, how: str) -> bool:
@@ -199,6 +211,8 @@ class Predicate:
         return self.product.itemsize == 1 and how != "fma" and layout.stride[-1 if operand == 0 else -2] != 1
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
+        if self.device.type == "hip":
+            return hip_registers(self.problem, config, self.product.itemsize, self.number_bytes)
         threads = config.warps * self.device.warp_size
         itemsize = self.product.itemsize
         sums = config.block_m * config.block_n * self.problem.accumulator.itemsize // 4 // threads

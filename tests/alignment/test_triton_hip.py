@@ -1,0 +1,151 @@
+"""Triton's configs for AMD GPUs: which are offered, what the compiler is told, and what it then says of the kernels."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from rotation import rotated
+
+from gemmtune.architectures.inspection import faults
+from gemmtune.backends.triton import BACKEND
+from gemmtune.backends.triton.backend import chosen_configs
+from gemmtune.backends.triton.build import KernelChoice, TritonChoice
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.hip import MODES, HipConfig, hip_pool, most_hip_registers, why_not_on_hip, with_modes
+from gemmtune.backends.triton.legality import check_problem
+from gemmtune.backends.triton.sums import predicate_for
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
+
+ARCHS = ("gfx90a", "gfx942")
+LARGE = Problem.mm(4096, 4096, 4096, device_type="cuda")
+WIDE = HipConfig(block_m=256, block_n=128, block_k=64, stages=2, warps=8)
+
+
+def test_any_two_values_of_two_options_are_together_once() -> None:
+    for one, other in itertools.combinations(MODES[0], 2):
+        pairs = [(mode[one], mode[other]) for mode in MODES]
+        assert len(set(pairs)) == len(MODES)
+        assert set(pairs) == set(itertools.product({a for a, _ in pairs}, {b for _, b in pairs}))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "problem",
+    [LARGE, Problem.mm(16, 4096, 4096, device_type="cuda"), Problem.mm(500, 504, 1001, dtype=torch.float64, device_type="cuda")],
+    ids=str,
+)
+def test_what_is_offered_has_options_of_hip_and_fits_the_device(arch: str, problem: Problem) -> None:
+    device = preset(arch)
+    predicate = predicate_for(problem, device)
+    configs = chosen_configs(problem, device, "default")
+    assert len(configs) == len(set(configs)) == 24
+    for config in configs:
+        assert isinstance(config, HipConfig)
+        assert predicate.check(config) is None
+        assert predicate.resources(config).smem_bytes <= 64 * 1024
+        assert config.stages <= 2
+    modes = {tuple(config.compile_options.values()) for config in configs if isinstance(config, HipConfig)}
+    assert tuple(MODES[0].values()) in modes
+    assert len(modes) >= 2
+
+
+def test_nothing_is_offered_that_needs_tma_or_an_overlapping_launch() -> None:
+    for choice in BACKEND.enumerate(LARGE, preset("gfx942"), Settings()).choices:
+        assert isinstance(choice, KernelChoice)
+        assert choice.family in ("mm", "atomic")
+        assert not choice.config.pdl
+        assert choice.kernels[0].target is not None
+        assert (choice.kernels[0].target.backend, choice.kernels[0].target.warp_size) == ("hip", 64)
+        assert set(dict(choice.kernels[0].options)) == {"matrix_instr_nonkdim", "kpack", "waves_per_eu"}
+
+
+def test_other_gpus_are_told_nothing_of_it() -> None:
+    choice = chosen_configs(LARGE, preset("sm90"), "quick")[0]
+    assert not isinstance(choice, HipConfig)
+    assert choice.compile_options == {}
+    assert TritonChoice.of(LARGE, preset("sm90"), choice).kernels[0].options == ()
+
+
+def test_modes_are_names_and_compilations_of_their_own() -> None:
+    made = [TritonChoice.of(LARGE, preset("gfx942"), replace(WIDE, **mode)) for mode in MODES]
+    assert [choice.name for choice in made] == [
+        f"triton:mm_256x128x64_s2_w8_{end}" for end in ("m16_p2", "m32_p2_e2", "m16_p1_e2", "m32_p1")
+    ]
+    assert len({choice.compile_key for choice in made}) == len(MODES)
+
+
+REASONS = [
+    (replace(WIDE, matrix_instr_nonkdim=4), torch.bfloat16, "matrix_instr_nonkdim 4: matrix instructions have 16 or 32"),
+    (replace(WIDE, block_n=16, matrix_instr_nonkdim=32), torch.bfloat16, "matrix_instr_nonkdim 32: the tile is 256x16"),
+    (replace(WIDE, matrix_instr_nonkdim=32), torch.float64, "float64 has instructions of 16 rows and columns alone"),
+]
+
+
+@pytest.mark.parametrize(("config", "product", "reason"), REASONS, ids=[reason[:24] for *_, reason in REASONS])
+def test_instructions_that_there_are_not(config: Config, product: torch.dtype, reason: str) -> None:
+    assert reason in str(why_not_on_hip(config, product))
+
+
+def test_registers_are_shared_by_the_waves_of_a_simd() -> None:
+    few, many = (HipConfig(block_m=256, block_n=256, block_k=64, stages=2, warps=warps) for warps in (4, 8))
+    assert (most_hip_registers(few), most_hip_registers(many), most_hip_registers(replace(few, waves_per_eu=2))) == (512, 256, 256)
+    predicate = predicate_for(LARGE, preset("gfx942"))
+    assert predicate.check(few) is None
+    assert predicate.check(many) == "registers: needs about 288 for each thread, 256 are left"  # the compiler spills 128 bytes
+
+
+def test_modes_take_turns() -> None:
+    pool = [config for config in hip_pool() if config.block_m >= 32 and config.block_n >= 32][:9]
+    made = with_modes(pool, 6, lambda _: True)
+    assert made[:3] == pool[:3]
+    assert [config.compile_options for config in made[3:]] == [dict(mode) for mode in MODES[1:]]
+    assert len(with_modes(pool, None, lambda _: True)) == len(pool) * len(MODES)
+    assert with_modes(pool, 6, lambda _: False) == pool[:6]
+
+
+def test_tf32_is_there_on_gfx942_alone_and_16_bits_lose_subnormals_on_gfx90a() -> None:
+    tf32 = replace(Problem.mm(64, 64, 64, dtype=torch.float32, device_type="cuda"))
+    tf32 = replace(tf32, precision=replace(tf32.precision, input_mode="tf32"))
+    assert check_problem(tf32, preset("gfx90a")) == "gfx90a has no matrix instruction of tf32"
+    assert check_problem(tf32, preset("gfx942")) is None
+    flushes = {arch: TritonChoice.of(LARGE, preset(arch), WIDE).claims.flush_subnormals for arch in ARCHS}
+    assert flushes == {"gfx90a": True, "gfx942": False}
+    wide = replace(LARGE, a=replace(LARGE.a, dtype=torch.float32), b=replace(LARGE.b, dtype=torch.float32))
+    wide = replace(wide, out=replace(wide.out, dtype=torch.float32))
+    assert not TritonChoice.of(wide, preset("gfx90a"), WIDE).claims.flush_subnormals
+
+
+CASES = [
+    (LARGE, (256, 256, 64, 4), MODES[0]),
+    (LARGE, (128, 128, 64, 4), MODES[1]),
+    (LARGE, (256, 128, 64, 8), MODES[3]),
+    (Problem.mm(4096, 4096, 4096, dtype=torch.float16, layout="tn", device_type="cuda"), (256, 128, 64, 4), MODES[0]),
+    (Problem.mm(4096, 4096, 4096, dtype=torch.float32, device_type="cuda"), (128, 128, 32, 4), MODES[3]),
+    (Problem.mm(512, 512, 512, dtype=torch.float64, device_type="cuda"), (64, 64, 16, 4), MODES[0]),
+    (Problem.mm(16, 4096, 4096, device_type="cuda"), (16, 64, 256, 1), MODES[2]),
+    (Problem.mm(500, 504, 1001, device_type="cuda"), (64, 64, 64, 4), MODES[2]),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "case"), rotated([*itertools.product(ARCHS, range(len(CASES)))], 4, "hip"), ids=lambda value: str(value)
+)
+def test_the_compilers_figures_are_those_of_legality(arch: str, case: int) -> None:
+    problem, (block_m, block_n, block_k, warps), mode = CASES[case]
+    config = HipConfig(block_m=block_m, block_n=block_n, block_k=block_k, stages=2, warps=warps, **mode)
+    device = preset(arch)
+    predicate = predicate_for(problem, device)
+    assert predicate.check(config) is None
+    [artifact] = TritonChoice.of(problem, device, config).artifacts(device)
+    assert list(faults(artifact, device)) == []
+    assert artifact.stack_bytes == 0, "no scratch"
+    assert artifact.registers is not None
+    assert artifact.registers <= most_hip_registers(config)
+    need = predicate.resources(config)
+    assert artifact.shared_bytes <= need.smem_bytes
+    assert 0.7 * artifact.registers <= need.registers <= 1.6 * artifact.registers
