@@ -108,7 +108,7 @@ class Predicate:
         reason = _check_shape(self.problem, config) or self._check_scales(config)
         if reason or device.type == "cpu":
             return reason
-        reason = why_not_on_hip(config, self.product)
+        reason = why_not_on_hip(config, self.product, self.problem.precision.input_mode)
         if reason is not None:
             return reason
         threads = config.warps * device.warp_size
