@@ -15,7 +15,6 @@ from gemmtune.backends.triton.backend import chosen_configs
 from gemmtune.backends.triton.build import KernelChoice, TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.hip import MODES, HipConfig, hip_pool, most_hip_registers, why_not_on_hip, with_modes
-from gemmtune.backends.triton.legality import check_problem
 from gemmtune.backends.triton.sums import predicate_for
 from gemmtune.device import preset
 from gemmtune.problem import Problem
@@ -80,16 +79,16 @@ def test_modes_are_names_and_compilations_of_their_own() -> None:
 
 
 REASONS = [
-    (replace(WIDE, matrix_instr_nonkdim=4), torch.bfloat16, "ieee", "matrix_instr_nonkdim 4: matrix instructions have 16 or 32"),
-    (replace(WIDE, block_n=16, matrix_instr_nonkdim=32), torch.bfloat16, "ieee", "matrix_instr_nonkdim 32: the tile is 256x16"),
-    (replace(WIDE, matrix_instr_nonkdim=32), torch.float64, "ieee", "float64 has instructions of 16 rows and columns alone"),
-    (replace(WIDE, block_k=16, kpack=2), torch.float32, "tf32", "kpack 2: Triton 3.7 fails on tf32 where it is all of the 16"),
+    (replace(WIDE, matrix_instr_nonkdim=4), torch.bfloat16, False, "matrix_instr_nonkdim 4: matrix instructions have 16 or 32"),
+    (replace(WIDE, block_n=16, matrix_instr_nonkdim=32), torch.bfloat16, False, "matrix_instr_nonkdim 32: the tile is 256x16"),
+    (replace(WIDE, matrix_instr_nonkdim=32), torch.float64, False, "float64 has instructions of 16 rows and columns alone"),
+    (replace(WIDE, block_k=16, kpack=2), torch.float32, True, "kpack 2: Triton 3.7 fails on tf32 where it is all of the 16"),
 ]
 
 
-@pytest.mark.parametrize(("config", "product", "mode", "reason"), REASONS, ids=[reason[:24] for *_, reason in REASONS])
-def test_instructions_that_there_are_not(config: Config, product: torch.dtype, mode: str, reason: str) -> None:
-    assert reason in str(why_not_on_hip(config, product, mode))
+@pytest.mark.parametrize(("config", "product", "tf32", "reason"), REASONS, ids=[reason[:24] for *_, reason in REASONS])
+def test_instructions_that_there_are_not(config: Config, product: torch.dtype, tf32: bool, reason: str) -> None:
+    assert reason in str(why_not_on_hip(config, product, tf32=tf32))
 
 
 def test_registers_are_shared_by_the_waves_of_a_simd() -> None:
@@ -110,10 +109,12 @@ def test_modes_take_turns() -> None:
 
 
 def test_tf32_is_there_on_gfx942_alone_and_16_bits_lose_subnormals_on_gfx90a() -> None:
-    tf32 = replace(Problem.mm(64, 64, 64, dtype=torch.float32, device_type="cuda"))
+    tf32 = Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda")
     tf32 = replace(tf32, precision=replace(tf32.precision, input_mode="tf32"))
-    assert check_problem(tf32, preset("gfx90a")) == "gfx90a has no matrix instruction of tf32"
-    assert check_problem(tf32, preset("gfx942")) is None
+    small = HipConfig(block_m=64, block_n=64, block_k=32, stages=2, warps=4)
+    precision = {arch: TritonChoice.of(tf32, preset(arch), small).spec.input_precision for arch in ARCHS}
+    assert precision == {"gfx90a": "ieee", "gfx942": "tf32"}
+    assert BACKEND.enumerate(tf32, preset("gfx90a"), Settings()).choices
     flushes = {arch: TritonChoice.of(LARGE, preset(arch), WIDE).claims.flush_subnormals for arch in ARCHS}
     assert flushes == {"gfx90a": True, "gfx942": False}
     wide = replace(LARGE, a=replace(LARGE.a, dtype=torch.float32), b=replace(LARGE.b, dtype=torch.float32))

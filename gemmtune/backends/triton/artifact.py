@@ -121,7 +121,7 @@ def _operand(predicate: Predicate, config: Config, which: int) -> str:
     """PTX's name for the type in which a (0) or b (1) is multiplied."""
     problem, product = predicate.problem, predicate.product
     if problem.precision.input_mode == "tf32":
-        return "tf32"
+        return "tf32" if predicate.arch.tf32 else "f32"
     own = (problem.a.dtype, problem.b.dtype)[which]
     # Of the 8-bit floats sm90 has only wgmma: for mma.sync Triton makes them float16.
     widened = product in FLOAT8 and predicate.device.capability in WIDENING and predicate.instruction(config) == "mma"

@@ -16,7 +16,7 @@ from ...errors import UnavailableError
 from ...problem import Problem
 from ...problem.operations import QUANTIZED_OPS
 from ...toolchain.compiled import Artifact, CompiledChoice
-from .arch import arch_of, can_overlap
+from .arch import ARCHS, arch_of, can_overlap
 from .artifact import Expected, artifact, expected_of
 from .classes import Source
 from .configs import Config, Geometry, geometry
@@ -162,9 +162,12 @@ class KernelChoice(KernelsChoice):
     def spec(self) -> KernelSpec:
         """What the source depends on."""
         capability = int(self.target.arch) if self.target is not None and self.target.backend == "cuda" else 0
-        return specialise(
+        spec = specialise(
             self.problem, self.config, interpret=self.target is None, dependent=can_overlap(capability), capability=capability
         )
+        # What may be rounded to tf32 need not be.
+        exact = self.target is not None and self.target.name in ARCHS and not ARCHS[self.target.name].tf32
+        return dataclasses.replace(spec, input_precision="ieee") if exact else spec
 
     @property
     def values(self) -> Mapping[str, Any]:

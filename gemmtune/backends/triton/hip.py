@@ -83,7 +83,7 @@ def with_mode(config: Config, mode: Mapping[str, int]) -> Config:
     return replace(config, **options)
 
 
-def why_not_on_hip(config: Config, product: torch.dtype, input_mode: str) -> str | None:
+def why_not_on_hip(config: Config, product: torch.dtype, *, tf32: bool) -> str | None:
     """Why the matrix instructions cannot be used as a config says for products of such operands, or None."""
     if not isinstance(config, HipConfig):
         return None
@@ -94,7 +94,7 @@ def why_not_on_hip(config: Config, product: torch.dtype, input_mode: str) -> str
         return f"matrix_instr_nonkdim {side}: the tile is {config.block_m}x{config.block_n}"
     if product == torch.float64 and side != SIDES[0]:
         return f"matrix_instr_nonkdim {side}: float64 has instructions of {SIDES[0]} rows and columns alone"
-    if input_mode == "tf32" and side == SIDES[0] and config.kpack * XF32_K >= config.block_k:
+    if tf32 and side == SIDES[0] and config.kpack * XF32_K >= config.block_k:
         return f"kpack {config.kpack}: Triton 3.7 fails on tf32 where it is all of the {config.block_k} elements along K"
     return None
 

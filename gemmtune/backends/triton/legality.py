@@ -81,8 +81,6 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "a size does not fit 32 bits"
     if device.type == "cuda" and device.capability < 75:
         return f"{device.arch}: Triton compiles for sm75 and newer"
-    if device.type == "hip" and problem.precision.input_mode == "tf32" and not arch_of(device).tf32:
-        return f"{device.arch} has no matrix instruction of tf32"
     return None
 
 
@@ -108,7 +106,7 @@ class Predicate:
         reason = _check_shape(self.problem, config) or self._check_scales(config)
         if reason or device.type == "cpu":
             return reason
-        reason = why_not_on_hip(config, self.product, self.problem.precision.input_mode)
+        reason = why_not_on_hip(config, self.product, tf32=self.arch.tf32 and self.problem.precision.input_mode == "tf32")
         if reason is not None:
             return reason
         threads = config.warps * device.warp_size
