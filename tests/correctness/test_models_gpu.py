@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_graphs import Block, Mlp, assert_as_good, in_float64, outputs_and_gradients
+from compiled_graphs import Always, Block, Mlp, assert_as_good, in_float64, outputs_and_gradients
 from test_operators import DIFFERENTIABLE, arguments
 from torch import nn
 from torch.library import opcheck
@@ -13,7 +13,7 @@ import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.backends.triton.float8_rows import LEAST_CAPABILITY, serves
 from gemmtune.dispatch.weight_functions import rows_in_float8
-from gemmtune.integration.compile import install, uninstall
+from gemmtune.integration.compile import backend, install, uninstall
 from gemmtune.operators.library import OPERATORS
 
 pytestmark = pytest.mark.gpu
@@ -85,6 +85,47 @@ def test_an_optimized_model_is_captured():
         finally:
             gemmtune.restore(model)
     assert torch.allclose(got, want, atol=2e-2, rtol=2e-2)
+
+
+class Heads(nn.Module):
+    """Three layers that read one input, and what reads their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(256, n, bias=False) for n in (256, 64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.q(x).unflatten(-1, (4, 64)) * self.k(x)[..., None, :]).tanh().sum(-2) * self.v(x)
+
+
+@pytest.mark.parametrize("kind", ["float", "int4"])
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_layers_of_one_input_are_one_product(kind, mode, rows):
+    model, x = Heads().to("cuda", BF16), torch.randn(rows, 256, device="cuda", dtype=BF16)
+    if kind == "int4":
+        gemmtune.quantize_(model, kind, group=64)
+    with torch.no_grad():
+        gemmtune.optimize(model, tune=x, progress=False)
+        expected = model(x)
+        measured = torch.compile(model)
+        torch.testing.assert_close(measured(x), expected, rtol=3e-2, atol=3e-2)
+        assert all(
+            {"apart", "joined"} <= dict(d.times_us).keys() for d in gemmtune.explain(measured).decisions if d.taken == "joined"
+        )
+        gemmtune.restore(model)
+        torch._dynamo.reset()
+        backend.install(judge=Always("alone"))
+        with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+            compiled = torch.compile(model, mode=mode)
+            for _ in range(4):
+                torch.testing.assert_close(compiled(x).clone(), expected, rtol=3e-2, atol=3e-2)
+        uninstall()
+        assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["joined"] * 3
+        if kind == "float":
+            model.k.weight.data = model.k.weight.data.clone() * 2
+            for _ in range(4):
+                torch.testing.assert_close(compiled(x).clone(), model(x), rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16])
