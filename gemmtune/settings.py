@@ -57,8 +57,6 @@ class Settings:
     for the nearest M, and tunes nothing; ``exact`` has each M tuned for itself."""
     batch_invariant: bool = False
     """One choice and one division of K for all numbers of rows: the bits of a row do not depend on the batch that it is in."""
-    multi_kernel: int | None = None
-    """The place, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: what it has decided."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
     compile_threads: int = 0
@@ -105,6 +103,9 @@ class Settings:
     """As `choice_denylist_regex`, for Composable Kernel's choices alone, such as `interwave`."""
     ck_max_profiling_instances: int | None = None
     """Most choices of Composable Kernel to try for a problem, spread over tiles and schedules; None: all of the search."""
+    float32_by_parts: bool = True
+    """Float32 may be multiplied on tensor cores, as six products of bfloat16 parts, where torch's float32 precision is `ieee`. It
+    is as exact; off leaves float32 to instructions of that type."""
     deterministic: bool = True
     """Only choices that give equal bits for equal inputs. Off also lets those run that add up in the order of arrival, except while
     `torch.use_deterministic_algorithms` is on."""
@@ -113,8 +114,6 @@ class Settings:
     the result, as in torch; ``any`` also lets choices run that multiply them by zero, such as the dense product."""
     verify: bool = True
     """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
-    native: bool = True
-    """Look warm calls up in C++, compiled beside the first tuning of a process or by `gemmtune doctor --build`."""
     log_file: str | None = None
     """A file to which one JSON line for each choice and problem is appended."""
     store_path: str | None = None
@@ -189,14 +188,12 @@ _LEAST: dict[str, float] = {
     "max_profiling_configs": 1,
     "cutlass_min_gemm_size": 0,
     "cutlass_max_profiling_configs": 1,
-    "multi_kernel": 0,
     "ck_min_gemm_size": 0,
     "ck_max_profiling_instances": 1,
 }
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
-patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
-"""The settings of the innermost ``patch`` here; None outside of any."""
+_patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
 
 
 def _check_target(target: object) -> None:
@@ -234,7 +231,7 @@ def _check_regex(field: str, value: object) -> None:
 
 def current() -> Settings:
     """The settings in force here: the innermost ``patch``, else those of the environment; deterministic where torch has to be."""
-    settings = patched.get() or from_environment()
+    settings = _patched.get() or from_environment()
     if not settings.deterministic:
         import torch  # noqa: PLC0415 - it takes seconds, and the command's help does without
 
@@ -245,7 +242,7 @@ def current() -> Settings:
 
 def token(deterministic: bool | None = None) -> int:
     """``current().token``, short enough for the path of every call that says whether torch has to be ``deterministic``."""
-    settings = patched.get() or from_environment()
+    settings = _patched.get() or from_environment()
     if settings.deterministic or deterministic is False:
         return settings.token
     return current().token
@@ -265,11 +262,11 @@ def patch(**changes: object) -> Iterator[Settings]:
 @contextmanager
 def use(settings: Settings) -> Iterator[Settings]:
     """Put whole settings in force for a ``with`` block, in this thread or task only."""
-    reset = patched.set(settings)
+    reset = _patched.set(settings)
     try:
         yield settings
     finally:
-        patched.reset(reset)
+        _patched.reset(reset)
 
 
 def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:

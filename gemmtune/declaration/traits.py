@@ -87,7 +87,8 @@ class Traits:
     splits: int = 1
     """How many split-K partial sums there may be."""
     input_mode: str = "ieee"
-    """How float32 inputs are read: ieee, or tf32 where they are rounded even if torch's setting does not ask for it."""
+    """How float32 inputs are read: ieee, tf32 where they are rounded even if torch's setting does not ask for it, or parts where
+    they are multiplied as three bfloat16 parts (six products)."""
     flush_subnormals: bool | None = None
     """Subnormal inputs and results may become 0. None: they may, and it is not tested."""
     skips_zeros: bool = False
@@ -106,7 +107,7 @@ class Traits:
         }  # fmt: skip
         for name, words in legal.items():
             _check_words(name, getattr(self, name), tuple(words))
-        _check_words("input_mode", (self.input_mode,), ("ieee", "tf32"))
+        _check_words("input_mode", (self.input_mode,), ("ieee", "parts", "tf32"))
         for name in ("accumulate", "partials"):
             table = getattr(self, name)
             if not isinstance(table, Mapping):
@@ -156,7 +157,8 @@ class Traits:
         """The arithmetic declared for a problem."""
         name = dtype_name(problem.dtype)
         accumulate = DTYPES[self.accumulate[name]] if name in self.accumulate else problem.accumulator
-        tf32 = problem.dtype == torch.float32 and "tf32" in (self.input_mode, problem.precision.input_mode)
+        single = problem.dtype == torch.float32
+        input_mode = "tf32" if problem.precision.input_mode == "tf32" else self.input_mode
         two = problem.c is not None
         return Claims(
             accumulate=accumulate,
@@ -164,7 +166,7 @@ class Traits:
             epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
             splits=2 * self.splits if two else self.splits,
             weights=problem.dtype if problem.widens_b and problem.scale_b is not None else None,
-            input_mode="tf32" if tf32 else "ieee",
+            input_mode=input_mode if single else "ieee",
             flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,
             skips_zeros=self.skips_zeros,

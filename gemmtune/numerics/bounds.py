@@ -16,6 +16,9 @@ weights are rounded to ``weights`` = w before they are multiplied, subtraction a
 (1 + u_w)² − 1, and for each of the K weights half the smallest subnormal of w times max|a|. 8-bit integers and floats are exact in
 every w.
 
+float32 by parts: six products for each one, whose sums are promoted every few elements of K. A part below 2^-133 is lost, which is
+less than a subnormal number read as 0, and happens to numbers below 2^-110.
+
 The sum of two products has the K + K2 products of both. One of them that is rounded before the other is added is a partial sum.
 
 The assembly of the constants is ours and conservative.
@@ -35,8 +38,13 @@ from ..problem.dtypes import dtype_info
 from .operands import SCALES
 from .quantized import blocks_of_k
 
-INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "tf32": 2.0**-10}
-"""Largest relative error of reading one input. tf32 keeps 11 significand bits; hardware may cut off the rest, not round."""
+INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "parts": 2.0**-22, "tf32": 2.0**-10}
+"""Largest relative error of reading one input. tf32 keeps 11 significand bits; hardware may cut off the rest, not round. Parts of 8
+bits each, cut off, lose no bit, but of their nine products those of middle and low parts are left out: below 2^-22 of a product
+each, which is as if both inputs had been read so inexactly."""
+PRODUCTS_OF_PARTS = 6
+LOSES_PARTS = 2.0**16
+"""Times the smallest normal number: below that, float32 has parts that no bfloat16 holds."""
 
 NARROWEST_BLOCK = 4
 """Elements that a matrix instruction multiplies and adds at a time, at the least (SM75)."""
@@ -70,6 +78,8 @@ class Claims:
     flush_subnormals: bool = False
     deterministic: bool = True
     accumulator_bits: int | None = None
+    promoted_every: int | None = None
+    """Elements of K after which the sum of a matrix unit, which may truncate, is added to one that rounds to nearest."""
     skips_zeros: bool = False
     """Products with a zero may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
     skips_absent: bool = False
@@ -171,8 +181,12 @@ def _accumulation(problem: Problem, claims: Claims, k: int) -> float:
     truncating = 2 * roundoff if _truncates(problem, claims) else roundoff
     last = claims.splits + _last_operations(problem)
     bits = _accumulator_bits(problem, claims)
+    products = PRODUCTS_OF_PARTS if claims.input_mode == "parts" else 1
+    if bits is None and claims.promoted_every is not None:
+        chunk = min(k, claims.promoted_every)
+        return _growth(_operations(chunk) * products * truncating + (math.ceil(k / chunk if chunk else 0) + last) * roundoff)
     if bits is None:
-        return _growth((_operations(k) + last) * truncating)
+        return _growth((_operations(k) * products + last) * truncating)
     narrow = 2.0 ** (1 - bits) if _truncates(problem, claims) else 2.0**-bits
     if not problem.float8 or problem.fast_accum:
         return _growth(_operations(k) * narrow + last * truncating)

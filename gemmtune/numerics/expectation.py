@@ -21,7 +21,7 @@ import torch
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
 from .block_sparse import parts as parts_of
-from .bounds import Bound, Claims, accumulation_bound, epilogue_input, exact_limit
+from .bounds import LOSES_PARTS, Bound, Claims, accumulation_bound, epilogue_input, exact_limit
 from .one_hot import OneHotProbe
 from .operands import Operands
 from .propagate import Approximate, rounded
@@ -57,13 +57,19 @@ class Expectation(ABC):
     def _beside_subnormal(self) -> float:
         return self.operands.beside_subnormal()
 
+    @functools.cached_property
+    def _beside_small_parts(self) -> float:
+        return self.operands.beside_subnormal(below=LOSES_PARTS)
+
     def _bound(
         self, problem: Problem, claims: Claims, *, extended: bool = False, terms: int | None = None, alpha: float | None = None
     ) -> Bound:
         alpha = alpha if alpha is not None else self.operands.alpha if terms is None else 1.0
-        return accumulation_bound(
-            problem, claims, alpha=alpha, largest=lambda: self._beside_subnormal, extended=extended, terms=terms
-        )
+
+        def largest() -> float:
+            return self._beside_small_parts if claims.input_mode == "parts" else self._beside_subnormal
+
+        return accumulation_bound(problem, claims, alpha=alpha, largest=largest, extended=extended, terms=terms)
 
 
 @dataclass(frozen=True, kw_only=True)

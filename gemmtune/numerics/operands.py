@@ -81,14 +81,16 @@ class Operands:
         """b; where there are two products [b; d]."""
         return self.b if self.d is None else torch.cat([self.b, self.d], dim=-2)
 
-    def beside_subnormal(self) -> float:
+    def beside_subnormal(self, *, below: float = 1.0) -> float:
         """max|a| + max|b|, each only where the other one has subnormal numbers, which may be read as 0. Waits for the device.
+
+        ``below`` times the smallest normal number takes the place of that.
 
         A zero point counts as part of b, c as part of a, d as part of b. Weights that are multiplied by a scale may be subnormal:
         scales may be as small as they like.
         """
-        total = _most(self.a, self.c) if self._scales_weights or _has_subnormal(self.b, self.d) else 0.0
-        return total + (_most(self.b, self.d) + _most(self.zero_b) if _has_subnormal(self.a, self.c) else 0.0)
+        total = _most(self.a, self.c) if self._scales_weights or _has_subnormal(self.b, self.d, below=below) else 0.0
+        return total + (_most(self.b, self.d) + _most(self.zero_b) if _has_subnormal(self.a, self.c, below=below) else 0.0)
 
     @property
     def _scales_weights(self) -> bool:
@@ -104,10 +106,10 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.element_size() == 1 else x
 
 
-def _has_subnormal(*tensors: torch.Tensor | None) -> bool:
+def _has_subnormal(*tensors: torch.Tensor | None, below: float) -> bool:
     def within(x: torch.Tensor) -> bool:
         magnitude = _wide(x).abs()
-        return bool(((magnitude > 0) & (magnitude < dtype_info(x.dtype).smallest_normal)).any())
+        return bool(((magnitude > 0) & (magnitude < below * dtype_info(x.dtype).smallest_normal)).any())
 
     return any(within(x) for x in tensors if x is not None)
 

@@ -191,7 +191,7 @@ def test_exact_limit_follows_the_narrowest_type() -> None:
 
 def test_unknown_input_mode_is_refused() -> None:
     problem = Problem.mm(M, N, K, dtype=F32, device_type="cpu")
-    with pytest.raises(GemmtuneError, match="input_mode: got 'bf16x9', expected one of ieee, tf32"):
+    with pytest.raises(GemmtuneError, match="input_mode: got 'bf16x9', expected one of ieee, parts, tf32"):
         accumulation_bound(problem, claims_of(F32, input_mode="bf16x9"), alpha=1)
 
 

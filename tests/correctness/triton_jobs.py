@@ -11,6 +11,7 @@ from gemmtune.backends.table import load
 from gemmtune.backends.triton.blocks.choice import BlocksChoice
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.parts import PartsChoice
 from gemmtune.backends.triton.persistent import PersistentChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.backends.triton.splits.offers import AtomicChoice
@@ -111,6 +112,18 @@ def decomposed_by_torch(problem: Problem, config: Config) -> CompiledChoice:
 def blocked(problem: Problem, config: Config) -> CompiledChoice:
     """The template of block-sparse weights."""
     return BlocksChoice.of(problem, CPU, config)
+
+
+def by_parts(problem: Problem, config: Config) -> CompiledChoice:
+    """The mm template on parts of float32."""
+    return PartsChoice.of(problem, CPU, config)
+
+
+def result_by_parts(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """What it makes of two operands."""
+    out = torch.empty(problem.out.size)
+    by_parts(problem, config).build().run(out, (a, b), ())
+    return out
 
 
 def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False, family: Family = direct) -> list[float]:

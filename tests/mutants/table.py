@@ -39,6 +39,7 @@ KINDS: dict[int, str] = {
     28: "wrong at the first call only",
     29: "a result of another dtype",
     30: "bits of a row that depend on the rows beside it",
+    31: "float32 by parts, but not all of them",
 }
 """The bugs that the suite has to find, each of which one mutant or several have."""
 _PACKAGE = "mutants"
@@ -177,6 +178,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(28, "sums:wrong_at_the_first_call", "edges", "wrong at the first call"),
     _mutant(29, "writing:result_in_float32", "result", "wrong dtype"),
     _mutant(30, "sums:split_for_few_rows", "batch-invariance"),
+    _mutant(31, "parts:middle_product_dropped", "bound"),
+    _mutant(31, "parts:low_product_dropped", "one-hot-a"),
+    _mutant(31, "parts:rounded_instead_of_cut_off", "overflow", "NaN where there should be none"),
+    _mutant(31, "parts:nan_in_a_lower_part", "infinity", "infinity became NaN"),
+    _mutant(31, "parts:infinity_times_a_part_of_zero", "infinity", "infinity became NaN"),
     _mutant(1, "triton_kernels:k_tail_dropped", "edges", "last K block", cuda=True),
     _mutant(2, "triton_kernels:last_row_clamped", "edges", "last row repeats the one before it", cuda=True),
     _mutant(4, "triton_kernels:float16_accumulation", "width", "accumulation in float16", cuda=True),
@@ -190,14 +196,15 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 """Those in plain torch, then those that need a GPU."""
 
+_OTHERS = ("two_products:one_accumulator", "two_products:second_product_rounded", "parts:right")
 RIGHT: tuple[Right, ...] = tuple(
-    Right(target=f"{_PACKAGE}.right:{name}")
-    for name in (
+    Right(target=f"{_PACKAGE}.{name}")
+    for name in (*(f"right:{plain}" for plain in (
         "plain", "split_in_2", "split_in_3", "split_in_7", "last_to_first", "random_order", "one_after_another", "tree",
         "each_row_by_itself",
         "blocks_of_4", "blocks_of_8", "blocks_of_16", "kahan", "columns", "as_float64", "truncating_accumulator",
         "float16_accumulation_declared", "bfloat16_accumulation_declared", "float16_partials_declared",
         "bfloat16_partials_declared", "tf32_cut_off", "tf32_rounded", "padded", "packed", "transposed_result", "no_odd_k",
         "zeros_skipped_as_declared", "weights_rounded", "zeros_taken_from_sums", "offset_to_unsigned", "sums_of_blocks_scaled",
-    )
-) + tuple(Right(target=f"{_PACKAGE}.two_products:{name}") for name in ("one_accumulator", "second_product_rounded"))  # fmt: skip
+    )), *_OTHERS)
+)  # fmt: skip

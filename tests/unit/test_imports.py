@@ -27,7 +27,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("filters",),
     ("toolchain",),
     ("backends",),
-    ("native",),
     ("workers",),
     ("store",),
     ("timing",),

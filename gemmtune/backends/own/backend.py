@@ -14,6 +14,8 @@ from ...settings import Settings, current
 from .choice import NAME, OwnChoice
 from .targets import GROUP, Loaded, installed_targets, loaded, targets_of
 
+NOTHING = f"nothing is brought along: set extra_choices, or install a package with the entry point {GROUP}"
+
 
 class OwnBackend:
     """GEMMs that are brought along, each by the declaration that it makes."""
@@ -24,7 +26,7 @@ class OwnBackend:
         """Yes where there are any; which, and of what version."""
         targets = targets_of(current())
         if not targets:
-            return Availability(ok=False, detail=f"nothing is brought along: set extra_choices, or install a package with {GROUP}")
+            return Availability(ok=False, detail=NOTHING)
         return Availability(ok=True, detail=", ".join(_described(target) for target in targets))
 
     def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - each target says on which devices it works
@@ -39,6 +41,8 @@ class OwnBackend:
             offers = _offers_of(target, problem, device, settings)
             choices += offers.choices
             refusals += offers.refusals
+        if not choices and not refusals:
+            refusals.append(Refusal(name=NAME, reason=NOTHING))
         return Offers(choices=tuple(choices), refusals=tuple(refusals))
 
 

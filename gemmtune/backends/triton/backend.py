@@ -19,6 +19,7 @@ from .hip import hip_pool, with_modes
 from .legality import Predicate, Resources, check_problem
 from .mixed.offers import with_recommendation, words_choices
 from .padding import padded_choices
+from .parts import parts_choices
 from .persistent import persistent_choices
 from .rank import select
 from .splits.offers import choices_for_long_sums
@@ -69,12 +70,13 @@ class TritonBackend:
         if problem.sparsity is not None:
             return block_offers(problem, device, settings.search)
         if device.type == "cpu":
-            return self._interpreted(problem, device)
-        if not chosen_configs(problem, device, settings.search):
+            return self._interpreted(problem, device, settings)
+        parts = parts_choices(problem, device, EFFORT[settings.search].configs["triton:parts"]) if settings.float32_by_parts else []
+        if not parts and not chosen_configs(problem, device, settings.search):
             return Offers(refusals=(Refusal(name=self.name, reason=f"no config is legal for {problem} on {device.arch}"),))
-        return Offers(choices=with_recommendation(problem, list(offered(problem, device, settings.search))))
+        return Offers(choices=(*with_recommendation(problem, list(offered(problem, device, settings.search))), *parts))
 
-    def _interpreted(self, problem: Problem, device: DeviceInfo) -> Offers:
+    def _interpreted(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         predicate = predicate_for(problem, device)
         choices: list[KernelChoice] = []
         refusals: list[Refusal] = []
@@ -84,6 +86,7 @@ class TritonBackend:
                 choices.append(kernel_for(problem, device, config))
             else:
                 refusals.append(Refusal(name=f"{self.name}:{config}", reason=reason))
+        choices += parts_choices(problem, device, None) if settings.float32_by_parts else []
         return Offers(choices=tuple(choices), refusals=tuple(refusals))
 
 

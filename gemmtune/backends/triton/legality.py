@@ -88,6 +88,11 @@ class Predicate:
     """Which configs may be offered for a problem on a device, and what they need: what depends on the problem alone is worked out
     once. Assumes that ``check_problem`` found nothing."""
 
+    dots = 1
+    """Products of blocks in a step of the loop, …"""
+    parts = 1
+    """… and how many parts of each operand they are of."""
+
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self.problem = problem
         self.device = device
@@ -224,7 +229,7 @@ class Predicate:
         elif self.quantized is not None and self.quantized.imprecise is not None and how == "warp_group":
             total += sums // max(config.block_m // (16 * config.warps), 1)
         if how == "mma":
-            total += _fragment_registers(config, itemsize, self.device.warp_size)
+            total += fragment_registers(config, itemsize, self.device.warp_size)
         elif itemsize == 4 and self.problem.a.stride[-1] != 1:
             # From shared memory wgmma takes 32-bit operands along K alone (PTX ISA): this a goes through registers.
             total += config.block_m * config.block_k // threads
@@ -283,7 +288,7 @@ BASE_REGISTERS = 32
 """Addresses, masks and loop counters."""
 
 
-def _fragment_registers(config: Config, itemsize: int, warp_size: int) -> int:
+def fragment_registers(config: Config, itemsize: int, warp_size: int) -> int:
     """Registers of the operands' fragments that a warp of an mma holds at a time."""
     warps_m = min(config.warps, max(config.block_m // 16, 1))
     warps_n = max(config.warps // warps_m, 1)

@@ -73,7 +73,7 @@ def loop_step_us(predicate: Predicate, config: Config, *, sustained: float = 1.0
     """Time of the products of one step of the loop on an otherwise idle multiprocessor, at a share of its rate."""
     arch, how = predicate.arch, predicate.instruction(config)
     itemsize = predicate.product.itemsize
-    flops = 2.0 * config.block_m * config.block_n * config.block_k
+    flops = 2.0 * config.block_m * config.block_n * config.block_k * predicate.dots
     if how == "fma":
         rate = arch.fma_tflops * (0.5 if itemsize == 8 else 0.7)
     else:
@@ -84,7 +84,7 @@ def loop_step_us(predicate: Predicate, config: Config, *, sustained: float = 1.0
     # Each block is written to shared memory once and read by the multiply, at least 64 rows of it by a warp group.
     fed_rows = max(config.block_m, 64) if how == "warp_group" else config.block_m
     rows = config.block_m + config.block_n + (fed_rows + config.block_n) * (1 if how == "warp_group" else 2)
-    return max(flops / rate * 1e-6, rows * config.block_k * itemsize / SMEM_BYTES_PER_US) + STEP_US
+    return max(flops / rate * 1e-6, rows * config.block_k * itemsize * predicate.parts / SMEM_BYTES_PER_US) + STEP_US
 
 
 SMEM_BYTES_PER_US = 225_000.0

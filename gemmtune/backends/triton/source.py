@@ -293,6 +293,7 @@ def render_source(
         # numpy, on which the interpreter computes, has no bfloat16; products of 16-bit floats are exact in float32.
         "upcast": spec.interpret and spec.a.dtype.itemsize == 2,
         "quantized": spec.quantized is not None,
+        "parts": False,
         "per_byte": 2 if spec.quantized is not None and spec.quantized.encoding else 1,
         **dict(values),
     }

@@ -122,7 +122,7 @@ def keeps_significands(bench: Bench) -> bool:
     claims, problem = bench.claims, bench.problem
     own = dtype_info(problem.dtype).unit_roundoff
     held = (claims.accumulate, claims.partials, claims.epilogue_input)
-    reads = claims.input_mode in ("ieee", problem.precision.input_mode)
+    reads = claims.input_mode in ("ieee", "parts", problem.precision.input_mode)
     return reads and all(dtype_info(dtype).unit_roundoff <= own for dtype in held)
 
 

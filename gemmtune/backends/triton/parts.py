@@ -1,0 +1,187 @@
+"""float32 on tensor cores: the mm template with operands split into three bfloat16 parts on their way to the multiplication.
+
+x = high + middle + low, each the leading eight significand bits of what is left, cut off and not rounded: so they have x's sign,
+none overflows, and their sum is x. Of the nine products of parts six are added, the small ones first, in a sum of their own for
+each step of the loop, which then goes into the sum of the tile by an addition that rounds to nearest. What is left out of a product
+is below 2^-21 of it, and nothing where one factor has eight bits.
+
+The lower parts of an infinity are 0, and those of a NaN. An infinity times a lower part of 0 makes NaN of the small products: those
+then count as 0, since the product of the high parts is what it has to be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from ...choice import Claims
+from ...device import DeviceInfo
+from ...problem import Problem
+from ...problem.rules import why_not_dense
+from .arch import arch_of
+from .artifact import Expected, expected_of
+from .build import KernelChoice
+from .configs import Config, Geometry, pool, splits_for, tiles_of
+from .legality import TENSOR_MEMORY, Predicate, Resources, fragment_registers
+from .rank import select
+from .spec import Staging
+
+LEAST_K = 64
+"""Below, torch's own sums are so short that what is left out of the products is the larger error."""
+LEAST_CAPABILITY = 80
+"""The first with bfloat16 tensor cores."""
+PART_BYTES = 2
+PARTS = 3
+DOTS = 6
+MOST_TILE = 128 * 128
+"""A step's own sum is beside that of the tile, in registers."""
+INTERPRETER_CONFIGS = (
+    Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1),
+    Config(block_m=32, block_n=16, block_k=64, stages=2, warps=4, split_k=2),
+)
+
+PREAMBLE = """
+@triton.jit
+def leading_bits(x):
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def parts_of(x):
+    magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    high = tl.where(magnitude > 0x7F800000, x, leading_bits(x))
+    rest = tl.where(magnitude < 0x7F800000, x - high, 0.0)
+    middle = leading_bits(rest)
+    return {high}, {middle}, {low}
+
+
+@triton.jit
+def product_by_parts(a, b):
+    a_high, a_middle, a_low = parts_of(a)
+    b_high, b_middle, b_low = parts_of(b)
+    step = tl.dot(a_middle, b_middle{ieee})
+    step = tl.dot(a_low, b_high, step{ieee})
+    step = tl.dot(a_high, b_low, step{ieee})
+    step = tl.dot(a_middle, b_high, step{ieee})
+    step = tl.dot(a_high, b_middle, step{ieee})
+    step = tl.where(step == step, step, 0.0)
+    return tl.dot(a_high, b_high, step{ieee})
+"""
+"""numpy, on which the interpreter computes, has no bfloat16: there parts stay float32, of eight bits, with exact products."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsChoice(KernelChoice):
+    """The mm template on parts with one config."""
+
+    family = "parts"
+    template = "mm.py.jinja"
+
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """Six products of parts; parts below the least bfloat16 are lost, as are subnormal numbers on some tensor cores."""
+        claims = super().claimed(problem, where)
+        return dataclasses.replace(claims, input_mode="parts", flush_subnormals=True)
+
+    @classmethod
+    def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
+        """The choice, whose claims have the elements of K after which a step's sum is rounded into the tile's."""
+        choice = super().of(problem, device, config)
+        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, promoted_every=config.block_k))
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The loop multiplies parts."""
+        return {"parts": True}
+
+    @property
+    def preamble(self) -> str:
+        """The functions that the loop calls."""
+        interpreted = self.target is None
+        names = ("high", "middle", "rest - middle")
+        high, middle, low = names if interpreted else [f"({name}).to(tl.bfloat16)" for name in names]
+        return PREAMBLE.format(high=high, middle=middle, low=low, ieee=', input_precision="ieee"' if interpreted else "")
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """What the predicate says."""
+        return expected_of(PartsPredicate(self.problem, device), self.config)
+
+
+class PartsPredicate(Predicate):
+    """The mm template's predicate for products of bfloat16 parts, made in registers of float32 operands."""
+
+    dots = DOTS
+    parts = PARTS
+
+    def __init__(self, problem: Problem, device: DeviceInfo) -> None:
+        super().__init__(problem, device)
+        self.product = torch.bfloat16
+
+    def check(self, config: Config) -> str | None:
+        """Why ``config`` may not be offered, or None."""
+        if config.block_m * config.block_n > MOST_TILE:
+            return f"tile {config.block_m}x{config.block_n}: two sums of more than {MOST_TILE} elements do not fit the registers"
+        return super().check(config)
+
+    def _smem_bytes(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
+        """Stages of float32, as for mma, and for a warp group the parts of the operands that it reads from there."""
+        sizes = [block * config.block_k for block in config.tile]
+        buffers = (max(config.stages - 1, 1) if staged.asynchronous else 1 for staged in staging)
+        total = sum(4 * size * count for size, count in zip(sizes, buffers, strict=True))
+        if how == "warp_group":
+            # wgmma takes a from registers, tcgen05 does not.
+            total += PARTS * PART_BYTES * (sizes[1] + sizes[0] * (self.device.capability >= TENSOR_MEMORY)) * self.arch.sync_buffers
+        return max(total, 4 * config.block_m * config.block_n) + self.arch.barrier_bytes
+
+    def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
+        """With a step's sum beside that of the tile, and further parts beside the first."""
+        threads = config.warps * max(self.device.warp_size, 1)
+        total = super()._registers(config, how, staging) + config.block_m * config.block_n // threads
+        if how == "mma":
+            return total + (PARTS - 1) * fragment_registers(config, PART_BYTES, 32) + fragment_registers(config, 4, 32)
+        return total + (PARTS - 1) * sum(config.tile) * config.block_k * PART_BYTES // 4 // threads
+
+
+def why_not_parts(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why no product by parts is offered, or None. Assumes that ``check_problem`` found nothing."""
+    reason = why_not_dense(problem)
+    if reason is not None:
+        return reason
+    if problem.dtype != torch.float32 or problem.precision.input_mode != "ieee":
+        return f"{problem.dtype_label}: float32 that torch multiplies as it is has parts"
+    if problem.alpha == "zero" or problem.k < LEAST_K:
+        return f"K = {problem.k}: sums of fewer than {LEAST_K} terms are more exact without parts"
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda" or device.capability < LEAST_CAPABILITY or not arch_of(device).tensor_core:
+        return f"{device.arch}: no tensor cores of CUDA that multiply bfloat16"
+    return None
+
+
+def parts_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[PartsChoice]:
+    """Up to ``count`` choices, the best by the model first; all for None, none where parts are not for the problem."""
+    if why_not_parts(problem, device) is not None:
+        return []
+    if device.type == "cpu":
+        predicate = PartsPredicate(problem, device)
+        configs: tuple[Config, ...] = tuple(config for config in INTERPRETER_CONFIGS if predicate.check(config) is None)
+    else:
+        configs = _configs(problem, device, count)
+    return [PartsChoice.of(problem, device, config) for config in configs]
+
+
+@functools.lru_cache(maxsize=1024)
+def _configs(problem: Problem, device: DeviceInfo, count: int | None) -> tuple[Config, ...]:
+    predicate = PartsPredicate(problem, device)
+    legal: list[tuple[Config, Resources]] = []
+    for config in pool():
+        if predicate.check(config) is None:
+            need = predicate.resources(config)
+            splits = (dataclasses.replace(config, split_k=s) for s in splits_for(tiles_of(problem, config), device.sm_count))
+            legal += [(split, need) for split in splits if predicate.check_split(split) is None]
+    return tuple(select(predicate, legal, count)) if legal else ()
