@@ -7,6 +7,7 @@ import torch
 from broken_kernels import CPU
 
 from gemmtune.numerics.drawing import Drawing
+from gemmtune.numerics.integers import MOST_INTEGER, cancelling_range
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.quantized import numbers
 from gemmtune.problem import Layout, Precision, Problem
@@ -36,6 +37,21 @@ def test_small_weights_are_minus_one_zero_and_one(dtype_b: torch.dtype, encoding
     signed = encoding == "int4" or (dtype_b != UINT8)
     b = Probes(mixed(dtype_b, encoding), CPU).integers().b
     assert values_of(numbers(b, encoding)) == ({-1, 0, 1} if signed else {0, 1})
+
+
+@pytest.mark.parametrize(("dtype_b", "least"), [(INT8, -3), (UINT8, 0)])
+def test_zero_points_have_both_signs_where_weights_have(dtype_b: torch.dtype, least: int) -> None:
+    problem = Problem.mixed_mm(64, 128, 128, dtype=F16, dtype_b=dtype_b, scales="column", zeros=True, device_type="cpu")
+    zero = drawing(problem).scaling(most_zero=3).zero_b
+    assert zero is not None
+    assert (zero.min(), zero.max()) == (least, 3)
+
+
+def test_weights_of_the_cancelling_probe_are_small_enough_for_a_16_bit_result() -> None:
+    problem = Problem.mixed_mm(64, 128, 128, dtype=BF16, scales="column", device_type="cpu")
+    most_a, most_b, density = cancelling_range(2**23, 4, problem)
+    assert most_a == most_b == MOST_INTEGER
+    assert density == 1
 
 
 @pytest.mark.parametrize(("dtype_b", "encoding"), WEIGHTS)
