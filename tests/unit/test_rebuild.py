@@ -17,12 +17,12 @@ def test_rebuilt_is_equal():
 
 @pytest.mark.parametrize("nothing", [None, False, ""])
 def test_an_unknown_field_is_left_out_where_it_says_nothing(nothing):
-    assert Problem.from_json(PROBLEM.to_json() | {"sparsity": nothing}) == PROBLEM
+    assert Problem.from_json(PROBLEM.to_json() | {"unheard_of": nothing}) == PROBLEM
 
 
 def test_an_unknown_field_that_says_something_is_refused():
-    with pytest.raises(InvalidProblemError, match="the field sparsity = '2:4' is unknown to this version"):
-        Problem.from_json(PROBLEM.to_json() | {"sparsity": "2:4"})
+    with pytest.raises(InvalidProblemError, match="the field unheard_of = '2:4' is unknown to this version"):
+        Problem.from_json(PROBLEM.to_json() | {"unheard_of": "2:4"})
 
 
 def test_a_name_of_torch_that_is_no_dtype_is_refused():
