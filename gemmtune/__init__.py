@@ -48,6 +48,7 @@ __all__ = [  # noqa: F405
     "scaled_mm",
     "settings",
     "sparse",
+    "sparsify_",
     "tune",
     "unpack_int4",
     "use",

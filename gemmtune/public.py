@@ -20,6 +20,7 @@ from .integration.optimize import optimize, restore
 from .integration.quantize import quantize_
 from .integration.record import record
 from .integration.recording import Recording
+from .integration.sparsify import sparsify_
 from .integration.using import use
 from .ops.block_products import bsr_addmm, bsr_mm
 from .ops.packing import pack_int4, prepack, unpack_int4
@@ -64,6 +65,7 @@ __all__ = [
     "restore",
     "scaled_mm",
     "sparse",
+    "sparsify_",
     "tune",
     "unpack_int4",
     "use",

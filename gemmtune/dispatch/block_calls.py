@@ -23,10 +23,12 @@ Tensor = torch.Tensor
 
 
 def turned(x: Any) -> Any:
-    """The transpose of what broadcasts to a matrix; anything else as it is, for the checks to say."""
+    """What broadcasts to a matrix so that it broadcasts to the transpose; anything else as it is, for the checks to say."""
     if not isinstance(x, Tensor) or x.dim() == 0 or x.dim() > 2:
         return x
-    return x.unsqueeze(-1) if x.dim() == 1 else x.t()
+    if x.dim() == 1:
+        return x.unsqueeze(-1)
+    return x.squeeze(-1) if x.shape[1] == 1 and x.shape[0] != 1 else x.t()
 
 
 def bound_block_call(
@@ -70,7 +72,7 @@ def bound_block_call(
         scalars=tuple(scalars),
         options={"sparsity": sparsity},
         packed=packed,
-        out=turned(out),
+        out=None if out is None else out.t(),
         epilogue=epilogue,
         extra=tuple(map(turned, epilogue_args)),
         extra_names=names,

@@ -18,6 +18,7 @@ from .. import settings
 from ..dispatch.plan import generation
 from ..dispatch.weights import QuantizedWeight
 from .eager import Bound, bound_for, plain_here
+from .sparsify import Kept, is_sparse, sparse_linear
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
@@ -103,16 +104,16 @@ def _quantized_product(
     return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[1])
 
 
-def optimized(model: nn.Module) -> int:
-    """Give every layer that we know our forward, and return how many have it now.
+def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
+    """Give every layer that we know our forward, and return how many have it now; ``sparse_only``: those with block-sparse weights.
 
     A layer whose forward is another one, in its class or in the object, is left as it is.
     """
     count = 0
     for module in model.modules():
         forward = _forward_for(module)
-        if forward is not None and "forward" not in module.__dict__:
-            module.__dict__["forward"] = functools.partial(forward, module, Picks())
+        if forward is not None and "forward" not in module.__dict__ and (forward is sparse_linear or not sparse_only):
+            module.__dict__["forward"] = functools.partial(forward, module, Kept() if forward is sparse_linear else Picks())
         count += is_optimized(module)
     return count
 
@@ -127,7 +128,7 @@ def restored(model: nn.Module) -> None:
 def is_optimized(module: nn.Module) -> bool:
     """Whether the forward of this module is ours."""
     forward = module.__dict__.get("forward")
-    return isinstance(forward, functools.partial) and forward.func in (linear, conv1d)
+    return isinstance(forward, functools.partial) and forward.func in (linear, conv1d, sparse_linear)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -142,4 +143,6 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def _forward_for(module: nn.Module) -> Callable[..., Tensor] | None:
+    if is_sparse(module):
+        return sparse_linear
     return linear if is_linear(module) else conv1d if is_conv1d(module) else None

@@ -15,6 +15,7 @@ from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .modules import optimized, restored
 from .record import record
+from .sparsify import sparse_problems
 
 M = TypeVar("M", bound=nn.Module)
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -24,9 +25,9 @@ _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     """Let the layers of a model run by stored picks, in place, wherever these are faster than torch.
 
-    The forward of every ``nn.Linear``, and of HF's Conv1D, asks for the pick; Parameters, ``state_dict``, hooks and types stay, and
-    ``restore`` undoes it. A problem without a pick costs what it costs in torch: nothing is tuned, except by ``tune``. What
-    ``torch.compile`` makes from now on has our pass.
+    The forward of every ``nn.Linear``, block-sparse ones too, and of HF's Conv1D, asks for the pick; Parameters, ``state_dict``,
+    hooks and types stay, and ``restore`` undoes it. A problem without a pick costs what it costs in torch: nothing is tuned, except
+    by ``tune``. What ``torch.compile`` makes from now on has our pass.
 
     Args:
         model: any module.
@@ -46,13 +47,15 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
             f"optimize: got {type(model).__name__}, expected an nn.Module; for functions there is gemmtune.use()"
         )
     if tune is not None:
-        with torch.no_grad(), same_inputs(model) as groups:
+        optimized(model, sparse_only=True)  # torch has no sparse product of some dtypes
+        with torch.no_grad(), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
             _run(model, tune)
         lay_out(model, groups)
         with torch.no_grad(), record() as recording:
             _run(model, tune)
-        if recording.counts:
-            run_tuning(recording.problems(), progress=progress)
+        problems = [*(recording.problems() if recording.counts else ()), *of_blocks]
+        if problems:
+            run_tuning(problems, progress=progress)
     optimized(model)
     _models.add(model)
     compile_pass.install(tune=tune is not None)

@@ -87,6 +87,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _look(value: Any) -> Hashable:
     """Everything that a Problem may depend on."""
+    if isinstance(value, Tensor) and value.layout is not torch.strided:
+        return (value.shape, value.layout)
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() & 15)
     return value if isinstance(value, Hashable) else repr(value)

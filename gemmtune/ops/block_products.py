@@ -16,14 +16,16 @@ from ..dispatch.allocate import new_output
 from ..dispatch.arguments import Call
 from ..dispatch.block_calls import bound_block_call, check_block_out, problem_of_blocks, tensors_of, turned
 from ..dispatch.block_weights import sparsity_of
-from ..dispatch.call import attempted, bring_scalars, current_device, no_gradient, refuse_out
+from ..dispatch.call import attempted, bring_scalars, current_device, refuse_out
 from ..dispatch.checks import watched, why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import keep_ready, plan_for, ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of
+from ..errors import InvalidProblemError
 from ..problem.fields import scalar_class
+from .block_gradients import BlockProduct
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
@@ -122,26 +124,78 @@ def multiplied(
 ) -> Tensor:
     """Do a call of ``bsr_mm`` or ``bsr_addmm``."""
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (weight, x, inp, *epilogue_args)):
+        return _differentiated(name, bsr, x, inp, scalars, out, epilogue, epilogue_args)
     key = None
-    if out is None and epilogue is None and isinstance(x, Tensor) and x.dim() == 2 and not epilogue_args:
+    fits = out is None or (isinstance(out, Tensor) and out.dim() == 2)
+    if fits and epilogue is None and isinstance(x, Tensor) and x.dim() == 2 and not epilogue_args:
         sparsity = sparsity_of(name, weight)
         given: tuple[Any, ...] = (x.t(), weight.values(), *(() if inp is None else (turned(inp),)))
-        asked = (sparsity, weight.shape, weight is not bsr, *map(scalar_class, scalars))
-        key = None if watched((x,)) else key_of(name, given, asked)
+        asked = (sparsity, weight.shape, weight is not bsr, out is None, *map(scalar_class, scalars))
+        key = None if watched((x,)) else key_of(name, given if out is None else (*given, out.t()), asked)
         if key is not None and (entry := ready.get(key)) is not None:
             b = bsr.for_choice(entry.plan.choice) if isinstance(bsr, PackedOperand) else weight
-            return entry.new((given[0], b, *given[2:]), scalars).t()
+            if out is None:
+                return entry.new((given[0], b, *given[2:]), scalars).t()
+            if entry.plan.apart(out.t(), given):
+                entry.plan.into(out.t(), (given[0], b, *given[2:]), scalars)
+                return out
     call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     result = _run(key, call)
     return result.t() if out is None else out
 
 
+def _differentiated(
+    name: str,
+    bsr: Tensor | PackedOperand,
+    x: Tensor,
+    inp: Tensor | None,
+    scalars: tuple[float, ...],
+    out: Tensor | None,
+    epilogue: EpilogueFunction | None,
+    epilogue_args: Sequence[Tensor],
+) -> Tensor:
+    """Do a call of which a gradient is wanted."""
+    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
+    call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+    refuse_out(call)
+    if epilogue is not None:
+        raise InvalidProblemError(
+            f"{name}: {call.wants_grad[0]} requires grad, but with an epilogue, left_alpha or right_alpha the operation has no "
+            "gradient; apply the function to the result"
+        )
+
+    def product() -> Tensor:
+        with torch.no_grad():
+            return multiplied(name, bsr, x, inp, scalars, None, None, NOTHING)
+
+    def again(other: Tensor, g: Tensor) -> Tensor:
+        with torch.no_grad():
+            return multiplied("bsr_mm", other, g, None, (), None, None, NOTHING)
+
+    result: Tensor = BlockProduct.apply(product, again, tuple(scalars), weight, x, inp)  # type: ignore[no-untyped-call]
+    return result
+
+
+def linear(x: Tensor, weight: Tensor | PackedOperand, bias: Tensor | None = None) -> Tensor:
+    """x @ weightᵀ + bias for a sparse_bsr weight [N, K], x of any number of dimensions: what ``torch.nn.functional.linear`` is.
+
+    All is row-major, so that nothing is transposed in memory.
+    """
+    dense = weight.tensor if isinstance(weight, PackedOperand) else weight
+    rows = x.reshape(-1, x.shape[-1])
+    added = None if bias is None else bias.unsqueeze(-1)
+    name, scalars = ("bsr_mm", ()) if bias is None else ("bsr_addmm", (1.0, 1.0))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dense, bias)):
+        result = multiplied(name, weight, rows.t(), added, scalars, None, None, NOTHING).t()
+    else:
+        result = x.new_empty((rows.shape[0], dense.shape[0]))
+        multiplied(name, weight, rows.t(), added, scalars, result.t(), None, NOTHING)
+    return result.reshape(*x.shape[:-1], dense.shape[0])
+
+
 def _run(key: Any, call: Call) -> Tensor:
     """Do a call without a plan at hand; the result is the transpose of the caller's."""
-    wanting = call.wants_grad
-    if wanting:
-        refuse_out(call)
-        raise no_gradient(call.name, wanting[0])
     strided = [x for name, x in call.inputs if name != "b"]
     reason = why_not_ours(strided, floats=False)
     if reason is not None:
@@ -157,6 +211,7 @@ def _run(key: Any, call: Call) -> Tensor:
     with current_device(call.a):
         plan = plan_for(problem, call.a.get_device())
         if call.out is not None:
+            keep_ready(key, plan)
             return plan.into(call.out, tensors_of(call, plan), call.scalars)
         result = plan.new(tensors_of(call, plan), call.scalars)
     keep_ready(key, plan)

@@ -119,7 +119,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "outside": (times_ones([0, 1, 2], [0, 4]), r"col_indices\[1\] of bsr is 4, expected 0 to 3"),
     "falling": (times_ones([0, 2, 1], [0]), r"must rise from 0 to 1, got \[0, 2, 1\]"),
     "dtype": (times_ones([0, 0, 1], [2], dtype=torch.float16), "must have the same dtype"),
-    "gradient": (times_ones([0, 0, 1], [2], requires_grad=True), "has no gradient"),
     "dense": (
         lambda: gemmtune.bsr_mm(torch.ones(32, 64), torch.ones(64, 1)),
         "must be a sparse_bsr tensor, got a tensor of",

@@ -1,0 +1,139 @@
+"""Block-sparse weights in a model: for a trial of what they cost, and layers that run them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .. import settings
+from ..dispatch.block_calls import bound_block_call, problem_of_blocks
+from ..dispatch.prepack import PackedOperand
+from ..errors import InvalidProblemError
+from ..numerics.block_sparse import by_blocks, sparse_of
+from ..ops.block_products import linear
+from ..problem import Problem
+from ..problem.sparsity import Sparsity
+from ..settings import Settings
+from .eager import plain_here
+
+Tensor = torch.Tensor
+M = TypeVar("M", bound=nn.Module)
+is_compiling = torch.compiler.is_compiling
+
+
+def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0.5) -> M:
+    """Make the weights of every ``nn.Linear`` block-sparse, in place, keeping the blocks with the largest norm.
+
+    It is for a trial of what such a model costs: what it is worth has to be trained. Layers whose weights do not consist of whole
+    blocks stay dense. ``optimize`` lets the others run by our choices, in dtypes too for which torch has no sparse product.
+
+    Args:
+        model: any module.
+        block: the side of a block, or (rows, columns).
+        density: the share of the blocks of each weight that stays.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidProblemError: not a module, another density, or no layer with such blocks.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidProblemError(f"sparsify_: got {type(model).__name__}, expected an nn.Module")
+    if not 0 <= density <= 1:
+        raise InvalidProblemError(f"sparsify_: density: got {density!r}, expected the share of blocks that stay, from 0 to 1")
+    rows, cols = (block, block) if isinstance(block, int) else block
+    kind = Sparsity(block_n=rows, block_k=cols, density=1.0)
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and _has_blocks(m.weight, kind)]
+    if not layers:
+        raise InvalidProblemError(f"sparsify_: got a model with no layer whose weight consists of whole blocks of {rows}x{cols}")
+    for layer in layers:
+        weight = layer.weight.detach()
+        norms = by_blocks(weight.float(), kind).square().sum(dim=(2, 3))
+        kept = torch.zeros(norms.numel(), dtype=torch.bool, device=weight.device)
+        kept[norms.flatten().topk(round(density * norms.numel())).indices] = True
+        layer.weight = nn.Parameter(sparse_of(weight, kept.view_as(norms), kind), requires_grad=layer.weight.requires_grad)
+    return model
+
+
+def _has_blocks(weight: Tensor, kind: Sparsity) -> bool:
+    plain = type(weight) is nn.Parameter and weight.layout is torch.strided and weight.is_floating_point()
+    return plain and not weight.shape[0] % kind.block_n and not weight.shape[1] % kind.block_k
+
+
+class Kept:
+    """The prepacked weight of a layer. A copy of it begins empty: packed copies are this process's, for this weight."""
+
+    def __init__(self) -> None:
+        self.packed: PackedOperand | None = None
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+    def of(self, weight: Tensor) -> PackedOperand:
+        """The weight, with room for packed copies."""
+        if self.packed is None or self.packed.tensor is not weight:
+            self.packed = PackedOperand(weight)
+        return self.packed
+
+
+def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
+    """The forward of an ``nn.Linear`` with a block-sparse weight: by the stored pick, or as torch would do it. Never tunes.
+
+    Where a mode, a transform or autocast is active it is the dense product, which all of these know.
+    """
+    weight, bias = module.weight, module.bias
+    if is_compiling() or weight.layout is not torch.sparse_bsr:
+        return functional.linear(input, weight, bias)
+    if not plain_here():
+        return functional.linear(input, weight.to_dense(), bias)
+    with settings.use(_never(settings.current())):
+        return linear(input, kept.of(weight), bias)
+
+
+@functools.lru_cache(maxsize=64)
+def _never(chosen: Settings) -> Settings:
+    """The same settings without tuning."""
+    return dataclasses.replace(chosen, tune="never")
+
+
+def is_sparse(module: nn.Module) -> bool:
+    """It is a linear layer with a block-sparse weight."""
+    weight = module._parameters.get("weight")
+    linear_layer = getattr(type(module), "forward", None) is nn.Linear.forward
+    return linear_layer and weight is not None and weight.layout is torch.sparse_bsr
+
+
+@contextmanager
+def sparse_problems(model: nn.Module) -> Iterator[list[Problem]]:
+    """The problems of the block-sparse layers, for what runs in the block; each once."""
+    found: dict[Problem, None] = {}
+    listed: list[Problem] = []
+
+    def noticed(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if isinstance(x, Tensor):
+            found[_problem_of(module, x)] = None
+
+    hooks = [m.register_forward_pre_hook(noticed, with_kwargs=True) for m in model.modules() if is_sparse(m)]
+    try:
+        yield listed
+        listed += found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _problem_of(module: Any, x: Tensor) -> Problem:
+    """The problem that the forward of a layer states for an input."""
+    rows, weight, bias = x.detach().reshape(-1, x.shape[-1]), module.weight.detach(), module.bias
+    name, added, scalars = ("bsr_mm", None, ()) if bias is None else ("bsr_addmm", bias.detach().unsqueeze(-1), (1.0, 1.0))
+    out = rows.new_empty((rows.shape[0], weight.shape[0])).t()
+    return problem_of_blocks(bound_block_call(name, PackedOperand(weight), rows.t(), added, scalars=scalars, out=out), None)

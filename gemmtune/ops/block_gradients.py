@@ -1,0 +1,73 @@
+"""Gradients of products with a block-sparse weight, through the same operations: of x, of the blocks, and of what is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..numerics.block_sparse import assembled, parts, rows_of
+
+Tensor = torch.Tensor
+Product = Callable[[Tensor, Tensor], Tensor]
+"""bsr @ x, without a gradient."""
+
+
+def transposed(bsr: Tensor) -> Tensor:
+    """The sparse_bsr tensor of the transpose, with blocks in order."""
+    values, crow, col = parts(bsr)
+    columns = bsr.shape[1] // values.shape[2]
+    order = torch.argsort(col, stable=True)
+    starts = torch.nn.functional.pad(torch.bincount(col, minlength=columns).cumsum(0), (1, 0))
+    rows = rows_of(crow)[order]
+    return assembled(starts.to(crow.dtype), rows.to(col.dtype), values[order].mT.contiguous(), (bsr.shape[1], bsr.shape[0]))
+
+
+def sampled_product(bsr: Tensor, g: Tensor, x: Tensor) -> Tensor:
+    """The blocks of g [M, N] @ xᵀ [N, K] that exist in ``bsr`` [M, K], in its order: [blocks, block rows, block columns]."""
+    values, crow, col = parts(bsr)
+    _, block_m, block_k = values.shape
+    left = g.unflatten(0, (g.shape[0] // block_m, block_m)).index_select(0, rows_of(crow))  # type: ignore[no-untyped-call]
+    right = x.unflatten(0, (x.shape[0] // block_k, block_k)).index_select(0, col)  # type: ignore[no-untyped-call]
+    return torch.bmm(left, right.mT)
+
+
+class BlockProduct(torch.autograd.Function):
+    """alpha · bsr @ x + beta · inp, by ``product`` forward and ``again`` backward.
+
+    The gradient of a weight that was made of values goes to these, block by block. Of a leaf, such as a Parameter, it is a dense
+    tensor with zeros where there is no block, since torch adds up no sparse_bsr ones.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        product: Callable[[], Tensor],
+        again: Product,
+        numbers: tuple[float, ...],
+        bsr: Tensor,
+        x: Tensor,
+        inp: Tensor | None,
+    ) -> Tensor:
+        ctx.again, ctx.numbers, ctx.is_leaf = again, numbers, bsr.is_leaf
+        ctx.shape = None if inp is None else inp.shape
+        ctx.save_for_backward(bsr, x)
+        return product()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (bsr, x), (alpha, beta) = ctx.saved_tensors, ctx.numbers or (1, 1)
+        bsr = bsr.detach()
+        scaled = g if alpha == 1 else g * alpha
+        *_, wants_bsr, wants_x, wants_inp = ctx.needs_input_grad
+        grad_x = ctx.again(transposed(bsr), scaled) if wants_x else None
+        grad_inp = (g * beta).sum_to_size(ctx.shape) if wants_inp else None
+        grad_bsr = None
+        if wants_bsr:
+            _, crow, col = parts(bsr)
+            grad_bsr = assembled(crow, col, sampled_product(bsr, scaled, x), (bsr.shape[0], bsr.shape[1]))
+            grad_bsr = grad_bsr.to_dense() if ctx.is_leaf else grad_bsr
+        return None, None, None, grad_bsr, grad_x, grad_inp

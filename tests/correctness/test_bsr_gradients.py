@@ -1,0 +1,143 @@
+"""Gradients of block-sparse products, and linear layers with such weights: sparsify_, optimize, restore."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.numerics.block_sparse import mask_of, parts
+from gemmtune.ops.block_gradients import sampled_product, transposed
+from gemmtune.ops.block_products import linear
+from gemmtune.sparse import create_blocked_tensor
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks")
+
+
+@pytest.fixture(autouse=True)
+def fresh(own_store):
+    forget_plans()
+    with settings.patch(backends=("aten",), verify=False, search="quick", tune="never"):
+        yield
+
+
+def test_the_transpose_and_the_sampled_product() -> None:
+    bsr = create_blocked_tensor(64, 96, block=(16, 32), density=0.4, imbalance="skewed", dtype=torch.float64)
+    turned = transposed(bsr)
+    assert torch.equal(turned.to_dense(), bsr.to_dense().t())
+    g, x = torch.randn(64, 5, dtype=torch.float64), torch.randn(96, 5, dtype=torch.float64)
+    sampled = torch.sparse_bsr_tensor(bsr.crow_indices(), bsr.col_indices(), sampled_product(bsr, g, x), size=bsr.shape)
+    exists = mask_of(bsr).repeat_interleave(16, 0).repeat_interleave(32, 1)
+    assert torch.allclose(sampled.to_dense(), (g @ x.t()) * exists)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_are_those_of_the_dense_product(packed: bool) -> None:
+    made = create_blocked_tensor(32, 48, block=16, density=0.5, dtype=torch.float64)
+    values, crow, col = parts(made)
+    values, x, inp = (t.clone().requires_grad_() for t in (values, torch.randn(48, 3).double(), torch.randn(3).double()))
+    bsr = torch.sparse_bsr_tensor(crow, col, values, size=(32, 48))
+    weight = gemmtune.prepack(bsr) if packed else bsr
+    g = torch.randn(32, 3, dtype=torch.float64)
+    got = torch.autograd.grad(gemmtune.bsr_addmm(inp, weight, x, alpha=2, beta=0.5), (values, x, inp), g)
+    dense = torch.sparse_bsr_tensor(crow, col, values, size=(32, 48)).to_dense()
+    want = torch.autograd.grad(torch.addmm(inp, dense, x, alpha=2, beta=0.5), (values, x, inp), g)
+    assert all(torch.allclose(one, other) for one, other in zip(got, want, strict=True))
+
+
+def test_the_gradient_of_a_parameter_is_dense_with_zeros_elsewhere() -> None:
+    weight = nn.Parameter(create_blocked_tensor(32, 48, block=16, density=0.5))
+    x = torch.randn(48, 3)
+    gemmtune.bsr_mm(weight, x).sum().backward()
+    exists = mask_of(weight.detach()).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.allclose(weight.grad, (torch.ones(32, 3) @ x.t()) * exists)
+
+
+def test_no_gradient_through_out_or_an_epilogue() -> None:
+    bsr, x = create_blocked_tensor(32, 32, block=16), torch.randn(32, 3, requires_grad=True)
+    with pytest.raises(gemmtune.InvalidProblemError, match="a requires grad, but with an epilogue"):
+        gemmtune.bsr_mm(bsr, x, epilogue=torch.relu)
+    with pytest.raises(gemmtune.InvalidProblemError, match="a call with out= is not differentiable"):
+        gemmtune.bsr_mm(bsr, x, out=torch.empty(32, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_linear_takes_any_dimensions(dtype: torch.dtype) -> None:
+    weight = create_blocked_tensor(32, 48, block=16, dtype=dtype)
+    bias = torch.randn(32, dtype=dtype)
+    for size in ((48,), (5, 48), (2, 3, 48)):
+        x = torch.randn(size, dtype=dtype)
+        for _ in range(2):
+            got = linear(x, weight, bias)
+        want = nn.functional.linear(x.double(), weight.to_dense().double(), bias.double())
+        assert got.shape == want.shape
+        assert got.is_contiguous()
+        assert torch.allclose(got.double(), want, atol=0.1 if dtype == torch.bfloat16 else 1e-4)
+
+
+def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 40), nn.Linear(40, 8)).to(dtype)
+
+
+def test_sparsify_keeps_the_blocks_with_the_largest_norm() -> None:
+    net = model()
+    before = net[0].weight.detach().clone()
+    assert gemmtune.sparsify_(net, block=32, density=0.5) is net
+    weight = net[0].weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.layout is torch.sparse_bsr
+    kept = mask_of(weight.detach())
+    norms = before.view(3, 32, 2, 32).norm(dim=(1, 3))
+    assert int(kept.sum()) == 3
+    assert norms[kept].min() >= norms[~kept].max()
+    exists = kept.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    assert torch.equal(weight.to_dense(), before * exists)
+    assert net[2].weight.layout is net[3].weight.layout is torch.strided  # blocks of 32 do not divide 40 and 8
+    with pytest.raises(gemmtune.InvalidProblemError, match="density: got 2"):
+        gemmtune.sparsify_(net, density=2)
+    with pytest.raises(gemmtune.InvalidProblemError, match="no layer whose weight consists of whole blocks of 7x7"):
+        gemmtune.sparsify_(model(), block=7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_optimized_model_runs_its_sparse_layers(dtype: torch.dtype) -> None:
+    net = gemmtune.sparsify_(model(dtype), block=(8, 16), density=0.5)
+    dense = gemmtune.sparsify_(model(dtype), block=(8, 16), density=0.5)
+    for layer in dense:
+        if isinstance(layer, nn.Linear) and layer.weight.layout is torch.sparse_bsr:
+            layer.weight = nn.Parameter(layer.weight.detach().to_dense())
+    x = torch.randn(2, 5, 64, dtype=dtype)
+    gemmtune.optimize(net)
+    try:
+        with torch.no_grad():
+            assert torch.allclose(net(x), dense(x), atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+            net[0].weight.values().mul_(2)  # noticed by what was packed
+            dense[0].weight.mul_(2)
+            assert torch.allclose(net(x), dense(x), atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+        net(x).float().sum().backward()
+        dense(x).float().sum().backward()
+        assert torch.allclose(net[3].weight.grad, dense[3].weight.grad, atol=0.2 if dtype == torch.bfloat16 else 1e-4)
+        assert torch.allclose(net[0].bias.grad, dense[0].bias.grad, atol=0.2 if dtype == torch.bfloat16 else 1e-4)
+    finally:
+        gemmtune.restore(net)
+    assert "forward" not in net[0].__dict__
+
+
+def test_example_inputs_tune_the_sparse_layers() -> None:
+    net = gemmtune.sparsify_(model(), block=(8, 16), density=0.5)
+    with settings.patch(tune="on_miss", tune_in_subprocess=False):
+        gemmtune.optimize(net, tune=torch.randn(4, 64), progress=False)
+        try:
+            with torch.no_grad():
+                net(torch.randn(4, 64))
+        finally:
+            gemmtune.restore(net)
+        stated = gemmtune.Problem.bsr_addmm(
+            4, 96, 64, block=(8, 16), density=0.5, dtype=torch.float32, wide_index=False, device_type="cpu", prepacked=True
+        )
+        [found] = gemmtune.tune(stated, progress=False)
+    assert found.source == "store"
