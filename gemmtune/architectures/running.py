@@ -38,10 +38,10 @@ def how_to_run(arch: str, device: DeviceInfo | None) -> Way:
     """How kernels compiled for ``arch`` can run on ``device``, None meaning that there is no GPU."""
     if device is None or device.type == "cpu":
         return Way(mode=None, reason=f"no GPU here: {arch} was compiled for and not run")
-    if device.type == "hip" or not arch.startswith("sm"):
-        return Way(mode=None, reason=f"{arch} on {device.name} ({device.arch}): kernels of HIP are compiled and not run")
     if device.arch == arch:
         return Way(mode="native")
+    if device.type == "hip" or not arch.startswith("sm"):
+        return Way(mode=None, reason=f"{arch} on {device.name} ({device.arch}): kernels of HIP are for one architecture alone")
     capability = int(arch.removeprefix("sm"))
     if device.capability < capability:
         return Way(mode=None, reason=f"{device.name} is {device.arch}, which is older than {arch}")

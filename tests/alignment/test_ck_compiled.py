@@ -1,7 +1,7 @@
 """Composable Kernel's kernels compiled for AMD GPUs, on any machine: what the compiler says of them is what legality predicted.
 
 Needs CK's headers and a clang. Without them everything here is left out with the reason; with them one kernel is compiled by
-default, all the others by ``-m ck_build``, half a minute each.
+default, default, all the others by ``-m ck_build`` or the marker of their architecture, half a minute each.
 """
 
 from __future__ import annotations
@@ -99,9 +99,13 @@ def first(name: str) -> CkChoice:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SAMPLED else pytest.mark.ck_build) for name in CASES]
-)
+def marked(name: str) -> object:
+    """The case with its architecture's marker, and that of what is left out by default unless it is the sampled one."""
+    marks = [getattr(pytest.mark, CASES[name][0]), pytest.mark.slow if name in SAMPLED else pytest.mark.ck_build]
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in CASES])
 def test_a_kernel_has_the_predicted_resources_and_instruction(name: str) -> None:
     choice = first(name)
     [inspection] = inspect_choices([choice], dataclasses.replace(settings.current(), compile_timeout_s=500.0))

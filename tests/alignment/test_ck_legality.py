@@ -233,6 +233,15 @@ def test_the_search_offers_the_likeliest_and_counts_the_rest() -> None:
     assert pickle.loads(pickle.dumps(every[0])).content_hash == every[0].content_hash
 
 
+def test_large_products_have_large_tiles_first_and_few_rows_small_ones() -> None:
+    def tiles(m: int) -> list[str]:
+        return [choice.info["tile"] for choice in BACKEND.enumerate(mm(m, 4096, 4096), preset("gfx942"), Settings()).choices]
+
+    assert "256x256x32" in tiles(4096)
+    assert not any(tile.startswith(("16x", "32x")) for tile in tiles(4096))
+    assert all(tile.startswith(("16x", "32x")) for tile in tiles(16))
+
+
 def test_cap_threshold_and_names_filter_only_these_choices() -> None:
     problem, device = mm(512, 512, 512), preset("gfx942")
 

@@ -213,9 +213,10 @@ H200 = replace(preset("sm90"), name="NVIDIA H200")
         ("sm80", None, None, "no GPU here: sm80 was compiled for and not run"),
         ("sm80", CPU, None, "no GPU here"),
         ("gfx942", None, None, "no GPU here"),
-        ("gfx942", preset("gfx942"), None, "kernels of HIP are compiled and not run"),
-        ("sm80", preset("gfx942"), None, "kernels of HIP are compiled and not run"),
-        ("gfx942", H200, None, "kernels of HIP are compiled and not run"),
+        ("gfx942", preset("gfx942"), "native", ""),
+        ("gfx90a", preset("gfx942"), None, "kernels of HIP are for one architecture alone"),
+        ("sm80", preset("gfx942"), None, "kernels of HIP are for one architecture alone"),
+        ("gfx942", H200, None, "kernels of HIP are for one architecture alone"),
     ],
     ids=lambda x: x.arch if isinstance(x, DeviceInfo) else None,
 )

@@ -20,6 +20,7 @@ static int failing(char const* name) { return refused == name ? status_of_refuse
 
 extern "C" {
 int fake_argument_bytes;
+unsigned long long fake_capture;
 int fake_count() { return static_cast<int>(launched.size()); }
 Launched const* fake_launch(int i) { return &launched[i]; }
 void fake_fail(char const* name, int status) {
@@ -56,6 +57,12 @@ hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsign
   Launched one{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, current, extra != nullptr, stream, function, {}};
   std::memcpy(one.argument, parameters[0], fake_argument_bytes);
   launched.push_back(one);
+  return hipSuccess;
+}
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, hipStreamCaptureStatus* status, unsigned long long* id, hipGraph_t*,
+                                      hipGraphNode_t const**, size_t*) {
+  *status = fake_capture ? hipStreamCaptureStatusActive : hipStreamCaptureStatusNone;
+  *id = fake_capture;
   return hipSuccess;
 }
 char const* hipGetErrorString(hipError_t status) { return status == hipErrorInvalidImage ? "device kernel image is invalid" : "out of order"; }

@@ -53,6 +53,16 @@ def test_the_text_has_what_the_json_has(capsys, own_store):
     assert text.endswith("all well\n")
 
 
+def test_an_amd_gpu_is_one_of_rocm(monkeypatch, capsys, own_store):
+    monkeypatch.setattr(torch.version, "hip", "6.4.43483")
+    data, _ = doctor(capsys)
+    assert (data["gpu"]["platform"], data["gpu"]["torch_built_for"]) == ("hip", "6.4.43483")
+    assert cli.run(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "torch is built for ROCm 6.4.43483; driver " in text
+    assert "compiled and inspected, and never run on an AMD GPU: docs/rocm.md" in text
+
+
 def test_measured_limits_are_shown(capsys, own_store):
     Store.open(own_store).put_limits(fingerprint_text(detect("cpu"), "limits"), {"bandwidth_gbps": 48.25})
     assert cli.run(["doctor"]) == 0

@@ -14,6 +14,7 @@ from fake_libamdhip64 import FakeHip, Launched, compiled
 
 from gemmtune.backends.ck import BACKEND
 from gemmtune.backends.ck.choice import CkChoice
+from gemmtune.backends.triton import workspace
 from gemmtune.device import preset
 from gemmtune.errors import ErrorFromChoice, UnavailableError
 from gemmtune.problem import Layout, Problem
@@ -193,6 +194,16 @@ def test_the_runtime_that_torch_brings_comes_first(fake: FakeHip, monkeypatch: p
     hip_module.find_hip.cache_clear()
     assert hip_module.find_hip().call._name == str(tmp_path / "lib" / "libamdhip64.so")
     hip_module.find_hip.cache_clear()
+
+
+def test_tritons_workspace_knows_the_capture_of_a_stream(fake: FakeHip, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(workspace, "find_hip", lambda: fake.hip)
+    workspace._driver.cache_clear()
+    assert workspace._capture_id(7) == 0
+    ctypes.c_ulonglong.in_dll(fake.library, "fake_capture").value = 12
+    assert workspace._capture_id(7) == 12
+    workspace._driver.cache_clear()
 
 
 def test_the_parameters_are_one_argument_of_the_kernel() -> None:

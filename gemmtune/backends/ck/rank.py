@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from ...device import DeviceInfo
 from ...problem import Problem
 from .configs import Config
-from .instances import Instance
+from .instances import WAVE, Instance
+from .legality import REGISTERS, registers
+from .pipeline import prefetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +28,20 @@ class Rates:
 
 
 RATES = {
-    "gfx90a": Rates(cu_tflops=1.74, l2_gbps=109.0, dram_gbps=1638.0),
-    "gfx942": Rates(cu_tflops=4.3, l2_gbps=269.0, dram_gbps=5300.0),
+    "gfx90a": Rates(cu_tflops=1.74, l2_gbps=63.0, dram_gbps=1638.0),
+    "gfx942": Rates(cu_tflops=4.3, l2_gbps=113.0, dram_gbps=5300.0),
 }
 SHARES = {"f16": 1.0, "bf16": 1.0, "f32": 0.125, "e4m3": 2.0}
 """Of the rate of 16 bits, by element."""
 LAUNCH_US = 4.0
-STEP_US = 0.25
-"""A step of the pipeline that waits for memory, divided by the steps on their way."""
-OVERLAP = {"v1": 1.0, "v2": 3.0, "v3": 2.0, "v4": 3.0, "v5": 3.0}
-"""About how many steps are on their way."""
+LATENCY_US = 1.0
+"""From the issue of a load to its arrival, memory under load."""
+STEP_US = 0.02
+"""Barriers and addresses of a step."""
 NARROW = 1.15
-"""For each halving of the width of loads or stores."""
-LOADS = 16
+"""For each halving of the width of loads."""
+WIDEST_BYTES = 16
+SIMDS = 4
 
 
 def estimate_us(config: Config, problem: Problem, element: str, device: DeviceInfo) -> float:
@@ -46,26 +49,33 @@ def estimate_us(config: Config, problem: Problem, element: str, device: DeviceIn
     instance, rates = config.instance, RATES[device.arch]
     m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
     tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * problem.batch
-    busy = min(tiles, device.sm_count)
-    waves = -(-tiles // device.sm_count)
+    blocks = -(-tiles // device.sm_count)
     depth = instance.block_k(config.itemsize)
-    steps = -(-problem.k // depth)
     products_us = 2.0 * instance.block_m * instance.block_n * depth / (rates.cu_tflops * SHARES[element] * 1e6)
-    loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3)
-    step_us = max(products_us, loads_us, STEP_US / OVERLAP[instance.version])
-    step_us *= NARROW ** _halvings(config)
-    dram_us = problem.bytes / (rates.dram_gbps * min(1.0, 2 * busy / device.sm_count) * 1e3)
-    return float(LAUNCH_US + max(waves * steps * step_us, dram_us))
+    loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3) * NARROW ** _halvings(config)
+    # Blocks that a compute unit has at a time share it, and wait together.
+    rounds = -(-blocks // _resident(config, device))
+    step_us = max(blocks * (products_us + STEP_US), blocks * loads_us, rounds * LATENCY_US / prefetched(instance))
+    busy = min(tiles, device.sm_count) / device.sm_count
+    dram_us = problem.bytes / (rates.dram_gbps * min(1.0, 2 * busy) * 1e3)
+    return float(LAUNCH_US + max(-(-problem.k // depth) * step_us, dram_us))
+
+
+def _resident(config: Config, device: DeviceInfo) -> int:
+    """Blocks that fit a compute unit at a time, by LDS and registers."""
+    waves = config.instance.threads // WAVE
+    by_registers = REGISTERS // registers(config) * SIMDS // waves
+    return max(min(device.smem_per_sm_bytes // config.lds_bytes, by_registers), 1)
 
 
 def _halvings(config: Config) -> int:
-    widest = LOADS // config.itemsize
+    widest = WIDEST_BYTES // config.itemsize
     return sum((widest // x.vector).bit_length() - 1 for x in (config.a, config.b))
 
 
 def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Config]:
     """The ``count`` likeliest configs (None: all), a tile again only after others had their turn."""
-    ordered = [config for _, config in sorted(timed, key=lambda item: (item[0], item[1].label))]
+    ordered = [config for _, config in sorted(timed, key=lambda item: (item[0], -item[1].instance.mfma, item[1].label))]
     if count is None:
         return ordered
     taken: list[Config] = []

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from ...errors import UnavailableError
 from ...problem.layout import ALIGNED_BYTES
+from ...toolchain.hip import find_hip
 
 ARENA_COUNTERS = 1 << 18
 COUNTER_BYTES = 4
@@ -124,18 +126,18 @@ class _Arena:
 
 @functools.cache
 def arena_of(device: int) -> _Arena:
-    """The arena of one CUDA device."""
+    """The arena of one GPU."""
     return _Arena(device)
 
 
 @functools.cache
 def _driver() -> Any | None:
-    """The CUDA driver library, None where there is none (HIP)."""
-    if torch.version.hip is not None:
-        return None
+    """What tells the capture of a stream, of the CUDA driver or the HIP runtime; None where there is neither."""
     try:
+        if torch.version.hip is not None:
+            return find_hip().call.hipStreamGetCaptureInfo_v2
         return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, UnavailableError):
         return None
 
 
