@@ -20,7 +20,10 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
-    """Lists, for what runs in the block, of layers that were called one after the other with the same input."""
+    """Lists, for what runs in the block, of layers that were called one after the other with the same input.
+
+    Compiled functions run uncompiled meanwhile.
+    """
     found: list[list[nn.Module]] = []
     last: tuple[object, int] | None = None
 
@@ -38,7 +41,8 @@ def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
 
     hooks = [m.register_forward_pre_hook(noticed, with_kwargs=True) for m in model.modules() if is_linear(m)]
     try:
-        yield found
+        with torch.compiler.set_stance("force_eager"):
+            yield found
     finally:
         for hook in hooks:
             hook.remove()

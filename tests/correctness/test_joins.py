@@ -111,6 +111,16 @@ def test_a_saved_model_is_the_same(tmp_path):
     torch.testing.assert_close(result(again.eval(), inputs), expected)
 
 
+def test_a_model_that_is_compiled_already_is_seen_too():
+    model = heads()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        expected = compiled(X)
+        laid_out(compiled, {"x": X})
+        assert neighbours(model)
+        assert torch.equal(compiled(X), expected)
+
+
 def test_memory_that_something_else_has_too_stays():
     model = heads()
     model.q.weight.data = torch.empty(2, 64, 64)[0]
