@@ -22,6 +22,7 @@ __all__ = [
     "Claims",
     "Kernel",
     "Offers",
+    "Prepared",
     "Refusal",
     "Run",
     "RunNew",
@@ -59,16 +60,24 @@ the operation's row names: (alpha, beta), or none.
 RunNew = Callable[[Tensors, Scalars], torch.Tensor]
 
 
+class Prepared:
+    """A launch as plain data; the kinds are in ``toolchain.prepared``."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """A choice made ready in this process, for operands with exactly the problem's sizes, strides and alignment.
 
     ``run`` launches on the current stream and does not synchronise. ``run_new(tensors, scalars)`` does the same into a result of
-    its own, for library kernels that are cheaper to call so; None means allocate and ``run``.
+    its own, for library kernels that are cheaper to call so; None means allocate and ``run``. ``prepared`` is the same launch as
+    plain data, where that says it all: the native look-up does it without Python.
     """
 
     run: Run
     run_new: RunNew | None = None
+    prepared: Prepared | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

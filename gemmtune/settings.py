@@ -114,6 +114,8 @@ class Settings:
     the result, as in torch; ``any`` also lets choices run that multiply them by zero, such as the dense product."""
     verify: bool = True
     """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
+    native: bool = True
+    """Look warm calls up in C++, compiled beside the first tuning of a process or by `gemmtune doctor --build`."""
     log_file: str | None = None
     """A file to which one JSON line for each choice and problem is appended."""
     store_path: str | None = None
@@ -193,7 +195,8 @@ _LEAST: dict[str, float] = {
 }
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
-_patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
+patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
+"""The settings of the innermost ``patch`` here; None outside of any."""
 
 
 def _check_target(target: object) -> None:
@@ -231,7 +234,7 @@ def _check_regex(field: str, value: object) -> None:
 
 def current() -> Settings:
     """The settings in force here: the innermost ``patch``, else those of the environment; deterministic where torch has to be."""
-    settings = _patched.get() or from_environment()
+    settings = patched.get() or from_environment()
     if not settings.deterministic:
         import torch  # noqa: PLC0415 - it takes seconds, and the command's help does without
 
@@ -242,7 +245,7 @@ def current() -> Settings:
 
 def token(deterministic: bool | None = None) -> int:
     """``current().token``, short enough for the path of every call that says whether torch has to be ``deterministic``."""
-    settings = _patched.get() or from_environment()
+    settings = patched.get() or from_environment()
     if settings.deterministic or deterministic is False:
         return settings.token
     return current().token
@@ -262,11 +265,11 @@ def patch(**changes: object) -> Iterator[Settings]:
 @contextmanager
 def use(settings: Settings) -> Iterator[Settings]:
     """Put whole settings in force for a ``with`` block, in this thread or task only."""
-    reset = _patched.set(settings)
+    reset = patched.set(settings)
     try:
         yield settings
     finally:
-        _patched.reset(reset)
+        patched.reset(reset)
 
 
 def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:

@@ -47,6 +47,7 @@ if parallel.WORKER is None:
     parallel.share_kernels(_folder / "cache", Path(_kept) if _kept else _folder / "kernels")
     os.environ["GEMMTUNE_CACHE_DIR"] = str(_folder / "cache")
     os.environ["GEMMTUNE_ROWS"] = "exact"  # what one test has tuned for another M is no answer here; tests of ranges say so
+    os.environ.setdefault("GEMMTUNE_NATIVE", "0")  # tests of plans look into Python's table; test_native.py turns it on
     quick_compiler.put_on_path(_folder / "compiler")
     rotation.choose()
     settings.from_environment.cache_clear()

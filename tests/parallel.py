@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 """The name of this process among those that run tests; None in the one that starts them, and where it runs them itself."""
-COMPILED = ("cpp", "cuda", "cutlass", "limits", "triton")
+COMPILED = ("cpp", "cuda", "cutlass", "limits", "native", "triton")
 """The folders of a cache folder that hold compiled kernels, each under a name that says what it was made of and by what."""
 MOST_PROCESSES = 16
 GPU_BYTES = 6 << 30

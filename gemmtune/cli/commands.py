@@ -161,11 +161,13 @@ def merge(**given: Any) -> None:
 
 
 @click.command()
+@click.option("--build", "build_native", is_flag=True, help="Compile the native look-up of warm calls, unless it is there.")
 @json_option
 def doctor(**given: Any) -> int:
-    """Show versions, devices, compilers, backends, the store and the cache folder.
+    """Show versions, devices, compilers, backends, the native look-up, the store and the cache folder.
 
-    The exit status is 1 when the store or the cache folder cannot be used, or when no backend works on any device.
+    The exit status is 1 when the store or the cache folder cannot be used, when no backend works on any device, or when --build
+    fails.
     """
     return int(_run("doctor.doctor", given))
 

@@ -21,7 +21,8 @@ from .. import __version__, settings
 from ..backends.table import BACKENDS, load
 from ..cache import make_private, why_not_private
 from ..device import DeviceInfo, detect
-from ..errors import UnavailableError
+from ..errors import GemmtuneError, UnavailableError
+from ..native import build
 from ..settings import Settings
 from ..store.key import driver_version, fingerprint_text
 from ..store.store import open_store
@@ -40,12 +41,13 @@ INTERPRETER_HELP = "off; for correctness on the CPU: TRITON_INTERPRET=1 gemmtune
 MIB = 1024 * 1024
 
 
-def doctor(json_file: str | None) -> int:
-    """Show versions, devices, compilers, backends, the store and the cache folder.
+def doctor(json_file: str | None, *, build_native: bool = False) -> int:
+    """Show versions, devices, compilers, backends, the native look-up, the store and the cache folder.
 
-    The exit status is 1 when the store or the cache folder cannot be used, or when no backend works on any device.
+    The exit status is 1 when the store or the cache folder cannot be used, when no backend works on any device, or when the native
+    look-up is asked for and cannot be built.
     """
-    data = report(settings.current())
+    data = report(settings.current(), build_native=build_native)
     if json_file != STDOUT:
         parts: list[Text] = []
         for title, lines in _sections(data):
@@ -56,12 +58,13 @@ def doctor(json_file: str | None) -> int:
     return 1 if data["problems"] else 0
 
 
-def report(chosen: Settings) -> dict[str, Any]:
+def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
     """Everything that ``doctor`` shows, as plain values; ``problems`` lists what keeps gemmtune from working."""
     devices = [detect("cpu"), *(detect(f"cuda:{i}") for i in range(torch.cuda.device_count()))]
     backends = {name: _backend(name, devices) for name in BACKENDS}
     cache, store = _cache_folder(chosen.folder), _store(chosen, devices)
-    problems = [entry["problem"] for entry in (cache, store) if entry["problem"]]
+    native = _native(chosen, build_native=build_native)
+    problems = [entry["problem"] for entry in (cache, store, native) if entry["problem"]]
     if not any(entry["ok"] for entry in backends.values()):
         problems.append("no backend works on any device of this machine")
     interpreted = any(seen["ok"] for seen in backends["triton"]["devices"] if seen["device"] == "cpu")
@@ -80,6 +83,7 @@ def report(chosen: Settings) -> dict[str, Any]:
         | {"NVRTC": _nvrtc(), "HIP": _hip_compiler()},
         "triton_interpreter": "on" if interpreted else INTERPRETER_HELP,
         "backends": backends,
+        "native_lookup": native,
         "store": store,
         "cache_folder": cache,
         "settings": {k: v for k, v in dataclasses.asdict(chosen).items() if v != getattr(Settings(), k)},
@@ -159,6 +163,26 @@ def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
     }
 
 
+def _native(chosen: Settings, *, build_native: bool) -> dict[str, Any]:
+    """Whether warm calls are looked up in C++ here; with ``build_native`` what is missing is compiled first."""
+    problem = None
+    if build_native:
+        try:
+            build.make()
+        except GemmtuneError as error:
+            problem = str(error)
+    path, reason = build.made(), build.why_impossible()
+    if not chosen.native:
+        detail = "switched off by the setting native: Python looks calls up"
+    elif path is not None:
+        detail = f"{path}, for torch {torch.__version__} and Python {platform.python_version()}"
+    elif reason is not None:
+        detail = f"no, Python looks calls up, which costs a few microseconds each: {reason}"
+    else:
+        detail = "not built yet, Python looks calls up: gemmtune doctor --build compiles it, and so does a process that tunes"
+    return {"path": str(path) if path is not None else None, "detail": detail, "problem": problem}
+
+
 def _cache_folder(folder: Path) -> dict[str, Any]:
     """Whether the folder can be written, tried by writing, and by nobody else; and how much is in it."""
     problem = None
@@ -195,6 +219,7 @@ def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "devices", [_device_line(device) for device in data["devices"]]
     yield "compilers", [_compiler_line(language, found) for language, found in data["compilers"].items()]
     yield "backends", [line for name, entry in data["backends"].items() for line in _backend_lines(name, entry)]
+    yield "native look-up", [data["native_lookup"]["detail"]]
     yield "triton interpreter", [data["triton_interpreter"]]
     yield "store", _store_lines(data["store"])
     cache = data["cache_folder"]

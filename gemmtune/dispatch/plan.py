@@ -16,6 +16,7 @@ from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..filters import why_not_skipping
+from ..native.lookup import forget
 from ..problem import Layout, Problem
 from ..problem.operations import ROLES
 from ..problem.rows import row_classes
@@ -132,6 +133,7 @@ def forget_plans() -> None:
     ready.clear()
     _plans.clear()
     forget_range_plans()
+    forget(generation.number)
 
 
 def keep_ready(key: Hashable | None, entry: Ready | None) -> None:

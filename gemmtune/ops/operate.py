@@ -21,8 +21,9 @@ from ..dispatch.checks import watched, why_composed, why_not_ours, why_unreadabl
 from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.plan import keep_ready, ready
+from ..dispatch.plan import generation, keep_ready, ready
 from ..dispatch.prepack import PackedOperand
+from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
 from ..problem.fields import scalar_class
 from ..problem.fused import NAMES
@@ -55,6 +56,25 @@ def operate(
     ``operands`` are in the row's order, optional ones at the end left out if they are None. ``brought`` is the argument that
     becomes the first operand of the epilogue (``problem.fused``).
     """
+    if not is_traced_by_dynamo() and (look_up := native.call) is not None:
+        result: Tensor = look_up(name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
+        return result
+    return _in_python(False, name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
+
+
+def _in_python(
+    missing: bool,
+    name: str,
+    operands: tuple[Any, ...],
+    out: Tensor | None,
+    epilogue: Callable[..., Tensor] | None,
+    epilogue_args: Sequence[Tensor],
+    scalars: tuple[Any, ...],
+    options: tuple[Hashable, ...],
+    brought: Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    """The same without the native look-up, which is told of the plan if it only is ``missing`` there."""
     key = None
     if not (is_traced_by_dynamo() or modes() or function_mode() or profiler._is_profiler_enabled or is_tracing()):
         given = operands if brought is None else (*operands, brought)
@@ -67,7 +87,10 @@ def operate(
                 key = key_of(name, given, asked)
             else:
                 key, given = _key_of_more(name, given, asked, out, epilogue, epilogue_args)
+            number = generation.number
             if key is not None and (entry := ready.get(key)) is not None:
+                if missing:
+                    keep(number, entry, (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype))
                 b = given[1]
                 packed = b.__class__ is PackedOperand
                 tensors = (given[0], b.for_choice(entry.plan.choice), *given[2:]) if packed else given
@@ -139,4 +162,8 @@ def _routed(key: Hashable | None, call: Call) -> Tensor:
         return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on")
     result, entry = differentiated(call, operate) if call.wants_grad else run(call)
     keep_ready(key, entry)
+    prepare(_FOR_NATIVE)
     return result
+
+
+_FOR_NATIVE = Above(in_python=_in_python, meaning_of=meaning_of, packed_type=PackedOperand)

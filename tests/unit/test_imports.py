@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("filters",),
     ("toolchain",),
     ("backends",),
+    ("native",),
     ("workers",),
     ("store",),
     ("timing",),

@@ -10,6 +10,7 @@ from ...choice import Kernel, RunNew, Scalars, Tensors
 from ...problem import Layout, Problem
 from ...problem.compositions import dequantized
 from ...problem.epilogue import evaluate
+from ...toolchain.prepared import TorchOperation
 
 Tensor = torch.Tensor
 
@@ -66,13 +67,15 @@ def kernel_of(problem: Problem, aten_name: str, kwargs: Mapping[str, str]) -> Ke
         return finished(copied(_wide(problem)), problem)
     function: Callable[..., Tensor] = getattr(torch, aten_name)
     if aten_name in ("mm", "bmm"):
-        return finished(_product(function), problem)
+        return finished(_product(function, TorchOperation(operation=aten_name)), problem)  # type: ignore[arg-type]
     size = problem.out.size
     views: dict[str | None, Callable[[Tensor], Tensor]] = {
         "vector": lambda inp: inp if inp.dim() == 1 else inp[0],
         "matrix": lambda inp: inp.expand(size),
     }
-    return finished(_scaled(function, views.get(kwargs.get("bias"))), problem)
+    form = kwargs.get("bias")
+    prepared = TorchOperation(operation=aten_name, inp=form or "given")  # type: ignore[arg-type]
+    return finished(_scaled(function, views.get(form), prepared), problem)
 
 
 def sum_kernel(problem: Problem) -> Kernel:
@@ -118,7 +121,7 @@ def mixed_kernel(problem: Problem) -> Kernel:
     return finished(Kernel(run=run, run_new=run_new), problem)
 
 
-def _product(function: Callable[..., Tensor]) -> Kernel:
+def _product(function: Callable[..., Tensor], prepared: TorchOperation | None = None) -> Kernel:
     """a @ b by torch.mm or torch.bmm."""
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
@@ -129,10 +132,10 @@ def _product(function: Callable[..., Tensor]) -> Kernel:
         a, b = tensors
         return function(a, b)
 
-    return Kernel(run=run, run_new=run_new)
+    return Kernel(run=run, run_new=run_new, prepared=prepared)
 
 
-def _scaled(function: Callable[..., Tensor], view: Callable[[Tensor], Tensor] | None) -> Kernel:
+def _scaled(function: Callable[..., Tensor], view: Callable[[Tensor], Tensor] | None, prepared: TorchOperation) -> Kernel:
     """alpha · a @ b + beta · view(inp) by torch.addmm or torch.baddbmm."""
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
@@ -143,7 +146,7 @@ def _scaled(function: Callable[..., Tensor], view: Callable[[Tensor], Tensor] | 
         (a, b, inp), (alpha, beta) = tensors, scalars
         return function(inp if view is None else view(inp), a, b, beta=beta, alpha=alpha)
 
-    return Kernel(run=run, run_new=run_new)
+    return Kernel(run=run, run_new=run_new, prepared=prepared)
 
 
 def _wide(problem: Problem) -> RunNew:

@@ -18,6 +18,7 @@ from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from ...toolchain.made_once import opened
+from ...toolchain.prepared import HostFunction
 from .compiler import artifact_path, compile_source, find_compiler
 from .configs import Config, refusal
 from .operands import numbers_per_step, oriented, sides, uses_vnni
@@ -121,7 +122,7 @@ class CppChoice(Choice):
     def bind(self, loaded: ctypes.CDLL) -> Kernel:
         """The compiled function with its plan. Calls let go of the GIL and use up to ``torch.get_num_threads()`` threads."""
         plan = make_plan(self.problem, self.config, self.arch, vnni=self.vnni)
-        return Kernel(run=_bind(loaded, plan, self.problem, self.name))
+        return Kernel(run=_bind(loaded, plan, self.problem, self.name), prepared=_prepared(loaded, plan, self.problem))
 
     @property
     def packed_format(self) -> str | None:
@@ -205,8 +206,24 @@ def _bind(library: ctypes.CDLL, plan: Plan, problem: Problem, name: str) -> Run:
     def fail() -> NoReturn:
         raise MemoryError(f"{name}: not enough memory for the packed panels of a {sizes} product")
 
-    plain = problem.inp is None and not _operand_count(problem) and problem.alpha == "one"
-    return _plain(library, plan, fail) if plain else _general(library, plan, problem, fail)
+    return _plain(library, plan, fail) if _is_plain(problem) else _general(library, plan, problem, fail)
+
+
+def _is_plain(problem: Problem) -> bool:
+    return problem.inp is None and not _operand_count(problem) and problem.alpha == "one"
+
+
+def _prepared(library: ctypes.CDLL, plan: Plan, problem: Problem) -> HostFunction:
+    plain = _is_plain(problem)
+    function = library.gemmtune_product if plain else library.gemmtune_gemm
+    return HostFunction(
+        function=ctypes.cast(function, ctypes.c_void_p).value or 0,
+        plan=ctypes.addressof(plan.words),
+        plain=plain,
+        swapped=plan.swapped,
+        added=problem.inp is not None,
+        owner=(library, plan),
+    )
 
 
 def _operand_count(problem: Problem) -> int:

@@ -1,0 +1,108 @@
+"""The extension module: compiled once for a torch, a Python and a compiler, and kept in the cache folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..backends.cpp.compiler import COMPILERS, Compiler, find_compiler
+from ..cache import cache_dir
+from ..errors import UnavailableError
+from ..toolchain.made_once import compile_text, made_once, opened
+
+NAME = "gemmtune_native"
+SOURCES = ("key.h", "launch.h", "table.h", "parse.h", "module.cpp")
+HERE = Path(__file__).parent
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-as-needed")
+LIBRARIES = ("torch_python", "torch_cpu", "c10")
+"""What torch has loaded already: the linker is told, so that the loader finds their symbols."""
+
+
+def headers_missing() -> str | None:
+    """What the compiler would not find, and what to do about it; None where all is there."""
+    folders = {"torch": torch_folder() / "include/torch/csrc/python_headers.h", "Python": Path(python_include()) / "Python.h"}
+    for what, header in folders.items():
+        if not header.exists():
+            return f"the headers of {what} are not installed: {header} is missing; install the development files of {what}"
+    return None
+
+
+def torch_folder() -> Path:
+    """The folder of the torch that is imported."""
+    return Path(torch.__file__).parent
+
+
+def python_include() -> str:
+    """The folder of Python's own headers."""
+    return sysconfig.get_paths()["include"]
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash over the sources and everything that the module is built against, but for the compiler."""
+    made_of = [*((HERE / name).read_text() for name in SOURCES), *FLAGS, torch.__version__, str(torch.version.git_version)]
+    made_of += [str(sysconfig.get_config_var("SOABI")), str(torch.compiled_with_cxx11_abi())]
+    return hashlib.blake2b("\n".join(made_of).encode(), digest_size=16).hexdigest()
+
+
+def module_path(compiler: Compiler) -> Path:
+    """The file of the module, made or not."""
+    digest = hashlib.blake2b(f"{compiler.version}\n{source_digest()}".encode(), digest_size=16).hexdigest()
+    return cache_dir("native") / f"{digest}.so"
+
+
+def why_impossible() -> str | None:
+    """Why the module can neither be found nor made here, and what to do about it; None where it can."""
+    if find_compiler() is None:
+        return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
+    return headers_missing()
+
+
+def made() -> Path | None:
+    """The file of the module if it is there."""
+    compiler = find_compiler()
+    path = module_path(compiler) if compiler is not None else None
+    return path if path is not None and path.exists() else None
+
+
+def make(*, quietly: bool = False) -> Path:
+    """The file of the module, compiled if it is missing; ``quietly``: with what others leave of the processor.
+
+    Raises:
+        CompileError: the compiler refused it.
+        UnavailableError: there is no compiler, or there are no headers.
+    """
+    reason, compiler = why_impossible(), find_compiler()
+    if reason is not None or compiler is None:
+        raise UnavailableError(f"the native look-up cannot be built: {reason}")
+    libraries = torch_folder() / "lib"
+    command = [
+        *(("nice", "-n", "19") if quietly else ()), compiler.path, *FLAGS, f"-I{HERE}", f"-I{torch_folder() / 'include'}",
+        f"-I{python_include()}", f"-L{libraries}", *(f"-l{name}" for name in LIBRARIES),
+    ]  # fmt: skip
+    text = f'#include "{SOURCES[-1]}"\n'
+    return made_once(lambda: module_path(compiler), lambda to: compile_text(command, text, ".cpp", to, NAME), NAME)
+
+
+def load() -> Any:
+    """The module, compiled if it is missing. Raises what ``make`` does, and OSError."""
+    return opened(make, _imported)
+
+
+def _imported(path: Path) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
+    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise OSError(str(error)) from error
+    return module

@@ -1,0 +1,270 @@
+// The key of a call: everything that a plan depends on, read off its arguments as key_of in dispatch/keys.py reads it.
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#include <torch/csrc/python_headers.h>
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+
+namespace gemmtune {
+
+constexpr int kMostTensors = 12;  // that are read
+constexpr int kMostWords = 96;
+
+struct Key {
+  int count = 0;
+  uint64_t words[kMostWords];
+
+  void add(uint64_t word) { words[count++] = word; }
+  bool operator==(Key const& other) const {
+    return count == other.count && std::memcmp(words, other.words, count * sizeof(uint64_t)) == 0;
+  }
+  uint64_t hash() const {
+    uint64_t h = 0x9e3779b97f4a7c15ull;
+    for (int i = 0; i < count; ++i) {
+      const __uint128_t product = static_cast<__uint128_t>(words[i] ^ h) * 0xd6e8feb86659fd93ull;
+      h = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64) ^ (h << 1);
+    }
+    return h;
+  }
+};
+
+// What the public functions hand to ``operate``, in its order.
+struct Arguments {
+  PyObject *name, *operands, *out, *epilogue, *epilogue_args, *scalars, *options, *brought, *out_dtype;
+};
+
+// A call whose key could be read. Pointers are borrowed from the arguments.
+struct Call {
+  Key key;
+  at::Tensor const* read[kMostTensors];
+  PyObject* objects[kMostTensors];  // the same as Python has them; a prepacked b as it was given
+  int count = 0;
+  at::Tensor const* out = nullptr;
+  double scalars[2] = {1, 0};
+};
+
+enum class Reading { kRead, kUnknown, kUnusual };  // unknown: it names something that no kept call has
+
+// What is asked of Python: set once, when the module is put in place.
+struct Surroundings {
+  PyObject* settings = nullptr;          // the context variable of patched settings
+  PyObject* in_python = nullptr;         // in_python(missing, *arguments): what does every other call
+  PyObject* meaning_of = nullptr;        // of an epilogue function
+  PyObject* packed_type = nullptr;       // PackedOperand
+  PyObject* profiler = nullptr;          // the dict of torch.autograd.profiler
+  PyObject* profiling = nullptr;         // the name in it
+  PyObject* token_name = nullptr;        // "token"
+  PyObject* tensor_name = nullptr;       // "tensor"
+  PyObject* for_choice_name = nullptr;   // "for_choice"
+  PyObject* numbers = nullptr;           // dict: an object that a key holds -> its number
+  uint64_t next_number = 1;
+  uint64_t token = 0;                    // of the settings outside of any patch
+};
+inline Surroundings around;
+
+// Bits of key sets and of the thread's dispatch state that an ordinary call may have.
+struct Ordinary {
+  uint64_t tensor_keys, inference_included, inference_excluded;
+  Ordinary() {
+    using c10::DispatchKey;
+    tensor_keys = c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::ADInplaceOrView, DispatchKey::AutogradCPU,
+                                       DispatchKey::AutogradCUDA, DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}).raw_repr();
+    c10::InferenceMode mode;
+    inference_included = c10::impl::raw_local_dispatch_key_set.included_;
+    inference_excluded = c10::impl::raw_local_dispatch_key_set.excluded_;
+  }
+};
+inline Ordinary const* ordinary = nullptr;
+
+// Whether torch sees to nothing in this thread: no autocast, mode, torch.func transform, trace or profiler.
+inline bool plain_thread() {
+  auto const& state = c10::impl::raw_local_dispatch_key_set;
+  const bool plain = (state.included_ | state.excluded_) == 0 ||
+                     (state.included_ == ordinary->inference_included && state.excluded_ == ordinary->inference_excluded);
+  return plain && !at::impl::torch_function_mode_enabled() && PyDict_GetItem(around.profiler, around.profiling) == Py_False;
+}
+
+// The number of an object that a key holds; 0 with no error: it has none. ``make``: give it one.
+inline uint64_t number_of(PyObject* object, bool make) {
+  PyObject* known = PyDict_GetItemWithError(around.numbers, object);
+  if (known != nullptr) return PyLong_AsUnsignedLongLong(known);
+  if (PyErr_Occurred()) {
+    PyErr_Clear();  // it has no hash: the Python path says so
+    return 0;
+  }
+  if (!make) return 0;
+  const uint64_t number = around.next_number++;
+  PyObject* value = PyLong_FromUnsignedLongLong(number);
+  const bool kept = value != nullptr && PyDict_SetItem(around.numbers, object, value) == 0;
+  Py_XDECREF(value);
+  if (!kept) PyErr_Clear();
+  return kept ? number : 0;
+}
+
+// The token of the settings in force; 0: it cannot be read.
+inline uint64_t settings_token() {
+  PyObject* settings = nullptr;
+  if (PyContextVar_Get(around.settings, nullptr, &settings) != 0) {
+    PyErr_Clear();
+    return 0;
+  }
+  if (settings == nullptr || settings == Py_None) {
+    Py_XDECREF(settings);
+    return around.token;
+  }
+  PyObject* token = PyObject_GetAttr(settings, around.token_name);
+  Py_DECREF(settings);
+  const uint64_t value = token == nullptr ? 0 : PyLong_AsUnsignedLongLong(token) + 1;
+  Py_XDECREF(token);
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    return 0;
+  }
+  return value;
+}
+
+// Adds a tensor to the key; null: the call must be looked at more closely.
+inline at::Tensor const* add_tensor(PyObject* object, Key& key) {
+  if (!THPVariable_CheckExact(object)) return nullptr;
+  at::Tensor const& tensor = THPVariable_Unpack(object);
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  // Conjugated, negated, sparse, quantized, nested, meta, functorch's, functional: each has a key beside these.
+  if (impl->key_set().raw_repr() & ~ordinary->tensor_keys) return nullptr;
+  if (auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta())) {
+    if (meta->fw_grad_ != nullptr) return nullptr;
+    if (c10::GradMode::is_enabled() && tensor.requires_grad()) return nullptr;
+  }
+  const auto sizes = impl->sizes(), strides = impl->strides();
+  const int dims = static_cast<int>(sizes.size());
+  if (key.count + 1 + 2 * dims > kMostWords || dims > 8) return nullptr;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  if (address == 0) return nullptr;
+  key.add(static_cast<uint64_t>(dims) | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | (address & 15) << 16);
+  for (int i = 0; i < dims; ++i) key.add(sizes[i]);
+  for (int i = 0; i < dims; ++i) key.add(strides[i]);
+  return &tensor;
+}
+
+// The flags of torch on which a product of this dtype on a GPU depends; -1: another device is the current one.
+inline int64_t device_flags(at::Tensor const& a) {
+  auto& context = at::globalContext();
+  if (a.get_device() != c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index()) return -1;
+  switch (a.scalar_type()) {
+    case at::kBFloat16: return static_cast<int64_t>(context.allowBF16ReductionCuBLAS());
+    case at::kHalf: return static_cast<int64_t>(context.allowFP16ReductionCuBLAS());
+    case at::kFloat: return static_cast<int64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL));
+    default: return 0;
+  }
+}
+
+// Classes of alpha and beta as the Problem has them: zero, one, general. False: no plain numbers.
+inline bool read_scalars(PyObject* scalars, Call& call, uint64_t& classes) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(scalars);
+  if (count != 0 && count != 2) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* given = PyTuple_GET_ITEM(scalars, i);
+    if (!PyFloat_CheckExact(given) && !PyLong_CheckExact(given)) return false;
+    const double value = PyFloat_AsDouble(given);
+    if (value == -1 && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    call.scalars[i] = value;
+    classes = classes << 2 | (value == 0 ? 1 : value == 1 ? 2 : 3);
+  }
+  return true;
+}
+
+inline Reading read_epilogue(Arguments const& given, bool make, uint64_t& number) {
+  const bool sequence = PyTuple_CheckExact(given.epilogue_args) || PyList_CheckExact(given.epilogue_args);
+  if (given.epilogue == Py_None) {
+    return PyTuple_CheckExact(given.epilogue_args) && PyTuple_GET_SIZE(given.epilogue_args) == 0 ? Reading::kRead : Reading::kUnusual;
+  }
+  if (!sequence) return Reading::kUnusual;
+  if (PyCFunction_CheckExact(given.epilogue)) {  // its meaning is itself
+    number = number_of(given.epilogue, make);
+  } else {
+    PyObject* meaning = PyObject_CallOneArg(around.meaning_of, given.epilogue);
+    if (meaning == nullptr) PyErr_Clear();
+    if (meaning == nullptr || meaning == Py_None) {
+      Py_XDECREF(meaning);
+      return Reading::kUnusual;
+    }
+    number = number_of(meaning, make);
+    Py_DECREF(meaning);
+  }
+  return number != 0 ? Reading::kRead : Reading::kUnknown;
+}
+
+inline bool add_operand(PyObject* object, Call& call, int place) {
+  PyObject* tensor = object;
+  if (place == 1 && reinterpret_cast<PyObject*>(Py_TYPE(object)) == around.packed_type) {
+    tensor = PyObject_GetAttr(object, around.tensor_name);
+    if (tensor == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    Py_DECREF(tensor);  // the operand keeps it
+  }
+  at::Tensor const* found = call.count < kMostTensors ? add_tensor(tensor, call.key) : nullptr;
+  if (found == nullptr || (call.count > 0 && found->device() != call.read[0]->device())) return false;
+  call.objects[call.count] = object;
+  call.read[call.count++] = found;
+  return true;
+}
+
+// Reads a call. ``make``: what the key holds of Python's objects gets a number if it has none.
+inline Reading read_call(Arguments const& given, Call& call, bool make) {
+  if (!plain_thread() || !PyTuple_CheckExact(given.operands) || PyTuple_GET_SIZE(given.operands) < 2) return Reading::kUnusual;
+  const uint64_t name = number_of(given.name, make), token = settings_token();
+  uint64_t classes = 0, options = 0, dtype = 0, epilogue = 0;
+  if (token == 0 || !read_scalars(given.scalars, call, classes)) return Reading::kUnusual;
+  if (PyTuple_GET_SIZE(given.options) != 0) options = number_of(given.options, make) << 1 | 1;
+  if (given.out_dtype != Py_None) dtype = number_of(given.out_dtype, make) << 1 | 1;
+  const Reading meaning = read_epilogue(given, make, epilogue);
+  if (meaning == Reading::kUnusual) return meaning;
+
+  Key& key = call.key;
+  const Py_ssize_t own = PyTuple_GET_SIZE(given.operands);
+  key.add(name | classes << 32);
+  key.add(token);
+  key.add(options);
+  key.add(dtype << 32 | epilogue);
+  key.add(0);  // what is known later
+  for (Py_ssize_t i = 0; i < own; ++i) {
+    if (!add_operand(PyTuple_GET_ITEM(given.operands, i), call, static_cast<int>(i))) return Reading::kUnusual;
+  }
+  if (given.brought != Py_None && !add_operand(given.brought, call, call.count)) return Reading::kUnusual;
+  const Py_ssize_t extra = given.epilogue == Py_None ? 0 : PySequence_Fast_GET_SIZE(given.epilogue_args);
+  for (Py_ssize_t i = 0; i < extra; ++i) {
+    if (!add_operand(PySequence_Fast_GET_ITEM(given.epilogue_args, i), call, call.count)) return Reading::kUnusual;
+  }
+  if (given.out != Py_None) {
+    call.out = add_tensor(given.out, key);
+    const bool counted = call.out != nullptr && (!call.out->is_inference() || c10::InferenceMode::is_enabled());
+    if (!counted || call.out->device() != call.read[0]->device()) return Reading::kUnusual;
+  }
+  at::Tensor const& a = *call.read[0];
+  int64_t flags = 0;
+  if (a.is_cuda() && (flags = device_flags(a)) < 0) return Reading::kUnusual;
+  const bool packed = reinterpret_cast<PyObject*>(Py_TYPE(call.objects[1])) == around.packed_type;
+  key.words[4] = static_cast<uint64_t>(flags) | static_cast<uint64_t>(at::globalContext().deterministicAlgorithms()) << 8 |
+                 static_cast<uint64_t>(packed) << 9 | static_cast<uint64_t>(given.out != Py_None) << 10 |
+                 static_cast<uint64_t>(given.brought != Py_None) << 11 | static_cast<uint64_t>(own) << 16 |
+                 static_cast<uint64_t>(extra) << 24 | static_cast<uint64_t>(a.get_device() + 1) << 32 |
+                 static_cast<uint64_t>(a.device().type()) << 48;
+  const bool numbered = name != 0 && options != 1 && dtype != 1 && meaning == Reading::kRead;
+  return numbered ? Reading::kRead : Reading::kUnknown;
+}
+
+}  // namespace gemmtune

@@ -1,0 +1,130 @@
+"""The native look-up in this process: loaded when it is there, built in the background when it is not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.autograd import profiler
+
+from .. import settings
+from ..errors import GemmtuneError
+from . import build
+from .records import record_of
+
+log = logging.getLogger("gemmtune")
+QUIET_S = 10.0
+"""The compiler is started when no new plan was made for so long: it would disturb the measurements of a tuning."""
+
+
+@dataclass(slots=True)
+class LookUp:
+    """``call(name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)`` is the result of a call, by
+    what was kept or by Python; None without the module.
+
+    ``state`` tells how far it is. ``asked_at`` is when a plan was last made, ``generation`` that of the plans that hold.
+    """
+
+    call: Callable[..., Any] | None = None
+    module: Any = None
+    state: str = "not asked for yet"
+    begun: bool = False
+    lock: AbstractContextManager[Any] = field(default_factory=threading.RLock)
+    asked_at: float = 0.0
+    generation: int = 0
+
+
+native = LookUp()
+
+
+def _after_fork() -> None:
+    """A child has neither the thread that compiles nor what may have held the lock."""
+    native.lock = threading.RLock()
+    native.begun = native.module is not None
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Above:
+    """What the look-up needs of the modules above it.
+
+    ``in_python(missing, *arguments)`` does every call that it does not do itself, ``missing`` where it would if the call was kept.
+    ``meaning_of`` an epilogue and the type of a prepacked operand are for the key.
+    """
+
+    in_python: Callable[..., Any]
+    meaning_of: Callable[[Callable[..., Any]], Hashable | None]
+    packed_type: type
+
+
+def prepare(above: Above) -> None:
+    """See to the look-up after a new plan was made, as the settings allow: load it, or have it compiled in the background.
+
+    A process that tunes nothing compiles nothing.
+    """
+    native.asked_at = time.monotonic()
+    chosen = settings.current()
+    if not chosen.native:
+        return
+    with native.lock:
+        if native.begun:
+            return
+        if build.made() is not None:
+            load(above)
+        elif chosen.tune != "never" and build.why_impossible() is None:
+            native.begun, native.state = True, "being compiled in the background"
+            threading.Thread(target=_compile, args=(chosen, above), name="gemmtune-native", daemon=True).start()
+
+
+def load(above: Above) -> None:
+    """Put the module in place, compiled if it is missing. What is wrong with it is told once; Python then serves for ever."""
+    with native.lock:
+        native.begun = True
+        try:
+            module = build.load()
+        except (GemmtuneError, OSError) as error:
+            _fail(error)
+            return
+        module.surround(settings.patched, above.in_python, above.meaning_of, above.packed_type, vars(profiler))
+        module.forget(native.generation, settings.from_environment().token)
+        native.module, native.call, native.state = module, module.look_up, "in use"
+
+
+def _compile(chosen: settings.Settings, above: Above) -> None:
+    """Wait for the end of a series of tunings, compile, and put the module in place."""
+    while (rest := native.asked_at + QUIET_S - time.monotonic()) > 0:
+        time.sleep(rest)
+    with settings.use(chosen):
+        try:
+            build.make(quietly=True)
+        except GemmtuneError as error:
+            _fail(error)
+        else:
+            load(above)
+
+
+def _fail(error: Exception) -> None:
+    native.state = f"failed: {error}"
+    log.warning("the native look-up is not used, a call costs a few microseconds more: %s", error)
+
+
+def keep(generation: int, entry: Any, arguments: tuple[Any, ...]) -> None:
+    """Let calls with these arguments find the entry, unless plans were forgotten since that was looked up."""
+    if settings.current().native:
+        native.module.keep(generation, record_of(entry), *arguments)
+
+
+def forget(generation: int) -> None:
+    """Drop everything that is kept: plans of an older generation hold no more."""
+    with native.lock:
+        native.generation = generation
+        if native.module is not None:
+            native.module.forget(generation, settings.from_environment().token)

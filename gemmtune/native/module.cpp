@@ -1,0 +1,244 @@
+// The look-up of a warm call in C++: ``look_up`` reads the key off the arguments, finds the record, and launches.
+#include "parse.h"
+
+#include <torch/csrc/Exceptions.h>
+
+namespace gemmtune {
+namespace {
+
+Table table;
+uint64_t generation = 0;  // of plans: a record of an older one is not taken
+constexpr size_t kMostRecords = 65536;
+constexpr int kArguments = 9;
+
+// A C++ exception becomes the one that torch makes of it in Python. Unlike torch's macro this takes no time where there is none.
+template <class F>
+PyObject* guarded(F function) {
+  try {
+    return function();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+class Held {
+ public:
+  explicit Held(Record* record) : record_(record) { ++record_->users; }
+  ~Held() { leave(record_); }
+  Held(Held const&) = delete;
+
+ private:
+  Record* record_;
+};
+
+class WithoutGil {
+ public:
+  explicit WithoutGil(bool release) : state_(release ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  WithoutGil(WithoutGil const&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+Arguments arguments_of(PyObject* const* a) { return {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]}; }
+
+bool readable(PyObject* const* a, Py_ssize_t count) {
+  if (count == kArguments && PyTuple_CheckExact(a[1]) && PyTuple_CheckExact(a[5]) && PyTuple_CheckExact(a[6])) return true;
+  PyErr_SetString(PyExc_TypeError, "expected (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)");
+  return false;
+}
+
+// Whether out lies wholly before or behind each tensor that is read.
+bool apart(Record const& record, Call const& call) {
+  const auto first = reinterpret_cast<uintptr_t>(call.out->const_data_ptr());
+  const auto end = first + record.spans[0];
+  for (int i = 0; i < call.count; ++i) {
+    const auto address = reinterpret_cast<uintptr_t>(call.read[i]->const_data_ptr());
+    if (address < end && first < address + record.spans[i + 1]) return false;
+  }
+  return true;
+}
+
+// By the functions of the plan: what has no launch of its own, and what a launch refused, which they say in their own words.
+PyObject* by_python(Record const& record, Call const& call, Arguments const& given, PyObject* packed) {
+  PyObject* tensors = PyTuple_New(call.count);
+  if (tensors == nullptr) return nullptr;
+  for (int i = 0; i < call.count; ++i) {
+    PyTuple_SET_ITEM(tensors, i, Py_NewRef(i == 1 && packed != nullptr ? packed : call.objects[i]));
+  }
+  PyObject* arguments[] = {given.out, tensors, given.scalars};
+  PyObject* result = call.out != nullptr ? PyObject_Vectorcall(record.into, arguments, 3, nullptr)
+                                         : PyObject_Vectorcall(record.fresh, arguments + 1, 2, nullptr);
+  Py_DECREF(tensors);
+  return result;
+}
+
+PyObject* by_torch(Record const& record, Call const& call, Arguments const& given) {
+  if (call.out != nullptr) {
+    at::Tensor out = *call.out;
+    {
+      WithoutGil free(record.lengthy);
+      launch_into(record.torch, out, call.read, call.scalars);
+    }
+    out.unsafeGetTensorImpl()->bump_version();
+    return Py_NewRef(given.out);
+  }
+  at::Tensor result;
+  if (call.read[0]->is_cpu()) {
+    result = allocate(record.result, c10::Device(c10::kCPU));
+    WithoutGil free(record.lengthy);
+    launch_into(record.torch, result, call.read, call.scalars);
+  } else {
+    WithoutGil free(record.lengthy);
+    result = launch(record.torch, call.read, call.scalars);
+  }
+  return THPVariable_Wrap(std::move(result));
+}
+
+PyObject* by_launch(Record const& record, Call const& call, Arguments const& given, PyObject* packed) {
+  at::Tensor out = call.out != nullptr ? *call.out : allocate(record.result, call.read[0]->device());
+  int status = 0;
+  {
+    void const* read[kMostTensors];
+    for (int i = 0; i < call.count; ++i) read[i] = call.read[i]->const_data_ptr();
+    void* result = out.mutable_data_ptr();
+    WithoutGil free(record.lengthy);
+    if (record.kind == Kind::kHostFunction) status = launch(record.host, result, read, call.count, call.scalars);
+    else status = launch(record.driver, result, read, call.count, call.scalars, stream_of(call.read[0]->device()));
+  }
+  if (status != 0) return by_python(record, call, given, packed);
+  if (call.out == nullptr) return THPVariable_Wrap(std::move(out));
+  out.unsafeGetTensorImpl()->bump_version();
+  return Py_NewRef(given.out);
+}
+
+PyObject* run(Record* record, Call& call, Arguments const& given) {
+  Held held(record);
+  PyObject *packed = nullptr, *operand = call.objects[1];
+  if (reinterpret_cast<PyObject*>(Py_TYPE(operand)) == around.packed_type) {
+    packed = record->choice == nullptr ? PyObject_GetAttr(operand, around.tensor_name)
+                                       : PyObject_CallMethodOneArg(operand, around.for_choice_name, record->choice);
+    if (packed == nullptr) return nullptr;
+    call.read[1] = &THPVariable_Unpack(packed);
+  }
+  PyObject* result = record->kind == Kind::kPython  ? by_python(*record, call, given, packed)
+                     : record->kind == Kind::kTorch ? by_torch(*record, call, given)
+                                                    : by_launch(*record, call, given, packed);
+  Py_XDECREF(packed);
+  return result;
+}
+
+// By Python: ``missing`` tells that no call like it was kept, else it has to be looked at more closely.
+PyObject* elsewhere(PyObject* missing, PyObject* const* args) {
+  PyObject* arguments[kArguments + 1] = {missing};
+  std::copy(args, args + kArguments, arguments + 1);
+  return PyObject_Vectorcall(around.in_python, arguments, kArguments + 1, nullptr);
+}
+
+// The result of a call: by its record, or by Python.
+PyObject* look_up(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!readable(args, count)) return nullptr;
+  Call call;
+  return guarded([&]() -> PyObject* {
+    const Arguments given = arguments_of(args);
+    const Reading reading = read_call(given, call, false);
+    if (reading == Reading::kUnusual) return elsewhere(Py_False, args);
+    Record* record = reading == Reading::kRead ? table.find(call.key) : nullptr;
+    if (record == nullptr) return elsewhere(Py_True, args);
+    if (call.out != nullptr && !apart(*record, call)) return elsewhere(Py_False, args);
+    return run(record, call, given);
+  });
+}
+
+// What ``look_up`` would run: the entry that was kept; False: no call like it was; None: it has to be looked at more closely.
+PyObject* found(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+  if (!readable(args, count)) return nullptr;
+  Call call;
+  const Reading reading = read_call(arguments_of(args), call, false);
+  if (reading == Reading::kUnusual) Py_RETURN_NONE;
+  Record* record = reading == Reading::kRead ? table.find(call.key) : nullptr;
+  if (record == nullptr) Py_RETURN_FALSE;
+  return Py_NewRef(record->entry);
+  });
+}
+
+// keep(generation, record, *arguments of the call): whether calls like this one are found from now on.
+PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+  if (count < 2 || !readable(args + 2, count - 2)) return nullptr;
+  const uint64_t number = PyLong_AsUnsignedLongLong(args[0]);
+  if (PyErr_Occurred()) return nullptr;
+  auto record = std::make_unique<Record>();
+  if (!parse(args[1], *record)) return nullptr;
+  Call call;
+  if (read_call(arguments_of(args + 2), call, true) != Reading::kRead) Py_RETURN_FALSE;
+  if (static_cast<int>(record->spans.size()) != call.count + 1) Py_RETURN_FALSE;
+  record->key = call.key;
+  if (number != generation) Py_RETURN_FALSE;
+  if (table.count() >= kMostRecords) table.clear();
+  table.insert(std::move(record));
+  Py_RETURN_TRUE;
+  });
+}
+
+// forget(generation, token): nothing is kept; plans of that generation are taken, and that token is of the settings without a patch.
+PyObject* forget(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+  unsigned long long number, token;
+  if (!PyArg_ParseTuple(args, "KK", &number, &token)) return nullptr;
+  generation = number;
+  around.token = token + 1;
+  table.clear();
+  if (table.count() == 0) PyDict_Clear(around.numbers);
+  Py_RETURN_NONE;
+  });
+}
+
+PyObject* count(PyObject*, PyObject*) { return PyLong_FromSize_t(table.count()); }
+
+PyObject* surround(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+  if (!PyArg_ParseTuple(args, "OOOOO", &around.settings, &around.in_python, &around.meaning_of, &around.packed_type, &around.profiler)) {
+    return nullptr;
+  }
+  for (PyObject* kept : {around.settings, around.in_python, around.meaning_of, around.packed_type, around.profiler}) Py_INCREF(kept);
+  Py_RETURN_NONE;
+  });
+}
+
+template <class F>
+PyCFunction method(F function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"look_up", method(look_up), METH_FASTCALL, "The result of a call: by what was kept, or by Python."},
+    {"found", method(found), METH_FASTCALL, "What look_up would run: the entry that was kept; False: none was; None: Python looks closer."},
+    {"keep", method(keep), METH_FASTCALL, "keep(generation, record, *arguments): whether calls like this one are found from now on."},
+    {"forget", forget, METH_VARARGS, "forget(generation, token): drop every record."},
+    {"count", count, METH_NOARGS, "How many records are kept."},
+    {"surround", surround, METH_VARARGS, "surround(settings variable, in_python, meaning_of, PackedOperand, dict of the profiler's module)"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "gemmtune_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace gemmtune
+
+PyMODINIT_FUNC PyInit_gemmtune_native() {
+  using gemmtune::around;
+  static const gemmtune::Ordinary usual;
+  gemmtune::ordinary = &usual;
+  around.numbers = PyDict_New();
+  around.profiling = PyUnicode_InternFromString("_is_profiler_enabled");
+  around.token_name = PyUnicode_InternFromString("token");
+  around.tensor_name = PyUnicode_InternFromString("tensor");
+  around.for_choice_name = PyUnicode_InternFromString("for_choice");
+  if (around.numbers == nullptr || around.for_choice_name == nullptr) return nullptr;
+  return PyModule_Create(&gemmtune::definition);
+}

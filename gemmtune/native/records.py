@@ -1,0 +1,47 @@
+"""What the extension module is given to keep of a plan."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..choice import Prepared
+from ..problem import Problem
+from ..toolchain.prepared import HostFunction, TorchOperation
+
+LENGTHY_FLOPS = 2e5
+"""A product with more of them takes so long that other threads of Python may run meanwhile, which costs 50 ns."""
+PYTHON, HOST_FUNCTION, TORCH = range(3)
+"""``Kind`` of table.h."""
+OPERATIONS = ("mm", "bmm", "addmm", "baddbmm")
+FORMS = ("given", "vector", "matrix")
+
+
+def record_of(entry: Any) -> tuple[object, ...]:
+    """The record of an entry of the table of ready plans, as ``parse.h`` takes it."""
+    plan = entry.plan
+    problem: Problem = plan.problem
+    kind, launch, owner = _launch(plan.kernel.prepared)
+    lengthy = problem.device_type != "cpu" or problem.flops > LENGTHY_FLOPS
+    choice = plan.choice if plan.choice.packed_format is not None else None
+    out = problem.out
+    size, stride = tuple(out.size), tuple(out.stride)
+    return (entry, entry.new, plan.into, choice, owner, plan.spans, size, stride, out.dtype, lengthy, kind, launch)
+
+
+@functools.singledispatch
+def _launch(prepared: Prepared | None) -> tuple[int, tuple[object, ...], object]:
+    """The kind of a launch, what it is told, and what has to stay in memory."""
+    assert prepared is None
+    return PYTHON, (), None
+
+
+@_launch.register
+def _(prepared: HostFunction) -> tuple[int, tuple[object, ...], object]:
+    told = (prepared.function, prepared.plan, prepared.plain, prepared.swapped, prepared.added)
+    return HOST_FUNCTION, told, prepared.owner
+
+
+@_launch.register
+def _(prepared: TorchOperation) -> tuple[int, tuple[object, ...], object]:
+    return TORCH, (OPERATIONS.index(prepared.operation), FORMS.index(prepared.inp)), None

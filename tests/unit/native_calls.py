@@ -1,0 +1,57 @@
+"""Calls as the native look-up is given them, and what Python's table has for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from gemmtune.dispatch.keys import NOTHING, key_of
+from gemmtune.dispatch.plan import ready
+from gemmtune.native.lookup import native
+from gemmtune.ops import operate as path
+from gemmtune.problem.fields import scalar_class
+
+__all__ = ["Arguments", "arguments", "found", "known_to_python"]
+
+Arguments = tuple[Any, ...]
+
+
+def arguments(
+    name: str,
+    *operands: Any,
+    out: Any = None,
+    epilogue: Any = None,
+    epilogue_args: Any = NOTHING,
+    scalars: tuple[Any, ...] = (),
+    options: tuple[Hashable, ...] = (),
+    brought: Any = None,
+    out_dtype: Any = None,
+) -> Arguments:
+    """The arguments of ``operate``, all of them."""
+    return (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
+
+
+def found(call: Arguments) -> Any:
+    """The entry that the native look-up runs; False: no call like it was kept; None: Python looks closer."""
+    return native.module.found(*call)
+
+
+def known_to_python(call: Arguments) -> Any:
+    """The entry that Python's table has; None for none."""
+    name, given, out, epilogue, epilogue_args, scalars, options, brought, out_dtype = call
+    given = given if brought is None else (*given, brought)
+    asked: Any = options if out_dtype is None else (options, out_dtype)
+    if scalars:
+        asked = tuple(map(scalar_class, scalars))
+    if out is None and epilogue is None and epilogue_args is NOTHING:
+        key = key_of(name, given, asked)
+    else:
+        key, _ = path._key_of_more(name, given, asked, out, epilogue, epilogue_args)
+    return None if key is None else ready.get(key)
+
+
+def run(call: Arguments) -> torch.Tensor:
+    """The call, as a public function makes it."""
+    return path.operate(*call)
