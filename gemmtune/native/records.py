@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
 from ..choice import Prepared
 from ..problem import Problem
-from ..toolchain.prepared import HostFunction, TorchOperation
+from ..toolchain.prepared import DriverLaunch, HostFunction, TorchOperation
 
 LENGTHY_FLOPS = 2e5
 """A product with more of them takes so long that other threads of Python may run meanwhile, which costs 50 ns."""
-PYTHON, HOST_FUNCTION, TORCH = range(3)
+PYTHON, HOST_FUNCTION, TORCH, DRIVER = range(4)
 """``Kind`` of table.h."""
 OPERATIONS = ("mm", "bmm", "addmm", "baddbmm")
 FORMS = ("given", "vector", "matrix")
@@ -45,3 +46,28 @@ def _(prepared: HostFunction) -> tuple[int, tuple[object, ...], object]:
 @_launch.register
 def _(prepared: TorchOperation) -> tuple[int, tuple[object, ...], object]:
     return TORCH, (OPERATIONS.index(prepared.operation), FORMS.index(prepared.inp)), None
+
+
+@_launch.register
+def _(prepared: DriverLaunch) -> tuple[int, tuple[object, ...], object]:
+    record, call = prepared.record, prepared.driver.call
+    functions = (call.cuLaunchKernelEx, call.cuCtxSetCurrent, call.cuTensorMapEncodeTiled)
+    told = (
+        *(ctypes.cast(function, ctypes.c_void_p).value for function in functions),
+        prepared.function,
+        prepared.context,
+        record.grid,
+        record.cluster,
+        record.threads,
+        record.shared_bytes,
+        record.pdl,
+        -1 if prepared.skipped is None else prepared.skipped,
+        record.parameters,
+        record.arguments,
+        tuple((x.operand, x.data_type, int(x.swizzle), x.promotion, x.sizes, x.pitches, x.box) for x in record.maps),
+        tuple((x.offset, x.operand, x.more_bytes) for x in record.addresses),
+        tuple((x.offset, x.number) for x in record.scalars),
+        tuple((x.offset, x.operand, x.multiple_bytes) for x in record.aligned),
+        tuple(record.alignment),
+    )
+    return DRIVER, told, (prepared.owner, prepared.driver)

@@ -16,6 +16,7 @@ from ..choice import Run, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem import Problem
 from .driver import CLUSTER_DIMENSION, INVALID_CONTEXT, PROGRAMMATIC_STREAM_SERIALIZATION, Attribute, Config, Driver, LoadedKernel
+from .prepared import DriverLaunch
 from .record import MAP_BYTES, Record, TensorMap
 
 MOST_READY = 512
@@ -181,7 +182,7 @@ def bind(launcher: Launching, problem: Problem, name: str) -> Run:
     workspace = Workspace(launcher.kernel.driver.capture, record.workspace_bytes, device)
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, record.workspace_bytes > 0
     alignment, launch, without = record.alignment, launcher.launch, (1.0, 0.0)
-    skipped = 2 if problem.inp is not None and problem.inp_read is None else None
+    skipped = _skipped(problem)
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = current_stream(device)
@@ -197,6 +198,26 @@ def bind(launcher: Launching, problem: Problem, name: str) -> Run:
         launch(stream, addresses, *(scalars or without))
 
     return run
+
+
+def prepared(launcher: Launcher, problem: Problem) -> DriverLaunch | None:
+    """The same as plain data; None for a launch with a workspace, whose memory depends on the stream."""
+    if launcher.record.workspace_bytes:
+        return None
+    kernel = launcher.kernel
+    return DriverLaunch(
+        record=launcher.record,
+        driver=kernel.driver,
+        function=kernel.function,
+        context=kernel.context,
+        skipped=_skipped(problem),
+        owner=launcher,
+    )
+
+
+def _skipped(problem: Problem) -> int | None:
+    """The place of an inp that is not read."""
+    return 2 if problem.inp is not None and problem.inp_read is None else None
 
 
 @functools.lru_cache(maxsize=512)

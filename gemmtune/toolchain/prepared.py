@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..choice import Prepared
+from .driver import Driver
+from .record import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +33,18 @@ class TorchOperation(Prepared):
 
     operation: Literal["mm", "bmm", "addmm", "baddbmm"]
     inp: Literal["given", "vector", "matrix"] = "given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLaunch(Prepared):
+    """What a record says, for the kernel ``function`` of a device's primary ``context``; it needs no workspace.
+
+    ``skipped`` is the place of a tensor of the call that the record has no number for. ``owner`` keeps the kernel loaded.
+    """
+
+    record: Record
+    driver: Driver
+    function: int
+    context: int
+    skipped: int | None
+    owner: object

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,9 @@ from torch import Tensor
 from ...choice import Run, Scalars, Tensors
 from ...problem import Problem
 from ...problem.dtypes import FLOAT8
+from ...toolchain import record as toolchain_record
+from ...toolchain.driver import find_driver
+from ...toolchain.prepared import DriverLaunch
 from .classes import Argument, shaped, strides_of
 from .configs import Geometry
 from .descriptors import Description, describe, encoder
@@ -28,6 +32,8 @@ Blocks = Mapping[str, tuple[int, int]]
 """Operands that the kernel has as descriptors, each with the block that is moved at a time."""
 PLAIN = ((1, None), (2, None), (0, None))
 """The operands of a product without bias, scales, epilogue operands or splits: a, b and out."""
+MOST_TENSORS = 12
+"""Tensors of a call that a kernel is told of."""
 FLAT_VERSIONS = ((3, 6),)
 """Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
 PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
@@ -174,6 +180,57 @@ def bind(loaded: Any, record: Record, *, interpret: bool) -> Run:
     metas = iter(loaded.metadata.tensordesc_meta if described else ())
     encode = [encoder(description, next(metas)) if description is not None else None for _, description in record.operands]
     return _bind_general(call, device, record, encode, acquire)
+
+
+def prepared(loaded: Any, record: Record, *, interpret: bool) -> DriverLaunch | None:
+    """The same as plain data for the current device; None where Triton's launcher does more than launch, or may.
+
+    A kernel's parameters are its arguments, then addresses of two memories that Triton may want, which are null here.
+    """
+    if interpret or record.buffers is not None or any(description is not None for _, description in record.operands):
+        return None
+    if (
+        launcher_of(loaded, record.grid).function is loaded.run
+        or loaded.run.launch_cooperative_grid
+        or loaded.metadata.num_ctas != 1
+    ):
+        return None
+    driver = find_driver()
+    return DriverLaunch(
+        record=launch_record(record, loaded.metadata),
+        driver=driver,
+        function=int(loaded.function),
+        context=driver.context(torch.cuda.current_device()),
+        skipped=None,
+        owner=loaded,
+    )
+
+
+def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
+    """What the driver is told of a launch without descriptors and buffers. ``metadata`` is Triton's.
+
+    Each parameter has a slot of 8 bytes, of which the kernel reads as many as its type has.
+    """
+    first_scalar = len(record.operands)
+    first_constant = first_scalar + len(record.scalars)
+    count = first_constant + len(record.constants) + 2
+    numbers = (toolchain_record.OUT, *range(toolchain_record.A, toolchain_record.A + MOST_TENSORS))
+    return toolchain_record.Record(
+        kernel=metadata.name,
+        grid=record.grid,
+        cluster=0,
+        threads=metadata.num_warps * metadata.target.warp_size,
+        shared_bytes=metadata.shared,
+        pdl=record.pdl,
+        parameters=struct.pack(f"{count}q", *[0] * first_constant, *record.constants, 0, 0),
+        arguments=tuple(8 * i for i in range(count)),
+        addresses=tuple(
+            toolchain_record.Address(offset=8 * i, operand=numbers[place]) for i, (place, _) in enumerate(record.operands)
+        ),
+        scalars=tuple(
+            toolchain_record.Scalar(offset=8 * (first_scalar + i), number=place) for i, place in enumerate(record.scalars)
+        ),
+    )
 
 
 def _interpreted(function: Any, record: Record) -> Run:
