@@ -130,6 +130,7 @@ def test_a_bar_shows_every_segment():
     table = Table(segments=(segment(1, 1), segment(2, 2, "y"), segment(3, 8192, "z", time_us=12.5)))
     assert bar(table, 32) == "██▓▓" + "▒" * 28
     assert bar(table, 4) == "█▓▒▒"
+    assert bar(Table(segments=(segment(1, 3),)), 8) == "█" * 8
     lines = table_lines(table)
     assert lines[0].startswith("  1 █")
     assert lines[0].endswith(" 8192")

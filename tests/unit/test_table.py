@@ -77,6 +77,11 @@ def test_rows_are_sorted_by_time_with_rough_times_after_the_finalists():
     assert row_of(text, "cpp:rough")[2:] == ["~1900", "282.6", "105.3", "52.6", "0.031", "dropped"]
 
 
+@pytest.mark.parametrize(("time_us", "text"), [(9.99, "9.99"), (10.0, "10.0"), (999.9, "999.9"), (1000.0, "1000")])
+def test_numbers_have_as_many_places_as_say_something(time_us, text):
+    assert row_of(text_of(problem_result(outcome("cpp:a", time_us))), "cpp:a")[2] == text
+
+
 def test_nothing_is_dropped_early_where_there_were_no_final_rounds():
     text = text_of(problem_result(outcome("cpp:only", 10.0, finalist=False)))
     assert row_of(text, "cpp:only") == ["cpp:only", "cpp", "10.0", "53687", "100.0", "10000.0", "0.031", "pick"]
