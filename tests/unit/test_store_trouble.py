@@ -189,6 +189,12 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         assert hashes(store) == {"hash0", "hash1"}
 
 
+def test_the_warning_is_of_the_line_that_opens_the_store(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="expected a store that can be read and written") as caught:
+        open_store(settings_for(tmp_path))
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_a_path_that_is_a_folder(tmp_path: Path) -> None:
     with one_warning(r"expected a store that can be read and written"):
         store = open_store(settings_for(tmp_path))
