@@ -75,7 +75,7 @@ BAD = {
         {"c": Layout.contiguous((64, 48), torch.float16)},
         "mm_plus_mm: a and c must have the same dtype, got torch.bfloat16 and torch.float16; cast one of them",
     ),
-    "inp": ({"inp": PROBLEM.out}, "mm_plus_mm: takes no inp, got shape [64, 40]; addmm and baddbmm do"),
+    "inp": ({"inp": PROBLEM.out}, "mm_plus_mm: takes no inp, got shape [64, 40]; addmm, baddbmm and bsr_addmm do"),
     "alpha": (
         {"alpha": "general"},
         "mm_plus_mm: takes no alpha or beta, got alpha general and beta zero; give an epilogue that multiplies or adds",
