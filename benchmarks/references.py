@@ -1,7 +1,7 @@
 """What gemmtune is measured against: torch's own operation, torch.compile with its autotuner, and a dense product of the same size.
 
 torch's own operation is ``_int_mm`` for int_mm, ``_scaled_mm`` for scaled_mm; for mixed_mm it is a cast and a product, and
-for mm_plus_mm a product and an addmm.
+for mm_plus_mm a product and an addmm; for bsr_mm its sparse product, or where there is none the dense one of a matrix made anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gemmtune.choice import Choice, Kernel
 from gemmtune.device import DeviceInfo
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.operations import QUANTIZED_OPS
+from gemmtune.problem.operations import QUANTIZED_OPS, SPARSE_OPS
 from gemmtune.settings import current
 from gemmtune.timing.rotation import Rotation
 
@@ -64,13 +64,15 @@ def inductor(problem: Problem, device: DeviceInfo) -> Reference:
 
 
 def dense(problem: Problem, device: DeviceInfo) -> Reference:
-    """torch.mm of dense 16-bit operands of the same size, the result in that dtype: what a caller has who does not quantize.
+    """torch.mm of dense operands of the same size, the result in their dtype: what a caller has who does not quantize, in 16 bits, or
+    who keeps the zeros of a block-sparse weight.
 
     The operands are made beforehand and taken in turn, as those of the other contenders are.
     """
-    if problem.op not in QUANTIZED_OPS:
-        raise RuntimeError(f"dense: expected one of {', '.join(QUANTIZED_OPS)}, got {problem.op}")
-    dtype = problem.dtype if problem.op == "mixed_mm" else torch.bfloat16
+    if problem.op not in (*QUANTIZED_OPS, *SPARSE_OPS):
+        raise RuntimeError(f"dense: expected one of {', '.join((*QUANTIZED_OPS, *SPARSE_OPS))}, got {problem.op}")
+    own = problem.op == "mixed_mm" or (problem.sparsity is not None and problem.dtype.is_floating_point)
+    dtype = problem.dtype if own else torch.bfloat16
     twin = Problem.mm(problem.m, problem.n, problem.k, dtype=dtype, device_type=problem.device_type)
     sets = itertools.cycle(Rotation(twin, device).sets)
 

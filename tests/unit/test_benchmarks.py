@@ -143,7 +143,7 @@ def test_the_dense_reference_is_for_quantized_products(script):
     problem = Problem.int_mm(4, 8, 16, device_type="cpu")
     reference = script("references").dense(problem, device)
     assert reference.kernel.run_new((), ()).dtype == torch.bfloat16
-    with pytest.raises(RuntimeError, match="dense: expected one of int_mm, mixed_mm, scaled_mm, got mm"):
+    with pytest.raises(RuntimeError, match="dense: expected one of int_mm, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, got mm"):
         script("references").dense(Problem.mm(4, 8, 16, device_type="cpu"), device)
 
 
