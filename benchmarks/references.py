@@ -64,8 +64,8 @@ def inductor(problem: Problem, device: DeviceInfo) -> Reference:
 
 
 def dense(problem: Problem, device: DeviceInfo) -> Reference:
-    """torch.mm of dense operands of the same size, the result in their dtype: what a caller has who does not quantize, in 16 bits, or
-    who keeps the zeros of a block-sparse weight.
+    """torch.mm of dense operands of the same size, the result in their dtype: what a caller has who does not quantize, or who keeps
+    the zeros of a block-sparse weight.
 
     The operands are made beforehand and taken in turn, as those of the other contenders are.
     """
