@@ -17,7 +17,7 @@ from rotation import rotated
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.choice import Status
-from gemmtune.problem import Problem
+from gemmtune.problem import Layout, Problem
 from gemmtune.selector.verify import Verifier
 
 SMALL, BY_K, WIDE = skinny_shape(8, 32, 2, 2, 1), skinny_shape(8, 16, 2, 1, 4), skinny_shape(16, 32, 1, 1, 2)
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*CASES], 2, "skinny"))
+@pytest.mark.parametrize("name", rotated([*CASES], 4, "skinny"))
 def test_every_kind_of_weight_is_right(name: str) -> None:
     fields, shape, told = CASES[name]
     k = 3 * (256 if "encoding" in fields else 128) - 96
@@ -76,6 +76,10 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
     "int8-column": (gated(mixed(4, 11, 528, scales="column")), TWO),
     "int8-bfloat16-column": (mixed(1, 18, 272, dtype=BF16, scales="column"), PAIR),
     "int8-group-32-zeros": (mixed(3, 9, 208, scales="group_32", zeros=True), DEEP),
+    "int4-group-128-zeros-of-32": (
+        dataclasses.replace(mixed(2, 9, 544, **INT4, scales="group_128", zeros=True), zero_b=Layout.contiguous((17, 9), F16)),
+        TWO,
+    ),
     "uint8-tensor-zeros": (mixed(2, 9, 272, dtype_b=UINT8, scales="tensor", zeros=True), TWO),
     "int8-bare": (mixed(1, 9, 16), TWO),
 }

@@ -18,16 +18,9 @@ TILE_N = 8
 """The columns of b in a product of a warp: half of its rows."""
 MOST_WORDS = 4
 """Words of 32 bits that a thread loads at once."""
-WIDENED_REGISTERS = 8
-"""What weights of four bits take of each stage beyond two, as they are widened: compilers have several on their way.
-
-Without scales of groups nothing keeps the stages apart, and they have more.
-"""
-ZERO_REGISTERS = 12
-"""What two zero points on their way take, with their addresses."""
 A_WORDS = 16
 """Words of a's row that a thread has in registers at most, a stage of weights of four bits."""
-BASE_REGISTERS, TILE_REGISTERS = 16, 8
+BASE_REGISTERS, TILE_REGISTERS = 14, 8
 """What a thread needs beside weights, rows and sums on their way: numbers, and addresses; and for each tile."""
 MOST_RESIDENT_WARPS = 32
 """Warps of a multiprocessor that are planned with: more of them leave too few registers for loads on their way."""
@@ -73,12 +66,10 @@ class Shape:
         """About what a thread needs."""
         words = words_of(weights)
         grouped = {name for name, factor in weights.factors.items() if factor.group}
-        factors = self.stages * self.col_tiles * (("scale" in grouped) + ZERO_REGISTERS * ("zero" in grouped))
+        factors = self.stages * self.col_tiles * (("scale" in grouped) + 2 * ("zero" in grouped))
         loaded = self.stages * self.col_tiles * 2 * words + self.a_stages(weights) * words * 16 // weights.bits
         sums = (6 if "scale" in grouped else 4) + (4 if weights.zero else 0)
-        ahead = self.stages - 2 + (0 if "scale" in grouped else (self.stages - 1) * self.col_tiles)
-        widened = WIDENED_REGISTERS * ahead if weights.bits == 4 else 0
-        return BASE_REGISTERS + loaded + factors + widened + self.col_tiles * (TILE_REGISTERS + sums)
+        return BASE_REGISTERS + loaded + factors + self.col_tiles * (TILE_REGISTERS + sums)
 
     def blocks_per_sm(self, weights: Weights) -> int:
         """The blocks that a multiprocessor has room for, as many as are planned with."""
