@@ -10,7 +10,9 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.fused import NAMES
+from ..problem.operations import SPARSE_OPS
 from .arguments import Call
+from .block_calls import bound_block_call, problem_of_blocks
 from .calls import bound_call
 from .checks import check_operands, why_not_ours
 from .prepack import PackedOperand
@@ -31,10 +33,31 @@ def stated(
         InvalidProblemError: an unknown operation, or operands that do not fit together.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
+    name = getattr(op, "__name__", op)
+    if name in SPARSE_OPS:
+        return _stated_with_blocks(asker, str(name), operands, arguments)
     call = _call(asker, op, operands, arguments)
     check_operands(call.name, call.inputs)
     reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
     return problem_of(call, epilogue_of(call)) if reason is None else reason, call.a.device
+
+
+def _stated_with_blocks(
+    asker: str, name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]
+) -> tuple[Problem | str, torch.device]:
+    """``stated`` for bsr_mm(bsr, x) and bsr_addmm(inp, bsr, x)."""
+    scalars = ("alpha", "beta") if name == "bsr_addmm" else ()
+    words = (*scalars, "out", "epilogue", "epilogue_args")
+    roles = ("inp", "bsr", "x") if name == "bsr_addmm" else ("bsr", "x")
+    if unknown := sorted(arguments.keys() - set(words)):
+        raise InvalidProblemError(f"{asker}: {name}: got {', '.join(unknown)}, expected none but {', '.join(words)}")
+    if len(operands) != len(roles):
+        raise InvalidProblemError(f"{asker}: {name}: got {len(operands)} operands, expected {', '.join(roles)}")
+    *inp, bsr, x = operands
+    more = {word: arguments[word] for word in ("out", "epilogue", "epilogue_args") if arguments.get(word) is not None}
+    call = bound_block_call(name, bsr, x, *inp, scalars=[arguments.get(scalar, 1) for scalar in scalars], **more)
+    reason = why_not_ours([tensor for role, tensor in call.inputs if role != "b"], floats=False)
+    return problem_of_blocks(call, epilogue_of(call)) if reason is None else reason, call.a.device
 
 
 def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> Call:

@@ -195,6 +195,24 @@ def test_tuning_finds_a_right_choice_for_a_prepacked_weight() -> None:
     assert {o.status for o in found.outcomes} == {Status.OK}
 
 
+def test_tune_and_explain_take_the_operation_and_its_tensors() -> None:
+    bsr, x, inp = create_blocked_tensor(64, 96, block=16), numbers(96, 3, dtype=torch.float32), torch.ones(3)
+    packed = gemmtune.prepack(bsr)
+    for op, tensors, more in (
+        (gemmtune.bsr_mm, (packed, x), {}),
+        ("bsr_addmm", (inp, packed, x), {"alpha": 2, "epilogue": torch.relu}),
+    ):
+        explained = gemmtune.explain(op, *tensors, **more)
+        with settings.patch(tune="on_miss", tune_in_subprocess=False):
+            [found] = gemmtune.tune(op, *tensors, progress=False, **more)
+        assert explained.problem == found.problem
+        assert gemmtune.explain(op, *tensors, **more).pick == found.pick
+    with pytest.raises(gemmtune.InvalidProblemError, match="got left_alpha, expected none but alpha, beta, out"):
+        gemmtune.explain("bsr_addmm", inp, bsr, x, left_alpha=torch.ones(64))
+    with pytest.raises(gemmtune.InvalidProblemError, match="got 1 operands, expected bsr, x"):
+        gemmtune.tune("bsr_mm", bsr)
+
+
 PROBLEMS = {
     "fp32": Problem.bsr_mm(17, 48, 64, block=16, dtype=torch.float32, device_type="cpu"),
     "bf16-sum-prepacked": Problem.bsr_addmm(
