@@ -1,6 +1,6 @@
 """Kernels for few rows on the CPU, thread by thread, in tiles with tails and clusters of blocks.
 
-For each commit half of the weights.
+For each commit a part of the weights.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*ONE_TO_FOUR], 2, "gemv"))
+@pytest.mark.parametrize("name", rotated([*ONE_TO_FOUR], 4, "gemv"))
 def test_one_to_four_rows_are_right(name: str) -> None:
     problem, shape = ONE_TO_FOUR[name]
     assert_right(choice(problem, shape, pdl=True, prefetch_stages=shape.stages))
