@@ -178,7 +178,8 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
         trees, todo = Trees(root, jobs, Path(folder)), list(mutants)
         while todo:
-            left_out = [word for name, failing in broken.items() if failing for word in ("--deselect", name)]
+            # With all its parameters, which mostly share the cause: each of them would cost a round.
+            left_out = [word for name, failing in broken.items() if failing for word in ("--deselect", name.partition("[")[0])]
             work: list[Job] = [(mutant, [*tests[mutant.path], *left_out]) for mutant in todo]
             for number, status, seconds, log in _finished(trees, work, limit_s, folder):
                 result = _result(todo[number], status, seconds, log)
