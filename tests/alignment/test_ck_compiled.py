@@ -62,6 +62,7 @@ def turned() -> Problem:
 BADDBMM = Problem.baddbmm(3, 100, 120, 1000, dtype=torch.float16, layout="nn", alpha="general", beta="general", device_type="cuda")
 SMALL = {
     "bf16-v3": (mm(512, 512, 512), "_64x64x64.*_v3_"),
+    "bf16-v1-without-loop": (mm(512, 512, 64), "_64x64x64.*_v1_"),
     "bf16-v1-interwave": (mm(512, 512, 1024, layout="tt"), "_128x128x64.*_v1_inter"),
     "bf16-v2-interwave": (mm(16, 4096, 4096), "_16x16x128.*_v2_inter"),
     "bf16-v4": (mm(512, 512, 512, layout="tt"), "_128x64x64.*_v4_"),

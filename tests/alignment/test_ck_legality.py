@@ -5,24 +5,27 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmtune.architectures import matrix_choices
 from gemmtune.backends.ck import BACKEND
 from gemmtune.backends.ck.configs import Config
 from gemmtune.backends.ck.instances import INSTANCES, WAVE, Instance
-from gemmtune.backends.ck.legality import MFMA_K, Predicate, check_problem, why_illegal
+from gemmtune.backends.ck.legality import MFMA_K, OPS, Predicate, check_problem, why_illegal
 from gemmtune.backends.ck.pipeline import path_of, prefetched, why_too_short
 from gemmtune.backends.ck.transfer import Transfer, transfer, vector_along
 from gemmtune.choice import Offers
 from gemmtune.device import preset
+from gemmtune.errors import UnavailableError
 from gemmtune.filters import filtered
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.settings import Settings
+from gemmtune.settings import Settings, patch
 
 ARCHS = ("gfx90a", "gfx942")
 LDS_BYTES = 64 * 1024
@@ -265,6 +268,25 @@ def test_sizes_share_a_compilation_where_their_paths_do() -> None:
     assert key(512, 512, 512) == key(1024, 2048, 4096)
     assert key(512, 512, 512) != key(512, 512, 512 + 64)  # an odd number of steps
     assert key(512, 512, 512) != key(500, 512, 512)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_architecture_matrix_has_every_operation_and_compilation_once(arch: str) -> None:
+    choices = matrix_choices(arch, "quick", settings=Settings(backends=("ck",)))
+    served = set(OPS) if arch == "gfx942" else set(OPS) - {"scaled_mm"}
+    assert {choice.problem.op for choice in choices} == served
+    assert {choice.arch for choice in choices} == {arch}
+    assert len({choice.compile_key for choice in choices}) == len(choices) > 100
+
+
+def test_what_was_not_compiled_and_cannot_be_is_refused(tmp_path: Path) -> None:
+    with patch(cache_dir=str(tmp_path), ck_dir=str(tmp_path)) as settings:
+        choice = BACKEND.enumerate(mm(512, 512, 512), preset("gfx942"), settings).choices[0]
+        assert not choice.compiled
+        assert choice.obstacle is not None
+        assert "no compiler for HIP" in choice.obstacle or "expected a checkout of Composable Kernel" in choice.obstacle
+        with pytest.raises(UnavailableError):
+            choice.compile()
 
 
 def test_only_where_it_is_named_and_never_run() -> None:
