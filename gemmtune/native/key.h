@@ -69,6 +69,8 @@ struct Surroundings {
   PyObject* numbers = nullptr;           // dict: an object that a key holds -> its number
   uint64_t next_number = 1;
   uint64_t token = 0;                    // of the settings outside of any patch
+  PyObject* last_settings = nullptr;     // patched settings that were asked for their token last
+  uint64_t last_token = 0;
 };
 inline Surroundings around;
 
@@ -122,14 +124,22 @@ inline uint64_t settings_token() {
     Py_XDECREF(settings);
     return around.token;
   }
+  if (settings == around.last_settings) {
+    Py_DECREF(settings);
+    return around.last_token;
+  }
   PyObject* token = PyObject_GetAttr(settings, around.token_name);
-  Py_DECREF(settings);
   const uint64_t value = token == nullptr ? 0 : PyLong_AsUnsignedLongLong(token) + 1;
   Py_XDECREF(token);
   if (PyErr_Occurred()) {
     PyErr_Clear();
+    Py_DECREF(settings);
     return 0;
   }
+  PyObject* before = around.last_settings;
+  around.last_settings = settings;  // kept, so that no other object gets its address
+  around.last_token = value;
+  Py_XDECREF(before);
   return value;
 }
 
