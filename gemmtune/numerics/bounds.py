@@ -43,6 +43,8 @@ INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "parts": 2.0**-22, "tf32": 2.0**-1
 bits each, cut off, lose no bit, but of their nine products those of middle and low parts are left out: below 2^-22 of a product
 each, which is as if both inputs had been read so inexactly."""
 PRODUCTS_OF_PARTS = 6
+SMALL_PARTS = 2.0**-6 * 1.02
+"""How large the five products that have a lower part are together, relative to the whole one."""
 LOSES_PARTS = 2.0**16
 """Times the smallest normal number: below that, float32 has parts that no bfloat16 holds."""
 
@@ -181,12 +183,13 @@ def _accumulation(problem: Problem, claims: Claims, k: int) -> float:
     truncating = 2 * roundoff if _truncates(problem, claims) else roundoff
     last = claims.splits + _last_operations(problem)
     bits = _accumulator_bits(problem, claims)
-    products = PRODUCTS_OF_PARTS if claims.input_mode == "parts" else 1
+    # The small products come first; the last sum goes on from them, or is added to them in pieces.
+    small = SMALL_PARTS * _growth(_operations(k) * PRODUCTS_OF_PARTS * truncating) if claims.input_mode == "parts" else 0.0
     if bits is None and claims.promoted_every is not None:
         chunk = min(k, claims.promoted_every)
-        return _growth(_operations(chunk) * products * truncating + (math.ceil(k / chunk if chunk else 0) + last) * roundoff)
+        return small + _growth(_operations(chunk) * truncating + (math.ceil(k / chunk if chunk else 0) + last) * roundoff)
     if bits is None:
-        return _growth((_operations(k) * products + last) * truncating)
+        return small + _growth((_operations(k) + last) * truncating)
     narrow = 2.0 ** (1 - bits) if _truncates(problem, claims) else 2.0**-bits
     if not problem.float8 or problem.fast_accum:
         return _growth(_operations(k) * narrow + last * truncating)

@@ -10,7 +10,8 @@ import torch
 from rotation import rotated
 
 import gemmtune
-from gemmtune.backends.triton.parts import INTERPRETER_CONFIGS, PartsChoice, parts_choices, why_not_parts
+from gemmtune.backends.by_parts import why_not_parts
+from gemmtune.backends.triton.parts import INTERPRETER_CONFIGS, PartsChoice, parts_choices
 from gemmtune.choice import Status
 from gemmtune.device import detect, preset
 from gemmtune.numerics.bounds import accumulation_bound

@@ -22,8 +22,7 @@ import torch
 from ...choice import Claims
 from ...device import DeviceInfo
 from ...problem import Problem
-from ...problem.rules import why_not_dense
-from .arch import arch_of
+from ..by_parts import why_not_parts
 from .artifact import Expected, expected_of
 from .build import KernelChoice
 from .configs import Config, Geometry, pool, splits_for, tiles_of
@@ -31,10 +30,6 @@ from .legality import TENSOR_MEMORY, Predicate, Resources, fragment_registers
 from .rank import select
 from .spec import Staging
 
-LEAST_K = 64
-"""Below, torch's own sums are so short that what is left out of the products is the larger error."""
-LEAST_CAPABILITY = 80
-"""The first with bfloat16 tensor cores."""
 PART_BYTES = 2
 PARTS = 3
 DOTS = 6
@@ -94,6 +89,11 @@ class PartsChoice(KernelChoice):
         choice = super().of(problem, device, config)
         return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, promoted_every=config.block_k))
 
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the predicates say."""
+        return why_not_parts(problem, device) or PartsPredicate(problem, device).check(config)
+
     @property
     def values(self) -> Mapping[str, Any]:
         """The loop multiplies parts."""
@@ -124,6 +124,8 @@ class PartsPredicate(Predicate):
 
     def check(self, config: Config) -> str | None:
         """Why ``config`` may not be offered, or None."""
+        if self.arch.warp_group and self.device.capability >= TENSOR_MEMORY:
+            return f"{self.device.arch}: Triton's code for parts has no tcgen05 instruction, which is what multiplies there"
         if config.block_m * config.block_n > MOST_TILE:
             return f"tile {config.block_m}x{config.block_n}: two sums of more than {MOST_TILE} elements do not fit the registers"
         return super().check(config)
@@ -134,8 +136,7 @@ class PartsPredicate(Predicate):
         buffers = (max(config.stages - 1, 1) if staged.asynchronous else 1 for staged in staging)
         total = sum(4 * size * count for size, count in zip(sizes, buffers, strict=True))
         if how == "warp_group":
-            # wgmma takes a from registers, tcgen05 does not.
-            total += PARTS * PART_BYTES * (sizes[1] + sizes[0] * (self.device.capability >= TENSOR_MEMORY)) * self.arch.sync_buffers
+            total += PARTS * PART_BYTES * sizes[1] * self.arch.sync_buffers  # a comes from registers
         return max(total, 4 * config.block_m * config.block_n) + self.arch.barrier_bytes
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
@@ -145,22 +146,6 @@ class PartsPredicate(Predicate):
         if how == "mma":
             return total + (PARTS - 1) * fragment_registers(config, PART_BYTES, 32) + fragment_registers(config, 4, 32)
         return total + (PARTS - 1) * sum(config.tile) * config.block_k * PART_BYTES // 4 // threads
-
-
-def why_not_parts(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no product by parts is offered, or None. Assumes that ``check_problem`` found nothing."""
-    reason = why_not_dense(problem)
-    if reason is not None:
-        return reason
-    if problem.dtype != torch.float32 or problem.precision.input_mode != "ieee":
-        return f"{problem.dtype_label}: float32 that torch multiplies as it is has parts"
-    if problem.alpha == "zero" or problem.k < LEAST_K:
-        return f"K = {problem.k}: sums of fewer than {LEAST_K} terms are more exact without parts"
-    if device.type == "cpu":
-        return None
-    if device.type != "cuda" or device.capability < LEAST_CAPABILITY or not arch_of(device).tensor_core:
-        return f"{device.arch}: no tensor cores of CUDA that multiply bfloat16"
-    return None
 
 
 def parts_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[PartsChoice]:
