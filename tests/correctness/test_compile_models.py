@@ -92,6 +92,9 @@ WAYS: dict[str, Callable[[list[Any], Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("way", rotated(tuple(WAYS), every=len(WAYS), name="models"))
-def test_models(way, fused, tmp_path):
-    WAYS[way](fused, tmp_path)
+PICKED = rotated(tuple(WAYS), every=len(WAYS), name="models")
+
+
+@pytest.mark.parametrize("check", [WAYS[name] for name in PICKED], ids=PICKED)
+def test_models(check, fused, tmp_path):
+    check(fused, tmp_path)
