@@ -82,10 +82,8 @@ def prepack(b: torch.Tensor | QuantizedWeight, *, op: str | None = None) -> Pack
 
     Returns:
         An operand that mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm take in place of ``b``, bsr_mm and bsr_addmm in place
-        of ``bsr``; of a ``QuantizedWeight`` the
-        same with prepacked numbers. The memory of a packed copy,
-        where a kernel wants one, comes on top of that of ``b``. In-place changes of ``b`` are noticed (by its version counter) and
-        packed anew.
+        of ``bsr``; of a ``QuantizedWeight`` the same with prepacked numbers. The memory of a packed copy, where a kernel wants one,
+        comes on top of that of ``b``. In-place changes of ``b`` are noticed (by its version counter) and packed anew.
 
     Raises:
         InvalidProblemError: ``b`` is not a 2-D tensor, or not of a dtype that ``op`` takes.

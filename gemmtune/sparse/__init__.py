@@ -1,8 +1,20 @@
-"""Block-sparse weights: tensors to try things with, what is known of parameters of torch's kernels, and a search for such."""
+"""Block-sparse weights: tensors to try, scattered products, parameters of torch's kernels, and a search for such."""
 
 from ..backends.aten.metas import Family, Found, MetaTable, Shape
 from ..backends.aten.metas import torch_table as import_torch_meta
+from .scatter import bsr_scatter_mm, scatter_mm
 from .search import Minimum, minimize
 from .tensors import create_blocked_tensor
 
-__all__ = ["Family", "Found", "MetaTable", "Minimum", "Shape", "create_blocked_tensor", "import_torch_meta", "minimize"]
+__all__ = [
+    "Family",
+    "Found",
+    "MetaTable",
+    "Minimum",
+    "Shape",
+    "bsr_scatter_mm",
+    "create_blocked_tensor",
+    "import_torch_meta",
+    "minimize",
+    "scatter_mm",
+]

@@ -1,0 +1,131 @@
+"""torch's scattered products: sums of products of listed blocks and matrices, in each of its three formats of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import InvalidProblemError
+from ..numerics.block_sparse import assembled, rows_of
+from ..ops.block_products import bsr_mm
+
+Tensor = torch.Tensor
+FORMATS = ("scatter_mm", "bsr_strided_mm", "bsr_strided_mm_compressed")
+
+
+class Terms(NamedTuple):
+    """The products of a sum: of block ``p`` and matrix ``q``, added to result ``r``; int64, each of one length."""
+
+    r: Tensor
+    p: Tensor
+    q: Tensor
+
+
+def scatter_mm(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], *, accumulators: Tensor | None = None) -> Tensor:
+    """Sums of blocks[p] @ others[q] for listed p and q, by the kernels of ``bsr_mm``.
+
+    ``indices_data`` begins with the name of its format, and is what ``torch.sparse._triton_ops.bsr_scatter_mm_indices_data`` gives:
+
+    - ``scatter_mm``, c_offsets [R + 1], pq [G, 2]: result r is the sum over g from c_offsets[r] to c_offsets[r + 1] of
+      blocks[p_g] @ others[q_g]; others is [Q, Ks, Ns], the result [R, Ms, Ns].
+    - ``bsr_strided_mm``, c_indices, r_offsets, p_offsets, q_offsets, meta: tiles of others [..., K, N] and of the result
+      [..., M, N], of Ns = N / meta["SPLIT_N"] columns, given by the offset of their first element in a row-major matrix.
+    - ``bsr_strided_mm_compressed``, c_indices, r_offsets, q_offsets, meta: the same with the blocks of a block row one after the
+      other, whose results may come in any order.
+
+    Args:
+        blocks: [P, Ms, Ks].
+        accumulators: what the sums are added to, in place, and returned; zeros where it is None.
+
+    Raises:
+        InvalidProblemError: another format, or shapes and offsets that do not fit it.
+    """
+    if not len(indices_data) or indices_data[0] not in FORMATS:
+        got = indices_data[0] if len(indices_data) else "nothing"
+        raise InvalidProblemError(f"scatter_mm: indices_data: got {got!r}, expected one of {', '.join(FORMATS)}")
+    if blocks.dim() != 3 or others.dim() < 2 or (indices_data[0] == "scatter_mm" and others.dim() != 3):
+        raise InvalidProblemError(
+            f"scatter_mm: got blocks {list(blocks.shape)} and others {list(others.shape)} of other dimensions"
+        )
+    if indices_data[0] == "scatter_mm":
+        return _of_lists(blocks, others, *indices_data[1:], accumulators=accumulators)
+    return _of_tiles(blocks, others, indices_data, accumulators)
+
+
+def bsr_scatter_mm(bsr: Tensor, other: Tensor, indices_data: Sequence[Any] | None = None, out: Tensor | None = None) -> Tensor:
+    """bsr @ other for other [..., K, N], by ``bsr_mm``: what ``indices_data`` lists is known from ``bsr`` and not read.
+
+    Raises:
+        InvalidProblemError: as ``bsr_mm``, or another format of indices.
+    """
+    if indices_data is not None and indices_data[0] not in FORMATS:
+        raise InvalidProblemError(f"bsr_scatter_mm: indices_data: got {indices_data[0]!r}, expected one of {', '.join(FORMATS)}")
+    columns = other.movedim(-2, 0).reshape(other.shape[-2], -1)
+    result = bsr_mm(bsr, columns).reshape(bsr.shape[0], *other.shape[:-2], other.shape[-1]).movedim(0, -2)
+    return result.contiguous() if out is None else out.copy_(result)
+
+
+def _of_lists(blocks: Tensor, others: Tensor, c_offsets: Tensor, pq: Tensor, *, accumulators: Tensor | None) -> Tensor:
+    terms = Terms(r=rows_of(c_offsets), p=pq[:, 0].long(), q=pq[:, 1].long())
+    result = _added_up(blocks, others, terms, len(c_offsets) - 1)
+    return result if accumulators is None else accumulators.add_(result)
+
+
+def _of_tiles(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], accumulators: Tensor | None) -> Tensor:
+    """Offsets of tiles as lists of tiles, for each matrix of the batch."""
+    *_, meta = indices_data
+    (_, rows, depth), (*batch, k, n) = blocks.shape, others.shape
+    splits = int(meta["SPLIT_N"])
+    if k % depth or n % splits:
+        raise InvalidProblemError(
+            f"scatter_mm: got others {list(others.shape)}, expected multiples of {depth} rows, {splits} columns"
+        )
+    offsets, terms = _terms_of_tiles(indices_data, n, (rows, depth, n // splits), splits)
+    m = accumulators.shape[-2] if accumulators is not None else int(offsets.max()) // n + rows if len(offsets) else 0
+    flat = (
+        others.reshape(-1, k // depth, depth, splits, n // splits)
+        .transpose(2, 3)
+        .reshape(-1, k // depth * splits, depth, n // splits)
+    )
+    sums = [_added_up(blocks, tiles, terms, m // rows * splits) for tiles in flat]
+    whole = torch.stack(sums).reshape(*batch, m // rows, splits, rows, n // splits).transpose(-3, -2).reshape(*batch, m, n)
+    return whole if accumulators is None else accumulators.add_(whole)
+
+
+def _terms_of_tiles(data: Sequence[Any], n: int, tile: tuple[int, int, int], splits: int) -> tuple[Tensor, Terms]:
+    """The offsets of the results, and the products by the numbers of tiles, row by row of tiles."""
+    rows, depth, columns = tile
+    starts, offsets = data[1].long(), data[2].long()
+
+    def place(offset: Tensor, height: int) -> Tensor:
+        row, col = offset // n, offset % n
+        if bool((row % height).any()) or bool((col % columns).any()):
+            raise InvalidProblemError(
+                f"scatter_mm: got an offset inside of a tile of {height}x{columns}, expected its first element"
+            )
+        return row // height * splits + col // columns
+
+    where = place(offsets, rows)
+    if data[0] == "bsr_strided_mm":
+        return offsets, Terms(r=where[rows_of(starts)], p=data[3].long(), q=place(data[4].long(), depth))
+    block_row, split = where // splits, where % splits
+    first, behind = starts[block_row], starts[block_row + 1]
+    which = torch.arange(len(offsets), device=offsets.device).repeat_interleave(behind - first)
+    before = torch.nn.functional.pad((behind - first).cumsum(0), (1, 0))[:-1]
+    inner = torch.arange(len(which), device=offsets.device) - before[which]
+    listed = (split * behind + (splits - split) * first)[which] + inner
+    return offsets, Terms(r=where[which], p=first[which] + inner, q=place(data[3].long()[listed], depth))
+
+
+def _added_up(blocks: Tensor, others: Tensor, terms: Terms, count: int) -> Tensor:
+    """The results [count, Ms, Ns]: a block-sparse product with the matrices one below the other."""
+    (_, rows, depth), (matrices, _, columns) = blocks.shape, others.shape
+    order = torch.argsort(terms.r * max(matrices, 1) + terms.q, stable=True)
+    r, p, q = (part[order] for part in terms)
+    if bool(((r[1:] == r[:-1]) & (q[1:] == q[:-1])).any()):  # one matrix twice in a sum: each product gets a copy of its own
+        others, q = others[q], torch.arange(len(q), device=q.device)
+    starts = torch.nn.functional.pad(torch.bincount(r, minlength=count).cumsum(0), (1, 0))
+    weight = assembled(starts.int(), q.int(), blocks[p].contiguous(), (count * rows, len(others) * depth))
+    return bsr_mm(weight, others.reshape(-1, columns)).reshape(count, rows, columns)
