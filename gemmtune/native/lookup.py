@@ -77,7 +77,13 @@ def prepare(above: Above) -> None:
     with native.lock:
         if native.begun:
             return
-        if build.made() is not None:
+        try:
+            made = build.made()
+        except (GemmtuneError, OSError) as error:  # a cache folder that cannot be used is no reason to fail a call
+            native.begun = True
+            _fail(error)
+            return
+        if made is not None:
             load(above)
         elif chosen.tune != "never" and build.why_impossible() is None:
             native.begun, native.state = True, "being compiled in the background"

@@ -10,8 +10,8 @@ from ..choice import Prepared
 from ..problem import Problem
 from ..toolchain.prepared import DriverLaunch, HostFunction, TorchOperation
 
-LENGTHY_FLOPS = 2e5
-"""A product with more of them takes so long that other threads of Python may run meanwhile, which costs 50 ns."""
+LENGTHY_FLOPS = 1e6
+"""A product with more of them, ten microseconds, lets other threads of Python run meanwhile, which costs it 0.1 µs."""
 PYTHON, HOST_FUNCTION, TORCH, DRIVER = range(4)
 """``Kind`` of table.h."""
 OPERATIONS = ("mm", "bmm", "addmm", "baddbmm")

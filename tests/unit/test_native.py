@@ -446,6 +446,19 @@ def test_what_cannot_be_built_is_told_once_and_python_serves(monkeypatch: pytest
     native.state = "in use"
 
 
+def test_a_cache_folder_that_cannot_be_used_fails_no_call(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def refuse() -> None:
+        raise gemmtune.errors.SettingsError("others can write the folder")
+
+    monkeypatch.setattr(native, "call", None)
+    monkeypatch.setattr(native, "begun", False)
+    monkeypatch.setattr(build, "made", refuse)
+    a, b = operands(9, 9, 9)
+    assert torch.allclose(gemmtune.mm(a, b), a @ b, atol=1e-5)
+    assert "others can write the folder" in caplog.text
+    native.state = "in use"
+
+
 def test_the_background_waits_for_quiet_and_puts_it_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "call", None)
     monkeypatch.setattr(native, "begun", False)
