@@ -215,6 +215,18 @@ def test_refusals_of_instances_have_numbers() -> None:
     assert "256 are left with 2 waves" in str(refused)
 
 
+def test_tiles_that_clang_19_spills_are_refused() -> None:
+    """Compiled by hand: 2176 bytes of scratch where 8-bit floats are rewritten, 172 where every number is loaded alone."""
+    narrow = Problem.scaled_mm(4096, 4096, 4096, scales="row", device_type="cuda")
+    for problem, label in (
+        (narrow, "256x256x64_x32_w2x2_v3_intrawave"),
+        (mm(4001, 4003, 4001, layout="nn"), "256x256x32_x32_w2x2_v5_intrawave"),
+    ):
+        [found] = [x for i, x in configs(problem).items() if i.label(problem.dtype.itemsize) == label]
+        assert "512 are left with 1 waves" in str(found)
+    assert any(config.instance.block_m * config.instance.block_n >= 128 * 128 for config in legal(narrow))
+
+
 def test_operands_beside_a_and_b_are_rows_columns_or_one_number() -> None:
     product = Problem.scaled_mm(256, 512, 1024, scales="row", device_type="cuda")
     config = legal(product)[0]
