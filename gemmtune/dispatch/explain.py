@@ -101,7 +101,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     elsewhere = tuple("; ".join(difference(other, here)) for other in others if other != here)
     pick_name, origin = _pick(candidates, settings)
     sharing = settings.batch_invariant or (settings.rows == "shared" and settings.tune != "force")
-    shared = range_plan_for(problem, device, settings, store) if sharing else None
+    shared = range_plan_for(problem, device, settings) if sharing else None
     if shared is not None and problem.m not in shared.tuned:
         pick_name, origin = _shared_pick(shared, problem)
     return Explanation(

@@ -211,18 +211,15 @@ def _shared(problem: Problem, device: DeviceInfo, settings: Settings) -> tuple[P
 
     With a table nothing is tuned in a call.
     """
-    store = open_store(settings)
-    known = range_plan_for(problem, device, settings, store)
+    known = range_plan_for(problem, device, settings)
     if known is None:
         return None, settings
-    if known.table is not None:
-        settings = dataclasses.replace(settings, tune="never")
     if problem.m in known.tuned:
-        return None, settings
+        return None, settings if known.table is None else dataclasses.replace(settings, tune="never")
     found = known.find(problem)
     if known.table is None or known.table.index(problem.m) is None or isinstance(found, str):
         runs = f"torch runs it ({found})" if isinstance(found, str) else f"{found.choice.name} runs it"
-        note(known.rows_class, problem.m, fingerprint_text(device, settings.timing), store, runs)
+        note(known.rows_class, problem.m, fingerprint_text(device, settings.timing), open_store(settings), runs)
     if isinstance(found, str):
         return fallback(problem, device, settings), settings
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin), settings
@@ -234,14 +231,14 @@ def _invariant(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan
     Raises:
         NoValidChoicesError: there is none for this M, or none is stored and nothing may be tuned.
     """
-    store = open_store(settings)
-    known = range_plan_for(problem, device, settings, store)
+    known = range_plan_for(problem, device, settings)
     if known is None and settings.tune != "never":
         rows_class = row_classes(problem)[0]
         rows = range(1, max(LEAST_INVARIANT_ROWS, problem.m) + 1)
-        tune_rows(rows_class, rows, device, settings, store, FirstCall(problem), host_us=host_us(device, settings))
+        cost_us = host_us(device, settings)
+        tune_rows(rows_class, rows, device, settings, open_store(settings), FirstCall(problem), host_us=cost_us)
         forget_range_plans()
-        known = range_plan_for(problem, device, settings, store)
+        known = range_plan_for(problem, device, settings)
     found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
     if isinstance(found, str):
         remedy = f"{found}; make a table that has it: {command(row_classes(problem)[0], problem.m)} --batch-invariant"

@@ -18,7 +18,7 @@ from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import Segment, Table
 from ..settings import Settings
 from ..store.key import fingerprint_text
-from ..store.store import Store
+from ..store.store import Store, open_store
 
 NEAREST = 2
 """So many Ms that were tuned are asked for a choice that is legal for another one, the nearest first."""
@@ -122,12 +122,12 @@ def forget_range_plans() -> None:
     _plans.clear()
 
 
-def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
+def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> RangePlan | None:
     """What is known of a class that has the problem; None where nothing is."""
     for rows_class in row_classes(problem):
         key = (rows_class, device.index if device.type != "cpu" else -1, settings.token)
         if key not in _plans:
-            _plans[key] = _made(rows_class, device, settings, store)
+            _plans[key] = _made(rows_class, device, settings, open_store(settings))
         plan = _plans[key]
         if plan is not None:
             return plan

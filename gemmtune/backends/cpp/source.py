@@ -83,8 +83,13 @@ class Source:
     @property
     def digest(self) -> str:
         """A hash over the source and the flags: equal for equal kernels."""
-        text = "\n".join((*self.flags, self.text))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(source: Source) -> str:
+    text = "\n".join((*source.flags, source.text))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @functools.cache

@@ -1,0 +1,25 @@
+"""Compiled graphs of dynamic shapes, and the tables of their weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_ranges import RowedBackend, W, backend, problem
+
+import gemmtune
+from gemmtune.integration.compile import planned
+
+__all__ = ["backend"]
+
+
+def test_a_dynamic_graph_takes_the_table_of_its_weight(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
+    """Every M that a graph meets has the choice of its segment, from the one text that was compiled."""
+    gemmtune.tune(problem(2), m=(1, 64), progress=False)
+    text, ran = problem(8).key, []
+    original = planned.plan_for
+    monkeypatch.setattr(planned, "plan_for", lambda p, index: ran.append(original(p, index)) or ran[-1])
+    for m in (3, 19, 20, 100):
+        a, out = torch.randn(m, W.shape[0]), torch.empty(m, W.shape[1])
+        planned.run_planned(a, W, out=out, problem=text, dynamic=True)
+        torch.testing.assert_close(out, a @ W)
+    assert [(plan.choice.name, plan.origin) for plan in ran] == [("fake:low", "range")] * 2 + [("fake:high", "range")] * 2
