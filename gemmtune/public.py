@@ -1,6 +1,7 @@
 """The public names, all but ``settings``: what ``gemmtune/__init__.py`` imports when the first of them is asked for."""
 
 from . import sparse
+from .dispatch.multi import Multi, multi
 from .dispatch.prepack import PackedOperand
 from .dispatch.tuning import tune
 from .dispatch.weights import QuantizedWeight
@@ -36,6 +37,7 @@ __all__ = [
     "GemmtuneError",
     "InvalidProblemError",
     "Layout",
+    "Multi",
     "NoValidChoicesError",
     "PackedOperand",
     "Precision",
@@ -57,6 +59,7 @@ __all__ = [
     "mixed_mm",
     "mm",
     "mm_plus_mm",
+    "multi",
     "optimize",
     "pack_int4",
     "prepack",

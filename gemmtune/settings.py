@@ -57,6 +57,8 @@ class Settings:
     for the nearest M, and tunes nothing; ``exact`` has each M tuned for itself."""
     batch_invariant: bool = False
     """One choice and one division of K for all numbers of rows: the bits of a row do not depend on the batch that it is in."""
+    multi_kernel: int | None = None
+    """The place, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: what it has decided."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
     compile_threads: int = 0
@@ -190,6 +192,7 @@ _LEAST: dict[str, float] = {
     "max_profiling_configs": 1,
     "cutlass_min_gemm_size": 0,
     "cutlass_max_profiling_configs": 1,
+    "multi_kernel": 0,
     "ck_min_gemm_size": 0,
     "ck_max_profiling_instances": 1,
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from ..device import DeviceInfo
 from ..errors import GemmtuneError
 from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
-from ..selector.candidates import candidates_for
+from ..selector.candidates import Candidates, candidates_for
 from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import Segment, Table
 from ..settings import Settings
@@ -24,21 +25,21 @@ NEAREST = 2
 """So many Ms that were tuned are asked for a choice that is legal for another one, the nearest first."""
 
 
-class Member:
-    """A choice that serves several Ms: found again when it is first needed, loaded once for each kernel, bound for each M.
+Find = Callable[[Problem], Choice | str]
+"""The choice of a member at its anchor, or why it is not there any more."""
 
-    It is the one of a ``segment``, or where that is None the pick for ``anchor`` rows.
+
+class Member:
+    """A choice that serves several Ms: found when it is first needed, loaded once for each kernel, bound for each M.
+
+    It was measured for ``anchor`` rows.
     """
 
-    def __init__(
-        self, rows_class: RowClass, anchor: int, segment: Segment | None, device: DeviceInfo, settings: Settings, store: Store
-    ) -> None:
+    def __init__(self, rows_class: RowClass, anchor: int, device: DeviceInfo, find: Find) -> None:
         self.anchor = anchor
-        self.segment = segment
         self._class = rows_class
         self._device = device
-        self._settings = settings
-        self._store = store
+        self._find = find
         self._choice: Choice | str | None = None
         self._loaded: dict[str | None, Any] = {}
 
@@ -46,13 +47,7 @@ class Member:
     def choice(self) -> Choice | str:
         """The choice at its anchor, or why it is not there any more."""
         if self._choice is None:
-            anchor = self._class.at(self.anchor)
-            known = candidates_for(anchor, self._device, self._settings).stored(self._store)
-            found = known.picked if self.segment is None else known.choices.get(self.segment.content_hash)
-            name = "what was measured" if self.segment is None else self.segment.name
-            self._choice = found or (
-                f"{name} is not among the choices for {anchor}: the settings leave it out, or another version measured it"
-            )
+            self._choice = self._find(self._class.at(self.anchor))
         return self._choice
 
     def bound(self, problem: Problem) -> tuple[Choice, Kernel] | str:
@@ -138,15 +133,29 @@ def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: S
     machine = fingerprint_text(device, settings.timing)
     tuned = {} if settings.batch_invariant else tuned_rows(rows_class, machine, store)
     known = stored_table(rows_class, machine, store, kind_of(settings))
+
+    def stored(problem: Problem) -> Candidates:
+        return candidates_for(problem, device, settings).stored(store)
+
     if known is None:
-        members = [Member(rows_class, m, None, device, settings, store) for m in tuned]
+        members = [Member(rows_class, m, device, lambda p: stored(p).picked or f"nothing right is known of {p}") for m in tuned]
         return RangePlan(rows_class, members, None, frozenset(tuned)) if members else None
     table, measured_at = known
-    by_choice: dict[tuple[str, int], Member] = {}
-    for x in table.segments:
-        by_choice.setdefault((x.content_hash, x.anchor), Member(rows_class, x.anchor, x, device, settings, store))
     later = (m for m, key in tuned.items() if any(row.measured_at > measured_at for row in store.rows(key, machine).values()))
-    return RangePlan(rows_class, [by_choice[x.content_hash, x.anchor] for x in table.segments], table, frozenset(later))
+    return RangePlan(rows_class, members_of(table, rows_class, device, stored), table, frozenset(later))
+
+
+def members_of(table: Table, rows_class: RowClass, device: DeviceInfo, choices: Callable[[Problem], Candidates]) -> list[Member]:
+    """A member for each segment of a table, the same one for segments of one choice. ``choices`` has those of a problem."""
+    made: dict[tuple[str, int], Member] = {}
+    for x in table.segments:
+        made.setdefault((x.content_hash, x.anchor), Member(rows_class, x.anchor, device, functools.partial(_found, x, choices)))
+    return [made[x.content_hash, x.anchor] for x in table.segments]
+
+
+def _found(segment: Segment, choices: Callable[[Problem], Candidates], problem: Problem) -> Choice | str:
+    gone = f"{segment.name} is not among the choices for {problem}: the settings leave it out, or another version measured it"
+    return choices(problem).choices.get(segment.content_hash) or gone
 
 
 def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, str]:

@@ -30,6 +30,8 @@ class Candidates:
     """By content hash: the offers, and everything else legal that the store has a row for, variants included."""
     known: Mapping[str, Outcome]
     """By content hash."""
+    closed: bool = False
+    """Nothing but the offers counts, whatever else the store knows."""
     host_us: float = 0.0
     """What a call of gemmtune costs the host beside its kernel, where times are those of whole calls."""
 
@@ -70,6 +72,8 @@ class Candidates:
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
         rows = {digest: row for digest, row in rows.items() if not (reliable and row.info.get(DISTURBED))}
         choices = dict(self.choices)
+        if self.closed:
+            rows = {digest: row for digest, row in rows.items() if digest in choices}
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
         if rows.keys() - choices:
             wider = widest_offers_for(self.problem, self.device, self.settings).choices

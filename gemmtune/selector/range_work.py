@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
+from ..problem import Problem
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
+from .candidates import Candidates, candidates_for
 from .precompile import precompile
 from .progress import Progress
 from .proof import kernels_of
@@ -20,6 +22,10 @@ from .segments import Segment
 
 SEED = 20_000
 """Of the random Ms of a proof; the table says which it was."""
+
+
+Source = Callable[[Problem], Candidates]
+"""The choices that compete for a problem."""
 
 
 @dataclass(slots=True)
@@ -32,6 +38,7 @@ class Work:
     settings: Settings
     host_us: float
     progress: Progress
+    source: Source | None = None
     results: dict[int, ProblemResult] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
     """By name: each as it was at one of its anchors."""
@@ -44,6 +51,11 @@ class Work:
     def fingerprint(self) -> str:
         """The machine, as the store has it."""
         return fingerprint_text(self.device, self.settings.timing)
+
+    def candidates(self, m: int) -> Candidates:
+        """The choices that compete at an M."""
+        problem = self.rows_class.at(m)
+        return self.source(problem) if self.source else candidates_for(problem, self.device, self.settings, host_us=self.host_us)
 
     def right(self, m: int) -> dict[str, float]:
         """The times at an M of what is not known to be wrong."""

@@ -17,14 +17,14 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
-from .candidates import Candidates, candidates_for
+from .candidates import Candidates
 from .handover import MOST_SEGMENTS, anchors_of, assigned, hand_over
 from .invariant import few_anchors, one_for_all
 from .precompile import Compilation
 from .progress import Progress
 from .proof import by_rows, failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
-from .range_work import SEED, Work, measured, segment_of, uncompiled
+from .range_work import SEED, Source, Work, measured, segment_of, uncompiled
 from .result import ProblemResult
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
@@ -62,21 +62,24 @@ def tune_rows(
     *,
     host_us: float = 0.0,
     recorded: Sequence[int] = (),
+    source: Source | None = None,
+    kind: str | None = None,
 ) -> RangeResult:
     """The table of a class for a range of M: from the store if it has one that covers the range, else measured and remembered.
 
-    ``recorded`` are Ms that are tuned beside those of the grid. An interrupted tuning keeps what was measured at its anchors.
+    ``recorded`` are Ms that are tuned beside those of the grid. ``source`` has the choices for a problem, where these are not those
+    of the settings, and the table is then kept as another ``kind``. An interrupted tuning keeps what was measured at its anchors.
 
     Raises:
         NoValidChoicesError: nothing is right at some anchor.
     """
     begun = time.perf_counter()
-    work = Work(rows_class, rows, device, settings, host_us, progress)
+    work = Work(rows_class, rows, device, settings, host_us, progress, source)
 
     def waiting() -> None:
         progress.message("another process tunes this range: waiting for it")
 
-    kind = kind_of(settings)
+    kind = kind or kind_of(settings)
     with tuning_lock(settings, f"{kind} {rows_class.key}", work.fingerprint, waiting):
         known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
         if known is not None and known[0].lo <= rows[0] and rows[-1] <= known[0].hi:
@@ -99,7 +102,7 @@ def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
     """Tune each anchor as a problem of its own; on a GPU all compile in the background while the first are measured."""
     anchors = anchors_of(work.rows, work.rows_class.has, recorded)
     anchors = few_anchors(anchors) if work.settings.batch_invariant else anchors
-    candidates = {m: _candidates(work, m) for m in anchors}
+    candidates = {m: work.candidates(m) for m in anchors}
     missing = [c for each in candidates.values() for c in each.stored(store, reliable=True).missing]
     with Compilation(missing if work.device.type != "cpu" else (), work.settings) as compilation:
         for m, each in candidates.items():
@@ -111,10 +114,6 @@ def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
                 left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
                 raise NoValidChoicesError(str(result.problem), left_out)
             _take(work, m, each.stored(store), result)
-
-
-def _candidates(work: Work, m: int) -> Candidates:
-    return candidates_for(work.rows_class.at(m), work.device, work.settings, host_us=work.host_us)
 
 
 def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> None:
@@ -184,7 +183,11 @@ def _instead(work: Work, rows: range, before: Iterable[str] = ()) -> str:
         runs = legal_runs(work.choices[name], rows, work.rows_class, work.device)
         if all(reason is None for _, reason in runs):
             return name
-    return next(name for name, choice in work.choices.items() if choice.baseline and name not in work.wrong)
+    for name, choice in work.choices.items():
+        if choice.baseline and name not in work.wrong:
+            return name
+    reason = f"none of them is legal for each M of {rows[0]}..{rows[-1]}"
+    raise NoValidChoicesError(str(work.rows_class), [(name, "refused", reason) for name in work.choices])
 
 
 def _fewer(work: Work, segments: list[Segment]) -> list[Segment]:

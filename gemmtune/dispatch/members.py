@@ -1,0 +1,121 @@
+"""What a ``multi`` may choose from: choices by their names, and functions of the caller's."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..backends.table import load
+from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
+from ..device import DeviceInfo
+from ..errors import InvalidProblemError
+from ..problem import Problem
+from ..selector.candidates import Candidates
+from ..selector.offers import offers_for, widest_offers_for
+from ..settings import Settings
+from .host import host_us
+
+Wanted = str | Callable[..., Any]
+"""The name of a choice, or a function whose parameters are some of the problem's arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionChoice(Choice):
+    """A function of the caller's. It is called with those arguments that it has parameters for, and returns the result.
+
+    With a parameter ``out`` it writes the result there. It is held to the arithmetic of torch's own operation.
+    """
+
+    function: Callable[..., Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], problem: Problem, device: DeviceInfo) -> FunctionChoice:
+        """The choice of a function for a problem. Raises InvalidProblemError for a parameter that is none of its arguments."""
+        known = arguments_of(problem)
+        strange = [name for name in _parameters(function) if name not in (*known, "out")]
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        if strange:
+            raise InvalidProblemError(
+                f"multi: {name} has the parameters {', '.join(strange)}, expected some of {', '.join(known)}, out for {problem}"
+            )
+        return cls(name=f"function:{name}", backend="function", problem=problem, claims=_claims(problem, device), function=function)
+
+    @property
+    def content_hash(self) -> str:
+        """Over where the function is from, and its code."""
+        code = getattr(self.function, "__code__", None)
+        text = f"{getattr(self.function, '__module__', '')} {self.name} {code.co_code.hex() if code else ''}"
+        constants = repr(code.co_consts) if code and not any(inspect.iscode(x) for x in code.co_consts) else ""
+        return hashlib.sha256((text + constants).encode()).hexdigest()
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """The function, whatever M is."""
+        return dataclasses.replace(self, problem=problem, claims=_claims(problem, device))
+
+    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
+        """The call, with the arguments that the function takes."""
+        names, function = arguments_of(self.problem), self.function
+        taken = [name for name in _parameters(function) if name != "out"]
+        into = "out" in _parameters(function)
+
+        def given(tensors: Tensors, scalars: Scalars) -> dict[str, Any]:
+            values = dict(zip(names, (*tensors, *scalars), strict=False))
+            return {name: values[name] for name in taken}
+
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            if into:
+                function(**given(tensors, scalars), out=out)
+            else:
+                out.copy_(function(**given(tensors, scalars)))
+
+        return Kernel(run=run)
+
+
+def arguments_of(problem: Problem) -> tuple[str, ...]:
+    """The names of all arguments of a problem's calls: its operands by role, those of its epilogue as x0, x1, …, its scalars."""
+    extra = problem.epilogue.operands if problem.epilogue is not None else ()
+    return (*(role for role, _ in problem.operands), *(f"x{i}" for i in range(len(extra))), *problem.operation.scalars)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _claims(problem: Problem, device: DeviceInfo) -> Claims:
+    offered = load("aten").enumerate(problem, device, Settings()).choices
+    return next(choice.claims for choice in offered if choice.baseline)
+
+
+def members_for(wanted: Sequence[Wanted], problem: Problem, device: DeviceInfo, settings: Settings) -> list[Choice | str]:
+    """For each of ``wanted`` its choice for the problem, or why there is none."""
+    by_name: dict[str, Choice] = {}
+    if any(isinstance(x, str) for x in wanted):
+        offered = (*widest_offers_for(problem, device, settings).choices, *offers_for(problem, device, settings).choices)
+        by_name = {choice.name: choice for choice in offered}
+    return [
+        by_name.get(x, f"{x} is not among the choices for {problem}")
+        if isinstance(x, str)
+        else FunctionChoice.of(x, problem, device)
+        for x in wanted
+    ]
+
+
+def candidates_of(members: Sequence[Choice | str], problem: Problem, device: DeviceInfo, settings: Settings) -> Candidates:
+    """The members that there are as candidates, of which nothing is known yet."""
+    offers = Offers(choices=tuple(x for x in members if isinstance(x, Choice)))
+    return Candidates(
+        problem=problem,
+        device=device,
+        settings=settings,
+        offers=offers,
+        choices={choice.content_hash: choice for choice in offers.choices},
+        known={},
+        host_us=host_us(device, settings),
+        closed=True,
+    )

@@ -1,0 +1,289 @@
+"""Several ready kernels behind one callable, of which a table, the first call or the caller picks one for each M."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from .. import settings as settings_module
+from ..choice import Choice
+from ..device import DeviceInfo, detect
+from ..errors import InvalidProblemError, NoValidChoicesError
+from ..problem import Problem
+from ..problem.fused import NAMES
+from ..problem.rows import RowClass, row_classes
+from ..selector.candidates import Candidates, candidates_for
+from ..selector.progress import Progress
+from ..selector.ranges import stored_table, tune_rows
+from ..selector.segments import MOST_ROWS, Segment, Table, merged, rows_of
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import Ranged, open_store
+from .call import bring_scalars, check_call, current_device, prepare_out
+from .calls import bound_call
+from .checks import why_not_ours
+from .host import host_us
+from .keys import key_of
+from .members import Wanted, candidates_of, members_for
+from .named import Operand, Operation, stated
+from .plan import Plan
+from .ranges import Member, RangePlan, members_of
+from .statement import epilogue_of, problem_of
+
+log = logging.getLogger("gemmtune")
+
+Decide = Literal["ranges", "first_call"]
+_CAPACITY = 65536
+
+
+class Multi:
+    """A callable that is one operation, done by one of several kernels. Made by ``gemmtune.multi``.
+
+    ``choices`` are the names of the kernels, in the order of ``force``; ``picked`` is the name of what the last call ran, None
+    before the first; ``table`` says which serves which M, None as long as nothing is decided.
+    """
+
+    def __init__(
+        self, name: str, held: Sequence[Choice], rows_class: RowClass, device: DeviceInfo, settings: Settings, decide: Decide
+    ) -> None:
+        self.name = name
+        self.picked: str | None = None
+        self.table: Table | None = None
+        self._held = tuple(held)
+        self._class = rows_class
+        self._device = device
+        self._settings = settings
+        self._decide = decide
+        self._forced: int | None = None
+        self._frozen = False
+        self._plan: RangePlan | None = None
+        self._ready: dict[Hashable, Plan] = {}
+        self.choices = tuple(choice.name for choice in self._held)
+        self._kind = f"multi {hashlib.sha256(repr(sorted(self.choices)).encode()).hexdigest()[:16]}"
+
+    def __call__(self, *operands: Any, **arguments: Any) -> torch.Tensor:
+        """The operation, with the arguments of the public function of its name.
+
+        Raises:
+            InvalidProblemError: operands of another problem than the one that it was made for, but for M.
+            NoValidChoicesError: no kernel that it has is legal and right for this M.
+        """
+        key = key_of(self.name, operands, ()) if not arguments and len(operands) > 1 else None
+        plan = self._ready.get(key) if key is not None else None
+        if plan is not None:
+            self.picked = plan.choice.name
+            return plan.new(operands, (1.0, 1.0) if plan.problem.operation.scalars else ())
+        return self._considered(key, operands, arguments)
+
+    def _considered(self, key: Hashable | None, operands: Sequence[Any], arguments: dict[str, Any]) -> torch.Tensor:
+        call = bound_call(self.name, operands, arguments)
+        check_call(call)
+        reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
+        if reason is None and call.wants_grad:
+            reason = f"{call.wants_grad[0]} requires grad"
+        if reason is not None:
+            raise InvalidProblemError(
+                f"multi: {reason}, expected plain tensors without a gradient; call gemmtune.{self.name} instead"
+            )
+        bring_scalars(call)
+        problem = problem_of(call, epilogue_of(call))
+        if self._class not in row_classes(problem):
+            raise InvalidProblemError(f"multi: got {problem}, expected a problem of {self._class}, for which it was made")
+        if call.out is not None:
+            prepare_out(call, problem)
+        with current_device(call.a):
+            plan = self.plan(problem)
+            b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
+            tensors = (*(call.operands | {"b": b}).values(), *call.extra)
+            self.picked = plan.choice.name
+            if call.out is not None:
+                return plan.into(call.out, tensors, call.scalars)
+            if key is not None and call.packed is None:
+                if len(self._ready) >= _CAPACITY:
+                    self._ready.clear()
+                self._ready[key] = plan
+            return plan.new(tensors, call.scalars)
+
+    def plan(self, problem: Problem) -> Plan:
+        """What a call of the problem runs, made ready; with ``decide="first_call"`` it is measured now, if this M is new."""
+        index = self._forced if self._forced is not None else self._settings.multi_kernel
+        if index is not None:
+            range_plan = self._only(index)
+        else:
+            known = self.table is not None and (self._frozen or self.table.index(problem.m) is not None)
+            if not known and self._decide == "first_call":
+                self.decide(range(problem.m, problem.m + 1))
+            assert self._plan is not None
+            range_plan = self._plan
+        found = range_plan.find(problem)
+        if isinstance(found, str):
+            raise NoValidChoicesError(f"{problem} by one of {', '.join(self.choices)}", [("multi", "refused", found)])
+        log.info("multi %s: %s runs %s", self._class, found.choice.name, problem)
+        return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin)
+
+    def decide(self, rows: range) -> Table:
+        """Measure and prove the kernels for these Ms, unless the store knows; what is decided for other Ms stays."""
+        store = open_store(self._settings)
+        machine = fingerprint_text(self._device, self._settings.timing)
+        known = stored_table(self._class, machine, store, self._kind) if self._settings.tune != "force" else None
+        before = known[0].segments if known is not None else ()
+        if known is None or any(known[0].index(m) is None for m in rows if self._class.has(m)):
+            result = tune_rows(
+                self._class, rows, self._device, self._settings, store, Progress(), host_us=host_us(self._device, self._settings),
+                source=self._candidates, kind=self._kind,
+            )  # fmt: skip
+            others = (part for x in before for part in _outside(x, result.table))
+            table = Table(segments=merged(sorted((*others, *result.table.segments), key=lambda x: x.lo)), seed=result.table.seed)
+            store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=table.to_json()))
+            known = (table, "")
+        self.table = known[0]
+        self._plan = RangePlan(
+            self._class, members_of(self.table, self._class, self._device, self._candidates), self.table, frozenset()
+        )
+        return self.table
+
+    def force(self, choice: str | int | None) -> Multi:
+        """Run one kernel from now on, by its name or its place in ``choices``; None: what is decided. Returns itself.
+
+        Raises:
+            InvalidProblemError: there is none of that name, or at that place.
+        """
+        self._forced = None if choice is None else self._place(choice)
+        self._ready.clear()
+        return self
+
+    def freeze(self) -> Multi:
+        """Keep only the kernels that are picked for some M, and decide nothing any more. Returns itself.
+
+        Raises:
+            InvalidProblemError: nothing is decided yet.
+        """
+        if self._forced is None and self.table is None:
+            raise InvalidProblemError("freeze: got a multi that has decided nothing, expected one after decide(...) or a call")
+        kept = {x.name for x in self.table.segments} if self.table is not None else set()
+        forced = self.choices[self._forced] if self._forced is not None else None
+        kept = {forced} if forced is not None else kept
+        self._held = tuple(choice for choice in self._held if choice.name in kept)
+        self.choices = tuple(choice.name for choice in self._held)
+        self._forced = 0 if forced is not None else None
+        self._frozen = True
+        return self
+
+    def _place(self, choice: str | int) -> int:
+        if isinstance(choice, str) and choice in self.choices:
+            return self.choices.index(choice)
+        if isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < len(self.choices):
+            return choice
+        expected = ", ".join(f"{i}: {name}" for i, name in enumerate(self.choices))
+        raise InvalidProblemError(f"force: got {choice!r}, expected a name or a place out of {expected}")
+
+    def _only(self, index: int) -> RangePlan:
+        """The plan by which one kernel serves every M."""
+        place = self._place(index)
+        choice = self._held[place]
+        whole = Segment(lo=1, hi=MOST_ROWS, name=choice.name, content_hash=choice.content_hash, anchor=choice.problem.m)
+        member = Member(self._class, whole.anchor, self._device, lambda _: choice)
+        return RangePlan(self._class, [member], Table(segments=(whole,)), frozenset())
+
+    def _candidates(self, problem: Problem) -> Candidates:
+        members = [choice.at(problem, self._device) for choice in self._held]
+        return candidates_of(members, problem, self._device, self._settings)
+
+
+def multi(
+    what: Problem | Operation,
+    *operands: Operand,
+    choices: Sequence[Wanted],
+    m: range | tuple[int, int] | None = None,
+    decide: Decide = "ranges",
+    force: str | int | None = None,
+    subprocess: bool | None = None,
+    settings: Settings | None = None,
+    device: str | None = None,
+    **arguments: Any,
+) -> Multi:
+    """Several ready kernels behind one callable: which of them runs is measured for each M, or said by the caller.
+
+        product = gemmtune.multi("mm", a, w, choices=["aten:mm", "cpp:…", my_function], m=range(1, 513))
+        out = product(a, w)
+
+    Args:
+        what: a Problem, or an operation as for ``tune``, with the ``operands`` and ``arguments`` of a call, which is not done.
+        choices: names of choices, as tables show them, and functions whose parameters are some of the call's arguments: operands by
+            role (a, b, inp, …), those of the epilogue as x0, x1, …, alpha, beta, and ``out`` where it writes there.
+        m: the numbers of rows that are decided; by default that of the problem.
+        decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first time that an M is called.
+        force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one.
+        subprocess: measure in a worker process, by default as the settings say. Functions then have to be importable.
+        settings: instead of the settings in force; choices are proved right whatever they say.
+
+    What is decided is kept in the store, for later processes.
+
+    Raises:
+        InvalidProblemError: no choices, a name that does not exist, a function with a parameter that is no argument.
+        NoValidChoicesError: none of them is right.
+    """
+    if decide not in ("ranges", "first_call"):
+        raise InvalidProblemError(f"multi: decide: got {decide!r}, expected ranges or first_call")
+    problem, name, info = _asked(what, operands, arguments, device)
+    if not choices or isinstance(choices, str):
+        raise InvalidProblemError(
+            f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
+        )
+    chosen = dataclasses.replace(settings or settings_module.current(), verify=True, batch_invariant=False)
+    chosen = chosen if subprocess is None else dataclasses.replace(chosen, tune_in_subprocess=subprocess)
+    rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
+    rows_class = row_classes(problem)[0]
+    made = Multi(name, _held(choices, rows_class, problem, rows, info, chosen), rows_class, info, chosen, decide)
+    if force is not None:
+        made.force(force)
+    elif decide == "ranges" and chosen.multi_kernel is None:
+        made.decide(rows)
+    return made
+
+
+def _held(
+    wanted: Sequence[Wanted], rows_class: RowClass, problem: Problem, rows: range, device: DeviceInfo, settings: Settings
+) -> list[Choice]:
+    """The choices by their names, as they are for the problem or at an end of the range: few are for every M."""
+    found = members_for(wanted, problem, device, settings)
+    for other in (rows_class.at(m) for m in (rows[0], rows[-1]) if rows_class.has(m)):
+        if any(isinstance(x, str) for x in found):
+            more = members_for(wanted, other, device, settings)
+            found = [y if isinstance(x, str) else x for x, y in zip(found, more, strict=True)]
+    missing = [x for x in found if isinstance(x, str)]
+    if missing:
+        known = ", ".join(c.name for c in candidates_for(problem, device, settings).offers.choices)
+        raise InvalidProblemError(f"multi: {'; '.join(missing)}, expected names out of {known}")
+    return [x for x in found if isinstance(x, Choice)]
+
+
+def _asked(
+    what: Problem | Operation, operands: Sequence[Operand], arguments: dict[str, Any], device: str | None
+) -> tuple[Problem, str, DeviceInfo]:
+    """The problem, the public function whose calls it has, and the device."""
+    if isinstance(what, Problem):
+        if what.epilogue is not None or what.empty:
+            raise InvalidProblemError(
+                f"multi: got {what}, expected a problem without an epilogue, or an operation with its operands"
+            )
+        return what, what.op, detect(device or what.device_type)
+    problem, place = stated("multi", what, operands, arguments)
+    if isinstance(problem, str):
+        raise InvalidProblemError(f"multi: torch alone can do this call, because {problem}; there is nothing to choose from")
+    name = getattr(what, "__name__", what)
+    assert isinstance(name, str)
+    assert name in NAMES
+    return problem, name, detect(device or str(place))
+
+
+def _outside(x: Segment, table: Table) -> list[Segment]:
+    """What of a segment lies before and behind a table."""
+    before = dataclasses.replace(x, hi=min(x.hi, table.lo - 1))
+    behind = dataclasses.replace(x, lo=max(x.lo, table.hi + 1))
+    return [part for part in (before, behind) if part.lo <= part.hi]

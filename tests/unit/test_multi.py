@@ -1,0 +1,177 @@
+"""Several kernels behind one callable: which one runs, by table, by the first call, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_ranges import K, N, RowedBackend, W, backend, problem
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.dispatch.multi import Multi
+from gemmtune.errors import InvalidProblemError, NoValidChoicesError
+from gemmtune.selector.session import Session
+
+__all__ = ["backend"]
+NAMES = ("fake:low", "fake:high")
+
+
+def made(**arguments: object) -> Multi:
+    arguments = {"choices": list(NAMES), "m": (1, 64)} | arguments
+    return gemmtune.multi(problem(8), **arguments)  # type: ignore[arg-type]
+
+
+def run(multi: Multi, m: int) -> str | None:
+    """What a call runs, whose result is right, the first time and again."""
+    a = torch.randn(m, K)
+    for _ in range(2):
+        torch.testing.assert_close(multi(a, W), a @ W)
+    return multi.picked
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is examined, each time."""
+    names: list[str] = []
+    original = Session.examine
+
+    def examine(self, choice, best_us):
+        names.append(f"{choice.name} {choice.problem.m}")
+        return original(self, choice, best_us)
+
+    monkeypatch.setattr(Session, "examine", examine)
+    return names
+
+
+def test_a_table_decides(backend: RowedBackend, measured: list[str]):
+    multi = made()
+    assert multi.choices == NAMES
+    assert multi.picked is None
+    assert multi.table is not None
+    assert [x.lo for x in multi.table.segments] == [1, 20]
+    measured.clear()
+    assert [run(multi, m) for m in (3, 19, 20, 64)] == ["fake:low", "fake:low", "fake:high", "fake:high"]
+    assert not measured
+    assert not any("torch" in name for name in measured), "what is no member takes no part"
+
+
+def test_what_was_decided_is_in_the_store(backend: RowedBackend, measured: list[str]):
+    made()
+    measured.clear()
+    assert run(made(), 30) == "fake:high"
+    assert not measured
+    other = made(choices=["fake:low"])
+    assert run(other, 30) == "fake:low", "another set of members is another multi"
+    assert run(made(), 30) == "fake:high"
+
+
+def test_the_first_call_decides_each_m_for_itself(backend: RowedBackend, measured: list[str]):
+    multi = made(decide="first_call")
+    assert multi.table is None
+    assert not measured
+    assert run(multi, 40) == "fake:high"
+    assert run(multi, 5) == "fake:low"
+    assert {name.split()[1] for name in measured} == {"5", "40"}
+    assert multi.table is not None
+    assert [(x.lo, x.hi) for x in multi.table.segments] == [(5, 5), (40, 40)]
+    measured.clear()
+    again = made(decide="first_call")
+    assert [run(again, 5), run(again, 40)] == ["fake:low", "fake:high"]
+    assert not measured
+
+
+@pytest.mark.parametrize("which", ["fake:high", 1])
+def test_the_caller_decides(backend: RowedBackend, measured: list[str], which: str | int):
+    multi = made(force=which)
+    assert run(multi, 3) == "fake:high"
+    assert not measured, "nothing has to be compared"
+    assert run(multi.force("fake:low"), 64) == "fake:low"
+
+
+def test_the_setting_decides_by_place(backend: RowedBackend):
+    with settings.patch(multi_kernel=1):
+        assert run(made(), 3) == "fake:high"
+
+
+def test_what_is_frozen_keeps_what_is_picked(backend: RowedBackend, measured: list[str]):
+    multi = made(choices=["fake:torch", *NAMES]).freeze()
+    assert multi.choices == NAMES
+    measured.clear()
+    assert run(multi, 1000) == "fake:high"
+    assert not measured
+    assert made(force="fake:low").freeze().choices == ("fake:low",)
+    with pytest.raises(InvalidProblemError, match="has decided nothing"):
+        made(decide="first_call").freeze()
+
+
+def plain(a, b):
+    return a @ b
+
+
+def into(out, b, a):
+    torch.mm(a, b, out=out)
+
+
+def wrong(a, b):
+    return a @ b + 1
+
+
+def with_bias(a, b, x0):
+    return a @ b + x0
+
+
+def test_members_may_be_functions_of_some_of_the_arguments(backend: RowedBackend):
+    multi = made(choices=[plain, into, "fake:low"], force="function:plain")
+    assert run(multi, 5) == "function:plain"
+    assert run(multi.force("function:into"), 5) == "function:into"
+
+
+def test_a_wrong_member_is_left_out(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
+    multi = gemmtune.multi(problem(8), choices=[wrong, plain])
+    assert run(multi, 8) == "function:plain"
+    with pytest.raises(NoValidChoicesError, match="function:wrong: wrong_result"):
+        gemmtune.multi(problem(9), choices=[wrong])
+
+
+def test_operands_of_an_epilogue_are_arguments_too(own_store: Path):
+    a, bias = torch.randn(6, K), torch.randn(N)
+    given = {"epilogue": torch.add, "epilogue_args": (bias,)}
+    multi = gemmtune.multi("mm", a, W, choices=[with_bias], force=0, **given)
+    torch.testing.assert_close(multi(a, W, **given), a @ W + bias)
+    out = torch.empty(6, N)
+    assert multi(a, W, out=out, **given) is out
+    torch.testing.assert_close(out, a @ W + bias)
+
+
+def unknown(a, b, c):
+    return a @ b + c
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"choices": ["fake:none"]},
+            r"fake:none is not among the choices .* expected names out of fake:torch, fake:low, fake:high",
+        ),
+        ({"choices": []}, "choices: got \\[\\], expected at least one name"),
+        ({"choices": [unknown]}, "unknown has the parameters c, expected some of a, b, out"),
+        ({"force": "fake:torch"}, "got 'fake:torch', expected a name or a place out of 0: fake:low, 1: fake:high"),
+        ({"force": 2}, "force: got 2"),
+        ({"decide": "later"}, "decide: got 'later', expected ranges or first_call"),
+        ({"m": (5, 2)}, "the empty range"),
+    ],
+)
+def test_wrong_arguments_are_refused(backend: RowedBackend, arguments: dict[str, object], message: str):
+    with pytest.raises(InvalidProblemError, match=message):
+        made(**arguments)
+
+
+def test_another_weight_is_refused(backend: RowedBackend):
+    multi = made(force=0)
+    with pytest.raises(InvalidProblemError, match="expected a problem of mm Mx24x16 float32 nt on cpu, for which it was made"):
+        multi(torch.randn(4, K), torch.randn(K, N))
+    with pytest.raises(InvalidProblemError, match="a requires grad"):
+        multi(torch.randn(4, K, requires_grad=True), W)
