@@ -10,6 +10,7 @@ from rich.text import Text
 from .. import settings
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import NoValidChoicesError
+from ..integration.measured import in_models
 from ..selector.result import Outcome
 from ..selector.table import pick_line, renderables
 from .asked import device_of, settings_changes
@@ -50,6 +51,8 @@ def tune(
         ranges, problems = [*ranges, *((problem, wanted) for problem in problems)], []
     if batch_invariant and not ranges:
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
+    if recorded is not None and changes.get("timing") is None:
+        changes["timing"] = in_models(settings.current(), info).timing
     with (
         settings.patch(**changes) as chosen,
         watched(quiet=quiet, kept=f"what was measured is kept in {chosen.store_file}") as progress,

@@ -181,7 +181,7 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
         return bound(problem, candidates.only, "only choice", device, settings)
     store = open_store(settings)
     if settings.tune == "never":
-        choice = candidates.stored(store).picked
+        choice = candidates.stored_anyhow(store).picked
         if choice is not None:
             return bound(problem, choice, "store", device, settings)
         if capturing:

@@ -22,13 +22,20 @@ from .sparsify import Kept, is_sparse, sparse_linear
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
+is_capturing = torch.cuda.is_current_stream_capturing
 _MOST = 4096
 _CONV1D = "transformers.pytorch_utils"
 """The module of HF's Conv1D, which only a program with such layers has imported."""
 
 
 class Picks(dict[Hashable, "Bound | None"]):
-    """What runs a layer, by what its input looks like. A copy of it begins empty: picks are this process's, for these weights."""
+    """What runs a layer, by what its input looks like. A copy of it begins empty: picks are this process's, for these weights.
+
+    ``idle`` is the last shape whose pick only serves while a graph is captured, with the generation of plans: calls that follow
+    with it cost no more than torch's own.
+    """
+
+    idle: tuple[torch.Size, int] | None = None
 
     def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
         return Picks, ()
@@ -43,14 +50,17 @@ class Picks(dict[Hashable, "Bound | None"]):
 
 def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
     """The forward of an ``nn.Linear``."""
-    if is_compiling():
+    if is_compiling() or (picks.idle == (input.shape, generation.number) and not is_capturing()):
         return functional.linear(input, module.weight, module.bias)
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
     key = (input.shape, input.dtype, input.get_device(), settings.token(), generation.number)
     bound = picks.get(key, picks)
-    if bound is None or weight is None or (bound.__class__ is Bound and not bound.pick.serves_now):
+    if bound is None or weight is None:
         return functional.linear(input, weight, bias)  # type: ignore[arg-type]
+    if isinstance(bound, Bound) and not bound.pick.serves_now:
+        picks.idle = (input.shape, generation.number)
+        return functional.linear(input, weight, bias)
     if not input.is_contiguous() or input.dim() < 2 or weight.dim() != 2:
         return functional.linear(input, weight, bias)
     if weight.__class__ is QuantizedWeight:
@@ -68,6 +78,8 @@ def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
     key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
     bound = picks.get(key, picks)
+    if isinstance(bound, Bound) and not bound.pick.serves_now:
+        bound = None
     if bound is not None and x.is_contiguous() and x.dim() >= 2 and weight is not None and weight.dim() == 2:
         result = _product(key, picks, bound, x, weight, bias)
         if result is not None:

@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from .. import settings
+from ..device import detect
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import InvalidProblemError
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
+from .measured import in_models
 from .modules import optimized, restored
 from .record import record
 from .sparsify import sparse_problems
@@ -53,9 +56,12 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
         lay_out(model, groups)
         with torch.no_grad(), record() as recording:
             _run(model, tune)
-        problems = [*(recording.problems() if recording.counts else ()), *of_blocks]
-        if problems:
-            run_tuning(problems, progress=progress)
+        if recording.counts:
+            problems = recording.problems()
+            chosen = in_models(settings.current(), detect(problems[0].device_type))
+            run_tuning(problems, settings=chosen, progress=progress)
+        if of_blocks:
+            run_tuning(of_blocks, progress=progress)
     optimized(model)
     _models.add(model)
     compile_pass.install(tune=tune is not None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..choice import Choice, Offers
 from ..device import DeviceInfo
 from ..problem import Problem
-from ..settings import Settings
+from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
 from .offers import known_variants, offers_for, widest_offers_for
@@ -85,6 +85,16 @@ class Candidates:
             if digest in choices
         }
         return dataclasses.replace(self, choices=choices, known=_reopened(known))
+
+    def stored_anyhow(self, store: Store) -> Candidates:
+        """As ``stored``; where nothing is known so, what is known of kernels that were timed beside others, or by themselves."""
+        found, other = self.stored(store), _OTHER_TIMING.get(self.settings.timing)
+        if found.known or other is None:
+            return found
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, timing=other)).stored(store)
+
+
+_OTHER_TIMING: Mapping[Timing, Timing] = {"graph": "spaced", "spaced": "graph"}
 
 
 def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:

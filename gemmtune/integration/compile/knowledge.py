@@ -21,6 +21,7 @@ from ...settings import Settings
 from ...store.key import canonical, fingerprint_text, now
 from ...store.store import Row, Store, open_store
 from ...timing.rounds import TIE
+from ..measured import in_models
 from .judging import Taken, Verdict
 from .variants import BACKEND_NAME, CompiledVariant, JoinedVariant, Variant, Way
 
@@ -45,8 +46,8 @@ class Knowledge:
     @classmethod
     def here(cls, device: torch.device) -> Knowledge:
         """That of the settings in force."""
-        settings = settings_module.current()
-        return cls(device=detect(device), settings=settings, store=open_store(settings))
+        info, settings = detect(device), settings_module.current()
+        return cls(device=info, settings=in_models(settings, info), store=open_store(settings))
 
     def knows(self, problem: Problem) -> bool:
         """There is a stored pick."""
@@ -71,7 +72,7 @@ class Knowledge:
         """Tune GEMMs, then time fused against unfused, and joined against single ones. What is known is not measured again."""
         problems = dict.fromkeys(problem for pair in compared for problem in pair if problem is not None)
         problems |= dict.fromkeys(problem for whole, pairs in joined for problem in (whole, *(alone for alone, _ in pairs)))
-        if incomplete := [problem for problem in problems if not self._candidates(problem).complete]:
+        if incomplete := [problem for problem in problems if not self._complete(problem)]:
             tune(incomplete, settings=self.settings, progress=False, device=str(self.device.torch_device))
             self._found.clear()
         for alone, fused in compared:
@@ -137,10 +138,15 @@ class Knowledge:
         ]
         self.store.put(rows)
 
+    def _complete(self, problem: Problem) -> bool:
+        """It was measured as products of models are, and nothing of that is missing."""
+        found = self._candidates(problem)
+        return found.complete and found.settings.timing == self.settings.timing
+
     def _candidates(self, problem: Problem) -> Candidates:
         found = self._found.get(problem)
         if found is None:
-            found = self._found[problem] = candidates_for(problem, self.device, self.settings).stored(self.store)
+            found = self._found[problem] = candidates_for(problem, self.device, self.settings).stored_anyhow(self.store)
         return found
 
     def _of_gemm(self, problem: Problem) -> Verdict:

@@ -22,6 +22,7 @@ from ...dispatch.plan import Plan, fallback, plan_for
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.launcher import ORDERED_STREAMS
+from ..measured import in_models
 from .threads import in_a_thread
 
 Tensor = torch.Tensor
@@ -146,10 +147,10 @@ def _as_laid_out(problem: Problem, tensors: Sequence[Tensor], out: Tensor) -> Pr
 
 
 def _plan(problem: Problem, index: int) -> Plan:
-    with settings_module.patch(tune="never") as settings:
-        if 0 in problem.summed:
-            return fallback(problem, detect("cpu" if index < 0 else torch.device("cuda", index)), settings)
-        return plan_for(problem, index)
+    device = detect("cpu" if index < 0 else torch.device("cuda", index))
+    settings = in_models(replace(settings_module.current(), tune="never"), device)
+    with settings_module.use(settings):
+        return fallback(problem, device, settings) if 0 in problem.summed else plan_for(problem, index)
 
 
 def forget_launches() -> None:
