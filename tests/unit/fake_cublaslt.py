@@ -43,6 +43,7 @@ class Fake:
         self.launches = []
         self.preferences = []
         self.heuristic_count = 3
+        self.check_fails = None
         self.fail = None
 
     def _new(self, **values):
@@ -85,6 +86,12 @@ class Fake:
             results[i].algorithm[0] = i
             results[i].workspace_bytes = 256 * i
         ctypes.c_int.from_address(returned_at).value = found
+
+    def matmul_algo_check(self, handle, operation, left, right, c, d, algorithm_at, result_at):
+        if self.check_fails is not None:
+            raise cuBLASLtError(self.check_fails)
+        result = HeuristicResult.from_address(result_at)
+        result.workspace_bytes = 256 * ctypes.c_uint64.from_address(algorithm_at).value + self.live[d]["cols"]
 
     def matmul_algo_config_get_attribute(self, algorithm_at, attribute, at, size, written_at):
         rank = ctypes.c_uint64.from_address(algorithm_at).value

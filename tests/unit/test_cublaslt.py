@@ -320,6 +320,22 @@ def test_choice_is_picklable(fake):
     torch.testing.assert_close(out, a @ b)
 
 
+def test_an_algorithm_serves_another_m_where_the_librarys_check_passes(fake):
+    problem = Problem.mm(5, 7, 3, dtype=torch.float32, device_type="cuda")
+    choice = offers(problem).choices[1]
+    there = choice.at(Problem.mm(9, 7, 3, dtype=torch.float32, device_type="cuda"), DEVICE)
+    assert isinstance(there, type(choice))
+    assert (there.name, there.content_hash) == (choice.name, choice.content_hash)
+    assert there.info["workspace_bytes"] == 256 + 9, "what the check says for that M"
+    out, a, b = torch.empty(9, 7), torch.randn(9, 3), torch.randn(7, 3).t()
+    there.build().run(out, (a, b), ())
+    torch.testing.assert_close(out, a @ b)
+    fake.check_fails = 15
+    reason = choice.at(Problem.mm(11, 7, 3, dtype=torch.float32, device_type="cuda"), DEVICE)
+    assert isinstance(reason, str)
+    assert "cublasLtMatmulAlgoCheck" in reason
+
+
 @pytest.mark.parametrize(
     ("dtype", "reduced", "schemes"),
     [(torch.bfloat16, False, 2), (torch.bfloat16, True, 7), (torch.float32, False, 7)],
