@@ -133,8 +133,7 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
         try:
             if time.monotonic() > how.until:
                 raise TimeoutError("not begun: the time given is over")
-            with settings.patch(**WAYS[way].settings):
-                runners[way] = _runner(way, scenario, model, info, how.graph and scenario.kind != "train", how.again)
+            runners[way] = _runner(way, scenario, model, info, how.graph and scenario.kind != "train", how.again)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,27 +18,22 @@ __all__ = ["WAYS", "Prepared", "prepare"]
 
 Change = Callable[[PreTrainedModel], None]
 DEFAULT: Mapping[str, Any] = {}
-PDL: Mapping[str, Any] = {"options": {"triton.enable_pdl": True}}
-APART: Mapping[str, Any] = {"choice_denylist_regex": "_pdl"}
-"""No kernel of ours begins before the one before it has ended."""
-SPACED: Mapping[str, Any] = {"timing": "spaced"}
 MAX_AUTOTUNE: Mapping[str, Any] = {"mode": "max-autotune-no-cudagraphs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What is done to a copy of the model, the options of torch.compile (None: it is not compiled), whether ``gemmtune.optimize``
-    is called, and gemmtune's settings meanwhile."""
+    """What is done to a copy of the model, the options of torch.compile (None: not compiled), whether ``gemmtune.optimize`` is
+    called."""
 
     change: Change | None = None
     compile: Mapping[str, Any] | None = None
     optimize: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def again(self) -> bool:
         """It is compiled a second time, from the store: as torch.compile is by default."""
-        return self.change is None and self.compile is DEFAULT and not self.settings
+        return self.change is None and self.compile is DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +81,6 @@ WAYS: Mapping[str, Way] = {
     "optimize+compile": Way(optimize=True, compile=DEFAULT),
     "int4+compile": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT),
     "int8+compile": Way(change=_ours("int8"), optimize=True, compile=DEFAULT),
-    "optimize+compile-pdl": Way(optimize=True, compile=PDL),
-    "int4+compile-pdl": Way(change=_ours("int4", group=128), optimize=True, compile=PDL),
-    "optimize+compile-apart": Way(optimize=True, compile=DEFAULT, settings=APART),
-    "int4+compile-apart": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT, settings=APART),
-    "optimize+compile-spaced": Way(optimize=True, compile=DEFAULT, settings=SPACED),
-    "int4+compile-spaced": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT, settings=SPACED),
-    "int8+compile-spaced": Way(change=_ours("int8"), optimize=True, compile=DEFAULT, settings=SPACED),
     "float8+compile": Way(change=_ours("float8"), optimize=True, compile=DEFAULT),
 }
 

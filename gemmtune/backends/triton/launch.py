@@ -183,11 +183,13 @@ def bind(loaded: Any, record: Record, *, interpret: bool) -> Run:
 
 
 def prepared(loaded: Any, record: Record, *, interpret: bool) -> DriverLaunch | None:
-    """The same as plain data for the current device; None where Triton's launcher does more than launch, or may.
+    """The same as plain data for the current device; None where there is none, and where Triton's launcher does more, or may.
 
     A kernel's parameters are its arguments, then addresses of two memories that Triton may want, which are null here.
     """
     if interpret or record.buffers is not None or any(description is not None for _, description in record.operands):
+        return None
+    if not torch.cuda.is_available():
         return None
     if (
         launcher_of(loaded, record.grid).function is loaded.run
