@@ -150,7 +150,7 @@ class CkChoice(FileChoice):
 
     @property
     def arch(self) -> str:
-        """Such as ``gfx942``."""
+        """The architecture that it is compiled for, such as ``gfx942``."""
         return self.device.arch
 
     def forward(self) -> CkChoice:
