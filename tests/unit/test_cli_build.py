@@ -119,7 +119,7 @@ def test_what_no_template_computes_is_said(nvcc: FakeNvcc, capsys: pytest.Captur
     [
         ((), "got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE"),
         (("5x5x5", "--backends", "aten"),
-         "--backends: got aten, expected one that compiles kernels: cpp, cuda, cutlass, triton"),
+         "--backends: got aten, expected one that compiles kernels: ck, cpp, cuda, cutlass, triton"),
     ],
 )  # fmt: skip
 def test_wrong_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
