@@ -128,7 +128,7 @@ def test_activations_of_16_bits(arch: str, dtype: torch.dtype, scale_dtype: torc
 
 
 @on_each_isa
-@pytest.mark.parametrize("k", [2, 4, 30, 32, 34, 62, 64, 66, 126, 130, 258])
+@pytest.mark.parametrize("k", rotated([2, 4, 30, 32, 34, 62, 64, 66, 126, 130, 258], 2, "remainders"))
 def test_every_remainder_of_k(arch: str, k: int) -> None:
     for m in (1, 17):
         for laid_out, way in every_way(mixed(m, 33, k, "int4", scales="group_32", zeros=True), arch):

@@ -107,7 +107,7 @@ def test_it_is_offered_where_float32_is_multiplied_as_it_is() -> None:
     assert all(choice.claims.deterministic for choice in parts_choices(LARGE, preset("sm90"), 6))
 
 
-@pytest.mark.parametrize(("arch", "layout"), rotated([(a, x) for a in ("sm80", "sm90") for x in ("nn", "nt", "tn")], 2, "parts"))
+@pytest.mark.parametrize(("arch", "layout"), rotated([(a, x) for a in ("sm80", "sm90") for x in ("nn", "nt", "tn")], 6, "parts"))
 def test_it_compiles_within_the_predicted_resources_to_the_instruction_of_bfloat16(arch: str, layout: str) -> None:
     device = preset(arch)
     problem = Problem.mm(2048, 1024, 1000, dtype=torch.float32, layout=layout, device_type="cuda", precision=Precision())

@@ -35,8 +35,11 @@ def _errors(interpreted: Run, problem: Problem, *, nan_inp: bool = False) -> flo
     return float(max(interpreted(triton_jobs.errors, problem, CONFIGS, family=triton_jobs.persistent, nan_inp=nan_inp)))
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    rotated([*itertools.product(("nn", "nt", "tn", "tt"), (torch.float16, torch.bfloat16))], 2, "persistent mm"),
+    ids=str,
+)
 def test_mm(interpreted: Run, dtype: torch.dtype, layout: str) -> None:
     assert _errors(interpreted, Problem.mm(152, 280, 136, dtype=dtype, layout=layout, device_type="cpu")) <= 1
 
@@ -46,7 +49,7 @@ def test_mm_at_the_edges_of_tiles(interpreted: Run, shape: tuple[int, int, int])
     assert _errors(interpreted, Problem.mm(*shape, dtype=torch.float16, device_type="cpu")) <= 1
 
 
-@pytest.mark.parametrize("bias", ["n", "mn", "m1", "1n", "scalar"])
+@pytest.mark.parametrize("bias", rotated(["n", "mn", "m1", "1n", "scalar"], 2, "bias"))
 def test_bias_shapes(interpreted: Run, bias: Any) -> None:
     problem = Problem.addmm(72, 264, 80, dtype=torch.float16, bias=bias, alpha=2, beta=0.5, device_type="cpu")
     assert _errors(interpreted, problem) <= 1

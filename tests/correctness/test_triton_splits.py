@@ -42,7 +42,7 @@ FAMILIES: dict[str, tuple[triton_jobs.Family, list[Any]]] = {
     "atomic": (triton_jobs.atomic, ATOMIC),
     "decompose": (triton_jobs.decomposed, WHOLE),
 }
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", rotated([*FAMILIES], 2, "families"))
 
 
 def _errors(interpreted: Run, family: str, problem: Problem, *, nan_inp: bool = False) -> float:
@@ -128,7 +128,9 @@ STRIDED = {
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [*zip(FAMILIES, STRIDED, strict=True), ("streamk", "every-second"), ("atomic", "expanded"), ("decompose", "padded")],
+    rotated(
+        [*zip(FAMILIES, STRIDED, strict=True), ("streamk", "every-second"), ("atomic", "expanded"), ("decompose", "padded")], 2, "s"
+    ),
 )
 def test_strided_operands(interpreted: Run, family: str, name: str) -> None:
     a, b, out = STRIDED[name]

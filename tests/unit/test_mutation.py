@@ -9,6 +9,7 @@ import pytest
 from mutation import run as script
 from mutation.edits import Edit, edits_of
 from mutation.related import related_tests
+from rotation import rotated
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = '''
@@ -105,12 +106,16 @@ def tree_with(folder: Path, test: str) -> script.Mutant:
 
 @pytest.mark.parametrize(
     ("test", "verdict"),
-    [
-        ("assert least(2, 1) == 1", "killed"),
-        ("assert least(1, 2) == 1", "survived"),
-        ("assert least(1, 2) == 3", "untested"),  # fails as it is
-        ("assert least(2, 1) == 1 or __import__('time').sleep(30)", "timed out"),
-    ],
+    rotated(
+        [
+            ("assert least(2, 1) == 1", "killed"),
+            ("assert least(1, 2) == 1", "survived"),
+            ("assert least(1, 2) == 3", "untested"),  # fails as it is
+            ("assert least(2, 1) == 1 or __import__('time').sleep(30)", "timed out"),
+        ],
+        2,
+        "mutants of a tree",
+    ),
 )
 def test_what_becomes_of_a_mutant(tmp_path: Path, test: str, verdict: str) -> None:
     mutant, said = tree_with(tmp_path, test), list[str]()

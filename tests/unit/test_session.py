@@ -20,6 +20,7 @@ import filelock
 import pytest
 import torch
 from fake_choices import PROBLEM, Fake, OutOfResources, fake, wait_until_gone
+from rotation import rotated
 
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
@@ -125,7 +126,7 @@ TUNING = """
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.parametrize("how", rotated([signal.SIGINT, signal.SIGKILL], 2, "stopped"), ids=lambda s: s.name)
 def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
     """A compile worker, idle, and one that measures. The program has no ``__main__`` guard."""
     script = tmp_path / "tuning.py"

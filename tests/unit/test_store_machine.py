@@ -179,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=30,
+    max_examples=20,
     stateful_step_count=15,
     deadline=None,
     print_blob=True,

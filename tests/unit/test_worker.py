@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fake_choices as jobs
 import pytest
+from rotation import rotated
 
 from gemmtune.errors import GemmtuneError
 from gemmtune.workers.pool import Pool
@@ -99,7 +100,7 @@ def test_exit_tells_status_and_last_output() -> None:
         Worker().call(jobs.exit_status, timeout_s=60)
 
 
-@pytest.mark.parametrize("job", [jobs.hang, jobs.hang_with_gil], ids=lambda job: job.__name__)
+@pytest.mark.parametrize("job", rotated([jobs.hang, jobs.hang_with_gil], 2, "hang"), ids=lambda job: job.__name__)
 def test_hang_is_killed_at_the_time_limit(job: object) -> None:
     worker = Worker()
     worker.call(jobs.add, 1, 1, timeout_s=60)
@@ -134,7 +135,7 @@ PARENT = """
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
+@pytest.mark.parametrize("how", rotated([signal.SIGKILL, signal.SIGTERM], 2, "parent"), ids=lambda s: s.name)
 def test_parent_that_ends_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
     """The parent has no ``__main__`` guard: workers do not import it."""
     script = tmp_path / "parent.py"
