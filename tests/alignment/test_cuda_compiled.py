@@ -69,7 +69,7 @@ ALWAYS = [
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues."""
-SAMPLE = [one for all in (CLUSTER, GEMV, SKINNY, WGMMA) for one in rotated(all, len(all) // 2, all[0].family.name)]
+SAMPLE = [one for all in (CLUSTER, GEMV, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*ALWAYS, *SAMPLE)}
 
 

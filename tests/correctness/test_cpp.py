@@ -93,7 +93,7 @@ def test_any_layout_and_size(arch: str, dtype: torch.dtype, monkeypatch: pytest.
 
 @as_shipped
 @on_each_isa
-@pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])
+@pytest.mark.parametrize("prepacked", rotated([False, True], 2, "offered"), ids=lambda x: "prepacked" if x else "plain")
 def test_every_offered_configuration(arch: str, prepacked: bool) -> None:
     problem = Problem.addmm(75, 131, 300, dtype=torch.float32, device_type="cpu", alpha=2.0, prepacked=prepacked)
     verifier = Verifier(problem, CPU)

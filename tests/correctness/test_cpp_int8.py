@@ -25,6 +25,7 @@ from cpp_kernels import (
     random_config,
     random_layout,
 )
+from rotation import rotated
 
 from gemmtune import settings
 from gemmtune.backends.cpp import BACKEND
@@ -126,7 +127,7 @@ def test_sums_may_leave_int32_on_the_way(arch: str, way: dict) -> None:
 
 @as_shipped
 @on_each_int8_isa
-@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("layout", rotated(["nn", "nt"], 2, "offered"))
 def test_every_offered_configuration(arch: str, layout: str) -> None:
     for problem in (
         Problem.int_mm(75, 131, 300, layout=layout, device_type="cpu"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cpp_kernels import CPU, as_shipped, call, choice_for, legal, needs_compiler, on_each_isa
 from quantized_operands import exact_operands
+from rotation import rotated
 
 from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
@@ -67,7 +68,7 @@ def test_results_are_rounded_once(arch: str, out_dtype: torch.dtype) -> None:
 
 @as_shipped
 @on_each_isa
-@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3)], ids=str)
+@pytest.mark.parametrize("dtypes", rotated([(E4M3, E4M3), (E5M2, E4M3)], 2, "bias"), ids=str)
 def test_verified_with_a_bias(arch: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     bias = torch.randn(70).bfloat16()
     graph = trace(lambda acc, x: acc + x, torch.float32, (bias,))

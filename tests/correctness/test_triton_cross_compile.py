@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             [
                 pytest.param(arch, name, marks=getattr(pytest.mark, arch))
                 for arch in ARCHITECTURES
-                for name in (matrix_problems() if arch in asked else rotated(SAMPLED, 3, arch))
+                for name in (matrix_problems() if arch in asked else rotated(SAMPLED, 5, arch))
             ],
         )
 

@@ -196,7 +196,7 @@ OFFERED = {"streamk": _streamed, "atomic": _atomic, "decompose": _decomposed}
 PAIRS = [(f, n, arch) for f in OFFERED for n in COMPILED if (f, n) != ("decompose", "int8-nt") for arch in ("sm80", "sm90")]
 
 
-@pytest.mark.parametrize(("family", "name", "arch"), rotated(PAIRS, 3, "splits"))
+@pytest.mark.parametrize(("family", "name", "arch"), rotated(PAIRS, 6, "splits"))
 def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, family: str, name: str) -> None:
     found = OFFERED[family](COMPILED[name], arch)
     assert found

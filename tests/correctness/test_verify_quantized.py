@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problem_strategies import mixed_problems, narrow_problems
 from quantized_kernels import Run, finish, on_sums, on_terms, signed, swapped, unpacked, unsigned
+from rotation import rotated
 from verify_cases import BF16, F16, F32, changed, mm, verdict
 
 from gemmtune.choice import Claims, Status
@@ -91,7 +92,7 @@ SCALES: tuple[Any, ...] = ("none", "tensor", "column", "group_32", "group_64", "
 
 @pytest.mark.parametrize(
     ("weights", "scales", "zeros"),
-    [(name, SCALES[(i + 2 * j) % 6], j % 2 == 1) for i, name in enumerate(WEIGHTS) for j in range(4)],
+    rotated([(name, SCALES[(i + 2 * j) % 6], j % 2 == 1) for i, name in enumerate(WEIGHTS) for j in range(4)], 2, "mixed_mm"),
 )
 def test_right_kernels_of_mixed_mm_pass(weights: str, scales: Any, zeros: bool) -> None:
     if zeros and scales == "none":

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune import settings
 from gemmtune.device import detect
@@ -47,7 +48,10 @@ def test_tf32_has_a_limit_of_its_own() -> None:
     assert limit_names(problem.dtype_label) == ("bandwidth_gbps", "tf32_gflops")
 
 
-@pytest.mark.parametrize("label", ["float32", "bfloat16", "float16", "float64", "int8", "float8_e4m3fn", "float8_e5m2"])
+LABELS = ("float32", "bfloat16", "float16", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
+
+
+@pytest.mark.parametrize("label", rotated(LABELS, 3, "limits"))
 def test_measure_limits_gives_plausible_numbers_quickly(label: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
