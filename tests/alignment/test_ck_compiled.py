@@ -40,7 +40,8 @@ def missing() -> str:
     return ""
 
 
-pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(600)]
+needs_ck = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = pytest.mark.timeout(600)
 
 
 def mm(m: int, n: int, k: int, **options: object) -> Problem:
@@ -107,6 +108,13 @@ def marked(name: str) -> object:
     return pytest.param(name, marks=marks)
 
 
+def test_every_case_is_offered_under_its_name() -> None:
+    """With or without a compiler: what a kernel is comes before what it is compiled to."""
+    assert len({first(name).name for name in CASES}) > len(CASES) // 2
+    assert all(first(name).problem == CASES[name][1] for name in CASES)
+
+
+@needs_ck
 @pytest.mark.parametrize("name", [marked(name) for name in CASES])
 def test_a_kernel_has_the_predicted_resources_and_instruction(name: str) -> None:
     choice = first(name)
@@ -125,6 +133,7 @@ def test_a_kernel_has_the_predicted_resources_and_instruction(name: str) -> None
     assert choice.path.read_bytes().startswith(b"\x7fELF")
 
 
+@needs_ck
 @pytest.mark.ck_build
 def test_one_search_of_the_matrix_is_built_once() -> None:
     choice = first("gfx942-bf16-v3")
