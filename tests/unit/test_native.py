@@ -27,7 +27,7 @@ from gemmtune.native import build, lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path
 
-pytestmark = [pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"), pytest.mark.slow]
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 BY_TORCH = {"backends": ("aten",), "native": True}
 Tensor = torch.Tensor
 
@@ -67,6 +67,7 @@ def operands(m: int = 5, k: int = 4, n: int = 6, dtype: torch.dtype = torch.floa
     return torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
 
 
+@pytest.mark.slow  # the first that needs the module, which one process builds for all
 def test_a_call_is_found_after_python_has_planned_it() -> None:
     call = arguments("mm", *operands())
     assert found(call) is False
