@@ -68,7 +68,7 @@ def _checked(name: str, weight: torch.Tensor) -> Sparsity:
     if len(outside):
         where = int(outside[0])
         raise InvalidProblemError(f"{name}: col_indices[{where}] of bsr is {int(places[where])}, expected 0 to {cols - 1}")
-    first_of_row = torch.zeros(count + 1, dtype=torch.bool)
+    first_of_row = torch.zeros(count + 1, dtype=torch.bool, device="cpu")
     first_of_row[starts] = True
     wrong = ((places[1:] <= places[:-1]) & ~first_of_row[1:count]).nonzero()
     if len(wrong):

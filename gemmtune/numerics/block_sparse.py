@@ -25,19 +25,30 @@ def random_mask(
     size: tuple[int, int], sparsity: Sparsity, generator: torch.Generator, *, density: float | None = None
 ) -> torch.Tensor:
     """Which blocks of a weight of ``size`` (N, K) exist, bool [block rows, block columns], by that class; of exactly ``density`` if
-    that is given."""
+    that is given.
+
+    It is drawn on the CPU and lies on the generator's device, so that a seed means the same pattern on every device."""
     share = sparsity.density if density is None else density
     rows, cols = size[0] // sparsity.block_n, size[1] // sparsity.block_k
-    wanted = torch.full((rows,), round(share * cols), device=generator.device)
+    wanted = torch.full((rows,), round(share * cols), device="cpu")
+    drawing = _host_generator(generator)
     if sparsity.imbalance == "skewed" and rows:
-        wanted = _power_law(rows, cols, share)[torch.randperm(rows, generator=generator, device=generator.device)]
-    order = torch.rand((rows, cols), generator=generator, device=generator.device).argsort(dim=1).argsort(dim=1)
-    return order < wanted.unsqueeze(1)
+        wanted = _power_law(rows, cols, share)[torch.randperm(rows, generator=drawing, device="cpu")]
+    order = torch.rand((rows, cols), generator=drawing, device="cpu").argsort(dim=1).argsort(dim=1)
+    return (order < wanted.unsqueeze(1)).to(generator.device)
+
+
+def _host_generator(generator: torch.Generator) -> torch.Generator:
+    """A generator of the CPU that goes on where ``generator`` is: itself, or one seeded by what it draws next."""
+    if generator.device.type == "cpu":
+        return generator
+    seed = torch.randint(0, 2**62, (1,), generator=generator, device=generator.device)
+    return torch.Generator("cpu").manual_seed(int(seed))
 
 
 def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
     """Blocks of each block row, int64, falling by a power law but for rows that are full: that share of all in the sum."""
-    shape = torch.arange(1, rows + 1, dtype=torch.float64).pow(-SKEW)
+    shape = torch.arange(1, rows + 1, dtype=torch.float64, device="cpu").pow(-SKEW)
     low, high = 0.0, cols * math.pow(rows, SKEW)
     for _ in range(60):
         middle = (low + high) / 2
@@ -81,7 +92,7 @@ def sparse_of(weight: torch.Tensor, mask: torch.Tensor, sparsity: Sparsity) -> t
 
 def assembled(crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """The sparse_bsr tensor of these parts, which are known to fit together."""
-    return torch.sparse_bsr_tensor(crow, col, values, size=size, check_invariants=False)
+    return torch.sparse_bsr_tensor(crow, col, values, size=size, device=values.device, check_invariants=False)
 
 
 def copied(weight: torch.Tensor) -> torch.Tensor:

@@ -305,7 +305,7 @@ class Probes:
             return given
         planted = self._draw.placed(self._side(dim), distinct(given))
         held = distinct(planted if dim == -2 else planted.mT)
-        number = torch.tensor(math.inf if self._has_infinity(given.dtype) else math.nan)
+        number = torch.tensor(math.inf if self._has_infinity(given.dtype) else math.nan, device="cpu")
         for line, place in places:
             held[..., line, place].copy_(number)
         return planted

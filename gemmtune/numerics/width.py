@@ -57,14 +57,14 @@ def width_rows(rows: int, k: int, limit: int, problem: Problem) -> WidthRows:
     numbers = (_integers if problem.integers else _floats)(limit - most_small, problem)
     count = min(rows, MOST_ROWS)
     lengths = [k, *(k >> shift for shift in range(1, k.bit_length()) if k >> shift >= LEAST_WINDOW)]
-    matrix = torch.zeros(count, k, dtype=torch.float64)
-    factor, index = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
+    matrix = torch.zeros(count, k, dtype=torch.float64, device="cpu")
+    factor, index = torch.zeros(count, dtype=torch.float64, device="cpu"), torch.zeros(count, dtype=torch.int64, device="cpu")
     for i, row in enumerate(matrix):
         length = lengths[i % len(lengths)]
         begin = 2 * int(i * _GOLDEN % 1 * ((k - length) // 2 + 1))
         small = _fill_window(row[begin : begin + length], numbers, most_small)
         factor[i], index[i] = small * numbers.small[0], begin + 1
-    col = torch.full((k,), numbers.small[1], dtype=torch.float64)
+    col = torch.full((k,), numbers.small[1], dtype=torch.float64, device="cpu")
     col[::2] = numbers.large[1]
     return WidthRows(rows=matrix, col=col, factor=factor, index=index)
 

@@ -15,7 +15,7 @@ from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel, Status, Tensors
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
-from gemmtune.numerics.block_sparse import parts
+from gemmtune.numerics.block_sparse import parts, random_mask
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.verify import Verdict, Verifier
@@ -230,6 +230,19 @@ def test_verification_accepts_torch(name: str) -> None:
     choices = load("aten").enumerate(problem, detect("cpu"), Settings()).choices
     found = {choice.name: verifier.check(choice, choice.build()) for choice in choices}
     assert {verdict.status for verdict in found.values()} == {Status.OK}, found
+
+
+def test_every_tensor_is_made_on_the_device_of_the_operands() -> None:
+    problem = PROBLEMS["bf16-sum-prepacked"]
+    generator = torch.Generator().manual_seed(0)
+    bsr, x = create_blocked_tensor(64, 96, block=(16, 32), imbalance="skewed", device="cpu"), torch.ones(96, 2)
+    want = bsr.to_dense() @ x
+    with torch.device("meta"):  # where a tensor lands that is made without a word on its device
+        assert random_mask((48, 64), problem.sparsity, generator).device == CPU
+        for choice in load("aten").enumerate(problem, detect("cpu"), Settings()).choices:
+            assert Verifier(problem, CPU).check(choice, choice.build()).status is Status.OK
+        for weight in (bsr, gemmtune.prepack(bsr)):
+            assert close(gemmtune.bsr_mm(weight, x), want, torch.float32)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

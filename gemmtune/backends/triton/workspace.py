@@ -75,9 +75,9 @@ class Buffers:
         """The buffers on the CPU. Partial sums hold a number that shows in a result if it was never written."""
         unwritten = torch.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max // 3
         return (
-            torch.full((self.partials,), unwritten, dtype=self.dtype),
-            torch.zeros(self.sums, dtype=self.dtype),
-            torch.zeros(self.counters, dtype=torch.int32),
+            torch.full((self.partials,), unwritten, dtype=self.dtype, device="cpu"),
+            torch.zeros(self.sums, dtype=self.dtype, device="cpu"),
+            torch.zeros(self.counters, dtype=torch.int32, device="cpu"),
         )
 
     def on(self, device: int) -> Acquire:
