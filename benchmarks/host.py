@@ -109,7 +109,7 @@ def measure(backend: str, size: int, device: str, dtype: torch.dtype, rounds: in
 def main(device: str, sizes: str, backends: str, dtype: str, rounds: int, out: str | None) -> None:
     """Print a row for each backend and size."""
     torch.set_num_threads(1)
-    lookup.load(path._FOR_NATIVE)
+    lookup.load(path.FOR_NATIVE)
     click.echo(f"native look-up: {native.state}")
     rows = []
     for backend in backends.split(","):

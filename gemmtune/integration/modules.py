@@ -15,27 +15,23 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
-from ..dispatch.plan import generation
+from ..dispatch.plan import Plan, generation
 from ..dispatch.weights import QuantizedWeight
+from ..native.lookup import keep_layer, native, prepare
+from ..ops.operate import FOR_NATIVE
+from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here
 from .sparsify import Kept, is_sparse, sparse_linear
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
-is_capturing = torch.cuda.is_current_stream_capturing
 _MOST = 4096
 _CONV1D = "transformers.pytorch_utils"
 """The module of HF's Conv1D, which only a program with such layers has imported."""
 
 
 class Picks(dict[Hashable, "Bound | None"]):
-    """What runs a layer, by what its input looks like. A copy of it begins empty: picks are this process's, for these weights.
-
-    ``idle`` is the last shape whose pick only serves while a graph is captured, with the generation of plans: calls that follow
-    with it cost no more than torch's own.
-    """
-
-    idle: tuple[torch.Size, int] | None = None
+    """What runs a layer, by what its input looks like. A copy of it begins empty: picks are this process's, for these weights."""
 
     def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
         return Picks, ()
@@ -45,29 +41,52 @@ class Picks(dict[Hashable, "Bound | None"]):
         if len(self) >= _MOST:
             self.clear()
         found = self[key] = bound_for(op, tensors, options)
+        prepare(FOR_NATIVE)
         return found
 
 
 def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
     """The forward of an ``nn.Linear``."""
-    if is_compiling() or (picks.idle == (input.shape, generation.number) and not is_capturing()):
+    if is_compiling():
         return functional.linear(input, module.weight, module.bias)
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
+    if native.layer is None:
+        return _linear(picks, input, weight, bias)[0]
+    found = native.layer(input, weight, bias)
+    if found is not None and found is not False:
+        return found  # type: ignore[no-any-return]
+    result, bound = _linear(picks, input, weight, bias)
+    if found is False and bound is not picks:
+        keep_layer(generation.number, *_native_of(bound), (input, weight, bias))
+    return result
+
+
+def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:
+    """The product, and what did it: None for torch, ``picks`` where nobody has asked for a pick."""
     key = (input.shape, input.dtype, input.get_device(), settings.token(), generation.number)
-    bound = picks.get(key, picks)
-    if bound is None or weight is None:
-        return functional.linear(input, weight, bias)  # type: ignore[arg-type]
-    if isinstance(bound, Bound) and not bound.pick.serves_now:
-        picks.idle = (input.shape, generation.number)
-        return functional.linear(input, weight, bias)
-    if not input.is_contiguous() or input.dim() < 2 or weight.dim() != 2:
-        return functional.linear(input, weight, bias)
-    if weight.__class__ is QuantizedWeight:
-        result = _quantized_product(key, picks, bound, input, weight, bias)
-    else:
-        result = _product(key, picks, bound, input, weight.t(), bias)
-    return functional.linear(input, weight, bias) if result is None else result
+    bound, result = picks.get(key, picks), None
+    served = bound is picks or (isinstance(bound, Bound) and bound.pick.serves_now)
+    if bound is not None and served and weight is not None and input.is_contiguous() and input.dim() >= 2 and weight.dim() == 2:
+        if weight.__class__ is QuantizedWeight:
+            result = _quantized_product(key, picks, bound, input, weight, bias)
+        else:
+            result = _product(key, picks, bound, input, weight.t(), bias)
+        bound = picks.get(key, picks)
+    return functional.linear(input, weight, bias) if result is None else result, bound  # type: ignore[arg-type]
+
+
+def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
+    """What the native look-up keeps for a layer: a plan or torch's operation, and what tells whether a graph is captured.
+
+    A launch that it does itself costs the host less than torch's, so that such a pick serves outside of graphs too.
+    """
+    if not isinstance(bound, Bound):
+        return None, 0
+    pick = bound.pick
+    if pick.in_graph_only and pick.plan.kernel.prepared is None and torch.version.hip is None:
+        return None, find_driver().capture_info
+    return pick.plan, 0
 
 
 def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:

@@ -177,6 +177,12 @@ inline int64_t device_flags(at::Tensor const& a) {
   }
 }
 
+// What a plan depends on beside its tensors: flags of torch and the device.
+inline uint64_t state_word(at::Tensor const& a, int64_t flags) {
+  return static_cast<uint64_t>(flags) | static_cast<uint64_t>(at::globalContext().deterministicAlgorithms()) << 8 |
+         static_cast<uint64_t>(a.get_device() + 1) << 32 | static_cast<uint64_t>(a.device().type()) << 48;
+}
+
 // Classes of alpha and beta as the Problem has them: zero, one, general. False: no plain numbers.
 inline bool read_scalars(PyObject* scalars, Call& call, uint64_t& classes) {
   const Py_ssize_t count = PyTuple_GET_SIZE(scalars);
@@ -268,11 +274,9 @@ inline Reading read_call(Arguments const& given, Call& call, bool make) {
   int64_t flags = 0;
   if (a.is_cuda() && (flags = device_flags(a)) < 0) return Reading::kUnusual;
   const bool packed = reinterpret_cast<PyObject*>(Py_TYPE(call.objects[1])) == around.packed_type;
-  key.words[4] = static_cast<uint64_t>(flags) | static_cast<uint64_t>(at::globalContext().deterministicAlgorithms()) << 8 |
-                 static_cast<uint64_t>(packed) << 9 | static_cast<uint64_t>(given.out != Py_None) << 10 |
+  key.words[4] = state_word(a, flags) | static_cast<uint64_t>(packed) << 9 | static_cast<uint64_t>(given.out != Py_None) << 10 |
                  static_cast<uint64_t>(given.brought != Py_None) << 11 | static_cast<uint64_t>(own) << 16 |
-                 static_cast<uint64_t>(extra) << 24 | static_cast<uint64_t>(a.get_device() + 1) << 32 |
-                 static_cast<uint64_t>(a.device().type()) << 48;
+                 static_cast<uint64_t>(extra) << 24;
   const bool numbered = name != 0 && options != 1 && dtype != 1 && meaning == Reading::kRead;
   return numbered ? Reading::kRead : Reading::kUnknown;
 }

@@ -26,12 +26,14 @@ QUIET_S = 10.0
 @dataclass(slots=True)
 class LookUp:
     """``call(name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)`` is the result of a call, by
-    what was kept or by Python; None without the module.
+    what was kept or by Python; None without the module. ``layer(input, weight, bias)`` is input @ weight.t() + bias by what was
+    kept; False where nothing was, None where it has to be looked at more closely.
 
     ``state`` tells how far it is. ``asked_at`` is when a plan was last made, ``generation`` that of the plans that hold.
     """
 
     call: Callable[..., Any] | None = None
+    layer: Callable[..., Any] | None = None
     module: Any = None
     state: str = "not asked for yet"
     begun: bool = False
@@ -101,7 +103,7 @@ def load(above: Above) -> None:
             return
         module.surround(settings.patched, above.in_python, above.meaning_of, above.packed_type, vars(profiler))
         module.forget(native.generation, settings.from_environment().token)
-        native.module, native.call, native.state = module, module.look_up, "in use"
+        native.module, native.call, native.layer, native.state = module, module.look_up, module.layer, "in use"
 
 
 def _compile(chosen: settings.Settings, above: Above) -> None:
@@ -126,6 +128,15 @@ def keep(generation: int, entry: Any, arguments: tuple[Any, ...]) -> None:
     """Let calls with these arguments find the entry, unless plans were forgotten since that was looked up."""
     if settings.current().native:
         native.module.keep(generation, record_of(entry), *arguments)
+
+
+def keep_layer(generation: int, plan: Any, capture_info: int, operands: tuple[Any, ...]) -> None:
+    """Let the forwards of layers with (input, weight, bias) like these find the plan, or torch's operation where that is None.
+
+    With the address ``capture_info`` of the driver's function of that name, Python has the say while a graph is captured.
+    """
+    if settings.current().native:
+        native.module.keep_layer(generation, None if plan is None else record_of(plan), capture_info, *operands)
 
 
 def forget(generation: int) -> None:

@@ -1,4 +1,5 @@
 // The look-up of a warm call in C++: ``look_up`` reads the key off the arguments, finds the record, and launches.
+#include "layer.h"
 #include "parse.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -99,18 +100,19 @@ PyObject* by_torch(Record const& record, Call const& call, Arguments const& give
   return THPVariable_Wrap(std::move(result));
 }
 
+// 0 if out has the result, or is going to.
+int launch_kept(Record const& record, Call const& call, at::Tensor& out) {
+  void const* read[kMostTensors];
+  for (int i = 0; i < call.count; ++i) read[i] = call.read[i]->const_data_ptr();
+  void* result = out.mutable_data_ptr();
+  WithoutGil free(record.lengthy);
+  if (record.kind == Kind::kHostFunction) return launch(record.host, result, read, call.count, call.scalars);
+  return launch(record.driver, result, read, call.count, call.scalars, stream_of(call.read[0]->device()));
+}
+
 PyObject* by_launch(Record const& record, Call const& call, Arguments const& given, PyObject* packed) {
   at::Tensor out = call.out != nullptr ? *call.out : allocate(record.result, call.read[0]->device());
-  int status = 0;
-  {
-    void const* read[kMostTensors];
-    for (int i = 0; i < call.count; ++i) read[i] = call.read[i]->const_data_ptr();
-    void* result = out.mutable_data_ptr();
-    WithoutGil free(record.lengthy);
-    if (record.kind == Kind::kHostFunction) status = launch(record.host, result, read, call.count, call.scalars);
-    else status = launch(record.driver, result, read, call.count, call.scalars, stream_of(call.read[0]->device()));
-  }
-  if (status != 0) return by_python(record, call, given, packed);
+  if (launch_kept(record, call, out) != 0) return by_python(record, call, given, packed);
   if (call.out == nullptr) return THPVariable_Wrap(std::move(out));
   out.unsafeGetTensorImpl()->bump_version();
   return Py_NewRef(given.out);
@@ -186,6 +188,53 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// layer(input, weight, bias): the result; False: nothing is kept for such operands; None: Python has the say.
+PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "expected (input, weight, bias), got %zd arguments", count);
+  Call call;
+  return guarded([&]() -> PyObject* {
+    if (read_layer(args[0], args[1], args[2], call) != Reading::kRead) Py_RETURN_NONE;
+    Record* record = table.find(call.key);
+    if (record == nullptr) Py_RETURN_FALSE;
+    const c10::Device device = call.read[0]->device();
+    if (record->kind == Kind::kPython || (record->capture_info != 0 && captured(record->capture_info, device))) Py_RETURN_NONE;
+    Held held(record);
+    at::Tensor out;
+    if (record->kind == Kind::kTorch) {
+      WithoutGil free(record->lengthy);
+      out = layer_by_torch(call);
+    } else {
+      out = allocate(record->result, device);
+      if (launch_kept(*record, call, out) != 0) Py_RETURN_NONE;
+    }
+    return THPVariable_Wrap(std::move(out));
+  });
+}
+
+// keep_layer(generation, record or None for torch's operation, capture_info, input, weight, bias): whether it is kept.
+PyObject* keep_layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "expected (generation, record, capture_info, input, weight, bias)");
+    const uint64_t number = PyLong_AsUnsignedLongLong(args[0]), capture_info = PyLong_AsUnsignedLongLong(args[2]);
+    if (PyErr_Occurred()) return nullptr;
+    Call call;
+    if (read_layer(args[3], args[4], args[5], call) != Reading::kRead || number != generation) Py_RETURN_FALSE;
+    auto record = std::make_unique<Record>();
+    if (args[1] != Py_None && !parse(args[1], *record)) return nullptr;
+    if (args[1] == Py_None) {
+      record->kind = Kind::kTorch;
+      record->lengthy = call.read[0]->is_cuda();
+    } else if (record->kind != Kind::kPython) {
+      shape_as_layer(*record, call);
+    }
+    record->key = call.key;
+    record->capture_info = capture_info;
+    if (table.count() >= kMostRecords) table.clear();
+    table.insert(std::move(record));
+    Py_RETURN_TRUE;
+  });
+}
+
 // forget(generation, token): nothing is kept; plans of that generation are taken, and that token is of the settings without a patch.
 PyObject* forget(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
@@ -220,6 +269,8 @@ PyMethodDef methods[] = {
     {"look_up", method(look_up), METH_FASTCALL, "The result of a call: by what was kept, or by Python."},
     {"found", method(found), METH_FASTCALL, "What look_up would run: the entry that was kept; False: none was; None: Python looks closer."},
     {"keep", method(keep), METH_FASTCALL, "keep(generation, record, *arguments): whether calls like this one are found from now on."},
+    {"layer", method(layer), METH_FASTCALL, "layer(input, weight, bias): the result; False: nothing is kept; None: Python has the say."},
+    {"keep_layer", method(keep_layer), METH_FASTCALL, "keep_layer(generation, record or None, capture_info, input, weight, bias)"},
     {"forget", forget, METH_VARARGS, "forget(generation, token): drop every record."},
     {"count", count, METH_NOARGS, "How many records are kept."},
     {"surround", surround, METH_VARARGS, "surround(settings variable, in_python, meaning_of, PackedOperand, dict of the profiler's module)"},

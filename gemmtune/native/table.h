@@ -15,6 +15,7 @@ struct Record {
   int users = 1;
   Kind kind = Kind::kPython;
   bool lengthy = false;         // worth letting other threads of Python run meanwhile
+  uint64_t capture_info = 0;    // of a layer: asked whether a graph is captured, where Python has the say; 0: need not be asked
   PyObject* entry = nullptr;    // of the table of Python
   PyObject* fresh = nullptr;    // new(tensors, scalars)
   PyObject* into = nullptr;     // into(out, tensors, scalars)

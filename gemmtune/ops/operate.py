@@ -162,8 +162,9 @@ def _routed(key: Hashable | None, call: Call) -> Tensor:
         return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on")
     result, entry = differentiated(call, operate) if call.wants_grad else run(call)
     keep_ready(key, entry)
-    prepare(_FOR_NATIVE)
+    prepare(FOR_NATIVE)
     return result
 
 
-_FOR_NATIVE = Above(in_python=_in_python, meaning_of=meaning_of, packed_type=PackedOperand)
+FOR_NATIVE = Above(in_python=_in_python, meaning_of=meaning_of, packed_type=PackedOperand)
+"""What ``native.lookup.prepare`` and ``load`` are given, whoever calls them."""

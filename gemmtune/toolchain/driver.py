@@ -92,6 +92,11 @@ class Driver:
         self.call = library
         self._contexts: dict[int, int] = {}
 
+    @property
+    def capture_info(self) -> int:
+        """The address of cuStreamGetCaptureInfo_v2."""
+        return ctypes.cast(self.call.cuStreamGetCaptureInfo_v2, c_void_p).value or 0
+
     def message(self, status: int) -> str:
         """What the driver says of a status."""
         text = c_char_p()

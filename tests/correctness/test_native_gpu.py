@@ -27,10 +27,10 @@ QUICK = {"search": "quick", "max_profiling_configs": 2, "native": True}
 @pytest.fixture(autouse=True)
 def _in_place(own_store: object) -> Iterator[None]:
     native.begun = False
-    lookup.load(path._FOR_NATIVE)
+    lookup.load(path.FOR_NATIVE)
     forget_plans()
     yield
-    native.call, native.begun = None, True
+    native.call, native.layer, native.begun = None, None, True
     forget_plans()
 
 

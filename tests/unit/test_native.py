@@ -36,13 +36,13 @@ Tensor = torch.Tensor
 def _in_place(own_store: object) -> Iterator[None]:
     """The look-up is in use for the calls of one test, under settings that leave torch's own operations as the only choice."""
     native.begun = False
-    lookup.load(path._FOR_NATIVE)
+    lookup.load(path.FOR_NATIVE)
     forget_plans()
     try:
         with settings.patch(**BY_TORCH):
             yield
     finally:
-        native.call, native.begun = None, True
+        native.call, native.layer, native.begun = None, None, True
         forget_plans()
 
 
@@ -438,7 +438,7 @@ def test_what_cannot_be_built_is_told_once_and_python_serves(monkeypatch: pytest
     monkeypatch.setattr(native, "call", None)
     monkeypatch.setattr(native, "begun", False)
     monkeypatch.setattr(build, "make", lambda: (_ for _ in ()).throw(gemmtune.errors.UnavailableError("no headers")))
-    lookup.load(path._FOR_NATIVE)
+    lookup.load(path.FOR_NATIVE)
     assert native.call is None
     assert native.state == "failed: no headers"
     assert "no headers" in caplog.text

@@ -46,9 +46,9 @@ def cuda(tmp_path: Path) -> FakeCuda:
 def _in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     native.begun = False
-    lookup.load(path._FOR_NATIVE)
+    lookup.load(path.FOR_NATIVE)
     yield
-    native.call, native.begun = None, True
+    native.call, native.layer, native.begun = None, None, True
     lookup.forget(native.generation)
 
 

@@ -1,0 +1,58 @@
+// The forward of a layer, input @ weight.t() + bias: what is kept for such operands, a launch of ours or torch's operation.
+#pragma once
+#include "table.h"
+
+#include <ATen/ops/linear_ops.h>
+
+namespace gemmtune {
+
+constexpr uint64_t kLayer = uint64_t{1} << 63;  // in the word that holds the name of an operation
+
+// cuStreamGetCaptureInfo_v2, by an address that Python found.
+using CaptureInfo = int (*)(void* stream, int* state, uint64_t* number, void*, void*, void*);
+
+// Reads the forward's operands, in the order (input, weight, bias).
+inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Call& call) {
+  const uint64_t token = plain_thread() ? settings_token() : 0;
+  if (token == 0) return Reading::kUnusual;
+  Key& key = call.key;
+  key.add(kLayer);
+  key.add(token);
+  key.add(0);  // what is known later
+  for (PyObject* one : {input, weight, bias}) {
+    if (one != Py_None && !add_operand(one, call, call.count)) return Reading::kUnusual;
+  }
+  if (call.count < 2) return Reading::kUnusual;
+  at::Tensor const &a = *call.read[0], &b = *call.read[1];
+  if (a.dim() < 2 || b.dim() != 2 || !a.is_contiguous()) return Reading::kUnusual;
+  const int64_t flags = a.is_cuda() ? device_flags(a) : 0;
+  if (flags < 0) return Reading::kUnusual;
+  key.words[2] = state_word(a, flags) | static_cast<uint64_t>(call.count) << 16;
+  call.scalars[1] = call.count > 2 ? 1 : 0;
+  return Reading::kRead;
+}
+
+// The result of a launch that was planned for the rows of ``input``, as the layer gives it back: dense, with the input's dimensions.
+inline void shape_as_layer(Record& record, Call const& call) {
+  const auto sizes = call.read[0]->sizes();
+  record.result.size.assign(sizes.begin(), sizes.end());
+  record.result.size.back() = call.read[1]->size(0);
+  record.result.stride.assign(sizes.size(), 1);
+  for (size_t i = sizes.size() - 1; i > 0; --i) record.result.stride[i - 1] = record.result.stride[i] * record.result.size[i];
+}
+
+// Torch's operation, entered below autograd, which has nothing to do here.
+inline at::Tensor layer_by_torch(Call const& call) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  return at::_ops::linear::call(*call.read[0], *call.read[1],
+                                call.count > 2 ? std::optional<at::Tensor>(*call.read[2]) : std::nullopt);
+}
+
+// Whether a CUDA graph captures what is launched on the current stream, or that cannot be told.
+inline bool captured(uint64_t capture_info, c10::Device device) {
+  int state = 0;
+  uint64_t number = 0;
+  return reinterpret_cast<CaptureInfo>(capture_info)(stream_of(device), &state, &number, nullptr, nullptr, nullptr) != 0 || state != 0;
+}
+
+}  // namespace gemmtune

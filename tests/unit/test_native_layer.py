@@ -1,0 +1,150 @@
+"""The forward of a layer by the native look-up: what it keeps, what it leaves to Python, and that results are those of Python."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.dispatch.plan import forget_plans, generation
+from gemmtune.integration.picks import pick_for
+from gemmtune.native import lookup
+from gemmtune.native.lookup import keep_layer, native
+from gemmtune.ops.operate import FOR_NATIVE
+from gemmtune.settings import current
+from gemmtune.store.store import open_store
+
+pytestmark = [pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"), pytest.mark.slow]
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def _in_place(own_store: object) -> Iterator[None]:
+    native.begun = False
+    lookup.load(FOR_NATIVE)
+    forget_plans()
+    try:
+        with settings.patch(backends=("aten", "cpp"), search="quick", native=True):
+            yield
+    finally:
+        native.call, native.layer, native.begun = None, None, True
+        forget_plans()
+
+
+def layer(bias: bool = True) -> nn.Linear:
+    """An optimized layer."""
+    made = nn.Linear(48, 32, bias=bias)
+    gemmtune.optimize(nn.Sequential(made))
+    return made
+
+
+def looked_up(made: nn.Linear, input: Any) -> Any:
+    return native.module.layer(input, made.weight, made.bias)
+
+
+def torchs(made: nn.Linear, input: Tensor) -> Tensor:
+    return functional.linear(input, made.weight, made.bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 48), (1, 48), (2, 3, 48), (2, 1, 3, 48)])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_torchs_operation_is_kept_where_no_pick_is(shape: tuple[int, ...], bias: bool, mode: Callable[[], Any]) -> None:
+    made, input = layer(bias), torch.randn(shape)
+    with mode():
+        assert looked_up(made, input) is False
+        assert torch.equal(made(input), torchs(made, input))
+        found = looked_up(made, input)
+        assert torch.equal(found, torchs(made, input))
+        assert found.shape == (*shape[:-1], 32)
+        assert found.is_inference() == torch.is_inference_mode_enabled()
+
+
+def test_a_pick_is_launched_for_inputs_of_any_rank() -> None:
+    with torch.no_grad():
+        for bias in (True, False):
+            made = layer(bias)
+            for rows in (torch.randn(6, 48), torch.randn(2, 3, 48)):
+                flat = rows.view(-1, 48)
+                gemmtune.addmm(made.bias, flat, made.weight.t()) if bias else gemmtune.mm(flat, made.weight.t())
+                store = open_store(current())
+                slow = [row for row in store.every_row() if row.backend == "aten" and row.time_us is not None]
+                store.put([dataclasses.replace(row, time_us=row.time_us + 1e6) for row in slow])
+                forget_plans()
+                tensors = (flat, made.weight.t(), made.bias) if bias else (flat, made.weight.t())
+                found = pick_for("addmm" if bias else "mm", tensors, (1, 1) if bias else ())
+                assert found is not None
+                assert found.plan.choice.backend == "cpp"
+                assert looked_up(made, rows) is False
+                python = made(rows)
+                found = looked_up(made, rows)
+                assert torch.equal(found, python)
+                assert found.is_contiguous()
+                made.weight.add_(1)  # the memory of a call counts, not that of the first
+                assert torch.allclose(looked_up(made, rows), torchs(made, rows), atol=1e-4)
+
+
+class Subclass(Tensor):
+    """Any subclass of a tensor."""
+
+
+def test_the_unusual_is_left_to_python() -> None:
+    made, input = layer(), torch.randn(5, 48)
+    with torch.no_grad():
+        made(input)
+        assert isinstance(looked_up(made, input), Tensor)
+        for other in (input.t().contiguous().t(), input[0], input.as_subclass(Subclass), torch.randn(0, 48), None):
+            assert looked_up(made, other) is None
+        with torch.autocast("cpu"):
+            assert looked_up(made, input) is None
+        with settings.patch(search="default"):
+            assert looked_up(made, input) is False
+    assert looked_up(made, input) is None  # the weight wants a gradient
+    result = made(input)
+    result.sum().backward()
+    assert made.weight.grad is not None
+    assert torch.equal(torch.func.vmap(made)(input), torch.func.vmap(lambda x: torchs(made, x))(input))
+
+
+def test_what_was_forgotten_is_not_found() -> None:
+    made, input = layer(), torch.randn(5, 48)
+    with torch.no_grad():
+        number = generation.number
+        made(input)
+        forget_plans()
+        assert looked_up(made, input) is False
+        keep_layer(number, None, 0, (input, made.weight, made.bias))
+        assert looked_up(made, input) is False
+
+
+def test_python_has_the_say_while_a_graph_is_captured() -> None:
+    made, input, capturing = layer(), torch.randn(5, 48), 0
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), *[ctypes.c_void_p] * 4)
+
+    @kind
+    def info(stream: Any, state: Any, *rest: Any) -> int:
+        state[0] = capturing
+        return 0
+
+    with torch.no_grad():
+        keep_layer(generation.number, None, ctypes.cast(info, ctypes.c_void_p).value or 0, (input, made.weight, made.bias))
+        assert torch.equal(looked_up(made, input), torchs(made, input))
+        capturing = 1
+        assert looked_up(made, input) is None
+        assert torch.equal(made(input), torchs(made, input))
+
+
+def test_wrong_use_is_an_error() -> None:
+    with pytest.raises(TypeError, match="expected"):
+        native.module.layer(torch.ones(2, 2))
+    with pytest.raises(TypeError, match="expected"):
+        native.module.keep_layer(1)
