@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -11,18 +13,21 @@ from typing import Any, Literal
 
 from ..choice import Choice, Kernel
 from ..device import DeviceInfo
-from ..errors import GemmtuneError
+from ..errors import GemmtuneError, UnavailableError
 from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import Segment, Table
-from ..settings import Settings
+from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
 
 NEAREST = 2
 """So many Ms that were tuned are asked for a choice that is legal for another one, the nearest first."""
+
+KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
+"""Those by which kernels are timed, alone and beside others: what one ranks first is rarely far behind by the other."""
 
 
 Find = Callable[[Problem], Choice | str]
@@ -52,19 +57,33 @@ class Member:
 
     def bound(self, problem: Problem) -> tuple[Choice, Kernel] | str:
         """The kernel for a problem of the class; or why there is none."""
-        choice = self.choice
-        at = choice if isinstance(choice, str) else choice.at(problem, self._device)
+        at = self._at(problem)
         if isinstance(at, str):
             return at
-        key = at.compile_key
         try:
-            if key not in self._loaded:
-                if not at.compiled:
-                    return f"{at.name} is not compiled for {problem}"
-                self._loaded[key] = at.load()
-            return at, at.bind(self._loaded[key])
+            return at, at.bind(self._loaded_for(at))
         except (GemmtuneError, RuntimeError, OSError) as error:
             return f"{at.name} cannot be loaded ({type(error).__name__}: {error})"
+
+    def load(self, rows: Sequence[int]) -> None:
+        """Load what these Ms need now: while a CUDA graph is captured it is late. A failure shows when it is needed."""
+        with contextlib.suppress(GemmtuneError, RuntimeError, OSError):
+            for m in rows:
+                at = self._at(self._class.at(m))
+                if isinstance(at, Choice):
+                    self._loaded_for(at)
+
+    def _at(self, problem: Problem) -> Choice | str:
+        choice = self.choice
+        return choice if isinstance(choice, str) else choice.at(problem, self._device)
+
+    def _loaded_for(self, at: Choice) -> Any:
+        key = at.compile_key
+        if key not in self._loaded:
+            if not at.compiled:
+                raise UnavailableError(f"it is not compiled for {at.problem}; tune the range again")
+            self._loaded[key] = at.load()
+        return self._loaded[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +107,18 @@ class RangePlan:
         self.table = table
         self.tuned = tuned
         self._members = members
+        self._loaded = table is None
+
+    def load(self) -> None:
+        """Load the kernels of all segments, once: the first call of a weight does it, so that no later one has to."""
+        if not self._loaded and self.table is not None:
+            self._loaded = True
+            for member, segment in zip(self._members, self.table.segments, strict=True):
+                member.load(segment.kernels)
 
     def find(self, problem: Problem) -> Found | str:
         """The kernel for a problem of the class; or why torch has to do it."""
+        self.load()
         reason = "no choice is known"
         for member in self._candidates(problem.m):
             found = member.bound(problem)
@@ -130,9 +158,20 @@ def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> 
 
 
 def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
+    """By the table of the settings' timing; without one by that of the other timing of kernels, which is better than nothing."""
+    timings = dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ())))
+    for timing in timings:
+        known = stored_table(rows_class, fingerprint_text(device, timing), store, kind_of(settings))
+        if known is not None:
+            return _of(known, rows_class, device, dataclasses.replace(settings, timing=timing), store)
+    return _of(None, rows_class, device, settings, store)
+
+
+def _of(
+    known: tuple[Table, str] | None, rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store
+) -> RangePlan | None:
     machine = fingerprint_text(device, settings.timing)
     tuned = {} if settings.batch_invariant else tuned_rows(rows_class, machine, store)
-    known = stored_table(rows_class, machine, store, kind_of(settings))
 
     def stored(problem: Problem) -> Candidates:
         return candidates_for(problem, device, settings).stored(store)

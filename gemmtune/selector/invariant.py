@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
 from ..choice import Choice, Status
 from ..errors import NoValidChoicesError
 from .proof import by_rows, failures_of, legal_runs, rows_to_check, tile_rows
-from .range_work import SEED, Work, measured, segment_of, uncompiled
+from .range_work import SEED, Work, measured, segment_of, uncompiled, with_kernels
 from .remote import open_session
 from .segments import Segment, Table
 
@@ -47,11 +48,11 @@ def one_for_all(work: Work) -> Table:
         if any(name not in work.times[m] for name in entrants) and len(entrants) > 1:
             work.times[m] = dict(measured(work, m, entrants))
     for name in sorted(entrants, key=lambda name: _loss(work, name)):
-        segment = segment_of(work, name, rows[0], rows[-1])
-        checked = rows_to_check(rows, work.rows_class, tile_rows(work.choices[name]), random.Random(SEED))
+        segment = with_kernels(work, segment_of(work, name, rows[0], rows[-1]))
+        checked = rows_to_check(segment, work.rows_class, tile_rows(work.choices[name]), random.Random(SEED))
         why_not = _why_not(work, segment, checked)
         if why_not is None:
-            return Table(segments=(segment_of(work, name, rows[0], rows[-1], checked),), seed=SEED)
+            return Table(segments=(dataclasses.replace(segment, checked=checked),), seed=SEED)
         work.wrong[name] = refused[name] = why_not
     left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
     raise NoValidChoicesError(f"{work.rows_class}, M = {rows[0]}..{rows[-1]}, batch-invariant", left_out)

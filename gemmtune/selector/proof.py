@@ -11,6 +11,7 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from .precompile import precompile
 from .remote import open_session
+from .segments import Segment
 
 RANDOM_ROWS = 3
 """Ms of each interval that are drawn at random."""
@@ -53,9 +54,12 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
     return list(found.values())
 
 
-def rows_to_check(rows: range, rows_class: RowClass, tile: int | None, generator: random.Random) -> tuple[int, ...]:
-    """The Ms at which a choice is run: both ends, edges of its tiles and their neighbours, an M of each alignment, random ones."""
-    wanted = {rows[0], rows[-1]}
+def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, generator: random.Random) -> tuple[int, ...]:
+    """The Ms at which a choice is run: both ends, edges of its tiles and their neighbours, an M of each alignment and of each
+    kernel, random ones.
+    """
+    rows = range(segment.lo, segment.hi + 1)
+    wanted = {rows[0], rows[-1], *segment.kernels}
     if tile:
         first = -(-rows[0] // tile) * tile
         for edge in range(first, min(first + MOST_EDGES * tile, rows[-1]), tile):

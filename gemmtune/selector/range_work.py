@@ -103,12 +103,14 @@ def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
     return times
 
 
+def with_kernels(work: Work, x: Segment) -> Segment:
+    """The segment with an M for each compiled kernel that it needs."""
+    kernels = kernels_of(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device)
+    return dataclasses.replace(x, kernels=tuple(choice.problem.m for choice in kernels))
+
+
 def uncompiled(work: Work, segments: Sequence[Segment]) -> dict[str, str]:
-    """Compile what the segments need for any of their Ms; by name, why something does not compile."""
-    needed = {
-        x.name: kernels_of(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device)
-        for x in segments
-        if work.choices[x.name].compile_key is not None
-    }
-    failures = precompile([c for kernels in needed.values() for c in kernels], work.settings)
-    return {name: failures[c.name].reason for name, kernels in needed.items() for c in kernels if c.name in failures}
+    """Compile the kernels of the segments; by name, why something does not compile."""
+    needed = [(x.name, at) for x in segments for m in x.kernels if isinstance(at := work.at(x.name, m), Choice)]
+    failures = precompile([at for _, at in needed], work.settings)
+    return {name: failures[at.name].reason for name, at in needed if at.name in failures}

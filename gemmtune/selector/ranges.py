@@ -24,7 +24,7 @@ from .precompile import Compilation
 from .progress import Progress
 from .proof import by_rows, failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
-from .range_work import SEED, Source, Work, measured, segment_of, uncompiled
+from .range_work import SEED, Source, Work, measured, segment_of, uncompiled, with_kernels
 from .result import ProblemResult
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
@@ -131,11 +131,9 @@ def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> 
 def _proved(work: Work) -> Table:
     """The table, each choice proved over its intervals; what is wrong somewhere is left out, and the rest done again."""
     while True:
-        segments = _legal(work, _segments(work))
+        segments = [with_kernels(work, x) for x in _legal(work, _segments(work))]
         generator = random.Random(SEED)
-        checked = [
-            rows_to_check(range(x.lo, x.hi + 1), work.rows_class, tile_rows(work.choices[x.name]), generator) for x in segments
-        ]
+        checked = [rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator) for x in segments]
         asked = by_rows((work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True))
         work.progress.stage("prove", 0, len(asked))
         failed = uncompiled(work, segments) or failures_of(asked, work.rows_class, work.device, work.settings)

@@ -11,9 +11,11 @@ from typing import Any
 from ..errors import InvalidProblemError, StoreError
 from ..store.ranged import Ranged
 
-VERSION = 1
+VERSION = 2
 """Version of what a table means. One of another version is not used: the range is tuned again."""
 MOST_ROWS = 2**31 - 1
+_ROWS = ("checked", "kernels")
+"""The fields of a segment that are numbers of rows."""
 TABLE = "segments"
 INVARIANT = "invariant"
 """Kinds of records: the fastest choice of each interval; the one choice by which bits of a row do not depend on its batch."""
@@ -24,7 +26,7 @@ class Segment:
     """The choice for ``lo`` to ``hi`` rows, both included.
 
     It is found again as the one with ``content_hash`` among those for ``anchor`` rows, an M at which it was measured with
-    ``time_us``. ``checked`` are the Ms at which it was proved right.
+    ``time_us``. ``checked`` are the Ms at which it was proved right, ``kernels`` an M for each compiled kernel that it needs.
     """
 
     lo: int
@@ -34,6 +36,7 @@ class Segment:
     anchor: int
     time_us: float | None = None
     checked: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         rows = str(self.lo) if self.lo == self.hi else f"{self.lo}..{self.hi}"
@@ -95,7 +98,7 @@ class Table:
         if version != VERSION:
             raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
         try:
-            segments = tuple(Segment(**(x | {"checked": tuple(x["checked"])})) for x in fact.value["segments"])
+            segments = tuple(Segment(**x | {name: tuple(x[name]) for name in _ROWS}) for x in fact.value["segments"])
             return cls(segments=segments, seed=int(fact.value["seed"]))
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error
@@ -144,4 +147,4 @@ def merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 def _joined(x: Segment, y: Segment) -> Segment:
     values: Mapping[str, Any] = {name: getattr(x, name) for name in Segment.__dataclass_fields__}
-    return Segment(**{**values, "hi": y.hi, "checked": tuple(sorted({*x.checked, *y.checked}))})
+    return Segment(**{**values, "hi": y.hi, **{name: tuple(sorted({*getattr(x, name), *getattr(y, name)})) for name in _ROWS}})

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled_graphs import rewriting_backend
 from test_ranges import RowedBackend, W, backend, problem
 
 import gemmtune
+from gemmtune.dispatch import plan as plans
 from gemmtune.integration.compile import planned
+from gemmtune.integration.compile.verdicts import StoreJudge
 
 __all__ = ["backend"]
 
@@ -23,3 +26,18 @@ def test_a_dynamic_graph_takes_the_table_of_its_weight(backend: RowedBackend, mo
         planned.run_planned(a, W, out=out, problem=text, dynamic=True)
         torch.testing.assert_close(out, a @ W)
     assert [(plan.choice.name, plan.origin) for plan in ran] == [("fake:low", "range")] * 2 + [("fake:high", "range")] * 2
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_table_is_enough_to_take_a_product(backend: RowedBackend, dynamic: bool):
+    """No M that the graph is compiled for was tuned for itself."""
+    gemmtune.tune(problem(2), m=(1, 64), progress=False)
+    linear = torch.nn.Linear(W.shape[0], W.shape[1], bias=False)
+    linear.weight = torch.nn.Parameter(W.t(), requires_grad=False)
+    torch._dynamo.reset()
+    compiled = torch.compile(linear, fullgraph=True, dynamic=dynamic, backend=rewriting_backend(StoreJudge()))
+    for m in (7, 37, 100):
+        a = torch.randn(m, W.shape[0])
+        torch.testing.assert_close(compiled(a), a @ W)
+    ran = {plan.problem.m: plan.choice.name for plan in plans._plans.values()}
+    assert ran == {7: "fake:low", 37: "fake:high", **({100: "fake:high"} if dynamic else {})}

@@ -10,6 +10,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from test_ranges import RowedBackend, backend
 
 from gemmtune import settings
 from gemmtune.cli.shapes import problem_of_entry
@@ -18,6 +19,7 @@ from gemmtune.device import detect, preset
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 
+__all__ = ["backend"]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = [
     {"name": "one", "op": "mm", "m": 8, "n": 16, "k": 32, "dtype": "float32", "layout": "nt"},
@@ -190,3 +192,20 @@ def test_repeated_picks_are_compared(script, monkeypatch):
     assert told["shapes"]["one"] == {
         "share": 2 / 3, "picks": {"cpp:a": 2, "cpp:b": 1}, "speedups": [2.0, 2.0, 2.0], "disturbed": 1,
     }  # fmt: skip
+
+
+def test_tables_are_measured_from_end_to_end(script, backend: RowedBackend, tmp_path):
+    """With times that are a function of M: no regret, and a trace that tunes and compiles nothing."""
+    out = tmp_path / "rows.json"
+    words = ["--device", "cpu", "--weights", "24x16,24x32", "--rows", "1..64", "--dtype", "float32", "--unseen", "2"]
+    words += ["--calls", "60", "--python-calls", "60", "--json", str(out)]
+    ran = CliRunner().invoke(script("rows").main, words, catch_exceptions=False)
+    assert ran.exit_code == 0
+    result = json.loads(out.read_text())
+    assert [(row["segments"], row["compilations"]) for row in result["tuning"]] == [(2, 0), (2, 0)]
+    summed = result["regret float32"]
+    assert (summed["points"], summed["regret_geomean"], summed["regret_worst"]) == (4, 0.0, 0.0)
+    assert 2 <= summed["of_torch_worst"] <= summed["of_torch_geomean"] <= 10
+    python, _ = result["trace"]
+    assert (python["tunings"], python["compilations"]) == (0, 0)
+    assert set(python["origins"]) == {"range"}

@@ -92,6 +92,7 @@ class RowedBackend:
 CROSSING = 20
 TIMES_US: dict[str, Callable[[int], float]] = {
     "fake:torch": lambda m: 100.0,
+    "aten:mm": lambda m: 100.0,
     "fake:low": lambda m: 10.0 if m < CROSSING else 50.0,
     "fake:high": lambda m: 40.0 if m < CROSSING else 20.0,
     "fake:narrow": lambda m: 5.0,
@@ -249,7 +250,7 @@ def test_an_m_tuned_after_the_table_counts_more(backend: RowedBackend, tunings: 
     assert not tunings
 
 
-@pytest.mark.parametrize("value", [{"version": 99}, {"version": 1, "seed": 0, "segments": "none"}])
+@pytest.mark.parametrize("value", [{"version": 99}, {"version": 2, "seed": 0, "segments": "none"}])
 def test_a_table_that_cannot_be_used_is_told_and_passed_over(
     backend: RowedBackend, caplog: pytest.LogCaptureFixture, value: dict[str, object]
 ):

@@ -55,10 +55,10 @@ def test_a_table_survives_the_store():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"version": 99, "seed": 0, "segments": []}, "got a table of version 99, expected 1; tune the range again"),
+        ({"version": 99, "seed": 0, "segments": []}, "got a table of version 99, expected 2; tune the range again"),
         ({}, "version None"),
-        ({"version": 1, "seed": 0, "segments": [{"lo": 1}]}, "damaged"),
-        ({"version": 1, "seed": 0, "segments": []}, "damaged .got a table|damaged"),
+        ({"version": 2, "seed": 0, "segments": [{"lo": 1}]}, "damaged"),
+        ({"version": 2, "seed": 0, "segments": []}, "damaged .got a table|damaged"),
     ],
 )
 def test_a_stored_table_of_another_kind_is_told(value: dict[str, object], message: str):

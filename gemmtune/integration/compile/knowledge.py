@@ -13,10 +13,12 @@ from ... import settings as settings_module
 from ...choice import Choice, Status
 from ...device import DeviceInfo, detect
 from ...dispatch.host import host_us
+from ...dispatch.ranges import range_plan_for
 from ...dispatch.tuning import tune
 from ...problem import Problem
 from ...selector.candidates import Candidates, candidates_for
 from ...selector.remote import open_session
+from ...selector.segments import Table
 from ...settings import Settings
 from ...store.key import canonical, fingerprint_text, now
 from ...store.store import Row, Store, open_store
@@ -67,6 +69,21 @@ class Knowledge:
             return Verdict(taken="", reason="torch's GEMM with Inductor's kernel is as fast", times_us=told)
         taken: Taken = "fused" if best == "fused" else "alone"
         return Verdict(taken=taken, reason="faster than torch's GEMM with Inductor's kernel", times_us=told)
+
+    def of_every_m(self, alone: Problem, fused: Problem | None) -> Verdict | None:
+        """What the tables say of a product whose M is open: ours, unless torch has all segments; None without a table."""
+        ways: tuple[tuple[Problem | None, Taken], ...] = ((fused, "fused"), (alone, "alone"))
+        for problem, taken in ways:
+            table = self._table(problem) if problem is not None else None
+            if table is not None:
+                ours = any(not x.name.startswith("aten:") for x in table.segments)
+                reason = f"by the table of M = {table.lo}..{table.hi}"
+                return Verdict(taken=taken, reason=reason) if ours else Verdict(taken="", reason=f"torch's own is as fast {reason}")
+        return None
+
+    def _table(self, problem: Problem) -> Table | None:
+        shared = range_plan_for(problem, self.device, self.settings) if self.settings.rows == "shared" else None
+        return shared.table if shared is not None else None
 
     def measure(self, compared: Sequence[Compared], joined: Sequence[Joined] = ()) -> None:
         """Tune GEMMs, then time fused against unfused, and joined against single ones. What is known is not measured again."""
@@ -153,12 +170,22 @@ class Knowledge:
         candidates = self._candidates(problem)
         pick = candidates.picked
         if pick is None:
-            return Verdict(taken="", reason="not tuned")
+            return self._of_segment(problem) or Verdict(taken="", reason="not tuned")
         if pick.baseline:
             return Verdict(taken="", reason="torch's own is as fast")
         torch_us, ours_us = self._times_of(problem)
         times = tuple((name, time_us) for name, time_us in (("torch", torch_us), ("alone", ours_us)) if time_us is not None)
         return Verdict(taken="alone", reason="faster than torch's own", times_us=times)
+
+    def _of_segment(self, problem: Problem) -> Verdict | None:
+        """What the table of every M has for a problem that was not tuned for itself."""
+        table = self._table(problem)
+        place = table.index(problem.m) if table is not None else None
+        if table is None or place is None:
+            return None
+        segment = table.segments[place]
+        taken: Taken = "" if segment.name.startswith("aten:") else "alone"
+        return Verdict(taken=taken, reason=f"the table of M = {table.lo}..{table.hi} has {segment.name}")
 
     def _times_of(self, problem: Problem) -> tuple[float | None, float | None]:
         """The times of torch's operation and of the pick."""

@@ -47,6 +47,9 @@ class StoreJudge:
     def verdict(self, product: Product) -> Verdict:
         """The fastest of torch's, ours alone and ours with the tail, as far as they were measured."""
         known = Knowledge.here(product.gemm.meta["val"].device)
+        by_table = known.of_every_m(*_compared(product)) if product.dynamic else None
+        if by_table is not None:
+            return by_table
         verdict = known.verdict(*_compared(product))
         if not verdict.taken and not product.torchs and known.knows(product.alone):
             return Verdict(taken="alone", reason="the stored pick, without the operator's look-up", times_us=verdict.times_us)
