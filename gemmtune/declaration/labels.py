@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 
 from ..problem.fused import NAMES
-from ..problem.operations import Encoding
+from ..problem.operations import OPERATIONS, SPARSE_OPS, Encoding, Operation
 
-OPS = tuple(NAMES)
-ONE_PRODUCT = tuple(op for op in OPS if not NAMES[op].second)
+STRIDED = tuple(NAMES)
+"""Operations whose operands are strided."""
+SPARSE = SPARSE_OPS
+"""Operations with a block-sparse weight."""
+ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE}}
+"""The row of the table for each."""
+OPS = tuple(ROWS)
+ONE_PRODUCT = tuple(op for op in STRIDED if not NAMES[op].second)
 """Operations that multiply two matrices."""
-QUANTIZED = tuple(op for op in OPS if NAMES[op].quantized)
+QUANTIZED = tuple(op for op in STRIDED if NAMES[op].quantized)
 """Operations on operands of 8 bits or fewer; 2-D, with nothing added."""
 BIASES = ("n", "mn", "m1", "1n", "scalar")
 

@@ -10,10 +10,10 @@ import torch
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..problem.dtypes import dtype_info, dtype_name
-from ..problem.fused import NAMES, factor_epilogue
+from ..problem.fused import factor_epilogue
 from ..problem.layout import ALIGNED_BYTES, Layout
 from ..problem.scales import scale_layouts, weight_scale_layout
-from .labels import FLOAT8, SCALES_OF, WEIGHTS
+from .labels import FLOAT8, ROWS, SCALES_OF, WEIGHTS
 from .layouts import PLAIN, kinds_of
 from .traits import Traits
 
@@ -29,7 +29,7 @@ def why_not(traits: Traits, problem: Problem, device: DeviceInfo) -> str | None:
 def operation_of(problem: Problem) -> str | None:
     """The public function that a problem is a call of, as ``labels.OPS`` has it; None with an epilogue that none of them has."""
     if problem.epilogue is None:
-        return problem.op if problem.op in NAMES else None
+        return problem.op if problem.op in ROWS else None
     if problem.op != "int_mm" or len(problem.epilogue.operands) != 1:
         return None
     factor = problem.epilogue.operands[0]
@@ -52,6 +52,7 @@ def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[s
     yield from _of_precision(traits, problem)
     yield from _of_the_added(traits, problem)
     yield from _of_scales(traits, problem, op)
+    yield from _of_blocks(traits, problem)
     yield from _of_layouts(traits, problem)
 
 
@@ -84,7 +85,7 @@ def _of_dtypes(traits: Traits, problem: Problem) -> Iterator[str]:
         offered = tuple(name for name in offered if name in FLOAT8) or FLOAT8[:1]
     # Float32 that is multiplied exactly serves where tf32 would do.
     names = {problem.dtype_label, dtype_name(problem.dtype)}
-    if offered is not None and not problem.integers and not names & set(offered):
+    if offered is not None and (not problem.integers or problem.sparsity is not None) and not names & set(offered):
         yield f"dtype: got {problem.dtype_label}, but dtypes declares {', '.join(offered)}"
     result, row = problem.out.dtype, problem.operation
     if problem.float8:
@@ -159,9 +160,16 @@ def _scales_text(problem: Problem) -> str:
     return ", ".join(str(list(layout.size)) for layout in layouts) or "none"
 
 
+def _of_blocks(traits: Traits, problem: Problem) -> Iterator[str]:
+    sides = problem.sparsity.sides if problem.sparsity is not None else ""
+    if sides and traits.blocks is not None and sides not in traits.blocks:
+        yield f"blocks: got {sides}, but blocks declares {', '.join(traits.blocks)}"
+
+
 def _of_layouts(traits: Traits, problem: Problem) -> Iterator[str]:
-    multiplied = [(role, x) for role, x in problem.operands if role in ("a", "b", "c", "d")]
-    strided = [(role, x) for role, x in problem.operands if len(x.size) > 0]
+    given = [(role, x) for role, x in problem.operands if role != "b" or problem.sparsity is None]
+    multiplied = [(role, x) for role, x in given if role in ("a", "b", "c", "d")]
+    strided = [(role, x) for role, x in given if len(x.size) > 0]
     if traits.layouts is not None:
         allowed = {PLAIN, *traits.layouts}
         for role, layout in strided:

@@ -4,7 +4,7 @@ A **function** is called as ``f(a, b)``, with ``out=``, ``alpha=``, ``beta=`` an
 operands for bmm and int8 ones for int_mm. A **namespace** (a module, an object) has a function for each operation, called as
 torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on. Both are called as gemmtune's own for the other operations:
 ``int_mm_mul(a, b, scale)``, ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with what there is of the last three,
-``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``.
+``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``, ``bsr_mm(bsr, x)`` for torch's sparse_bsr tensors.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..choice import Claims, Kernel, Scalars, Tensors
 from ..errors import ErrorFromChoice, SubjectError
 from ..problem import Problem
 from ..problem.flags import precision_scope
-from ..problem.fused import BROUGHT, NAMES
-from .labels import OPS
+from ..problem.fused import BROUGHT
+from .labels import OPS, ROWS
 from .traits import ATTRIBUTE, Traits
 
 
@@ -113,7 +113,7 @@ FUSED = {own.op: name for name, own in BROUGHT.items() if own.required}
 """Operations to the functions that have an epilogue of their own."""
 OURS = "gemmtune.conformance.gemms.own"
 """The module that ``own:triton`` and the like are in."""
-NAMED_OPS = tuple(op for op in OPS if NAMES[op].operand("inp") is None)
+NAMED_OPS = tuple(op for op in OPS if ROWS[op].operand("inp") is None)
 """A function with one of these names does that operation, if it declares none; addmm has torch's order of arguments in namespaces
 alone."""
 
@@ -154,6 +154,8 @@ def _caller(function: Callable[..., object], problem: Problem, traits: Traits, a
 
     ``added`` is the keyword of the added operand; None: it comes first, as in torch.
     """
+    if problem.sparsity is not None:
+        return _sparse_caller(function, traits, added)
     places = {role: place for place, (role, _) in enumerate(problem.operands)}
     first = () if added is not None or "inp" not in places else (places["inp"],)
     by_position = (*first, *(places[role] for role in _MULTIPLIED if role in places))
@@ -178,6 +180,31 @@ def _caller(function: Callable[..., object], problem: Problem, traits: Traits, a
         return function(*[tensors[place] for place in by_position], *tensors[operands:], **keywords)
 
     return call
+
+
+def _sparse_caller(function: Callable[..., object], traits: Traits, added: str | None) -> Caller:
+    """Calls of bsr @ x, of which the problem is the transpose: x = aᵀ, bsr the weight itself; inp and out are transposed."""
+    scalars_taken = tuple((i, name) for i, name in enumerate(("alpha", "beta")) if getattr(traits, name))
+
+    def call(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
+        a, weight, *inp = tensors
+        keywords: dict[str, Any] = {name: scalars[i] for i, name in scalars_taken} if scalars else {}
+        given = [weight, a.t()]
+        if inp and added is not None:
+            keywords[added] = _turned(inp[0])
+        elif inp:
+            given.insert(0, _turned(inp[0]))
+        if out is not None:
+            keywords["out"] = out.t()
+        result = function(*given, **keywords)
+        return result.t() if isinstance(result, torch.Tensor) and result.dim() == 2 else result
+
+    return call
+
+
+def _turned(inp: torch.Tensor) -> torch.Tensor:
+    """What broadcasts to a matrix so that it broadcasts to the transpose."""
+    return inp.unsqueeze(-1) if inp.dim() == 1 else inp.t() if inp.dim() == 2 else inp
 
 
 def load(spec: SubjectSpec) -> Subject:

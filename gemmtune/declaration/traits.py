@@ -15,6 +15,7 @@ from ..choice import Claims
 from ..errors import TraitsError
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
+from .blocks import is_sides
 from .labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from .layouts import KINDS
 
@@ -33,7 +34,7 @@ class Traits:
     """
 
     ops: tuple[str, ...] | None = None
-    """Of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm. None: for a function
+    """Of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm. None: for a function
     what it is named after, else mm; what it has for a namespace."""
     dtypes: tuple[str, ...] | None = None
     """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""
@@ -60,6 +61,10 @@ class Traits:
     """a and b of scaled_mm may be of different 8-bit floats."""
     results: tuple[str, ...] = ("bfloat16",)
     """Dtypes of the result of scaled_mm."""
+    blocks: tuple[str, ...] | None = None
+    """Rows x columns of a block of bsr_mm and bsr_addmm, such as 32x32. None: several are tried and may be refused."""
+    skips_absent: bool = False
+    """Where a block-sparse weight has no block, NaN and infinity of the other operand do not show."""
     fast_accum: bool = False
     """Sums of 8-bit floats may stay in the narrow accumulator of the tensor cores (torch's ``use_fast_accum``)."""
     empty: bool = False
@@ -108,6 +113,9 @@ class Traits:
         for name, words in legal.items():
             _check_words(name, getattr(self, name), tuple(words))
         _check_words("input_mode", (self.input_mode,), ("ieee", "parts", "tf32"))
+        for text in self.blocks or ():
+            if not isinstance(text, str) or not is_sides(text):
+                raise TraitsError(f"blocks: got {text!r}, expected rows x columns of a block, such as 32x32")
         for name in ("accumulate", "partials"):
             table = getattr(self, name)
             if not isinstance(table, Mapping):
@@ -170,6 +178,7 @@ class Traits:
             flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,
             skips_zeros=self.skips_zeros,
+            skips_absent=self.skips_absent,
         )
 
     def as_json(self) -> dict[str, Any]:

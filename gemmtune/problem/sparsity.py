@@ -42,9 +42,14 @@ class Sparsity:
         if self.imbalance not in get_args(Imbalance):
             raise InvalidProblemError(f"sparsity: got {self.imbalance!r}, expected one of {', '.join(get_args(Imbalance))}")
 
+    @property
+    def sides(self) -> str:
+        """Rows x columns of a block."""
+        return f"{self.block_n}x{self.block_k}"
+
     def __str__(self) -> str:
         index = " int64" if self.wide_index else ""
-        return f"blocks {self.block_n}x{self.block_k} density {self.density:g} {self.imbalance}{index}"
+        return f"blocks {self.sides} density {self.density:g} {self.imbalance}{index}"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -174,13 +174,17 @@ class Bench:
         """Bit equality with an exact probe; ``scaled``: within the bound of one product, for one with scales of any numbers."""
         return self._held(result, OneHotExpectation.of(probe, scaled=scaled))[0]
 
+    def expect_that(self, result: torch.Tensor, expectation: Expectation) -> bool:
+        """What an expectation says that no known bug explains."""
+        return self._held(result, expectation, known=False)[0]
+
     def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
         """Within the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
         right, ratio = self._held(result, referenced(self.problem, operands, name=name, integers=exact))
         self.error_over_bound = max(ratio, self.error_over_bound or 0.0)
         return right
 
-    def _held(self, result: torch.Tensor, expectation: Expectation) -> tuple[bool, float]:
+    def _held(self, result: torch.Tensor, expectation: Expectation, *, known: bool = True) -> tuple[bool, float]:
         """(whether ``result`` is what it must be, the largest error over its bound); a failure more if it is not."""
         finding = self._judge.find(result, expectation, POISONS[self.problem.out.dtype][self._calls % 2])
         bad, ratio = finding.bad_element(finding.state.tolist(), batched=self.problem.batched), float(finding.ratio)
@@ -188,7 +192,7 @@ class Bench:
             return True, ratio
         whole = self._judge.whole(expectation) if result.numel() <= MOST_EXPLAINED else None
         if whole is not None:
-            self.explain(result, Expected(name=expectation.name, operands=expectation.operands, right=whole))
+            self.explain(result, Expected(name=expectation.name, operands=expectation.operands, right=whole, known=known))
         else:
             origin = expectation.origin(bad.index, batched=self.problem.batched)
             self.fail(

@@ -8,11 +8,25 @@ from dataclasses import dataclass
 
 import torch
 
-from ...declaration.labels import BIASES, DTYPES, FLOAT8, NARROW_FLOATS, OPS, QUANTIZED, SCALES, SCALES_OF, SHORT_DTYPES, WEIGHTS
+from ...declaration.blocks import PLAIN as PLAIN_BLOCKS
+from ...declaration.blocks import sparsity_of_text
+from ...declaration.labels import (
+    BIASES,
+    DTYPES,
+    FLOAT8,
+    NARROW_FLOATS,
+    OPS,
+    QUANTIZED,
+    ROWS,
+    SCALES,
+    SCALES_OF,
+    SHORT_DTYPES,
+    WEIGHTS,
+)
 from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
-from ...problem.fused import NAMES
 from ...problem.operations import Operation
+from ...problem.sparsity import Sparsity
 
 SCALARS = ("zero", "one", "general")
 YES_NO = ("no", "yes")
@@ -61,6 +75,8 @@ class Case:
     """The dtype of the result of scaled_mm; empty: bfloat16."""
     k2: str = ""
     """Columns of c of mm_plus_mm, whose strides are those of a, as d's are those of b; empty: K."""
+    blocks: str = ""
+    """The class of a block-sparse weight, as ``declaration.blocks`` has it; empty: square blocks of 16, half of them there."""
     variant: str = ""
     seed: int = 0
 
@@ -74,6 +90,10 @@ class Case:
             raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
         if self.k2 and (self.row.second != "K2" or not self.k2.isdecimal()):
             raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
+        if self.blocks and not self.row.sparse:
+            raise CaseError(f"blocks: got {self.blocks!r} for {self.op}, expected nothing: its operands are dense")
+        if (sparsity := self.sparsity) is not None and (self.n % sparsity.block_n or self.k % sparsity.block_k):
+            raise CaseError(f"blocks: got {sparsity} for N = {self.n}, K = {self.k}, expected blocks that divide them")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
             OperandLayout.parse(text)
         if self.op in SCALES_OF and self.scales not in SCALES_OF[self.op]:
@@ -119,7 +139,12 @@ class Case:
     @property
     def row(self) -> Operation:
         """The operation's row of the table."""
-        return NAMES[self.op]
+        return ROWS[self.op]
+
+    @property
+    def sparsity(self) -> Sparsity | None:
+        """The class of a block-sparse weight."""
+        return sparsity_of_text(self.blocks or PLAIN_BLOCKS) if self.row.sparse else None
 
     @property
     def batched(self) -> bool:
@@ -162,6 +187,6 @@ class Case:
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
 _OPTIONAL = (
-    "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "k2", "variant",
-    "seed",
+    "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "k2", "blocks",
+    "variant", "seed",
 )  # fmt: skip

@@ -8,8 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...declaration.labels import FLOAT8, SCALES_OF
-from ...problem.fused import NAMES
+from ...declaration.labels import FLOAT8, ROWS, SCALES_OF
 
 if TYPE_CHECKING:
     from ...declaration.traits import Traits
@@ -61,10 +60,10 @@ def _combined(
     pairs: bool,
     results: tuple[str, ...],
 ) -> tuple[Form, ...]:
-    if NAMES[op].integers:
+    if ROWS[op].integers:
         others = ("", *(name for name in scale_dtypes if name != "float32"))
         return tuple(Form(scales=kind, scale_dtype=dtype) for kind, dtype in itertools.product(scales, others))
-    if NAMES[op].widens_b:
+    if ROWS[op].widens_b:
         return tuple(
             Form(scales=kind, scale_dtype=dtype, weights=_unless("int8", held), zeros=zero)
             for kind, held in itertools.product(scales, weights)

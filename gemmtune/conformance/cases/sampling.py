@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...declaration.labels import DTYPES, OPS
-from ...problem.fused import NAMES
+from ...declaration.blocks import KINDS, SIDES, sparsity_of_text
+from ...declaration.labels import DTYPES, ROWS, STRIDED
+from ...declaration.layouts import PLAIN
 from .case import Case
 from .forms import form_number, forms_of
 from .scope import Level, Scope
@@ -40,8 +41,8 @@ LONG: dict[Level, tuple[Size, ...]] = {
     Level.EXHAUSTIVE: ((128, 128, 16384),),
 }
 """Further ones that are long along K, or have none of it."""
-ADDED = tuple(op for op in OPS if NAMES[op].operand("inp") is not None)
-"""Operations with an added operand."""
+ADDED = tuple(op for op in STRIDED if ROWS[op].operand("inp") is not None)
+"""Operations of strided operands with one that is added."""
 UNUSUAL = ("row+1", "row+8", "col+17", "col@3", "every2", "rows0", "cols0", "window", "row~0", "row~1", "col+8@5~1")
 """Strides beside the plain ones, of one operand at a time."""
 BATCHES = (3, 2)
@@ -62,6 +63,12 @@ def fitting(scope: Scope, m: int, n: int, k: int) -> Size:
     traits = scope.traits
     sizes = (-(-max(s, least) // by) * by for s, by, least in zip((m, n, k), traits.multiples, traits.least, strict=True))
     return tuple(sizes)  # type: ignore[return-value]
+
+
+def in_blocks(text: str, n: int, k: int) -> tuple[int, int]:
+    """The nearest sizes, not smaller, that consist of such blocks."""
+    kind = sparsity_of_text(text)
+    return -(-n // kind.block_n) * kind.block_n, -(-k // kind.block_k) * kind.block_k
 
 
 def plain_pairs(scope: Scope) -> tuple[Pair, ...]:
@@ -108,7 +115,7 @@ class Sample:
     shapes: tuple[Size, ...] | Callable[[Scope], Sequence[Size]] = shapes
     pairs: tuple[Pair, ...] | Callable[[Scope], Sequence[Pair]] = plain_pairs
     variants: tuple[Variant, ...] | Callable[[Scope], Sequence[Variant]] = ("",)
-    ops: tuple[str, ...] = OPS
+    ops: tuple[str, ...] = STRIDED
     dtypes: tuple[str, ...] = tuple(DTYPES)
     every_pair: bool = False
     admits: Callable[[Case], bool] = lambda _: True
@@ -128,7 +135,7 @@ class Sample:
             count = max(count, len(pairs))
         for number, (op, dtype) in enumerate(contexts):
             start = number * count
-            plain = Case(property_name=name, op=op, dtype=dtype, m=1, n=1, k=1)
+            plain = Case(property_name=name, op=op, dtype=dtype, m=0, n=0, k=0)
             allowed = (
                 case
                 for i, (size, pair, variant) in enumerate(covering(len(sizes), len(pairs), len(variants), start=start))
@@ -139,7 +146,13 @@ class Sample:
     def _case(self, scope: Scope, number: int, plain: Case, size: Size, pair: Pair, variant: Variant) -> Case | None:
         """None where the scope does not have it. What is left open by the axes goes round with ``number``."""
         (m, n, k), (a, b), traits = size, pair, scope.traits
-        case = plain.changed(m=m, n=n, k=k, a=a, b=b, **({"variant": variant} if isinstance(variant, str) else {}))
+        fields: dict[str, Any] = {"variant": variant} if isinstance(variant, str) else {}
+        if plain.row.sparse:
+            sides = traits.blocks or SIDES
+            kind = KINDS[(number + number // len(sides)) % len(KINDS)]
+            fields |= {"blocks": sides[number % len(sides)] + kind}
+            b, (n, k) = PLAIN, in_blocks(fields["blocks"], n, k)
+        case = plain.changed(m=m, n=n, k=k, a=a, b=b, **fields)
         if case.batched:
             case = case.changed(batch=BATCHES[number % len(BATCHES)])
         if case.added:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ...declaration.labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS
+from ...declaration.labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS, ROWS
 from ...declaration.layouts import KINDS, PLAIN
 from ...declaration.traits import Traits
-from ...problem.fused import NAMES
 from .case import Case
 from .forms import forms_of
 from .statement import problem_of
@@ -49,13 +48,16 @@ class Scope:
     def tested_dtypes(self, op: str) -> tuple[str, ...]:
         """Input dtypes to test for one operation. What is not declared is left to those that are tried by default."""
         declared = self.traits.dtypes
-        row = NAMES[op]
+        row = ROWS[op]
         if row.integers:
             legal: tuple[str, ...] = ("int8",)
             offered = legal
         elif row.float8:
             legal = FLOAT8
             offered = tuple(name for name in declared if name in legal) or FLOAT8[:1] if declared is not None else legal
+        elif row.sparse:
+            legal = tuple(name for name, dtype in DTYPES.items() if dtype in row.operands[0].dtypes)
+            offered = declared if declared is not None else (*FLOATS, "int8")
         else:
             legal = (*NARROW_FLOATS, "tf32") if row.widens_b else tuple(d for d in DTYPES if d not in ("int8", *FLOAT8))
             offered = declared if declared is not None else FLOATS
@@ -83,6 +85,8 @@ class Scope:
             return False
         if any(k % traits.multiples[2] or k < traits.least[2] for k in case.summed):
             return False
+        if case.sparsity is not None and traits.blocks is not None and case.sparsity.sides not in traits.blocks:
+            return False
         if case.out and not traits.out:
             return False
         if case.packed and case.k % 2:
@@ -95,11 +99,12 @@ class Scope:
         if traits.min_alignment <= min(DTYPES[case.dtype].itemsize, case.b_dtype.itemsize):
             return True
         problem = problem_of(case, self.device_type)
-        layouts = [x for x in (problem.a, problem.b, problem.c, problem.d) if x is not None]
+        layouts = [x for x in (problem.a, None if case.row.sparse else problem.b, problem.c, problem.d) if x is not None]
         return all(x.alignment * x.dtype.itemsize >= min(traits.min_alignment, 16) for x in layouts)
 
     def may_refuse(self, case: Case) -> bool:
         """Whether something about an allowed case is undeclared, so that the GEMM may raise an error instead of computing it."""
         traits = self.traits
         undeclared = traits.dtypes is None or (traits.layouts is None and case.kinds != {PLAIN})
+        undeclared = undeclared or (case.row.sparse and traits.blocks is None)
         return undeclared or (0 in (case.m, case.n, *case.summed, case.batch) and not traits.empty)

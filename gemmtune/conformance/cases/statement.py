@@ -9,7 +9,7 @@ import torch
 
 from ...declaration.labels import DTYPES, WEIGHTS
 from ...declaration.layouts import PLAIN, OperandLayout
-from ...problem import Precision, Problem
+from ...problem import Layout, Precision, Problem
 from ...problem.fused import multiply
 from ...problem.scales import scale_layouts, weight_scale_layout
 from ...problem.trace import trace
@@ -26,6 +26,8 @@ def problem_of(case: Case, device_type: str) -> Problem:
     shapes = {"n": (case.n,), "mn": out_size, "m1": (case.m, 1), "1n": (1, case.n), "scalar": ()}
     result = DTYPES[case.result] if case.result else case.row.result_dtype(dtype, epilogue=False)
     more: dict[str, Any] = {}
+    if case.sparsity is not None:
+        more["sparsity"] = case.sparsity
     if case.row.second:
         _, k2 = case.summed
         more |= {"c": strides_a.layout((case.m, k2), dtype), "d": strides_b.layout((k2, case.n), dtype)}
@@ -37,7 +39,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
     return Problem(
         op=case.row.name,
         a=strides_a.layout((*lead, case.m, case.k), dtype),
-        b=strides_b.layout((*lead, case.k // 2 if encoding else case.k, case.n), case.b_dtype),
+        b=_weight(case) if case.sparsity is not None else strides_b.layout((*lead, case.k >> bool(encoding), case.n), case.b_dtype),
         out=OperandLayout.parse(case.out or PLAIN).layout(out_size, result),
         inp=strides.layout(shapes[case.bias], dtype) if case.added else None,
         alpha=case.alpha if case.added else "one",  # type: ignore[arg-type]
@@ -48,6 +50,11 @@ def problem_of(case: Case, device_type: str) -> Problem:
         **more,
         **_scales(case, strides),
     )
+
+
+def _weight(case: Case) -> Layout:
+    """b as the transpose of a weight [N, K]."""
+    return Layout.contiguous((case.n, case.k), case.b_dtype).transposed
 
 
 def _scales(case: Case, strides: OperandLayout) -> dict[str, Any]:

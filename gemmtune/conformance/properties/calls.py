@@ -9,6 +9,7 @@ from threading import Barrier
 
 import torch
 
+from ...declaration.labels import OPS
 from ...declaration.subject import Refused
 from ...numerics.guards import guarded_out
 from ...numerics.operands import Operands
@@ -182,7 +183,7 @@ def _on_cuda(trait: str) -> Callable[[Scope], str | None]:
 PROPERTIES = (
     Property(
         "determinism", "equal inputs give equal bits", check_determinism,
-        Sample(budget=(18, 72, 300), shapes=SIZES), needs=declared("deterministic"),
+        Sample(budget=(18, 72, 300), shapes=SIZES, ops=OPS), needs=declared("deterministic"),
     ),
     Property(
         "batch-invariance", "a row has the same bits whatever rows are beside it, and however many", check_batch_invariance,
@@ -196,20 +197,20 @@ PROPERTIES = (
     ),
     Property(
         "repeatability", "the same call is right every time", check_repeatability,
-        Sample(budget=(18, 72, 300), shapes=SIZES),
+        Sample(budget=(18, 72, 300), shapes=SIZES, ops=OPS),
     ),
     Property(
         "threads", "calls from several threads at once are right", check_threads,
-        Sample(budget=(18, 72, 200), shapes=((64, 64, 64), (72, 129, 96), (48, 56, 256)), variants=("sizes", "")),
+        Sample(budget=(18, 72, 200), shapes=((64, 64, 64), (72, 129, 96), (48, 56, 256)), variants=("sizes", ""), ops=OPS),
         needs=declared("threads"),
     ),
     Property(
         "streams", "work goes to the current stream, which need not be the default one", check_streams,
-        Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("late_inputs", "busy_default")), needs=_on_cuda("streams"),
+        Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("late_inputs", "busy_default"), ops=OPS), needs=_on_cuda("streams"),
     ),
     Property(
         "graph-replay", "a captured CUDA graph computes from the numbers that its operands have when it is replayed",
         check_graph_replay,
-        Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("", {"out": "row"})), needs=_on_cuda("capturable"),
+        Sample(budget=(24, 72, 200), shapes=ON_CUDA, variants=("", {"out": "row"}), ops=OPS), needs=_on_cuda("capturable"),
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...problem.fused import NAMES
+from ...declaration.labels import OPS, ROWS
 from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
@@ -45,7 +45,7 @@ def _edges(name: str, scope: Scope) -> Iterator[Case]:
     """Each triple for at least one operation and dtype, and these in turn."""
     contexts = sum(len(scope.tested_dtypes(op)) for op in scope.tested_ops)
     budget = (max(54, 3 * contexts), len(EDGES) ** 2 + contexts, 5000)
-    return Sample(budget=budget, shapes=edge_shapes)(name, scope)
+    return Sample(budget=budget, shapes=edge_shapes, ops=OPS)(name, scope)
 
 
 def _long(name: str, scope: Scope) -> Iterator[Case]:
@@ -73,7 +73,7 @@ def _k_zero(name: str, scope: Scope) -> Iterator[Case]:
     yield from _of_sizes(name, scope, ((5, 7, 0), (64, 64, 0), (1, 1, 0), (129, 40, 0)))
     m, n, other = fitting(scope, 33, 40, 65)
     for op in scope.tested_ops:
-        for dtype in scope.tested_dtypes(op) if NAMES[op].second == "K2" else ():
+        for dtype in scope.tested_dtypes(op) if ROWS[op].second == "K2" else ():
             for k, k2 in ((other, 0), (0, other)):
                 case = Case(property_name=name, op=op, dtype=dtype, m=m, n=n, k=k, k2=str(k2))
                 if scope.allows(case):
@@ -83,7 +83,7 @@ def _k_zero(name: str, scope: Scope) -> Iterator[Case]:
 def _of_sizes(name: str, scope: Scope, sizes: tuple[Size, ...]) -> Iterator[Case]:
     """Cases of those sizes that fit as they are."""
     wanted = tuple(size for size in sizes if fitting(scope, *size) == size)
-    return Sample(budget=(32, 96, 200), shapes=wanted)(name, scope) if wanted else iter(())
+    return Sample(budget=(32, 96, 200), shapes=wanted, ops=OPS)(name, scope) if wanted else iter(())
 
 
 def _empty_needs(scope: Scope) -> str | None:

@@ -6,6 +6,8 @@ import itertools
 
 import torch
 
+from ...declaration.labels import OPS
+from ...numerics.block_sparse import parts
 from ...numerics.operands import Operands
 from ..bench.bench import Bench
 from ..cases.sampling import Sample, Size
@@ -26,7 +28,7 @@ def check_result(bench: Bench) -> None:
     first = bench.call(probe.operands)
     kept = first.clone()
     for name, tensor in probe.operands.named.items():
-        if _share(first, tensor):
+        if any(_share(first, part) for part in parts(tensor)):
             bench.fail(f"the result lies in the memory of the input {name}")
     if not probe.judge(bench, first):
         return
@@ -78,11 +80,13 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 PROPERTIES = (
     Property(
         "result", "the result has the right shape, dtype and device, and is memory of its own", check_result,
-        Sample(budget=(36, 100, 400), shapes=(*SIZES, (1, 1, 1))),
+        Sample(budget=(36, 100, 400), shapes=(*SIZES, (1, 1, 1)), ops=OPS),
     ),
     Property(
         "out", "the result is written to out, whatever its strides", check_once,
-        Sample(budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES)),
+        Sample(
+            budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES), ops=OPS
+        ),
         needs=declared("out", "out="), drawn=True,
     ),
     Property(
@@ -91,12 +95,13 @@ PROPERTIES = (
             budget=(72, 320, 2000),
             shapes=TILE_EDGES,
             variants=tuple({"out": text} for text in ("row", "row+16", "row@1", "row+1", "col")),
+            ops=OPS,
         ),
         needs=declared("out", "out="), drawn=True,
     ),
     Property(
         "unwritten", "every element of the result is written, whatever its memory held before", check_calls(3),
-        Sample(budget=(36, 200, 1000), shapes=TILE_EDGES, variants=("", {"out": "row"})),
+        Sample(budget=(36, 200, 1000), shapes=TILE_EDGES, variants=("", {"out": "row"}), ops=OPS),
     ),
     Property(
         "inputs-unchanged", "nothing is written to the inputs, nor beside them", check_calls(2),
@@ -104,10 +109,11 @@ PROPERTIES = (
             budget=(18, 72, 300),
             shapes=((64, 64, 64), (48, 48, 48), (33, 33, 33)),
             pairs=tuple(itertools.product(PLACES, PLACES)),
+            ops=OPS,
         ),
     ),
     Property(
         "fresh-pointers", "results depend on the numbers of a call alone, not on where earlier operands were", check_fresh_pointers,
-        Sample(budget=(36, 100, 400), shapes=SIZES, variants=("moved", "freed", "overwritten")),
+        Sample(budget=(36, 100, 400), shapes=SIZES, variants=("moved", "freed", "overwritten"), ops=OPS),
     ),
 )  # fmt: skip

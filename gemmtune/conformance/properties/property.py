@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import torch
 
+from ...numerics.block_sparse import parts
 from ...numerics.bounds import exact_limit
 from ...numerics.buffers import placed, storage_bits
 from ...numerics.one_hot import OneHotProbe
@@ -150,7 +151,8 @@ def overwrite(operands: Operands, new: Operands) -> None:
     """Give the tensors of ``operands`` the values of ``new``, of the same layouts, on the current stream. Their addresses stay."""
     values = new.named
     for name, tensor in operands.named.items():
-        storage_bits(tensor).copy_(storage_bits(values[name]))
+        for old, other in zip(parts(tensor), parts(values[name]), strict=True):
+            storage_bits(old).copy_(storage_bits(other))
 
 
 def fill_bits(tensor: torch.Tensor, payload: int) -> None:

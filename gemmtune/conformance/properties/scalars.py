@@ -78,7 +78,7 @@ def _scalar_needs(scope: Scope) -> str | None:
 PROPERTIES = (
     Property(
         "alpha-beta", "alpha and beta of 0, 1 and other values count, each where it belongs", check_alpha_beta,
-        Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=ADDED), needs=_scalar_needs,
+        Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=(*ADDED, "bsr_addmm")), needs=_scalar_needs,
     ),
     Property(
         "bias", "the added operand in each declared shape and several strides", check_integers,
@@ -86,7 +86,7 @@ PROPERTIES = (
             budget=(64, 256, 1500),
             shapes=SIZES,
             variants=lambda scope: [{"bias": shape, "inp": text} for shape in scope.traits.bias for text in STRIDES[shape]],
-            ops=ADDED,
+            ops=(*ADDED, "bsr_addmm"),
         ),
         needs=added_needs,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import CaseError
-from . import calls, edges, large, memory, metamorphic, scalars, special, strides, values
+from . import blocks, calls, edges, large, memory, metamorphic, scalars, special, strides, values
 from .property import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -13,6 +13,7 @@ PROPERTIES: tuple[Property, ...] = (
     *special.PROPERTIES,
     *strides.PROPERTIES,
     *memory.PROPERTIES,
+    *blocks.PROPERTIES,
     *metamorphic.PROPERTIES,
     *calls.PROPERTIES,
     *large.PROPERTIES,

@@ -9,11 +9,12 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
+from ...declaration.blocks import PLAIN as PLAIN_BLOCKS
 from ...declaration.labels import OPS
 from ...declaration.layouts import PLAIN, OperandLayout
 from ..bench.outcome import Record
 from ..cases.case import Case
-from ..cases.sampling import EDGES, fitting
+from ..cases.sampling import EDGES, fitting, in_blocks
 from ..cases.scope import Scope
 from ..properties.property import Property
 from ..runs.run import Run
@@ -78,19 +79,21 @@ MOST_OFFSET = 8
 def cases(draw: st.DrawFn, wanted: Property, scope: Scope) -> Case:
     """A case of a property within a scope: one of the enumerated ones with other sizes, strides, dtype and seed."""
     fields = operator.attrgetter(
-        "op", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "variant"
+        "op", "out", "blocks", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "variant"
     )  # what is not drawn: the first case of each sort is a base
     bases = {fields(case): case for case in reversed(list(wanted.cases(scope)))}
     base = draw(st.sampled_from(sorted(bases.values(), key=lambda case: OPS.index(case.op))))
     wanted_sizes = (draw(st.sampled_from(edges)) + draw(st.sampled_from(MORE)) for edges in (EDGES, EDGES, EDGES + LONG_K))
     m, n, k = fitting(scope, *wanted_sizes)
+    if base.row.sparse:
+        n, k = in_blocks(base.blocks or PLAIN_BLOCKS, n, k)
     hypothesis.assume(m * n * k <= MOST_PRODUCTS)
     case = base.changed(
         m=m, n=n, k=k,
         batch=draw(st.integers(1, MOST_BATCH)) if base.batched else 1,
         dtype=draw(st.sampled_from(scope.tested_dtypes(base.op))),
         a=draw(layouts(scope, batched=base.batched)),
-        b=draw(layouts(scope, batched=base.batched)),
+        b=PLAIN if base.row.sparse else draw(layouts(scope, batched=base.batched)),
         seed=draw(st.integers(0, 2**16 - 1)),
     )  # fmt: skip
     if case.packed:
