@@ -24,7 +24,9 @@ POISONS: dict[torch.dtype, tuple[int, int]] = {
 """Two bit patterns for each dtype of a result: an element that holds one was not written. For floats they are quiet NaNs with
 payloads that no arithmetic makes; for int32, which has no NaN, odd numbers larger than sums of int8 products below K = 2^16."""
 
-_BYTE_NAN: dict[torch.dtype, int] = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7E}
+_BYTE_NAN: dict[torch.dtype, int] = {
+    torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7E, torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80,
+}  # fmt: skip
 """The ordinary NaN as bits, since not every torch fills 8-bit floats with numbers."""
 
 

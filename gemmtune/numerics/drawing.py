@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..problem import Layout, Problem
-from ..problem.dtypes import FLOAT8, dtype_info
+from ..problem.dtypes import FLOAT8, dtype_info, is_float8
 from .block_sparse import random_mask, spread
 from .buffers import allocate, distinct_size, held_size, overlapping, placed
 from .fills import filled
@@ -42,7 +42,7 @@ class Drawing:
         self.size_a = _batched(distinct_size(problem.a))
         batch, rows, cols = _batched(distinct_size(problem.b))
         self.size_b = (batch, 2 * rows if problem.encoding else rows, cols)
-        self.work_a = torch.float32 if problem.dtype in FLOAT8 else problem.dtype
+        self.work_a = torch.float32 if is_float8(problem.dtype) else problem.dtype
         self.work_b = torch.float32 if problem.widens_b else self.work_a
 
     def integers(self, size: tuple[int, ...], low: int, high: int, dtype: torch.dtype | None = None) -> torch.Tensor:

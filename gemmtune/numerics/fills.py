@@ -34,6 +34,8 @@ _BINADES: dict[torch.dtype, tuple[int, int]] = {
     torch.float16: (-12, 0),
     torch.float8_e4m3fn: (-5, 3),
     torch.float8_e5m2: (-12, 3),
+    torch.float8_e4m3fnuz: (-6, 2),
+    torch.float8_e5m2fnuz: (-13, 3),
 }
 """Exponents by which ``wide`` multiplies N(0, 1). With random signs, sums of 2^20 such products stay finite in a float16 result
 of 16- or 8-bit inputs."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..problem.dtypes import FLOAT8
+from ..problem.dtypes import is_float8
 from .operands import Operands
 from .quantized import gathered_numbers, scale_at
 from .reference import as_batches
@@ -149,7 +149,7 @@ class OneHotProbe:
 
 def _pickable(tensor: torch.Tensor) -> torch.Tensor:
     """8-bit floats as float32: torch does not gather the former."""
-    return tensor.float() if tensor.dtype in FLOAT8 else tensor
+    return tensor.float() if is_float8(tensor.dtype) else tensor
 
 
 def _times(x: torch.Tensor, alpha: float) -> torch.Tensor:

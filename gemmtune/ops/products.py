@@ -227,8 +227,8 @@ def scaled_mm(
     """out = epilogue((a · scale_a) @ (b · scale_b) + bias, *epilogue_args) of 8-bit floats
 
     Args:
-        a: [M, K] float8_e4m3fn or float8_e5m2, any strides.
-        b: [K, N] of either dtype, any strides; or a ``prepack``-ed operand; or a ``QuantizedWeight`` with its scale.
+        a: [M, K] float8_e4m3fn or float8_e5m2, or as AMD's gfx942 has them float8_e4m3fnuz or float8_e5m2fnuz, any strides.
+        b: [K, N] of any of them, any strides; or a ``prepack``-ed operand; or a ``QuantizedWeight`` with its scale.
         scale_a: float32: one element; [M, 1]; [M, ⌈K/128⌉] for blocks of 1×128; or [⌈M/128⌉, ⌈K/128⌉] for blocks of 128×128.
         scale_b: float32: one element; [1, N]; [⌈K/128⌉, N]; or [⌈K/128⌉, ⌈N/128⌉].
         bias: broadcasts to [M, N]: added in float32, before rounding.

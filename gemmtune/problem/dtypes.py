@@ -76,7 +76,9 @@ DTYPES: dict[torch.dtype, DTypeInfo] = {
 """The dtypes that the dense operations take."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""The dtypes of a and b of scaled_mm, and of weights of mixed_mm."""
+"""The 8-bit floats of the Open Compute Project: dtypes of a and b of scaled_mm, and of weights of mixed_mm."""
+FLOAT8_FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+"""Those that AMD's CDNA 3 multiplies, of a and b of scaled_mm alone: no infinity, no -0, and one NaN where -0 would be."""
 
 _OTHERS: dict[torch.dtype, DTypeInfo] = {
     info.dtype: info
@@ -86,10 +88,13 @@ _OTHERS: dict[torch.dtype, DTypeInfo] = {
         _integer(torch.int32, "i32"),
         _float(torch.float8_e4m3fn, "e4m3", 4, -6, infinity=False),
         _float(torch.float8_e5m2, "e5m2", 3, -14),
+        _float(torch.float8_e4m3fnuz, "e4m3fnuz", 4, -7, infinity=False),
+        _float(torch.float8_e5m2fnuz, "e5m2fnuz", 3, -15, infinity=False),
     )
 }
-"""The dtypes of the operations with rules of their own. "FP8 Formats for Deep Learning" (Micikevicius et al., 2022) has the two
-8-bit floats: e4m3fn has no infinity and one NaN for each sign."""
+"""The dtypes of the operations with rules of their own. "FP8 Formats for Deep Learning" (Micikevicius et al., 2022) has the first
+two 8-bit floats: e4m3fn has no infinity and one NaN for each sign. "8-bit Numerical Formats for Deep Neural Networks" (Noune et
+al., 2022) has the others."""
 
 _ALIASES = {
     "fp64": "float64", "double": "float64", "f64": "float64",
@@ -111,6 +116,11 @@ def dtype_info(dtype: torch.dtype) -> DTypeInfo:
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's name without the prefix: ``float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether it is a float of 8 bits, of either pair."""
+    return dtype in FLOAT8 or dtype in FLOAT8_FNUZ
 
 
 def parse_dtype(name: str) -> torch.dtype:

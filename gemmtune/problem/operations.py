@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from .compositions import added, block_added, block_product, int_composed, mixed_composed, scaled_composed, two_products
-from .dtypes import DTYPES, FLOAT8
+from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ
 from .gradients import Gradient, of_product, of_sum, of_two_products, of_widened
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
 
@@ -137,7 +137,7 @@ class Operation:
     @property
     def float8(self) -> bool:
         """a and b are 8-bit floats."""
-        return self.operands[0].dtypes == FLOAT8
+        return set(FLOAT8) <= set(self.operands[0].dtypes)
 
     @property
     def integers(self) -> bool:
@@ -245,7 +245,7 @@ _ROWS = (
         name="scaled_mm",
         formula="(a · scale_a) @ (b · scale_b) of 8-bit floats",
         operands=(
-            *_product(FLOAT8, FLOAT8),
+            *_product((*FLOAT8, *FLOAT8_FNUZ), (*FLOAT8, *FLOAT8_FNUZ)),
             Operand(role="scale_a", of="a", blocks=BLOCKS_OF_A, dtypes=_SCALE),
             Operand(role="scale_b", of="b", blocks=BLOCKS_OF_B, dtypes=_SCALE),
         ),

@@ -30,8 +30,8 @@ class Problem(ProblemFields, Constructors):
     int_mm has a and b of int8 and out of int32, exact while sums fit that, as they do for K below 2^17; an epilogue gets the sum as
     float32, and out is then of float32, float16 or bfloat16.
 
-    scaled_mm has a and b of float8_e4m3fn or float8_e5m2, each its own, and out of float32, float16 or bfloat16. ``scale_a`` and
-    ``scale_b`` are float32, each for the blocks that its shape tells (``problem.scales``).
+    scaled_mm has a and b of float8_e4m3fn, float8_e5m2 or their fnuz forms, each its own, and out of float32, float16 or bfloat16.
+    ``scale_a`` and ``scale_b`` are float32, each for the blocks that its shape tells (``problem.scales``).
 
     mixed_mm has a and out of float32, float16 or bfloat16 and b of int8, uint8 or an 8-bit float, or with an ``encoding`` of
     uint8 [K/2, N], each holding rows 2i (low four bits) and 2i + 1 of a column as ``int4`` (two's complement) or ``uint4``.

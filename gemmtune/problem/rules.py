@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..errors import InvalidProblemError
-from .dtypes import dtype_name
+from .dtypes import FLOAT8_FNUZ, dtype_name
 from .fields import ProblemFields
 from .layout import Layout
 from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES, Operand, Operation
@@ -26,6 +26,12 @@ def why_not(problem: ProblemFields, ops: Sequence[str]) -> str | None:
 def why_not_dense(problem: ProblemFields) -> str | None:
     """``why_not`` for a backend of the dense operations."""
     return why_not(problem, DENSE_OPS)
+
+
+def why_not_fnuz(problem: ProblemFields) -> str | None:
+    """Why a backend that knows the 8-bit floats of the Open Compute Project alone has nothing for the problem, or None."""
+    own = next((x.dtype for x in (problem.a, problem.b) if x.dtype in FLOAT8_FNUZ), None)
+    return None if own is None else f"{dtype_name(own)} is a float of AMD's gfx942, which this backend does not multiply here"
 
 
 def check(problem: ProblemFields) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,19 @@ def test_modes_are_names_and_compilations_of_their_own() -> None:
     assert len({choice.compile_key for choice in made}) == len(MODES)
 
 
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "sm90"])
+def test_floats_without_infinities_are_multiplied_by_gfx942_alone(arch: str) -> None:
+    problem = Problem.scaled_mm(512, 512, 1024, dtype=torch.float8_e4m3fnuz, dtype_b=torch.float8_e5m2fnuz, device_type="cuda")
+    offers = BACKEND.enumerate(problem, preset(arch), Settings())
+    if arch != "gfx942":
+        assert "float8_e4m3fnuz is a float of AMD's gfx942" in offers.refusals[0].reason
+        return
+    choice = offers.choices[0]
+    assert isinstance(choice, KernelChoice)
+    types = {argument.type for argument in choice.kernels[0].source.arguments}
+    assert {"*fp8e4b8", "*fp8e5b16"} <= types
+
+
 REASONS = [
     (replace(WIDE, matrix_instr_nonkdim=4), torch.bfloat16, False, "matrix_instr_nonkdim 4: matrix instructions have 16 or 32"),
     (replace(WIDE, block_n=16, matrix_instr_nonkdim=32), torch.bfloat16, False, "matrix_instr_nonkdim 32: the tile is 256x16"),
@@ -122,7 +136,8 @@ def test_tf32_is_there_on_gfx942_alone_and_16_bits_lose_subnormals_on_gfx90a() -
     assert not TritonChoice.of(wide, preset("gfx90a"), WIDE).claims.flush_subnormals
 
 
-CASES = [
+Case = tuple[Problem, tuple[int, int, int, int], Mapping[str, int]]
+CASES: list[Case] = [
     (LARGE, (256, 256, 64, 4), MODES[0]),
     (LARGE, (128, 128, 64, 4), MODES[1]),
     (LARGE, (256, 128, 64, 8), MODES[3]),
@@ -132,13 +147,16 @@ CASES = [
     (Problem.mm(16, 4096, 4096, device_type="cuda"), (16, 64, 256, 1), MODES[0]),
     (Problem.mm(500, 504, 1001, device_type="cuda"), (64, 64, 64, 4), MODES[2]),
 ]
+FNUZ = Problem.scaled_mm(512, 512, 1024, dtype=torch.float8_e4m3fnuz, scales="row", device_type="cuda")
 
 
 @pytest.mark.parametrize(
-    ("arch", "case"), rotated([*itertools.product(ARCHS, range(len(CASES)))], 4, "hip"), ids=lambda value: str(value)
+    ("arch", "case"),
+    [*rotated([*itertools.product(ARCHS, CASES)], 4, "hip"), ("gfx942", (FNUZ, (64, 64, 256, 2), MODES[0]))],
+    ids=lambda value: value if isinstance(value, str) else str(value[0]),
 )
-def test_the_compilers_figures_are_those_of_legality(arch: str, case: int) -> None:
-    problem, (block_m, block_n, block_k, warps), mode = CASES[case]
+def test_the_compilers_figures_are_those_of_legality(arch: str, case: Case) -> None:
+    problem, (block_m, block_n, block_k, warps), mode = case
     config = HipConfig(block_m=block_m, block_n=block_n, block_k=block_k, stages=2, warps=warps, **mode)
     device = preset(arch)
     predicate = predicate_for(problem, device)

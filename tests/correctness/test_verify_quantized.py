@@ -118,7 +118,10 @@ def test_right_kernels_of_mixed_mm_pass(weights: str, scales: Any, zeros: bool) 
 @pytest.mark.parametrize("fast_accum", [False, True], ids=["promoted", "fast"])
 @pytest.mark.parametrize("scales", ["tensor", "row", "block_1x128", "block_128x128"])
 def test_right_kernels_of_scaled_mm_pass(scales: Any, fast_accum: bool) -> None:
-    for dtypes, size in (((E4M3, E4M3, BF16), {}), ((E5M2, E4M3, F16), {"m": 130, "k": 256}), ((E4M3, E5M2, F32), {"m": 1})):
+    for dtypes, size in (
+        ((E4M3, E4M3, BF16), {}), ((E5M2, E4M3, F16), {"m": 130, "k": 256}), ((E4M3, E5M2, F32), {"m": 1}),
+        ((torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, BF16), {"m": 3}),
+    ):  # fmt: skip
         kinds = dict(zip(("dtype", "dtype_b", "out_dtype"), dtypes, strict=True))
         for device_type in ("cpu", "cuda"):
             problem = scaled(scales, fast_accum=fast_accum, device_type=device_type, **kinds, **size)

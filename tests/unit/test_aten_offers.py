@@ -95,3 +95,14 @@ def test_claims_on_a_gpu_follow_the_recorded_flags() -> None:
     assert [c.input_mode for c in claims] == ["ieee", "ieee", "tf32"]
     assert [c.splits for c in claims] == [16, 16, 16]
     assert offered(Problem.mm(64, 32, 48, device_type="cuda"), "sm80")[0].claims.splits == 1
+
+
+def test_8_bit_floats_of_amd_are_torchs_own_on_gfx942_alone() -> None:
+    def scaled(dtype: torch.dtype, arch: str | None, scales: str = "tensor") -> list[tuple[str, bool]]:
+        device_type = "cpu" if arch is None else "cuda"
+        return names(Problem.scaled_mm(64, 32, 48, dtype=dtype, scales=scales, device_type=device_type), arch)  # type: ignore[arg-type]
+
+    native, composed = [("aten:_scaled_mm", True)], [("aten:dequantized_mm", True)]
+    assert scaled(torch.float8_e4m3fnuz, "gfx942") == scaled(torch.float8_e5m2fnuz, "gfx942") == native
+    assert scaled(torch.float8_e4m3fnuz, "gfx942", "row") == scaled(torch.float8_e4m3fn, "gfx942") == composed
+    assert [scaled(torch.float8_e4m3fnuz, arch) for arch in ("gfx90a", "sm90", None)] == [composed] * 3

@@ -20,7 +20,7 @@ from gemmtune.cli.output import warnings_as_lines
 from gemmtune.device import PRESETS
 from gemmtune.errors import StoreError
 from gemmtune.problem.constructors import BiasShape
-from gemmtune.problem.dtypes import DTYPES, FLOAT8, dtype_name
+from gemmtune.problem.dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, dtype_name
 from gemmtune.problem.operations import ENCODINGS, OPS
 from gemmtune.problem.scales import Scales, WeightScales
 from gemmtune.selector.table import DEFAULT_ROWS
@@ -50,7 +50,7 @@ def test_the_words_of_options_are_those_of_the_package():
     assert get_args(Scales) == words.SCALES_OF_SCALED_MM
     assert get_args(WeightScales) == words.SCALES_OF_WEIGHTS
     assert tuple(map(dtype_name, (torch.int8, torch.uint8, *FLOAT8))) == words.WEIGHT_DTYPES
-    assert (*map(dtype_name, DTYPES), "tf32", "int8", *map(dtype_name, FLOAT8)) == words.DTYPES
+    assert (*map(dtype_name, DTYPES), "tf32", "int8", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ))) == words.DTYPES
     assert commands.TABLE_ROWS == DEFAULT_ROWS
 
 

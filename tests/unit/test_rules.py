@@ -84,7 +84,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "scaled_mm of bfloat16": (
         changed(SCALED, a=retyped(SCALED.a, BF16)),
-        "scaled_mm: dtype of a: got torch.bfloat16, expected one of float8_e4m3fn, float8_e5m2",
+        "scaled_mm: dtype of a: got torch.bfloat16, expected one of float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz",
     ),
     "scaled_mm into float64": (
         changed(SCALED, out=retyped(SCALED.out, torch.float64)),
@@ -287,7 +287,8 @@ def test_facts_about_integers(dtype: torch.dtype) -> None:
 def test_dtype_info_says_what_is_known() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         dtype_info(torch.int16)
-    known = "float64, float32, float16, bfloat16, int8, uint8, int32, float8_e4m3fn, float8_e5m2"
+    known = "float64, float32, float16, bfloat16, int8, uint8, int32, float8_e4m3fn, float8_e5m2, "
+    known += "float8_e4m3fnuz, float8_e5m2fnuz"
     assert str(caught.value) == f"dtype: got torch.int16, expected one of {known}"
 
 

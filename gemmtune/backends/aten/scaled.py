@@ -13,7 +13,7 @@ from ...choice import Kernel, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.compositions import scaled_product
-from ...problem.dtypes import dtype_name
+from ...problem.dtypes import FLOAT8_FNUZ, dtype_name
 from ...problem.layout import ALIGNED_BYTES
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
 from .dense import copied, finished
@@ -24,6 +24,8 @@ ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | N
 MULTIPLE = 16
 """``_scaled_mm`` on CUDA takes K and N that are multiples of this, and rows of operands that begin at such addresses."""
 FLOAT8_CAPABILITY, HOPPER = 89, 90
+FNUZ_ARCH = "gfx942"
+"""The GPU of AMD whose 8-bit floats are those without infinities, the only ones that hipBLASLt has there."""
 CUDA_OF_VECTOR_SCALES = (12, 9)
 """The first CUDA whose cuBLASLt has a scale for each row or block."""
 BLOCK_ROWS_MULTIPLE = 4
@@ -32,9 +34,11 @@ BLOCK_ROWS_MULTIPLE = 4
 
 def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     """Why ``_scaled_mm`` cannot do the problem on the device, even with copies; None if it can."""
-    mode = mode_of(problem)
+    mode, dtypes = mode_of(problem), (problem.a.dtype, problem.b.dtype)
     if problem.k == 0:
         return "K is 0: nothing to multiply"
+    if device.arch == FNUZ_ARCH or not set(dtypes).isdisjoint(FLOAT8_FNUZ):
+        return _why_not_fnuz(problem, device)
     if device.type == "cpu":
         if mode == "row" and not rows_on_this_cpu():
             return f"torch {torch.__version__} has scales for tensors only on this CPU, got {mode}"
@@ -49,10 +53,19 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
         return f"scales for {mode} are tried on sm90 only, got {device.arch}"
     if torch.version.cuda and tuple(map(int, torch.version.cuda.split(".")[:2])) < CUDA_OF_VECTOR_SCALES:
         return f"scales for {mode} need CUDA 12.9, got {torch.version.cuda}"
-    dtypes = (problem.a.dtype, problem.b.dtype)
     if MODES[mode].blocks and torch.float8_e5m2 in dtypes:
         return f"with scales for {mode} it multiplies float8_e4m3fn only, got {' and '.join(map(dtype_name, dtypes))}"
     return None
+
+
+def _why_not_fnuz(problem: Problem, device: DeviceInfo) -> str | None:
+    own, got = (" and ".join(map(dtype_name, pair)) for pair in (FLOAT8_FNUZ, (problem.a.dtype, problem.b.dtype)))
+    if device.arch != FNUZ_ARCH:
+        return f"{own} are floats of {FNUZ_ARCH} alone, got {got} on {device.arch}"
+    if not {problem.a.dtype, problem.b.dtype} <= set(FLOAT8_FNUZ):
+        return f"{FNUZ_ARCH} multiplies {own}, got {got}"
+    mode = mode_of(problem)
+    return None if mode == "tensor" else f"on {FNUZ_ARCH} scales for tensors alone are asked of it, got {mode}"
 
 
 @functools.cache

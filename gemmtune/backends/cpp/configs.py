@@ -13,7 +13,7 @@ from ...device import DeviceInfo
 from ...effort import EFFORT
 from ...problem import Problem
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
-from ...problem.rules import why_not
+from ...problem.rules import why_not, why_not_fnuz
 from ...settings import Search
 from .operands import VECTOR_BYTES, numbers_per_step, oriented, sides, uses_vnni
 from .printer import COMPUTE_TYPES, STORAGE_TYPES
@@ -72,7 +72,7 @@ def unsupported(problem: Problem) -> str | None:
     """Why no configuration serves the problem; None if some may."""
     if problem.device_type != "cpu":
         return f"the problem is on {problem.device_type}, these kernels run on a CPU"
-    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
+    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS)) or why_not_fnuz(problem)
     if reason is not None:
         return reason
     if problem.prepacked and problem.batched:

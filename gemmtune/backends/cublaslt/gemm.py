@@ -15,7 +15,7 @@ from ...errors import InvalidProblemError
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.operations import DENSE_OPS, Op
-from ...problem.rules import why_not
+from ...problem.rules import why_not, why_not_fnuz
 from ..scaling import MODES, has_plain_bias, mode_of
 
 OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
@@ -71,7 +71,7 @@ def gemm_of(problem: Problem) -> Gemm:
     Raises:
         InvalidProblemError: cuBLASLt cannot do it; the message tells why.
     """
-    reason = why_not(problem, OPS)
+    reason = why_not(problem, OPS) or why_not_fnuz(problem)
     if reason is not None:
         raise InvalidProblemError(reason)
     scaled = problem.float8

@@ -10,7 +10,7 @@ from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
-from ...problem.rules import why_not
+from ...problem.rules import why_not, why_not_fnuz
 from ...toolchain.orientation import Oriented, letter, orient
 from ...toolchain.structs import MOST_OPERANDS
 from .operation import ELEMENTS, ENCODED, Operation
@@ -56,7 +56,12 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "a size does not fit 32 bits"
     if problem.op in DENSE_OPS and problem.out.dtype != problem.dtype:
         return f"the result is {problem.out.dtype}, expected the operands' own {problem.dtype}"
-    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS)) or why_not_quantized(problem, device) or _epilogue(problem)
+    reason = (
+        why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
+        or why_not_fnuz(problem)
+        or why_not_quantized(problem, device)
+        or _epilogue(problem)
+    )
     if reason is not None:
         return reason
     if device.capability < 80 and problem.dtype == torch.bfloat16:

@@ -34,6 +34,8 @@ class Arch:
     """Tensor cores multiply float32 rounded to tf32."""
     flushes_subnormals: bool = False
     """16-bit matrix instructions take subnormal operands and results for zero (PyTorch notes, "Numerical accuracy", on MI200)."""
+    fnuz: bool = False
+    """Matrix instructions take the 8-bit floats without infinities (AMD CDNA 3 ISA, v_mfma_f32_16x16x32_fp8_fp8)."""
     sync_buffers: int = 1
     """Buffers of an operand that passes through registers, where a warp group multiplies."""
 
@@ -74,7 +76,7 @@ ARCHS: dict[str, Arch] = {
     ),
     "gfx942": Arch(
         **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=4.3, fma_tflops=0.5, dram_gbps=17, l2_gbps=40,
-        registers_per_thread=512,
+        registers_per_thread=512, fnuz=True,
     ),
 }  # fmt: skip
 """Facts by architecture."""

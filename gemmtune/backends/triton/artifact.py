@@ -19,9 +19,10 @@ from .legality import Predicate
 
 _TYPES = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
-    torch.int8: "s8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2",
+    torch.int8: "s8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.float8_e4m3fnuz: "fp8",
+    torch.float8_e5m2fnuz: "bf8",
 }  # fmt: skip
-"""dtype to its name in PTX."""
+"""dtype to its name in PTX, or in the assembly of AMD's CDNA 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,8 @@ def instruction(predicate: Predicate, config: Config) -> str:
     total = {torch.float64: "f64", torch.int32: "s32"}.get(problem.accumulator, "f32")
     if device.type == "hip":
         side = f"{config.matrix_instr_nonkdim}x{config.matrix_instr_nonkdim}x" if isinstance(config, HipConfig) else ""
-        kind = {"tf32": "xf32", "s8": "i8"}.get(operand, operand)
+        # The two operands may be of different 8-bit floats, and Triton may exchange them.
+        kind = {"tf32": "xf32", "s8": "i8", "fp8": "[bf]*8", "bf8": "[bf]*8"}.get(operand, operand)
         # CDNA 2 writes v_mfma_f32_16x16x16bf16_1k, CDNA 3 v_mfma_f32_16x16x16_bf16.
         return f"v_mfma_{total.replace('s32', 'i32')}_{side}*[0-9_]{kind}" + "*" * (operand == "bf16")
     if how == "fma":

@@ -13,6 +13,7 @@ import torch
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.layout import ALIGNED_BYTES
+from ...problem.rules import why_not_fnuz
 from .arch import arch_of
 from .classes import INT32_LIMIT
 from .configs import Config, blocks_along_k, tiles_of
@@ -81,7 +82,7 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "a size does not fit 32 bits"
     if device.type == "cuda" and device.capability < 75:
         return f"{device.arch}: Triton compiles for sm75 and newer"
-    return None
+    return None if arch_of(device).fnuz else why_not_fnuz(problem)
 
 
 class Predicate:

@@ -109,11 +109,11 @@ def per_byte(problem: Problem) -> int:
 
 
 def product_dtype(problem: Problem, capability: int) -> torch.dtype:
-    """The dtype in which a kernel multiplies: for 8-bit floats theirs where a tensor core takes it, else float16.
+    """The dtype in which a kernel multiplies: for 8-bit floats theirs where a matrix instruction takes it, else float16.
 
     int8 on sm75 is multiplied as float16 too, for which Triton has FMAs there: sums of one step of the loop are exact in float32.
     """
-    if problem.float8 and capability < NATIVE_FLOAT8:
+    if problem.dtype in FLOAT8 and capability < NATIVE_FLOAT8:
         return torch.float16
     if problem.integers and 0 < capability < INTEGER_PRODUCTS:
         return torch.float16
