@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -70,6 +72,18 @@ def test_every_config_fits_and_the_best_compile(tokens: int, block: int | tuple[
     [artifact] = choice.artifacts(device)
     assert artifact.shared_bytes <= device.smem_per_block_bytes
     assert artifact.spilled_share == 0
+
+
+def test_rows_of_the_weight_that_are_the_left_operand_decide_how_many_stages_are_held() -> None:
+    device = preset("sm90")
+    problem = Problem.bsr_mm(16, 512, 768, block=64, device_type="cuda", prepacked=True)
+    config = BlocksConfig(block_m=16, block_n=128, block_k=64, stages=3, warps=4, swap=True)
+    [artifact] = triton_jobs.BlocksChoice.of(problem, device, config).artifacts(device)
+    assert artifact.shared_bytes == artifact.predicted_bytes == 3 * (16 + 128) * 64 * 2
+    assert why_not_config(problem, device, config) is None
+    too_deep = why_not_config(problem, device, dataclasses.replace(config, block_n=256, block_k=128, stages=4))
+    assert too_deep is not None
+    assert "shared memory: needs 278528 bytes" in too_deep
 
 
 def test_blocks_that_need_packing_are_refused_without_it() -> None:

@@ -18,6 +18,7 @@ from ..artifact import Expected
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
 from ..launch import Record, bind, record_of
+from ..legality import Predicate
 from .panels import panels_of
 
 INDICES = ("crow", "col")
@@ -36,6 +37,11 @@ class BlocksConfig(Config):
     def variant(self) -> str:
         """Whether operands are swapped."""
         return "_swap" * self.swap
+
+    @property
+    def as_multiplied(self) -> Self:
+        """The config with the rows of the instruction's left operand as ``block_m``."""
+        return dataclasses.replace(self, block_m=self.block_n, block_n=self.block_m) if self.swap else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +97,11 @@ class BlocksChoice(KernelChoice):
         }
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Nothing but that it fits: the predicate is that of the dense template, of which this is no instance."""
-        return Expected(instruction=None, smem_bytes=device.smem_per_block_bytes)
+        """Shared memory by the predicate of the dense template."""
+        assert isinstance(self.config, BlocksConfig)
+        return Expected(
+            instruction=None, smem_bytes=Predicate(self.problem, device).resources(self.config.as_multiplied).smem_bytes
+        )
 
     @property
     def packed_format(self) -> str | None:

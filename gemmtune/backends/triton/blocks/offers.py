@@ -17,7 +17,7 @@ from ....problem import Problem
 from ..arch import can_overlap
 from ..classes import INT32_LIMIT
 from ..configs import splits_for, tiles_of
-from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate
+from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate, why_too_large
 from .choice import BlocksChoice, BlocksConfig
 
 BLOCKS_M, PANELS_N, PANELS_K = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128)
@@ -80,7 +80,11 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -
         return f"block_k {config.block_k}: products of 8 bits need {LEAST_BLOCK_K_OF_BYTES} at least"
     if problem.k * problem.n >= INT32_LIMIT * LEAST_BLOCK * LEAST_BLOCK:
         return "more blocks than indices of 32 bits can count"
-    return Predicate(problem, device).check(config)
+    predicate = Predicate(problem, device)
+    reason = predicate.check(config)
+    if reason is None and config.swap and device.type != "cpu":
+        return why_too_large(predicate.resources(config.as_multiplied), device)
+    return reason
 
 
 @functools.lru_cache(maxsize=256)
