@@ -36,6 +36,8 @@ def gemmtune_call(problem: Problem) -> Call:
             return lambda x, _: gemmtune.mixed_mm(x[0], x[1], **_weights(x), encoding=encoding)
         case "scaled_mm":
             return lambda x, _: gemmtune.scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, fast_accum=fast)
+        case _ if problem.groups:
+            return lambda x, _: gemmtune.grouped_mm(*x)
     function = getattr(gemmtune, problem.op)
     return lambda x, _: function(*x)
 
@@ -57,6 +59,8 @@ def torch_call(problem: Problem) -> Call:
             return lambda x, _: torch.mm(x[0], dequantized(x[1], *_weights(x).values(), encoding, x[0].dtype))
         case "scaled_mm":
             return lambda x, _: torch._scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, use_fast_accum=fast)
+        case _ if problem.groups:
+            return lambda x, _: torch._grouped_mm(x[0], x[1], offs=x[2])
     function = getattr(torch, problem.op)
     return lambda x, _: function(*x)
 

@@ -1,7 +1,8 @@
 """What gemmtune is measured against: torch's own operation, torch.compile with its autotuner, and a dense product of the same size.
 
 torch's own operation is ``_int_mm`` for int_mm, ``_scaled_mm`` for scaled_mm; for mixed_mm it is a cast and a product, and
-for mm_plus_mm a product and an addmm; for bsr_mm its sparse product, or where there is none the dense one of a matrix made anew.
+for mm_plus_mm a product and an addmm; for bsr_mm its sparse product, or where there is none the dense one of a matrix made anew; for grouped_mm
+``_grouped_mm`` where that does not read offsets on the host.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import torch
 from calls import arguments, torch_call
 
 from gemmtune.backends.table import load
-from gemmtune.choice import Choice, Kernel
+from gemmtune.choice import Choice, Kernel, Tensors
 from gemmtune.device import DeviceInfo
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.operations import QUANTIZED_OPS, SPARSE_OPS
+from gemmtune.problem.compositions import spans
+from gemmtune.problem.operations import GROUPED_OPS, QUANTIZED_OPS, SPARSE_OPS
 from gemmtune.settings import current
-from gemmtune.timing.rotation import Rotation
+from gemmtune.timing.rotation import SEED, Rotation
 
-__all__ = ["REFERENCES", "Reference", "dense", "inductor", "plain_torch"]
+__all__ = ["REFERENCES", "Reference", "dense", "inductor", "loop", "plain_torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,33 @@ def dense(problem: Problem, device: DeviceInfo) -> Reference:
     return Reference(choice=_baseline(problem, device), kernel=Kernel(run=run, run_new=run_new), tuning_s=0.0)
 
 
-REFERENCES: dict[str, Callable[[Problem, DeviceInfo], Reference]] = {"torch": plain_torch, "inductor": inductor, "dense": dense}
+def loop(problem: Problem, device: DeviceInfo) -> Reference:
+    """torch.mm for each group, whose sizes the host knows beforehand: what cannot be captured once the sizes change."""
+    if not problem.groups:
+        raise RuntimeError(f"loop: expected one of {', '.join(GROUPED_OPS)}, got {problem.op}")
+    operands = random_operands(problem, device.torch_device, seed=SEED)
+    assert operands.offs is not None
+    pieces = [
+        (g, *piece) for g, piece in enumerate(spans(operands.offs.tolist(), problem.k if problem.divides_terms else problem.m))
+    ]
+
+    def run(out: torch.Tensor, tensors: Tensors, _: object) -> None:
+        a, b, _offs = tensors
+        for g, begin, end in pieces:
+            if problem.divides_terms:
+                torch.mm(a[:, begin:end], b[begin:end], out=out[g])
+            elif begin < end:
+                torch.mm(a[begin:end], b[g], out=out[begin:end])
+
+    return Reference(choice=_baseline(problem, device), kernel=Kernel(run=run), tuning_s=0.0)
+
+
+REFERENCES: dict[str, Callable[[Problem, DeviceInfo], Reference]] = {
+    "torch": plain_torch,
+    "inductor": inductor,
+    "dense": dense,
+    "loop": loop,
+}
 
 
 def _kernel(compiled: Callable[..., torch.Tensor], problem: Problem, device: DeviceInfo) -> Kernel:

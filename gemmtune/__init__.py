@@ -35,6 +35,7 @@ __all__ = [  # noqa: F405
     "bsr_addmm",
     "bsr_mm",
     "explain",
+    "grouped_mm",
     "int_mm",
     "int_mm_mul",
     "mixed_mm",

@@ -38,6 +38,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "triton:words": (3, 12, None),
     "triton:words_vector": (1, 4, None),
     "triton:blocks": (8, 24, None),
+    "triton:grouped": (8, 24, None),
     "triton:padded": (3, 8, 24),
     "triton:padded_persistent": (1, 3, 12),
     "triton:stream": (0, 1, None),

@@ -76,6 +76,7 @@ def problem_options(function: F) -> F:
         click.option(
             "--imbalance", type=click.Choice(words.IMBALANCES), help="How the blocks are spread over the rows of bsr (bsr_mm)."
         ),
+        click.option("--groups", type=click.IntRange(1), help="Groups of rows, or of terms; 8 when not given (grouped_mm)."),
         click.option("--fast-accum", is_flag=True, help="8-bit tensor cores may keep their narrow sum (scaled_mm)."),
     )  # fmt: skip
 

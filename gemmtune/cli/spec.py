@@ -46,6 +46,7 @@ class Spec:
     block: str | int | None = None
     density: float | None = None
     imbalance: str | None = None
+    groups: int | None = None
     device_type: str = "cpu"
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:

@@ -1,6 +1,9 @@
 """The words that options and files of shapes take. Plain data, as help needs no torch; a test compares it with the package."""
 
-OPS = ("mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm", "bsr_mm", "bsr_addmm")
+OPS = (
+    "mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm", "bsr_mm", "bsr_addmm",
+    "grouped_mm", "grouped_k_mm",
+)  # fmt: skip
 """Every operation that can be tuned: int_mm_mul is int_mm with an epilogue."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 BIASES = ("n", "mn", "m1", "1n", "scalar")

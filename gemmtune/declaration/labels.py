@@ -7,11 +7,11 @@ import torch
 from ..problem.fused import NAMES
 from ..problem.operations import OPERATIONS, SPARSE_OPS, Encoding, Operation
 
-STRIDED = tuple(NAMES)
-"""Operations whose operands are strided."""
+STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped)
+"""Operations whose operands are strided, but for grouped ones, which no declaration covers."""
 SPARSE = SPARSE_OPS
 """Operations with a block-sparse weight."""
-ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE}}
+ROWS: dict[str, Operation] = {**{op: NAMES[op] for op in STRIDED}, **{op: OPERATIONS[op] for op in SPARSE}}
 """The row of the table for each."""
 OPS = tuple(ROWS)
 ONE_PRODUCT = tuple(op for op in STRIDED if not NAMES[op].second)

@@ -12,9 +12,10 @@ from ..problem import Problem
 from ..problem.fused import NAMES
 from ..problem.operations import SPARSE_OPS
 from .arguments import Call
-from .block_calls import bound_block_call, problem_of_blocks
+from .block_calls import bound_block_call, problem_of_blocks, turned
 from .calls import bound_call
 from .checks import check_operands, why_not_ours
+from .grouped import form_of
 from .prepack import PackedOperand
 from .statement import epilogue_of, problem_of
 from .weights import QuantizedWeight
@@ -36,6 +37,8 @@ def stated(
     name = getattr(op, "__name__", op)
     if name in SPARSE_OPS:
         return _stated_with_blocks(asker, str(name), operands, arguments)
+    if name == "grouped_mm" and len(operands) in (2, 3):
+        op, operands, arguments = _grouped(asker, operands, arguments)
     call = _call(asker, op, operands, arguments)
     check_operands(call.name, call.inputs)
     reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
@@ -58,6 +61,19 @@ def _stated_with_blocks(
     call = bound_block_call(name, bsr, x, *inp, scalars=[arguments.get(scalar, 1) for scalar in scalars], **more)
     reason = why_not_ours([tensor for role, tensor in call.inputs if role != "b"], floats=False)
     return problem_of_blocks(call, epilogue_of(call)) if reason is None else reason, call.a.device
+
+
+def _grouped(
+    asker: str, operands: Sequence[Operand], arguments: Mapping[str, Any]
+) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
+    """The operation that a grouped product is, and its operands; with ``out`` and the epilogue's operands turned as they are."""
+    a, b, *ends = operands
+    more = dict(arguments)
+    form = form_of(f"{asker}: grouped_mm", a, b, ends[0] if ends else more.pop("offs", None))
+    if form.turned:
+        more |= {"out": turned(more["out"])} if more.get("out") is not None else {}
+        more |= {"epilogue_args": tuple(map(turned, more["epilogue_args"]))} if more.get("epilogue_args") else {}
+    return form.op, form.operands, more
 
 
 def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> Call:

@@ -31,11 +31,12 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     row, a = call.operation, call.a
     for operand in row.matrices:
         x = call.operands[operand.role]
-        if x.dim() != row.dims:
-            raise InvalidProblemError(f"{call.name}: {operand.role} must be a {row.dims}-D tensor, got shape {list(x.shape)}")
+        dims = len(row.symbols(operand))
+        if x.dim() != dims:
+            raise InvalidProblemError(f"{call.name}: {operand.role} must be a {dims}-D tensor, got shape {list(x.shape)}")
     cast = epilogue.result_dtype if epilogue else None
     dtype = cast or call.out_dtype or row.result_dtype(a.dtype, epilogue=epilogue is not None)
-    size = (*call.a.shape[:-1], call.b.shape[-1])
+    size = row.out_size({role: x.shape for role, x in call.operands.items()})
     check_extra(call.name, zip(call.extra_names, call.extra, strict=True), size)
     wanted = (size, dtype, torch.strided)
     fits = call.out is not None and (tuple(call.out.shape), call.out.dtype, call.out.layout) == wanted

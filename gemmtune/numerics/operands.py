@@ -49,6 +49,8 @@ class Operands:
     weight: torch.Tensor | None = None
     """The block-sparse weight [N, K] that a kernel gets in b's place: a sparse_bsr tensor, or what a choice packed it into. b is
     what it stands for; where operands are for timing alone, memory for that is not taken."""
+    offs: torch.Tensor | None = None
+    """Where each group of a grouped product ends."""
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
@@ -194,6 +196,15 @@ def _random_weight(problem: Problem, generator: torch.Generator) -> torch.Tensor
     return assembled(crow.to(index), col.to(index), values, (n, k))
 
 
+def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
+    """Offsets of groups into which rows or terms went at random, each group as likely as another: as a router balances experts."""
+    assert problem.offs is not None
+    total = problem.k if problem.divides_terms else problem.m
+    which = torch.randint(problem.groups, (total,), generator=generator, device=generator.device)
+    counts = torch.bincount(which, minlength=problem.groups)
+    return placed(problem.offs, generator.device, counts.cumsum(0))
+
+
 def random_operands(problem: Problem, device: torch.device, *, seed: int, out: bool = True) -> Operands:
     """Operands with the problem's layouts and standard normal values, made on ``device``.
 
@@ -227,4 +238,5 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         encoding=problem.encoding,
         c=None if problem.c is None else filled(problem.c),
         d=None if problem.d is None else filled(problem.d),
+        offs=None if problem.offs is None else routed(problem, generator),
     )

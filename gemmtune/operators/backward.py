@@ -10,7 +10,7 @@ from torch._functorch import autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
 from ..dispatch.call import no_gradient
-from ..problem.gradients import gradients, read_by
+from ..problem.gradients import gradients, grouped_op, read_by
 from .schema import Operator
 
 Tensor = torch.Tensor
@@ -68,8 +68,13 @@ def followed(operator: Operator) -> Callable[..., Tensor]:
     return follow
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """mm or bmm; torch's while torch.compile traces a graph, where it stands for what the compilation of the graph will choose."""
+def product(a: Tensor, b: Tensor, offs: Tensor | None = None) -> Tensor:
+    """mm or bmm; torch's while torch.compile traces a graph, where it stands for what the compilation of the graph will choose.
+
+    With offsets the grouped product of rows or of terms.
+    """
+    if offs is not None:
+        return getattr(torch.ops.gemmtune, grouped_op(b))(a, b, offs)  # type: ignore[no-any-return]
     op = "bmm" if a.dim() == 3 else "mm"
     if torch._guards.TracingContext.try_get() is not None:
         return getattr(torch, op)(a, b)  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ def batched(operator: Operator) -> Callable[..., tuple[Tensor, int]]:
     """The rule for ``register_vmap``.
 
     A batch of left operands alone has its rows put below each other. A batch of dense products is a batched product. Products of
-    narrow numbers, for which there is no batched operation, follow one another.
+    narrow numbers and of groups, for which there is no batched operation, follow one another.
     """
     row = operator.row
 
@@ -29,7 +29,7 @@ def batched(operator: Operator) -> Callable[..., tuple[Tensor, int]]:
         if [*batches] == ["a"] and not row.batched and all(name in _SHARED_BY_ROWS for name in given):
             rows = {**first, "a": first["a"].flatten(0, 1)}
             return operator.overload(*map(rows.get, operator.tensors), **words).unflatten(0, first["a"].shape[:2]), 0
-        if row.quantized:
+        if row.quantized or row.grouped:
             slices = ({name: x[i] if name in batches else x for name, x in first.items()} for i in range(info.batch_size))
             return torch.stack([operator.overload(*map(one.get, operator.tensors), **words) for one in slices]), 0
         whole = {name: x if name in batches else x.expand(info.batch_size, *x.shape) for name, x in first.items()}

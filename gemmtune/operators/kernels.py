@@ -80,7 +80,7 @@ def autocast(operator: Operator, kind: str) -> Callable[..., Any]:
 
 def fake(operator: Operator) -> Callable[..., Tensor]:
     """The result's shape and dtype, for sizes that may be symbols."""
-    row, dims = operator.row, operator.row.dims
+    row = operator.row
 
     def without_running(*tensors: Tensor | None, **words: Any) -> Tensor:
         given = operator.given(tensors)
@@ -88,15 +88,16 @@ def fake(operator: Operator) -> Callable[..., Tensor]:
         shown = f"{operator.name}: shapes do not fit: {[list(x.shape) for x in given.values()]}"
         for operand in row.matrices:
             x = given[operand.role]
-            check(x.dim() == dims, lambda: shown)
+            symbols = row.symbols(operand)
+            check(x.dim() == len(symbols), lambda: shown)
             halves = operand.role == "b" and bool(words.get("encoding"))
-            shape = (*x.shape[:-2], x.shape[-2] * 2 if halves else x.shape[-2], x.shape[-1])
-            for symbol, size in zip((*("B",) * (dims - 2), *(operand.shape or ())), shape, strict=True):
+            shape = (*x.shape[:-2], 2 * x.shape[-2], x.shape[-1]) if halves else x.shape
+            for symbol, size in zip(symbols, shape, strict=True):
                 check(size == (1 if symbol == "1" else sizes.setdefault(symbol, size)), lambda: shown)
         a = given["a"]
         dtype = words.get("out_dtype") or row.result_dtype(a.dtype, epilogue=False)
         if operator.brought is not None and words.get("out_dtype") is None and operator.brought.follows:
             dtype = torch.promote_types(given[operator.brought.argument].dtype, torch.int32)
-        return a.new_empty((*a.shape[:-1], given["b"].shape[-1]), dtype=dtype)
+        return a.new_empty(tuple(sizes[symbol] for symbol in row.out_symbols), dtype=dtype)
 
     return without_running

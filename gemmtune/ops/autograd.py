@@ -18,7 +18,7 @@ from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of, problem_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
-from ..problem.gradients import gradients, read_by
+from ..problem.gradients import gradients, grouped_op, read_by
 from ..problem.operations import Operation
 
 Operate = Callable[..., torch.Tensor]
@@ -89,8 +89,9 @@ class _Following(torch.autograd.Function):
         if problem.epilogue is not None:
             grad, *of_extra = through_epilogue(entry, ctx.scalars, operands, ctx.saved_tensors[count:], grad)
 
-        def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = entry.operate("bmm" if a.dim() == 3 else "mm", (a, b), None, None, NOTHING)
+        def product(a: torch.Tensor, b: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+            op = grouped_op(b) if offs else "bmm" if a.dim() == 3 else "mm"
+            result: torch.Tensor = entry.operate(op, (a, b, *offs), None, None, NOTHING)
             return result
 
         found = gradients(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -152,6 +152,56 @@ def block_product(a: Tensor, b: Tensor, sparsity: object = None) -> Tensor:  # n
 def block_added(a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float, sparsity: object = None) -> Tensor:  # noqa: ARG001
     """beta · inp + alpha · a @ bᵀ for a sparse_bsr b [N, K], by a dense product."""
     return torch.addmm(inp, a, b.to_dense().t(), alpha=alpha, beta=beta)
+
+
+def grouped_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """a [M, K] @ b[g] [K, N] for the rows of each group g, which ends at offs[g]; 0 in rows behind the last one.
+
+    Offsets that the host can read divide the rows. Others stay where they are: then each matrix multiplies all rows, of which its
+    own are kept.
+    """
+    ends = readable(offs)
+    if ends is not None:
+        pieces = [a[start:end] @ b[g] for g, (start, end) in enumerate(spans(ends, a.shape[0]))]
+        return torch.cat([*pieces, a.new_zeros((a.shape[0] - sum(map(len, pieces)), b.shape[-1]))])
+    rows = torch.arange(a.shape[0], device=a.device)
+    group = torch.searchsorted(offs, rows, right=True)
+    result = a.new_zeros((a.shape[0], b.shape[-1]))
+    for g in range(b.shape[0]):
+        result = torch.where((group == g).unsqueeze(-1), a @ b[g], result)
+    return result
+
+
+def grouped_by_terms(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """a [M, K] @ b [K, N] over the terms of each group, as [G, M, N]: group g ends at offs[g]; 0 for a group without terms."""
+    ends = readable(offs)
+    if ends is not None:
+        return torch.stack([a[:, start:end] @ b[start:end] for start, end in spans(ends, a.shape[1])])
+    terms = torch.arange(a.shape[1], device=a.device)
+    group = torch.searchsorted(offs, terms, right=True)
+    of_group = [(group == g) for g in range(offs.shape[0])]
+    pairs = ((torch.where(own, a, 0), torch.where(own.unsqueeze(-1), b, 0)) for own in of_group)
+    return torch.stack([left @ right for left, right in pairs])
+
+
+def readable(offs: Tensor) -> list[int] | None:
+    """Offsets as numbers where that makes nobody wait and torch does not have to see it; else None."""
+    if offs.device.type != "cpu" or type(offs) is not Tensor or torch.compiler.is_compiling():
+        return None
+    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing() or torch._C._functorch.is_functorch_wrapped_tensor(offs):
+        return None
+    return offs.tolist()
+
+
+def spans(ends: Sequence[int], total: int) -> list[tuple[int, int]]:
+    """Where each group begins and ends. Ends that fall, or lie outside of ``total``, give groups that are shorter or empty."""
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for given in ends:
+        end = max(begin, min(given, total))
+        found.append((begin, end))
+        begin = end
+    return found
 
 
 def two_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:

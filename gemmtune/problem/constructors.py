@@ -245,6 +245,50 @@ class Constructors:
         return cls._of(device_type, precision, op="bsr_addmm", a=a, b=b, out=out, sparsity=blocks, prepacked=prepacked, **more)
 
     @classmethod
+    def grouped_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        groups: int = 8,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """out[M, N] = a[M, K] @ b[g] for each group of rows of a, with b [G, K, N] and M the rows of all groups together.
+
+        ``layout`` is for a and for each matrix of b: ``nt`` has b stored [G, N, K], as the weights of experts are.
+        """
+        a, _, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        _, b, _ = operand_layouts((groups,), m, n, k, layout, dtype, dtype, dtype)
+        offs = Layout.contiguous((groups,), torch.int32)
+        return cls._of(device_type, precision, op="grouped_mm", a=a, b=b, out=out, offs=offs)
+
+    @classmethod
+    def grouped_k_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        groups: int = 8,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "tn",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """out[g] = a[:, g] @ b[g] for each group of the K terms: a [M, K], b [K, N], out [G, M, N], K the terms of all groups.
+
+        ``layout`` is ``tn`` for gradients of weights, whose a is the transpose of rows.
+        """
+        a, b, _ = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        check_size("groups", groups)
+        out, offs = Layout.contiguous((groups, m, n), dtype), Layout.contiguous((groups,), torch.int32)
+        return cls._of(device_type, precision, op="grouped_k_mm", a=a, b=b, out=out, offs=offs)
+
+    @classmethod
     def _dense(
         cls,
         op: Op,

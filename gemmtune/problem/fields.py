@@ -50,6 +50,8 @@ class ProblemFields:
     d: Layout | None = None
     sparsity: Sparsity | None = None
     """b is block-sparse, and this is its class; the layout of b is that of the matrix that it stands for."""
+    offs: Layout | None = None
+    """Where each group of rows of a, or of terms, ends: int32 [G] on the device, data like the numbers of a."""
 
     @property
     def operation(self) -> Operation:
@@ -63,8 +65,18 @@ class ProblemFields:
 
     @property
     def batch(self) -> int:
-        """The number of independent products; 1 for operations without a batch."""
-        return self.a.size[0] if len(self.a.size) == 3 else 1
+        """The number of matrices in out; 1 for operations without a batch."""
+        return self.out.size[0] if len(self.out.size) == 3 else 1
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of rows of a, or of terms of the sums; 0 for operations that have none."""
+        return self.offs.size[0] if self.offs is not None else 0
+
+    @property
+    def divides_terms(self) -> bool:
+        """The terms of the sums are divided into groups, each with a result of its own."""
+        return self.offs is not None and len(self.out.size) == 3
 
     @property
     def m(self) -> int:
@@ -161,8 +173,10 @@ class ProblemFields:
 
     @property
     def flops(self) -> int:
-        """2·B·M·N·K, with K + K2 for K where there are two products; of a block-sparse b the share that exists."""
-        return round(2 * self.batch * self.m * self.n * self.terms * self.density)
+        """2·B·M·N·K, with K + K2 for K where there are two products; of a block-sparse b the share that exists. Groups divide M or
+        K, whatever their sizes."""
+        products = 1 if self.divides_terms else self.batch
+        return round(2 * products * self.m * self.n * self.terms * self.density)
 
     @property
     def density(self) -> float:

@@ -33,6 +33,7 @@ def describe(problem: ProblemFields) -> str:
         parts.append(f"out {dtype_name(p.out.dtype)}")
     parts += [f"{name}[{_block(p, name)}]" for name in ("scale_a", "scale_b", "zero_b") if getattr(p, name) is not None]
     parts += ["fast_accum"] * p.fast_accum
+    parts += [f"{p.groups} groups"] if p.groups else []
     parts += [str(p.sparsity)] if p.sparsity is not None else []
     if p.epilogue is not None:
         parts.append(f"epilogue={p.epilogue}")

@@ -10,8 +10,8 @@ import torch
 from .compositions import dequantized
 
 Tensor = torch.Tensor
-Product = Callable[[Tensor, Tensor], Tensor]
-"""mm or bmm, differentiable again."""
+Product = Callable[..., Tensor]
+"""mm or bmm of two operands, or of two and offsets the grouped product that their dimensions ask for; differentiable again."""
 
 
 class Rule(NamedTuple):
@@ -73,6 +73,21 @@ of_widened: Gradient = {
     **{role: _of_part(role) for role in ("b", "scale_b", "zero_b")},
 }
 """For a @ ((b - zero_b) · scale_b)."""
+of_grouped: Gradient = {
+    "a": Rule(("b", "offs"), lambda g, x, numbers, product: product(g, x["b"].mT, x["offs"])),  # noqa: ARG005
+    "b": Rule(("a", "offs"), lambda g, x, numbers, product: product(x["a"].mT, g, x["offs"])),  # noqa: ARG005
+}
+"""For a @ b[g] over groups of rows: grad a = g @ bᵀ of the same groups, grad b = aᵀ @ g over each group of terms."""
+of_grouped_terms: Gradient = {
+    "a": Rule(("b", "offs"), lambda g, x, numbers, product: product(x["b"], g.mT, x["offs"]).mT),  # noqa: ARG005
+    "b": Rule(("a", "offs"), lambda g, x, numbers, product: product(x["a"].mT, g, x["offs"])),  # noqa: ARG005
+}
+"""For a @ b over each group of terms, which are rows of b and of aᵀ: products of these rows with one matrix for each group."""
+
+
+def grouped_op(b: Tensor) -> str:
+    """The operation of a grouped product whose right operand is ``b``: a matrix for each group of rows, or one of all terms."""
+    return "grouped_mm" if b.dim() == 3 else "grouped_k_mm"
 
 
 def read_by(rules: Gradient, wanted: Iterable[str]) -> set[str]:

@@ -8,15 +8,25 @@ operation" in docs/architecture.md.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from .compositions import added, block_added, block_product, int_composed, mixed_composed, scaled_composed, two_products
+from .compositions import (
+    added,
+    block_added,
+    block_product,
+    grouped_by_terms,
+    grouped_product,
+    int_composed,
+    mixed_composed,
+    scaled_composed,
+    two_products,
+)
 from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ
-from .gradients import Gradient, of_product, of_sum, of_two_products, of_widened
+from .gradients import Gradient, of_grouped, of_grouped_terms, of_product, of_sum, of_two_products, of_widened
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
 
 Op = str
@@ -25,7 +35,7 @@ Encoding = Literal["", "int4", "uint4"]
 """How b's elements are read: as its dtype says, or two numbers out of each uint8, that of the even k in the low four bits."""
 ENCODINGS: tuple[Encoding, ...] = ("", "int4", "uint4")
 
-ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b")
+ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b", "offs")
 """What an operand may be: a field of Problem, in the order in which kernels get the tensors."""
 OPTIONS: dict[str, object] = {"encoding": "", "fast_accum": False, "sparsity": None}
 """Further fields of Problem that only some operations have, and what they are elsewhere."""
@@ -93,6 +103,8 @@ class Operation:
     scalars: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     batched: bool = False
+    out: tuple[str, ...] = ("M", "N")
+    """The dimensions of out in symbols, without the batch."""
     prepacks: bool = False
     """b may be given through ``prepack``."""
 
@@ -102,14 +114,31 @@ class Operation:
         return "sparsity" in self.options
 
     @property
-    def dims(self) -> int:
-        """Dimensions of a, b and out."""
-        return 3 if self.batched else 2
+    def grouped(self) -> bool:
+        """A product for each group of rows of a, or of terms of the sums: ``offs`` [G] holds where each group ends."""
+        return self.operand("offs") is not None
 
     @property
     def matrices(self) -> tuple[Operand, ...]:
-        """The operands whose shapes are in symbols: those that are multiplied."""
+        """The operands whose shapes are in symbols: those that are multiplied, and what says how."""
         return tuple(operand for operand in self.operands if operand.shape is not None)
+
+    def symbols(self, operand: Operand) -> tuple[str, ...]:
+        """The dimensions of one of ``matrices`` in symbols, a batch included."""
+        assert operand.shape is not None
+        return ("B", *operand.shape) if self.batched else operand.shape
+
+    @property
+    def out_symbols(self) -> tuple[str, ...]:
+        """The dimensions of out in symbols, a batch included."""
+        return ("B", *self.out) if self.batched else self.out
+
+    def out_size(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+        """The size of out for ``matrices`` of these shapes, by role, which fit together."""
+        sizes: dict[str, int] = {}
+        for operand in self.matrices:
+            sizes.update(zip(self.symbols(operand), shapes[operand.role], strict=True))
+        return tuple(sizes[symbol] for symbol in self.out_symbols)
 
     @property
     def second(self) -> str:
@@ -174,6 +203,7 @@ def _product(dtypes: tuple[torch.dtype, ...], b: tuple[torch.dtype, ...] = ()) -
 
 _SECOND = (Operand(role="c", shape=("M", "K2"), like_a=True), Operand(role="d", shape=("K2", "N"), like_a=True))
 _INP = Operand(role="inp", like_a=True)
+_OFFS = Operand(role="offs", shape=("G",), dtypes=(torch.int32,))
 _DENSE = Result(dtypes=_FLOATS)
 _SCALE = (torch.float32,)
 
@@ -274,6 +304,27 @@ _ROWS = (
         result=_DENSE,
         prepacks=True,
     ),
+    Operation(
+        name="grouped_mm",
+        formula="a @ b[g] for each group of rows of a",
+        operands=(
+            Operand(role="a", shape=("M", "K"), dtypes=_NARROW_FLOATS),
+            Operand(role="b", shape=("G", "K", "N"), like_a=True),
+            _OFFS,
+        ),
+        result=Result(dtypes=_NARROW_FLOATS),
+        compose=grouped_product,
+        gradient=of_grouped,
+    ),
+    Operation(
+        name="grouped_k_mm",
+        formula="a @ b over each group of terms",
+        operands=(*_product(_NARROW_FLOATS), _OFFS),
+        out=("G", "M", "N"),
+        result=Result(dtypes=_NARROW_FLOATS),
+        compose=grouped_by_terms,
+        gradient=of_grouped_terms,
+    ),
 )
 OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
 """Every operation that a Problem may state, by name."""
@@ -283,6 +334,8 @@ QUANTIZED_OPS = tuple(row.name for row in _ROWS if row.quantized)
 """Operands of 8 bits or fewer, or one of them."""
 SPARSE_OPS = tuple(row.name for row in _ROWS if row.sparse)
 """b is block-sparse."""
+GROUPED_OPS = tuple(row.name for row in _ROWS if row.grouped)
+"""Several products in one, one for each group of rows or terms."""
 FLOAT_OPS = tuple(row.name for row in _ROWS if not row.quantized and not row.sparse)
 """Operands of one float dtype."""
 DENSE_OPS = tuple(name for name in FLOAT_OPS if len(OPERATIONS[name].matrices) == 2)

@@ -14,6 +14,8 @@ from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES, Operan
 from .scales import block_of, scale_shapes
 
 DEVICE_TYPES = ("cpu", "cuda")
+MOST_GROUPS = 1024
+"""As many as torch takes."""
 
 
 def why_not(problem: ProblemFields, ops: Sequence[str]) -> str | None:
@@ -45,6 +47,7 @@ def check(problem: ProblemFields) -> None:
     _check_matrices(problem, row)
     _check_shapes(problem, row)
     _check_blocks(problem, row)
+    _check_groups(problem, row)
     for operand in row.operands:
         layout = getattr(problem, operand.role)
         if operand.blocks and layout is not None:
@@ -84,13 +87,13 @@ def _takers(name: str) -> str:
 def _check_matrices(problem: ProblemFields, row: Operation) -> None:
     """Ranks and dtypes of what is multiplied, and of out."""
     result = row.result_of(epilogue=problem.epilogue is not None)
-    named = [(operand.role, getattr(problem, operand.role), operand.dtypes) for operand in row.matrices]
-    named.insert(2, ("out", problem.out, result.dtypes))
-    for name, layout, dtypes in named:
+    named = [(x.role, getattr(problem, x.role), x.dtypes, len(row.symbols(x))) for x in row.matrices]
+    named.insert(2, ("out", problem.out, result.dtypes, len(row.out_symbols)))
+    for name, layout, dtypes, dims in named:
         if dtypes and not (name == "b" and problem.encoding):
             _expect_dtype(f"{row.name}: dtype of {name}", layout.dtype, dtypes)
-        if len(layout.size) != row.dims:
-            raise InvalidProblemError(f"{row.name}: {name} must be a {row.dims}-D tensor, got shape {list(layout.size)}")
+        if len(layout.size) != dims:
+            raise InvalidProblemError(f"{row.name}: {name} must be a {dims}-D tensor, got shape {list(layout.size)}")
     if problem.encoding:
         _expect_dtype(f"{row.name}: dtype of b with encoding {problem.encoding}", problem.b.dtype, (torch.uint8,))
     for operand in row.operands:
@@ -112,12 +115,10 @@ def _check_shapes(problem: ProblemFields, row: Operation) -> None:
     """Equal symbols of the row are equal sizes, 1 is itself, and the batch is one for all."""
     known = {"1": 1}
     for operand in row.matrices:
-        assert operand.shape is not None
-        symbols = ("B", *operand.shape) if row.batched else operand.shape
-        for symbol, size in zip(symbols, _size(problem, operand.role), strict=True):
+        for symbol, size in zip(row.symbols(operand), _size(problem, operand.role), strict=True):
             if known.setdefault(symbol, size) != size:
                 raise InvalidProblemError(_misfit(problem, row))
-    expected = tuple(known[symbol] for symbol in ("B", "M", "N") if symbol in known)
+    expected = tuple(known[symbol] for symbol in row.out_symbols)
     if problem.out.size != expected:
         raise InvalidProblemError(f"{row.name}: out must have shape {list(expected)}, got {list(problem.out.size)}")
 
@@ -138,6 +139,17 @@ def _check_blocks(problem: ProblemFields, row: Operation) -> None:
         raise InvalidProblemError(
             f"{row.name}: got a weight of {n}x{k}, expected whole blocks of {sparsity.block_n}x{sparsity.block_k}"
         )
+
+
+def _check_groups(problem: ProblemFields, row: Operation) -> None:
+    """There are groups, and where they end is read as it lies in memory."""
+    offs = problem.offs
+    if offs is None:
+        return
+    if not 1 <= offs.size[0] <= MOST_GROUPS:
+        raise InvalidProblemError(f"{row.name}: got offs of {offs.size[0]} groups, expected 1 to {MOST_GROUPS}")
+    if offs.stride != (1,):
+        raise InvalidProblemError(f"{row.name}: got offs {offs}, expected contiguous ones; give offs.contiguous()")
 
 
 def _size(problem: ProblemFields, role: str) -> tuple[int, ...]:

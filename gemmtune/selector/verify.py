@@ -17,6 +17,7 @@ from ..numerics.bounds import exact_limit
 from ..numerics.buffers import POISONS, poison
 from ..numerics.compare import BadElement, Finding
 from ..numerics.expectation import Expectation, OneHotExpectation, referenced
+from ..numerics.grouped import grouped_expectations
 from ..numerics.guards import Watch, guarded_out, poison_free_memory
 from ..numerics.judging import Judge
 from ..numerics.one_hot import OneHotProbe
@@ -151,7 +152,7 @@ class Verifier:
         for i, call in enumerate(calls):
             *state, call_ratio, broken, where = numbers[i * width : (i + 1) * width]
             expectation = call.expectation
-            bad = call.finding.bad_element(state, batched=self._problem.batched)
+            bad = call.finding.bad_element(state, batched=len(self._problem.out.size) == 3)
             if broken:
                 reasons.append(f"{expectation.name}: {self._guards.describe(int(where))}")
             if bad is not None:
@@ -172,7 +173,7 @@ class Verifier:
     def _expectations(self, claims: Claims) -> list[Expectation]:
         """Probes of sums that are exact by the claims, then those that suit every choice."""
         probes = self._probes
-        if not (probes.free_a and probes.free_b):
+        if self._problem.groups or not (probes.free_a and probes.free_b):
             return self._shared
         limit = exact_limit(self._problem, claims)
         if limit not in self._by_limit:
@@ -185,6 +186,8 @@ class Verifier:
     def _made_once(self) -> list[Expectation]:
         """Those that suit every choice; random data last."""
         problem, probes = self._problem, self._probes
+        if problem.groups:
+            return grouped_expectations(problem, self._device)
         random = probes.random()
         known: list[OneHotProbe] = []
         if self._expensive and probes.can_pick_both:

@@ -11,6 +11,7 @@ from gemmtune.backends.table import load
 from gemmtune.backends.triton.blocks.choice import BlocksChoice
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.grouped.choice import RowsChoice, TermsChoice
 from gemmtune.backends.triton.parts import PartsChoice
 from gemmtune.backends.triton.persistent import PersistentChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
@@ -21,6 +22,8 @@ from gemmtune.backends.triton.swap import SwappedChoice, transposed
 from gemmtune.backends.triton.vec import VectorChoice
 from gemmtune.choice import Kernel, Offers
 from gemmtune.device import preset
+from gemmtune.numerics.buffers import POISONS, poison
+from gemmtune.numerics.guards import guarded_out
 from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
@@ -112,6 +115,25 @@ def decomposed_by_torch(problem: Problem, config: Config) -> CompiledChoice:
 def blocked(problem: Problem, config: Config) -> CompiledChoice:
     """The template of block-sparse weights."""
     return BlocksChoice.of(problem, CPU, config)
+
+
+def grouped(problem: Problem, config: Config) -> CompiledChoice:
+    """The templates of grouped products; of groups of rows three programs, which have unlike numbers of tiles."""
+    if problem.divides_terms:
+        return TermsChoice.of(problem, CPU, config)
+    choice = RowsChoice.of(problem, CPU, config)
+    return replace(choice, where=replace(choice.where, programs=min(choice.where.grid[0], 3)))
+
+
+def guarded(problem: Problem, config: Config, ends: list[int]) -> bool:
+    """Whether a grouped product with these offsets leaves the memory around its result as it was."""
+    operands = random_operands(problem, torch.device("cpu"), seed=0)
+    out, guards = guarded_out(problem.out, torch.device("cpu"), POISONS[problem.out.dtype][0])
+    poison(out, POISONS[problem.out.dtype][0])
+    assert operands.offs is not None
+    operands.offs.copy_(torch.tensor(ends))
+    grouped(problem, config).build().run(out, operands.tensors, ())
+    return not bool(guards.broken(POISONS[problem.out.dtype][0])[0])
 
 
 def by_parts(problem: Problem, config: Config) -> CompiledChoice:

@@ -86,10 +86,10 @@ def test_the_operations_and_their_backends_are_those_of_the_code():
     told: dict[str, set[str]] = {}
     for operations, _, backends in table(section(USAGE, "Operations")):
         told |= {name: set(re.findall(r"`(\w+)`", backends)) for name in re.findall(r"`(\w+)", operations)}
-    assert set(told) == set(OPS)
+    assert set(told) == set(OPS) - {"grouped_k_mm"}  # a form of grouped_mm
     assert set(told) <= set(gemmtune.__all__)
     assert set(told) == {name for row in table(section(README, "In Python")) for name in re.findall(r"`(\w+)", row[0])}
-    for name in OPS:
+    for name in told:
         assert {backend for backend in BACKENDS if backend not in ("aten", "own") and serves(backend, name)} == told[name], name
 
 

@@ -15,6 +15,8 @@ aten:_int_mm_pad      the same on operands padded with zeros                    
 aten:mixed_mm         torch.mm(a, (b.to(a.dtype) − zero_b) · scale_b)                 mixed_mm
 aten:_scaled_mm       torch._scaled_mm(a, b, scale_a, scale_b, bias)                  scaled_mm where it is supported
 aten:dequantized_mm   a product of wider floats                                       scaled_mm elsewhere, and on a CPU
+aten:_grouped_mm      torch._grouped_mm(a, b, offs=offs)                              grouped products where torch has a kernel
+aten:grouped_composed a product for each group                                        grouped products elsewhere, and on a CPU
 ====================  ==============================================================  ============================================
 
 With an epilogue each of them is the unfused way: the operation, then the function applied eagerly (``aten:mm+eager``). Only

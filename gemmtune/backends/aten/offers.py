@@ -20,7 +20,7 @@ from ...problem.dtypes import accumulator_dtype, dtype_name
 from ..by_parts import why_not_parts
 from ..densified import DensifiedChoice, dense_problem
 from ..scaling import has_plain_bias, mode_of
-from . import blocks, dense, int8, parts, scaled
+from . import blocks, dense, grouped, int8, parts, scaled
 from .dense import gemm_dtype
 
 NAME = "aten"
@@ -85,6 +85,8 @@ def offers(problem: Problem, device: DeviceInfo) -> Offers:
     """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
     if problem.sparsity is not None:
         return _blocks(problem, device)
+    if problem.groups:
+        return _grouped(problem, device)
     if problem.c is not None:
         return Offers(choices=(_choice(problem, problem.op, sum_claims(problem, device), baseline=True),))
     if problem.integers:
@@ -135,6 +137,12 @@ def _blocks(problem: Problem, device: DeviceInfo) -> Offers:
     reason = None if device.type == "cpu" else blocks.why_not_triton(problem)
     refusals = () if reason is None else (Refusal(name=f"{NAME}:bsr_triton", reason=reason),)
     return Offers(choices=(*sparse, *wrapped), refusals=refusals)
+
+
+def _grouped(problem: Problem, device: DeviceInfo) -> Offers:
+    made, reason = grouped.choices(problem, device)
+    refused = () if reason is None else (Refusal(name=f"{NAME}:{grouped.NATIVE}", reason=reason),)
+    return Offers(choices=tuple(made), refusals=refused)
 
 
 def _int_mm(problem: Problem) -> Offers:

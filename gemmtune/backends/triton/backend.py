@@ -15,6 +15,7 @@ from ...settings import Settings
 from .blocks.offers import block_offers
 from .build import KernelChoice, TritonChoice
 from .configs import Config, pool, splits_for, tiles_of
+from .grouped.offers import grouped_offers
 from .hip import hip_pool, with_modes
 from .legality import Predicate, Resources, check_problem
 from .mixed.offers import with_recommendation, words_choices
@@ -69,6 +70,8 @@ class TritonBackend:
             return Offers(refusals=(Refusal(name=self.name, reason=reason),))
         if problem.sparsity is not None:
             return block_offers(problem, device, settings.search)
+        if problem.groups:
+            return grouped_offers(problem, device, settings.search)
         if device.type == "cpu":
             return self._interpreted(problem, device, settings)
         parts = parts_choices(problem, device, EFFORT[settings.search].configs["triton:parts"]) if settings.float32_by_parts else []

@@ -107,9 +107,10 @@ def strides_of(layout: Layout, shape: tuple[int, int, int]) -> tuple[int, int, i
 def shaped(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
     """The layouts of all matrices, by name, and what they are broadcast to: (batch, rows, columns)."""
     out = (problem.batch, problem.m, problem.n)
+    matrices = problem.groups if problem.groups and len(problem.b.size) == 3 else problem.batch
     layouts = {
         "a": (problem.a, (problem.batch, problem.m, problem.k)),
-        "b": (problem.b, (problem.batch, problem.b.size[-2], problem.n)),
+        "b": (problem.b, (matrices, problem.b.size[-2], problem.n)),
         "out": (problem.out, out),
     }
     if problem.c is not None and problem.d is not None:

@@ -37,6 +37,15 @@ def describable(layout: Layout) -> bool:
     return 1 in layout.stride[-2:] and pitch > 0 and apart and layout.offset == 0
 
 
+def stacked(layout: Layout) -> Layout | None:
+    """The matrices of a batch as one matrix, below each other or, where they are turned, beside each other; None where there is
+    a gap between them."""
+    (count, rows, cols), (between, row, col) = layout.size, layout.stride
+    dense = count == 1 or between == (col * cols if turned(layout) else row * rows)
+    size, stride = ((rows, count * cols) if turned(layout) else (count * rows, cols)), (row, col)
+    return Layout(size=size, stride=stride, dtype=layout.dtype, offset=layout.offset) if dense else None
+
+
 def _lines(layout: Layout) -> tuple[int, int, int]:
     """The lines of a matrix whose elements are neighbours: how many, how long, and how far apart."""
     (count, length), (pitch, _) = (pair[-2:][:: -1 if turned(layout) else 1] for pair in (layout.size, layout.stride))
@@ -54,7 +63,9 @@ class Description:
     @classmethod
     def of(cls, layout: Layout, block: tuple[int, int]) -> Description:
         """The description of a layout that ``configs.describable`` admits."""
-        count, length, pitch = _lines(layout)
+        whole = layout if len(layout.size) == 2 else stacked(layout)
+        assert whole is not None
+        count, length, pitch = _lines(whole)
         if count == 1:
             # The pitch of a single line is never used, but has to be legal.
             pitch = -(-length // PITCH_ELEMENTS) * PITCH_ELEMENTS

@@ -117,10 +117,10 @@ class Writer:
         self._others.setdefault(name, Argument(name=name, type="i32", source=("runtime", name), divisor=min(divides, 16)))
         return name
 
-    def runtime_pointer(self, name: str, dtype: str) -> str:
-        """A buffer that the launch provides."""
+    def runtime_pointer(self, name: str, dtype: str, *, divisor: int = 16) -> str:
+        """A buffer that the launch provides, or a tensor of the call that no hook reads; its address divides by ``divisor``."""
         short = {"tl.float32": "fp32", "tl.float64": "fp64", "tl.int32": "i32", "tl.int64": "i64"}[dtype]
-        argument = Argument(name=f"{name}_ptr", type=f"*{short}", source=("pointer", name), divisor=16)
+        argument = Argument(name=f"{name}_ptr", type=f"*{short}", source=("pointer", name), divisor=divisor)
         return self._pointers.setdefault(name, argument).name
 
     def part(self, file_name: str) -> str:

@@ -1,0 +1,114 @@
+"""Grouped products by torch: its own operation where that leaves the offsets on the device, else a composition that does."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...choice import Choice, Claims, Kernel, Scalars, Tensors
+from ...device import DeviceInfo
+from ...problem import Layout, Problem
+from ...problem.compositions import grouped_by_terms, grouped_product
+from ...problem.layout import ALIGNED_BYTES
+from .dense import copied, finished
+
+Tensor = torch.Tensor
+NAME = "aten"
+NATIVE = "_grouped_mm"
+COMPOSED = "grouped_composed"
+NATIVE_MAJORS = (9, 10)
+"""Compute capabilities, without the minor one, for which torch has a kernel; elsewhere it reads the offsets on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedChoice(Choice):
+    """``torch._grouped_mm``, or a product for each group."""
+
+    way: str
+
+    @property
+    def content_hash(self) -> str:
+        """Over the call: what torch makes of it is part of the fingerprint of the machine."""
+        return hashlib.sha256(json.dumps([NAME, self.name, self.problem.epilogue is not None]).encode()).hexdigest()
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """The same way for the problem, where torch has it."""
+        reason = why_not_native(problem, device) if self.way == NATIVE else None
+        return reason or dataclasses.replace(self, problem=problem)
+
+    def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
+        """The calls."""
+        composed = grouped_by_terms if self.problem.divides_terms else grouped_product
+        function: Callable[..., Tensor] = _native if self.way == NATIVE else composed
+
+        def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+            return function(*tensors)
+
+        return finished(copied(run_new), self.problem)
+
+
+def _native(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """torch's operation, whose rows may be padded, as a contiguous tensor."""
+    return torch._grouped_mm(a, b, offs=offs).contiguous()
+
+
+def choices(problem: Problem, device: DeviceInfo) -> tuple[list[GroupedChoice], str | None]:
+    """What torch has, the baseline first, and why its own operation is not among it."""
+    reason = why_not_native(problem, device)
+    made = [] if reason is not None else [_choice(problem, NATIVE, device, baseline=True)]
+    if reason is not None or device.type == "cpu":
+        made.append(_choice(problem, COMPOSED, device, baseline=reason is not None))
+    return made, reason
+
+
+def _choice(problem: Problem, way: str, device: DeviceInfo, *, baseline: bool) -> GroupedChoice:
+    return GroupedChoice(
+        name=f"{NAME}:{way}" + "+eager" * (problem.epilogue is not None),
+        backend=NAME,
+        problem=problem,
+        claims=_claims(problem, device),
+        info={"aten": way},
+        baseline=baseline,
+        way=way,
+    )
+
+
+def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why torch's operation does not take the problem, or would read offsets on the host; None if neither is so."""
+    for role, layout in (("a", problem.a), ("b", problem.b)):
+        if not _aligned(layout):
+            return f"{role} {layout}: torch._grouped_mm takes rows or columns that begin at multiples of {ALIGNED_BYTES} bytes"
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda" or device.capability // 10 not in NATIVE_MAJORS or problem.dtype != torch.bfloat16:
+        return f"torch._grouped_mm has a kernel for bfloat16 on SM90 and SM100: on {device.arch} for {problem.dtype_label} it " + (
+            "reads the offsets on the host"
+        )
+    return None
+
+
+def _aligned(layout: Layout) -> bool:
+    rows, cols = layout.size[-2:]
+    row, col = layout.stride[-2:]
+    by_rows = col == 1 and row >= max(cols, 1) and row * layout.dtype.itemsize % ALIGNED_BYTES == 0
+    by_cols = row == 1 and col >= max(rows, 1) and col * layout.dtype.itemsize % ALIGNED_BYTES == 0
+    return layout.offset == 0 and (by_rows or by_cols)
+
+
+def _claims(problem: Problem, device: DeviceInfo) -> Claims:
+    """Sums in float32, rounded to the dtype of the operands before an epilogue."""
+    tf32 = problem.precision.input_mode == "tf32"
+    return Claims(
+        accumulate=problem.accumulator,
+        partials=problem.dtype if problem.precision.reduced_partials else problem.accumulator,
+        epilogue_input=problem.accumulator if problem.epilogue is None else problem.dtype,
+        splits=16 if device.type != "cpu" else 1,
+        input_mode="tf32" if tf32 else "ieee",
+        flush_subnormals=True,
+    )

@@ -1,0 +1,165 @@
+"""Which kernels of grouped products are tried for a problem: legality, and an order by what limits each."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ....choice import Offers, Refusal
+from ....device import DeviceInfo
+from ....effort import EFFORT
+from ....problem import Problem
+from ..arch import arch_of, can_overlap
+from ..build import KernelChoice
+from ..classes import INT32_LIMIT
+from ..configs import Config
+from ..descriptors import describable, stacked, turned
+from ..legality import LEAST_BLOCK, Predicate, why_too_large
+from ..persistent import BARRIER_BYTES, persistent_resources
+from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
+from .choice import GroupedConfig, RowsChoice, TermsChoice, most_tiles
+
+BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
+STAGES = (3, 4, 5)
+WARP_GROUP_ROWS = 64
+"""Rows of the left operand that fill a warp group's instruction."""
+MOST_ELEMENTS = 128 * 256
+MOST_ALIKE = 2
+"""Configs of one tile that are tried before those of other tiles."""
+MOST_RESIDENT = 3
+INTERPRETED = (
+    GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1),
+    GroupedConfig(block_m=32, block_n=16, block_k=32, stages=1, warps=1, swap=True),
+)
+"""What the interpreter tries, to check values."""
+
+
+def grouped_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
+    """The kernels for a grouped problem that a search tries, the best by the model first."""
+    family: type[KernelChoice] = TermsChoice if problem.divides_terms else RowsChoice
+    if problem.k == 0:
+        return Offers(refusals=(Refusal(name=f"triton:{family.family}", reason="nothing is multiplied"),))
+    configs = ranked(problem, device) if device.type != "cpu" else _interpreted(problem, device)
+    if not configs:
+        return Offers(refusals=(Refusal(name=f"triton:{family.family}", reason=f"no config is legal on {device.arch}"),))
+    chosen = configs[: EFFORT[search].configs["triton:grouped"]]
+    return Offers(choices=tuple(family.of(problem, device, config) for config in chosen))
+
+
+def _interpreted(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, ...]:
+    configs = (replace(c, swap=c.swap and not problem.divides_terms) for c in INTERPRETED)
+    return tuple(config for config in configs if why_not_config(problem, device, config) is None)
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
+    """Why ``config`` may not be offered, or None."""
+    if problem.divides_terms and (config.described or config.swap or config.flatten or config.resident > 1):
+        return f"{config}: descriptors, swapped operands and resident programs are for groups of rows"
+    if not problem.divides_terms and most_tiles(problem, config) >= INT32_LIMIT // 2:
+        return "more tiles than 32 bits can count"
+    if config.split_k > 1:
+        return f"split_k {config.split_k}: grouped products do not split"
+    if config.described:
+        return why_not_described(problem, device, config)
+    turned_round = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
+    return Predicate(problem, device).check(config) or (
+        None if turned_round is config else _why_not_swapped(problem, device, turned_round)
+    )
+
+
+def _why_not_swapped(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """The limits of the instruction, whose left operand has the columns."""
+    return None if device.type == "cpu" else why_too_large(Predicate(problem, device).resources(config), device)
+
+
+def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
+    """Why a and b cannot come through descriptors, or the tile does not fit, or None."""
+    if device.type != "cpu" and (device.type != "cuda" or not arch_of(device).warp_group):
+        return f"{device.arch}: no copy engine that feeds a warp group"
+    if problem.dtype not in (torch.float16, torch.bfloat16):
+        return f"{problem.dtype_label}: operands of 16 bits are served"
+    whole = stacked(problem.b)
+    if whole is None or not describable(whole) or not describable(problem.a):
+        return f"a {problem.a}, b {problem.b}: rows or columns must be contiguous, aligned, and groups dense"
+    if not turned(problem.b) and problem.k % config.block_k:
+        return f"block_k {config.block_k}: does not divide K = {problem.k}, behind which the next group's matrix begins"
+    if max(whole.size) >= INT32_LIMIT // 2:
+        return f"b {problem.b}: places in it do not fit 32 bits"
+    if device.type == "cpu":
+        return None
+    return why_too_large(persistent_resources(problem, device, config), device)
+
+
+@functools.lru_cache(maxsize=256)
+def ranked(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, ...]:
+    """The legal configs for a GPU by ``estimate_us``, the best few of each tile first."""
+    predicate = Predicate(problem, device)
+    legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
+    legal.sort(key=lambda config: (estimate_us(predicate, config), str(config)))
+    seen: Counter[tuple[int, int, bool]] = Counter()
+    first: list[GroupedConfig] = []
+    rest: list[GroupedConfig] = []
+    for config in legal:
+        alike = (*config.tile, config.swap)
+        seen[alike] += 1
+        (first if seen[alike] <= MOST_ALIKE else rest).append(config)
+    return (*first, *rest)
+
+
+def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
+    """Groups that all have as many rows, or terms: whole waves of tiles, or the memory that is read."""
+    problem, device = predicate.problem, predicate.device
+    total = problem.k if problem.divides_terms else problem.m
+    used = max(1, min(problem.groups, total))
+    share = total / used
+    k = share if problem.divides_terms else problem.k
+    tiles_n = -(-problem.n // config.block_n)
+    tiles = used * math.ceil((problem.m if problem.divides_terms else share) / config.block_m) * tiles_n
+    per_sm = tiles / device.sm_count
+    waves = math.ceil(per_sm) if per_sm < 2 * config.resident else per_sm
+    looked = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
+    step_us = loop_step_us(predicate, looked) * (0.9 if config.described else 1.0)
+    # What is on its way at a time has to cover the latency of memory.
+    inflight = config.resident * (config.stages - 1) * (config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize
+    hidden = min(1.0, inflight / 65536)
+    read = used * problem.n * problem.k if not problem.divides_terms else problem.batch * problem.m * problem.n
+    memory_us = 1e-3 * problem.dtype.itemsize * read / (predicate.arch.dram_gbps * device.sm_count * max(hidden, 0.1))
+    tile_us = math.ceil(k / config.block_k) * step_us + 0.5
+    return LAUNCH_US + max(waves * tile_us, memory_us) + 0.01 * waves * tile_us
+
+
+def _pool(problem: Problem, device: DeviceInfo) -> Iterator[GroupedConfig]:
+    overlaps = device.type == "cuda" and can_overlap(device.capability)
+    warp_groups = device.type == "cuda" and arch_of(device).warp_group and problem.dtype.itemsize == 2
+    rows = problem.m if problem.divides_terms else -(-problem.m // problem.groups)
+    blocks_m = [block for block in BLOCKS_M if block == LEAST_BLOCK or block < 4 * rows]
+    for block_m, block_n, block_k, stages in itertools.product(blocks_m, BLOCKS_N, BLOCKS_K, STAGES):
+        elements = block_m * block_n
+        if elements > MOST_ELEMENTS:
+            continue
+        warps = 8 if elements >= 128 * 128 else 4
+        plain = GroupedConfig(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, warps=warps, pdl=overlaps)
+        if problem.divides_terms:
+            yield plain
+            continue
+        swaps = (True,) if warp_groups and block_m < WARP_GROUP_ROWS <= block_n else (False,)
+        for swap, described in itertools.product(swaps, (True, False) if warp_groups else (False,)):
+            config = replace(plain, swap=swap, described=described)
+            yield replace(config, resident=_resident(problem, device, config))
+            if described and not swap and elements >= 128 * 128:
+                yield replace(config, flatten=True)
+
+
+def _resident(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> int:
+    """Programs of one multiprocessor that its shared memory and registers have room for."""
+    need = config.stages * ((config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize + BARRIER_BYTES)
+    by_smem = device.smem_per_sm_bytes // (need + BLOCK_OVERHEAD_BYTES)
+    registers = 48 + config.block_m * config.block_n // (32 * config.warps)
+    by_registers = device.registers_per_sm // (registers * config.warps * max(device.warp_size, 1))
+    return max(1, min(by_smem, by_registers, MOST_RESIDENT))

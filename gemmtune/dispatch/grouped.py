@@ -1,0 +1,48 @@
+"""The four forms of a grouped product, as torch has them, and the operation that each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import InvalidProblemError
+from ..problem.gradients import grouped_op
+
+Tensor = torch.Tensor
+FORMS = (
+    "a [M, K] with b [G, K, N] (groups of rows), a [G, M, K] with b [K, N] (groups of columns), a [M, K] with b [K, N] (groups of "
+    "terms), or a [G, M, K] with b [G, K, N], which takes no offs"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """``op`` on ``operands``; with ``turned`` its result is the transpose of what was asked for."""
+
+    op: str
+    operands: tuple[Any, ...]
+    turned: bool = False
+
+
+def form_of(name: str, a: Any, b: Any, offs: Any) -> Form:
+    """Which operation a grouped product is. Groups of columns are groups of rows of the transposes.
+
+    Raises:
+        InvalidProblemError: dimensions that no form has, or offsets with a form that takes none, or none with one that needs them.
+    """
+    for role, x in (("a", a), ("b", b), *((("offs", offs),) if offs is not None else ())):
+        if not isinstance(x, Tensor):
+            raise InvalidProblemError(f"{name}: {role} must be a torch.Tensor, got {type(x).__name__}")
+    dims = (a.dim(), b.dim())
+    if not set(dims) <= {2, 3} or (offs is None) != (dims == (3, 3)):
+        ends = "no offs" if offs is None else f"offs {list(offs.shape)}"
+        raise InvalidProblemError(f"{name}: got a {list(a.shape)}, b {list(b.shape)} and {ends}; expected {FORMS}")
+    if offs is None:
+        return Form(op="bmm", operands=(a, b))
+    if offs.dim() == 1 and offs.stride(0) != 1:
+        offs = offs.contiguous()
+    if dims == (3, 2):
+        return Form(op="grouped_mm", operands=(b.mT, a.mT, offs), turned=True)
+    return Form(op=grouped_op(b), operands=(a, b, offs))

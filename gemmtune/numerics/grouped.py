@@ -1,0 +1,239 @@
+"""What grouped products must be: offsets on which kernels go wrong, inputs with exact results, and random ones within the bound.
+
+The offsets are known here, so that a reference is one product for each group. Each pattern of them comes with operands of its own:
+
+==============  ==================================================================================================================
+``integers``    −1, 0 and 1, different in every group: exact. Finds a group's matrix beside its own, rows at a boundary that went
+                to the wrong group, rows and groups left out, offsets off by one.
+``one-hot``     one row of a, or column of b, picks one number for each result: bit for bit. Finds inputs that are narrowed.
+``poisoned``    NaN in what no group may read or only one may: rows behind the last offset, the first and last rows of a group's
+                matrix. Finds reads across boundaries that a zero beside them hides.
+``random``      standard normal numbers, within the bound of each group's sums.
+==============  ==================================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..problem import Layout, Problem
+from ..problem.compositions import spans
+from .bounds import Bound, Claims, exact_limit
+from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
+from .expectation import Expectation, Part
+from .operands import Operands, fill_random
+from .propagate import Approximate
+from .reference import Region, products, regions
+
+SEED = 23
+EXPENSIVE_MACS = {"cpu": 2**30, "cuda": 2**40}
+"""With more multiplications fewer patterns are tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedExpectation(Expectation):
+    """``value`` and ``magnitude`` of each region, float64; NaN magnitude where the result may be anything.
+
+    ``exactness``: ``bits`` where each result is one number of an operand, ``integers`` where sums are exact, else within the bound.
+    """
+
+    regions: tuple[Region, ...]
+    values: tuple[torch.Tensor, ...]
+    magnitudes: tuple[torch.Tensor, ...]
+    exactness: str = ""
+    terms: tuple[int, ...] = ()
+    """Terms of the sums of each matrix of the result, where groups divide them."""
+
+    def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
+        """One for each region."""
+        for region, value, magnitude in zip(self.regions, self.values, self.magnitudes, strict=True):
+            relative, absolute = self._bounds(problem, claims, magnitude)
+            free = magnitude.isnan()
+
+            def sums(
+                batches: slice,
+                rows: slice,
+                value: torch.Tensor = value,
+                magnitude: torch.Tensor = magnitude,
+                free: torch.Tensor = free,
+                relative: torch.Tensor = relative,
+                absolute: torch.Tensor = absolute,
+            ) -> Approximate:
+                bound = Bound(relative=relative[batches], absolute=absolute[batches])
+                error = bound(magnitude[batches, rows]).masked_fill(free[batches, rows], math.inf)
+                return Approximate(value=value[batches, rows], error=error)
+
+            bits = self.exactness == "bits" and problem.epilogue is None
+
+            def equal(batches: slice, rows: slice, value: torch.Tensor = value) -> torch.Tensor:
+                return value[batches, rows].to(problem.accumulator)
+
+            yield Part(region=region, sums=sums, equal=equal if bits else None)
+
+    def _bounds(self, problem: Problem, claims: Claims, magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The relative and the absolute part of the bound for each matrix of the result, [B, 1, 1]."""
+        finite = magnitude[magnitude.isfinite()]
+        largest = float(finite.max()) if self.exactness and finite.numel() else 0.0
+        counts = self.terms or (problem.k,)
+        if self.exactness and largest <= exact_limit(problem, claims):
+            bounds = [Bound(relative=0.0, absolute=0.0)] * len(counts)
+        else:
+            bounds = [self._bound(problem, claims, terms=count) for count in counts]
+        made = [
+            torch.tensor([getattr(x, name) for x in bounds], dtype=torch.float64, device=magnitude.device).view(-1, 1, 1)
+            for name in ("relative", "absolute")
+        ]
+        return made[0], made[1]
+
+
+def grouped_expectations(problem: Problem, device: torch.device) -> list[Expectation]:
+    """All that is tried of a grouped problem, random data last."""
+    made = _Made(problem, device)
+    cheap = problem.flops <= 2 * EXPENSIVE_MACS["cpu" if device.type == "cpu" else "cuda"]
+    patterns = dict(awkward_ends(made.total, problem.groups))
+    names = list(patterns) if cheap else ["uneven", "one group has all"]
+    found: list[Expectation] = [made.integers(name, patterns[name]) for name in names]
+    one_hot = made.one_hot(patterns["uneven"])
+    found += [one_hot] if one_hot is not None else []
+    poisoned = made.poisoned(patterns["ends early"])
+    found += [poisoned] if poisoned is not None else []
+    return [*found, made.random(patterns["uneven"])]
+
+
+def awkward_ends(total: int, groups: int) -> Iterator[tuple[str, list[int]]]:
+    """Where groups end, in patterns on which kernels go wrong, by name. Two of them leave rows or terms behind the last group."""
+    generator = torch.Generator().manual_seed(SEED)
+    cuts = torch.randint(0, total + 1, (groups - 1,), generator=generator).sort().values.tolist()
+    yield "uneven", [*cuts, total]
+    yield "even", [total * (g + 1) // groups for g in range(groups)]
+    middle = groups // 2
+    yield "one group has all", [0] * middle + [total] * (groups - middle)
+    # Every second group is empty, the first one too; the last but one has a single row.
+    every = [max(total - 1, 0) * (g // 2 + g % 2) // max(groups // 2, 1) for g in range(groups - 1)]
+    yield "empty groups", [*every, total]
+    few = max(total - 3, 0)
+    yield "ends early", [few * (g + 1) // groups for g in range(groups)]
+    yield "nothing", [0] * groups
+
+
+class _Made:
+    """Operands and expectations of one problem."""
+
+    def __init__(self, problem: Problem, device: torch.device) -> None:
+        self.problem = problem
+        self.device = device
+        self.total = problem.k if problem.divides_terms else problem.m
+        self.generator = torch.Generator(device=device).manual_seed(SEED)
+
+    def integers(self, name: str, ends: list[int]) -> GroupedExpectation:
+        """Small integers everywhere."""
+        a, b = (self._integers(layout) for layout in (self.problem.a, self.problem.b))
+        return self._expected(f"integers, {name}", a, b, ends, exactness="integers")
+
+    def random(self, ends: list[int]) -> GroupedExpectation:
+        """Standard normal numbers, none of them so small that it may be read as 0."""
+        return self._expected("random", self._normal(self.problem.a), self._normal(self.problem.b), ends)
+
+    def one_hot(self, ends: list[int]) -> GroupedExpectation | None:
+        """One-hot rows of a over a random b, within each group where groups divide the terms; None where a's memory is shared."""
+        problem = self.problem
+        if overlapping(problem.a) or distinct_size(problem.a) != problem.a.size or not problem.k:
+            return None
+        rows, terms = torch.arange(problem.m, device=self.device), torch.zeros(problem.a.size, device=self.device)
+        pieces = spans(ends, problem.k) if problem.divides_terms else [(0, problem.k)]
+        for begin, end in pieces:
+            if begin < end:
+                index = torch.randint(begin, end, (problem.m,), generator=self.generator, device=self.device)
+                index[0], index[-1] = begin, end - 1
+                terms[rows, index] = 1
+        a = placed(problem.a, self.device, terms)
+        return self._expected("one-hot a", a, self._normal(problem.b), ends, exactness="bits")
+
+    def poisoned(self, ends: list[int]) -> GroupedExpectation | None:
+        """NaN in the lines behind the last group, and infinities at the ends of one group's matrix or terms."""
+        problem = self.problem
+        if any(overlapping(x) or distinct_size(x) != x.size for x in (problem.a, problem.b)) or problem.epilogue is not None:
+            return None
+        a, b = self._normal(problem.a), self._normal(problem.b)
+        if problem.divides_terms:
+            distinct(a)[:, ends[-1] :] = math.nan
+            distinct(b)[ends[-1] :] = math.nan
+            begin, end = spans(ends, self.total)[problem.groups // 2]
+            if begin < end:
+                distinct(b)[begin, -1] = math.inf
+                distinct(a)[-1, end - 1] = math.nan
+        else:
+            distinct(a)[ends[-1] :] = math.nan
+            begin, end = spans(ends, self.total)[problem.groups // 2]
+            distinct(b)[problem.groups // 2, 0, -1] = math.inf
+            distinct(b)[problem.groups // 2, -1, 0] = math.nan
+            if begin < end:
+                distinct(a)[end - 1, -1] = math.nan
+        return self._expected("poisoned", a, b, ends)
+
+    def _integers(self, layout: Layout) -> torch.Tensor:
+        values = torch.randint(-1, 2, held_size(layout), generator=self.generator, device=self.device)
+        return placed(layout, self.device, values)
+
+    def _normal(self, layout: Layout) -> torch.Tensor:
+        values = torch.empty(held_size(layout), dtype=torch.float32, device=self.device)
+        fill_random(values, self.generator)
+        least = 2.0**-6
+        return placed(layout, self.device, torch.where(values.abs() < least, least, values))
+
+    def _expected(self, name: str, a: torch.Tensor, b: torch.Tensor, ends: list[int], *, exactness: str = "") -> GroupedExpectation:
+        problem = self.problem
+        assert problem.offs is not None
+        extra = tuple(torch.empty(0, device=self.device) for _ in (problem.epilogue.operands if problem.epilogue else ()))
+        operands = Operands(
+            a=a, b=b, out=allocate(problem.out, self.device), inp=None, extra=extra, alpha=1.0, beta=0.0,
+            offs=placed(problem.offs, self.device, torch.tensor(ends, device=self.device)),
+        )  # fmt: skip
+        pieces = spans(ends, self.total)
+        find = _of_terms if problem.divides_terms else _of_rows
+        whole = regions(problem.batch, problem.m, problem.n, -(-problem.k // problem.batch), self.device)
+        found = [find(problem, a, b, pieces, region) for region in whole]
+        values, magnitudes = zip(*found, strict=True)
+        terms = tuple(end - begin for begin, end in pieces) if problem.divides_terms else ()
+        return GroupedExpectation(
+            name=name, operands=operands, regions=whole, values=values, magnitudes=magnitudes, exactness=exactness, terms=terms
+        )
+
+
+def _of_rows(
+    problem: Problem, a: torch.Tensor, b: torch.Tensor, pieces: list[tuple[int, int]], region: Region
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """a @ b[g] for the rows of each group, and |a| @ |b[g]|; rows of no group are 0 with a magnitude of NaN."""
+    rows = torch.arange(problem.m, device=a.device) if region.rows is None else region.rows
+    cols = problem.n if region.cols is None else len(region.cols)
+    value = torch.zeros((1, len(rows), cols), dtype=torch.float64, device=a.device)
+    magnitude = torch.full_like(value, math.nan)
+    starts = torch.searchsorted(rows, torch.tensor(pieces, device=a.device)).tolist()
+    for g, (first, last) in enumerate(starts):
+        if first < last:
+            right = b[g] if region.cols is None else b[g][:, region.cols]
+            value[:, first:last], magnitude[:, first:last] = _product(a[rows[first:last]], right)
+    return value, magnitude
+
+
+def _of_terms(
+    problem: Problem, a: torch.Tensor, b: torch.Tensor, pieces: list[tuple[int, int]], region: Region
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """a[:, g] @ b[g] for the terms of each group, and the product of magnitudes."""
+    left, right = Region(rows=region.rows).of(a), Region(cols=region.cols).of(b)
+    size = (problem.groups, left.shape[0], right.shape[1])
+    value, magnitude = (torch.zeros(size, dtype=torch.float64, device=a.device) for _ in range(2))
+    for g, (begin, end) in enumerate(pieces):
+        if begin < end:
+            value[g : g + 1], magnitude[g : g + 1] = _product(left[:, begin:end], right[begin:end])
+    return value, magnitude
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both are [1, M, N]; a magnitude that is not finite is infinite: the value says what is right there, or anything is."""
+    value, magnitude = products(a.unsqueeze(0), b.unsqueeze(0))
+    return value, magnitude.nan_to_num(nan=math.inf)

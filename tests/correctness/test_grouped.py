@@ -1,0 +1,211 @@
+"""Grouped products on the CPU: the four forms, offsets, gradients, what is refused, tuning, and what verification finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from grouped_mutants import MUTANTS
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.backends.table import load
+from gemmtune.choice import Kernel, Status, Tensors
+from gemmtune.device import detect
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.numerics.grouped import awkward_ends
+from gemmtune.problem import Problem
+from gemmtune.problem.compositions import grouped_by_terms, grouped_product, spans
+from gemmtune.selector.verify import Verifier
+from gemmtune.settings import Settings
+
+CPU = torch.device("cpu")
+G, M, N, K = 4, 19, 16, 24
+ENDS = dict(awkward_ends(M, G)) | {"once": [5, 5, 11, M]}
+EPS = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(autouse=True)
+def fresh(own_store: object) -> Iterator[None]:
+    forget_plans()
+    with settings.patch(backends=("aten",), verify=False, search="quick", tune="never"):
+        yield
+
+
+def numbers(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(sum(size))).to(dtype)
+
+
+def offsets(ends: list[int]) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+def rows_by_loop(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    return torch.cat([a[begin:end] @ b[g] for g, (begin, end) in enumerate(spans(ends, a.shape[0]))])
+
+
+def terms_by_loop(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    return torch.stack([a[:, begin:end] @ b[begin:end] for begin, end in spans(ends, a.shape[1])])
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    allowed = EPS[got.dtype] * (1 + (float(want.detach().abs().max()) if want.numel() else 0.0))
+    return bool(((got.double() - want.double()).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("name", ENDS)
+def test_the_four_forms(name: str, dtype: torch.dtype) -> None:
+    ends, offs = ENDS[name], offsets(ENDS[name])
+    a, weights = numbers(M, K, dtype=dtype), numbers(G, N, K, dtype=dtype).mT
+    for _ in range(2):  # the second call runs the plan of the first
+        got = gemmtune.grouped_mm(a, weights, offs)
+        assert got.shape == (M, N)
+        assert close(got[: ends[-1]], rows_by_loop(a.double(), weights.double(), ends))
+        columns = gemmtune.grouped_mm(weights.mT, a.t(), offs)
+        assert columns.is_contiguous()
+        assert close(columns[:, : ends[-1]], rows_by_loop(a.double(), weights.double(), ends).t())
+        other = numbers(M, N, dtype=dtype)
+        assert close(gemmtune.grouped_mm(a.t(), other, offs), terms_by_loop(a.t().double(), other.double(), ends))
+    assert torch.equal(gemmtune.grouped_mm(weights.mT, weights), gemmtune.bmm(weights.mT, weights))
+
+
+def test_offsets_that_changed_are_seen_and_out_is_returned() -> None:
+    a, b, offs = numbers(M, K), numbers(G, K, N), offsets(ENDS["once"])
+    wide = torch.full((M, 2 * N), torch.nan)
+    for name in ENDS:
+        offs.copy_(offsets(ENDS[name]))
+        out = wide[:, ::2]
+        assert gemmtune.grouped_mm(a, b, offs, out=out, epilogue=torch.relu) is out
+        assert close(out[: ENDS[name][-1]], rows_by_loop(a, b, ENDS[name]).relu())
+    bias, want = numbers(N), rows_by_loop(a, b, ENDS["even"])
+    offs.copy_(offsets(ENDS["even"]))
+    added = gemmtune.grouped_mm(b.mT, a.t(), offs, epilogue=lambda acc, x: acc + x, epilogue_args=(bias.unsqueeze(-1),))
+    assert close(added, (want + bias).t())
+    assert close(gemmtune.grouped_mm(b.mT, a.t(), offs, out=torch.empty(N, M)), want.t())
+    assert close(gemmtune.grouped_mm(a, b, torch.stack([offs, offs], dim=1)[:, 0]), want)
+
+
+@pytest.mark.parametrize("call", [gemmtune.grouped_mm, torch.ops.gemmtune.grouped_mm], ids=["function", "operator"])
+def test_gradients_are_grouped_products_too(call: Callable[..., torch.Tensor]) -> None:
+    ends, offs = ENDS["empty groups"], offsets(ENDS["empty groups"])
+    given = [numbers(M, K), numbers(G, K, N)]
+    ours, theirs = ([x.clone().requires_grad_() for x in given] for _ in range(2))
+    result, want = call(*ours, offs), rows_by_loop(*theirs, ends)
+    g = numbers(M, N)
+    found = torch.autograd.grad(result, ours, g, create_graph=True)
+    expected = torch.autograd.grad(want, theirs, g, create_graph=True)
+    assert all(close(x, y) for x, y in zip(found, expected, strict=True))
+    twice = torch.autograd.grad(sum((x * x).sum() for x in found), ours)  # type: ignore[arg-type]
+    again = torch.autograd.grad(sum((x * x).sum() for x in expected), theirs)  # type: ignore[arg-type]
+    assert all(close(x, y) for x, y in zip(twice, again, strict=True))
+
+
+def test_the_operator_knows_shapes_compiles_and_counts() -> None:
+    a, b, offs = numbers(M, K), numbers(G, K, N), offsets(ENDS["once"])
+    torch.library.opcheck(torch.ops.gemmtune.grouped_mm.default, (a, b, offs))
+    torch.library.opcheck(torch.ops.gemmtune.grouped_k_mm.default, (a.t(), numbers(M, N), offs))
+    compiled = torch.compile(lambda x, w, o: gemmtune.grouped_mm(x, w, o) * 2, backend="aot_eager", fullgraph=True)
+    assert close(compiled(a, b, offs), 2 * rows_by_loop(a, b, ENDS["once"]))
+    batch = numbers(2, M, K)
+    assert close(torch.vmap(lambda x: gemmtune.grouped_mm(x, b, offs))(batch)[1], rows_by_loop(batch[1], b, ENDS["once"]))
+
+
+def test_offsets_that_are_no_offsets_touch_nothing_else() -> None:
+    a, b = numbers(M, K), numbers(G, K, N)
+    for ends in ([7, 3, 30, M], [-5, 2, 2, 100]):
+        for x in (grouped_product(a, b, offsets(ends)), grouped_by_terms(a.t(), a, offsets(ends))):
+            assert x.isfinite().all()
+
+
+def test_the_composition_that_reads_no_offset_gives_the_same() -> None:
+    a, b = numbers(M, K), numbers(G, K, N)
+    for ends in ENDS.values():
+        unread = torch.vmap(lambda offs: grouped_product(a, b, offs))(offsets(ends)[None])[0]
+        assert close(unread, grouped_product(a, b, offsets(ends)))
+        unread = torch.vmap(lambda offs: grouped_by_terms(a.t(), a, offs))(offsets(ends)[None])[0]
+        assert close(unread, grouped_by_terms(a.t(), a, offsets(ends)))
+
+
+def times(a: tuple[int, ...], b: tuple[int, ...], offs: Any) -> Callable[[], Any]:
+    return lambda: gemmtune.grouped_mm(numbers(*a), numbers(*b), offs)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no offsets": (times((M, K), (G, K, N), None), r"got a \[19, 24\], b \[4, 24, 16\] and no offs; expected a \[M, K\] with b"),
+    "offsets of a batch": (times((G, M, K), (G, K, N), offsets([1] * G)), "which takes no offs"),
+    "int64": (times((M, K), (G, K, N), torch.arange(G)), "dtype of offs: got torch.int64, expected int32"),
+    "other groups": (times((M, K), (G, K, N), offsets([1, M])), r"offs \[2\]; expected a \[M, K\], b \[G, K, N\] and offs \[G\]"),
+    "other terms": (times((M, K), (K + 1, N), offsets([1, M])), "shapes do not fit"),
+    "no group": (times((M, K), (0, K, N), offsets([])), "got offs of 0 groups, expected 1 to 1024"),
+    "a list": (times((M, K), (G, K, N), [1, 2, 3, M]), "offs must be a torch.Tensor, got list"),
+    "one dimension": (times((M,), (G, K, N), offsets([M] * G)), r"got a \[19\]"),
+    "float64": (
+        lambda: gemmtune.grouped_mm(numbers(M, K).double(), numbers(G, K, N).double(), offsets([M] * G)),
+        "dtype of a: got torch.float64, expected one of float32, float16, bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_what_is_wrong(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(gemmtune.InvalidProblemError, match=message):
+        call()
+
+
+def test_empty_sizes() -> None:
+    for m, k, n in ((0, 4, 3), (5, 0, 3), (5, 4, 0)):
+        got = gemmtune.grouped_mm(torch.ones(m, k), torch.ones(2, k, n), offsets([1, m]))
+        assert torch.equal(got, torch.full((m, n), float(k)))
+    assert torch.equal(gemmtune.grouped_mm(torch.ones(3, 0), torch.ones(0, 2), offsets([0, 0])), torch.zeros(2, 3, 2))
+
+
+def test_tuning_finds_a_right_choice_and_explain_knows_it() -> None:
+    a, b, offs = numbers(M, K), numbers(G, N, K).mT, offsets(ENDS["once"])
+    stated = Problem.grouped_mm(M, N, K, groups=G, dtype=torch.float32, device_type="cpu")
+    with settings.patch(tune="on_miss", verify=True, tune_in_subprocess=False):
+        assert close(gemmtune.grouped_mm(a, b, offs), rows_by_loop(a, b, ENDS["once"]))
+        [found] = gemmtune.tune(stated, progress=False)
+        assert found.source == "store"
+        assert {o.status for o in found.outcomes} == {Status.OK}
+        [columns] = gemmtune.tune("grouped_mm", b.mT, a.t(), offs, progress=False)
+    assert gemmtune.explain("grouped_mm", a, b, offs).pick == found.pick
+    assert gemmtune.explain(gemmtune.grouped_mm, b.mT, a.t(), offs).problem == columns.problem
+    assert gemmtune.explain("grouped_mm", a.t(), a, offs=offs).problem.op == "grouped_k_mm"  # type: ignore[union-attr]
+
+
+PROBLEMS = {
+    "rows-bf16": Problem.grouped_mm(37, 24, 40, groups=5, device_type="cpu"),
+    "rows-fp32-few": Problem.grouped_mm(3, 17, 33, groups=9, dtype=torch.float32, layout="tn", device_type="cpu"),
+    "rows-one-group": Problem.grouped_mm(16, 24, 40, groups=1, dtype=torch.float16, layout="nn", device_type="cpu"),
+    "terms-fp16": Problem.grouped_k_mm(24, 16, 40, groups=5, dtype=torch.float16, device_type="cpu"),
+    "terms-fp32": Problem.grouped_k_mm(7, 9, 33, groups=3, dtype=torch.float32, layout="nt", device_type="cpu"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_verification_accepts_torch(name: str) -> None:
+    problem = PROBLEMS[name]
+    assert Problem.from_json(problem.to_json()) == problem
+    verifier = Verifier(problem, CPU)
+    choices = load("aten").enumerate(problem, detect("cpu"), Settings()).choices
+    found = {choice.name: verifier.check(choice, choice.build()) for choice in choices}
+    assert {verdict.status for verdict in found.values()} == {Status.OK}, found
+    assert [choice.baseline for choice in choices].count(True) == 1
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=" ".join)
+def test_verification_finds_what_is_wrong(mutant: tuple[str, str]) -> None:
+    kind, name = mutant
+    make = Problem.grouped_mm if kind == "rows" else Problem.grouped_k_mm
+    problem = make(24, 12, 40, groups=5, dtype=torch.float32, device_type="cpu")
+    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if c.name.endswith("composed")]
+
+    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+        MUTANTS[mutant](out, *tensors)
+
+    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
+    assert (verdict.status is Status.OK) == (name == "right"), verdict

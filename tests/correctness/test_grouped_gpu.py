@@ -1,0 +1,81 @@
+"""Grouped products on a CUDA device: every choice verified, capture with offsets that change, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.backends.table import load
+from gemmtune.choice import Status
+from gemmtune.device import detect
+from gemmtune.problem import Problem
+from gemmtune.problem.compositions import spans
+from gemmtune.selector.verify import Verifier
+from gemmtune.settings import Settings
+
+pytestmark = pytest.mark.gpu
+PROBLEMS = {
+    "bf16-few-rows": Problem.grouped_mm(16, 384, 512, groups=32, device_type="cuda"),
+    "bf16-many-rows": Problem.grouped_mm(1000, 512, 320, groups=5, device_type="cuda"),
+    "fp16-row-major-weights": Problem.grouped_mm(300, 200, 256, groups=8, dtype=torch.float16, layout="nn", device_type="cuda"),
+    "fp32-unaligned": Problem.grouped_mm(65, 33, 47, groups=4, dtype=torch.float32, device_type="cuda"),
+    "bf16-terms": Problem.grouped_k_mm(256, 384, 700, groups=6, device_type="cuda"),
+    "fp16-terms-row-major": Problem.grouped_k_mm(100, 136, 320, groups=4, dtype=torch.float16, layout="nn", device_type="cuda"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("backend", ["aten", "triton"])
+def test_every_choice_is_right(backend: str, name: str) -> None:
+    problem, device = PROBLEMS[name], detect("cuda")
+    verifier = Verifier(problem, device.torch_device)
+    choices = load(backend).enumerate(problem, device, Settings(search="quick")).choices
+    found = {choice.name: verifier.check(choice, choice.build()) for choice in choices}
+    assert {v.status for v in found.values()} <= {Status.OK}, {n: v.reason for n, v in found.items() if v.status is not Status.OK}
+
+
+def by_loop(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    return torch.cat([a[begin:end] @ b[g] for g, (begin, end) in enumerate(spans(ends, a.shape[0]))])
+
+
+@pytest.mark.parametrize("backend", ["aten", "triton"])
+def test_a_captured_call_sees_offsets_that_changed(backend: str, own_store: object) -> None:
+    a = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda")
+    b = torch.randn(4, 128, 256, dtype=torch.bfloat16, device="cuda").mT
+    offs = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda")
+    out = torch.empty(64, 128, dtype=torch.bfloat16, device="cuda")
+    with settings.patch(backends=(backend,), search="quick", tune_in_subprocess=False):
+        gemmtune.grouped_mm(a, b, offs, out=out)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            gemmtune.grouped_mm(a, b, offs, out=out)
+        for ends in ([0, 0, 64, 64], [1, 2, 3, 64], [64, 64, 64, 64]):
+            offs.copy_(torch.tensor(ends, dtype=torch.int32))
+            out.fill_(torch.nan)
+            graph.replay()
+            want = by_loop(a.double(), b.double(), ends)
+            assert (out.double() - want).abs().max() <= 3e-2 * want.abs().max()
+
+
+def test_nothing_waits_for_the_device(own_store: object) -> None:
+    a = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    b = torch.randn(4, 256, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    offs = torch.tensor([16, 16, 50, 64], dtype=torch.int32, device="cuda")
+    with settings.patch(search="quick", tune_in_subprocess=False):
+        for _ in range(2):
+            a.grad = b.grad = None
+            gemmtune.grouped_mm(a, b, offs).sum().backward()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            gemmtune.grouped_mm(a, b, offs).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    other = [x.detach().double().requires_grad_() for x in (a, b)]
+    by_loop(*other, [16, 16, 50, 64]).sum().backward()
+    for got, want in zip((a.grad, b.grad), (x.grad for x in other), strict=True):
+        assert got is not None
+        assert want is not None
+        assert (got.double() - want).abs().max() <= 6e-2 * (1 + want.abs().max())

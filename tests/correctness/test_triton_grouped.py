@@ -1,0 +1,99 @@
+"""The Triton kernels of grouped products: verified in the interpreter with their own claims, and compiled for GPUs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemmtune.backends.triton.grouped.choice import GroupedConfig, RowsChoice, TermsChoice, most_tiles
+from gemmtune.backends.triton.grouped.offers import ranked, why_not_config
+from gemmtune.choice import Status
+from gemmtune.device import preset
+from gemmtune.problem import Problem
+from gemmtune.problem.compositions import spans
+
+pytest.importorskip("triton", reason="the interpreter is Triton's")
+
+import triton_jobs
+from interpreter import Run
+
+SMALL = GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
+SWAPPED = replace(SMALL, block_m=32, block_k=32, described=True, swap=True)
+HALF = {"dtype": torch.float16, "device_type": "cpu"}
+
+VERIFIED = {
+    "fp16": (Problem.grouped_mm(37, 24, 40, groups=5, **HALF), SMALL),
+    "bf16-descriptors-swapped": (Problem.grouped_mm(21, 24, 32, groups=17, layout="nn", device_type="cpu"), SWAPPED),
+    "fp16-descriptors-k-tail": (Problem.grouped_mm(20, 16, 40, groups=3, **HALF), replace(SWAPPED, swap=False)),
+    "fp32-one-group-strided": (
+        Problem.grouped_mm(9, 20, 33, groups=1, layout="tn", dtype=torch.float32, device_type="cpu"),
+        replace(SMALL, swap=True),
+    ),
+    "terms-fp16": (Problem.grouped_k_mm(24, 20, 40, groups=4, **HALF), SMALL),
+    "terms-fp32-one-group": (
+        Problem.grouped_k_mm(17, 20, 24, groups=1, layout="nt", dtype=torch.float32, device_type="cpu"),
+        SMALL,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
+    problem, config = VERIFIED[name]
+    [verdict] = interpreted(triton_jobs.verdicts, problem, [config], family=triton_jobs.grouped)
+    assert verdict.status is Status.OK, verdict.reason
+
+
+def test_offsets_that_are_no_offsets_touch_nothing_else(interpreted: Run) -> None:
+    for ends in ([9, 3, 40, 12], [-7, 5, 2, 99]):
+        for make in (Problem.grouped_mm, Problem.grouped_k_mm):
+            assert interpreted(triton_jobs.guarded, make(12, 16, 12, groups=4, **HALF), SMALL, ends)
+
+
+def test_the_grid_has_a_program_for_every_tile_at_most() -> None:
+    problem = Problem.grouped_mm(100, 48, 32, groups=7, device_type="cpu")
+    for ends in ([100] * 7, [14, 28, 42, 56, 70, 84, 100], [1, 2, 3, 4, 5, 6, 100], [17, 34, 51, 68, 85, 99, 100]):
+        tiles = sum(-(-(end - begin) // 16) for begin, end in spans(ends, 100)) * 3
+        assert tiles <= most_tiles(problem, SMALL)
+    assert most_tiles(Problem.grouped_mm(3, 16, 16, groups=9, device_type="cpu"), SMALL) == 3
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_every_config_fits_and_the_best_compile(arch: str) -> None:
+    device = preset(arch)
+    for m, groups in ((16, 128), (8192, 8)):
+        problem = Problem.grouped_mm(m, 768, 2048, groups=groups, device_type="cuda")
+        configs = ranked(problem, device)
+        assert {why_not_config(problem, device, config) for config in configs} == {None}
+        [artifact] = RowsChoice.of(problem, device, configs[0]).artifacts(device)
+        assert artifact.shared_bytes <= device.smem_per_block_bytes
+        assert artifact.spilled_share == 0
+        assert configs[0].described == (arch == "sm90")
+        assert configs[0].swap == (arch == "sm90" and m == 16)
+    problem = Problem.grouped_k_mm(768, 2048, 8192, device_type="cuda")
+    [artifact] = TermsChoice.of(problem, device, ranked(problem, device)[0]).artifacts(device)
+    assert artifact.spilled_share == 0
+
+
+def test_few_rows_use_the_instruction_of_a_warp_group_and_the_copy_engine() -> None:
+    problem, device = Problem.grouped_mm(16, 768, 2048, groups=128, device_type="cuda"), preset("sm90")
+    [kernel] = RowsChoice.of(problem, device, ranked(problem, device)[0]).kernels
+    ptx = kernel.compile().asm["ptx"]
+    assert re.search("wgmma.mma_async", ptx)
+    assert re.search(r"cp.async.bulk.tensor", ptx)
+
+
+def test_what_descriptors_cannot_do_is_refused() -> None:
+    device, described = preset("sm90"), replace(SMALL, block_k=64, described=True, warps=4, stages=3)
+    refused = {
+        "does not divide K = 2880": Problem.grouped_mm(64, 64, 2880 - 32, groups=4, layout="nn", device_type="cuda"),
+        "groups dense": Problem.grouped_mm(64, 63, 65, groups=4, device_type="cuda"),
+        "operands of 16 bits": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
+        "are for groups of rows": Problem.grouped_k_mm(64, 64, 64, groups=4, device_type="cuda"),
+    }
+    for reason, problem in refused.items():
+        assert reason.split(" = ")[0] in (why_not_config(problem, device, described) or "")
+    assert why_not_config(Problem.grouped_mm(64, 64, 2880 - 32, groups=4, device_type="cuda"), device, described) is None
