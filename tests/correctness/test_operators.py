@@ -35,6 +35,7 @@ def arguments(name: str, *, grad: bool) -> tuple[tuple[torch.Tensor, ...], dict[
         return floats(*size, grad=grad)
 
     narrow = floats(4, 6, grad=grad, dtype=torch.float32)
+    groups = torch.tensor([1, 1, 4], dtype=torch.int32)
     positive, ones = torch.rand(1, 5) + 0.5, torch.ones(1, 1)
     cases: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]] = {
         "mm": ((dense(4, 3), dense(3, 5)), {}),
@@ -47,6 +48,10 @@ def arguments(name: str, *, grad: bool) -> tuple[tuple[torch.Tensor, ...], dict[
         "mixed_mm": ((narrow, integers(6, 5), positive.requires_grad_(grad), positive.detach().clone().requires_grad_(grad)), {}),
         "scaled_mm": ((floats(4, 6).to(F8), floats(6, 5).to(F8), ones, ones, positive.detach()), {"out_dtype": torch.float32}),
     }
+    cases |= {
+        "grouped_mm": ((narrow, floats(3, 6, 5, grad=grad, dtype=torch.float32), groups), {}),
+        "grouped_k_mm": ((narrow.mT, floats(4, 5, grad=grad, dtype=torch.float32), groups), {}),
+    }
     return cases[name]
 
 
@@ -54,7 +59,9 @@ def call(name: str, tensors: tuple[torch.Tensor, ...], words: dict[str, object],
     """The public function called with the arguments of the operator."""
     keywords = {"mixed_mm": ("scale_b", "zero_b"), "scaled_mm": ("bias",)}.get(name, ())
     count = len(tensors) - len(keywords)
-    return getattr(gemmtune, name)(*tensors[:count], **dict(zip(keywords, tensors[count:], strict=True)), **words, **more)
+    return getattr(gemmtune, "grouped_mm" if name == "grouped_k_mm" else name)(
+        *tensors[:count], **dict(zip(keywords, tensors[count:], strict=True)), **words, **more
+    )
 
 
 DIFFERENTIABLE = [name for name, operator in OPERATORS.items() if operator.row.gradient is not None]

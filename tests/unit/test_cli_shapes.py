@@ -142,7 +142,8 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({**ENTRY, "op": "bmm"}, "entry 2 (a): got 3 sizes for bmm, expected BxMxNxK"),
         ({**ENTRY, "layuot": "nt"},
          "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, k2, dtype, layout, bias, alpha, beta, "
-         "prepacked, dtype_b, b_dtype, encoding, scales, zeros, scale_dtype, out_dtype, fast_accum, block, density, groups, imbalance"),
+         "prepacked, dtype_b, b_dtype, encoding, scales, zeros, scale_dtype, out_dtype, fast_accum, block, density, groups, "
+         "imbalance"),
         (7, "entry 2: got 7, expected an object with m, n and k"),
     ],
     ids=["text", "negative", "bool", "dtype", "layout", "op", "dtype_b", "missing", "bmm-without-batch", "unknown-field",
