@@ -1,8 +1,8 @@
 """What gemmtune is measured against: torch's own operation, torch.compile with its autotuner, and a dense product of the same size.
 
 torch's own operation is ``_int_mm`` for int_mm, ``_scaled_mm`` for scaled_mm, and for grouped_mm ``_grouped_mm`` where that does
-not read offsets on the host; for mixed_mm it is a cast and a product, and for mm_plus_mm a product and an addmm; for bsr_mm its sparse
-product, or where there is none the dense one of a matrix made anew.
+not read offsets on the host; for mixed_mm it is a cast and a product, and for mm_plus_mm a product and an addmm; for bsr_mm its
+sparse product, or where there is none the dense one of a matrix made anew.
 """
 
 from __future__ import annotations
