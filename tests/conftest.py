@@ -115,6 +115,7 @@ def own_store(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def interpreted() -> Iterator[Run]:
     """``interpreted(function, *args, **kwargs)`` calls an importable function in a process whose Triton interprets."""
+    pytest.importorskip("triton", reason="the interpreter is Triton's")
     with interpreting_process() as run:
         yield run
 

@@ -10,6 +10,7 @@ import misaligned_jobs
 import pytest
 import torch
 from cpp_kernels import needs_compiler
+from interpreter import Run
 
 import gemmtune
 from gemmtune import settings
@@ -18,7 +19,6 @@ from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.dispatch.plan import forget_plans, ready
 from gemmtune.numerics.buffers import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout
-from gemmtune.workers.worker import Worker
 
 CPU = torch.device("cpu")
 CASES = [("mm", torch.bfloat16), ("mm", torch.float32), ("addmm", torch.float32), ("bmm", torch.float32), ("addmm", torch.float64)]
@@ -95,17 +95,6 @@ def test_every_offered_choice_runs_wherever_the_operands_lie() -> None:
             assert torch.equal(out, misaligned.expected("mm", a, b, None)), (choice.name, at_a, at_b)
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Worker]:
-    """A process whose Triton interprets."""
-    pytest.importorskip("triton", reason="the interpreter is Triton's")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TRITON_INTERPRET", "1")
-        worker = Worker()
-    yield worker
-    worker.close()
-
-
 INTERPRETED = [
     "rows+0@1",
     "rows+1@0",
@@ -126,8 +115,8 @@ INTERPRETED = [
     ],
     ids=["mm", "addmm", "bmm"],
 )
-def test_values_by_triton_in_its_interpreter(interpreter: Worker, op: str, dtype: torch.dtype, allow: str) -> None:
-    assert interpreter.call(misaligned_jobs.wrong_layouts, op, dtype, INTERPRETED, allow, timeout_s=250) == []
+def test_values_by_triton_in_its_interpreter(interpreted: Run, op: str, dtype: torch.dtype, allow: str) -> None:
+    assert interpreted(misaligned_jobs.wrong_layouts, op, dtype, INTERPRETED, allow) == []
 
 
 @backends

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
+import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
+from unittest import mock
+
+from gemmtune.workers.worker import Worker
 
 __all__ = ["Run", "interpreting_process"]
 
 Run = Callable[..., Any]
 """``run(function, *args, **kwargs)``: the result of an importable function, called in that process."""
+TIMEOUT_S = 280.0
+"""Less than a test may take."""
 
 
 def _start() -> None:
@@ -23,15 +28,24 @@ def _start() -> None:
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
+def _call(function: Callable[..., Any]) -> Any:
+    """In the process: what is raised says where."""
+    try:
+        return function()
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        raise
+
+
 @contextlib.contextmanager
 def interpreting_process() -> Iterator[Run]:
     """Start the process, and end it."""
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start) as pool:
-        pool.submit(os.getpid).result()
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
-        yield lambda function, *args, **kwargs: pool.submit(function, *args, **kwargs).result()
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+        worker = Worker()
+    try:
+        worker.call(_start, timeout_s=TIMEOUT_S)
+        yield lambda function, *args, **kwargs: worker.call(
+            _call, functools.partial(function, *args, **kwargs), timeout_s=TIMEOUT_S
+        )
+    finally:
+        worker.close()

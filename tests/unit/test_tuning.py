@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_choices import PROBLEM
+from fake_choices import LIMITS_S, PROBLEM
 from fixed_backend import FixedBackend, install
 
 import gemmtune
@@ -270,7 +270,7 @@ def test_tuning_leaves_the_random_state_alone(backend: FixedBackend):
 def test_a_worker_process_survives_what_the_choices_do(backend: FixedBackend):
     backend.kinds = ["segfault", "hang", "multiply", "slow"]
     expected = {"fake:multiply": "ok", "fake:slow": "ok", "fake:segfault": "crashed", "fake:hang": "timed_out"}
-    for limit_s in (3, 60):  # the shorter limit is enough for the good ones unless the machine has much else to do
+    for limit_s in LIMITS_S:
         with settings.patch(tune="force", tune_in_subprocess=True, choice_timeout_s=limit_s):
             result = tuned()
         found = {o.name: str(o.status) for o in result.outcomes}
