@@ -22,8 +22,9 @@ import quick_compiler
 import rotation
 import torch
 import worker_server
-from interpreter import Run, interpreting_process
+from interpreter import interpreting_process
 from parallel import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_auto_num_workers
+from processes import Run
 
 from gemmtune import settings
 from gemmtune.workers import worker

@@ -10,7 +10,7 @@ import misaligned_jobs
 import pytest
 import torch
 from cpp_kernels import needs_compiler
-from interpreter import Run
+from processes import Run
 
 import gemmtune
 from gemmtune import settings

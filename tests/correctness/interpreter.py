@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
-import os
-import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
-from unittest import mock
+from collections.abc import Iterator
 
-from gemmtune.workers.worker import Worker
+from processes import Run, process
 
-__all__ = ["Run", "interpreting_process"]
-
-Run = Callable[..., Any]
-"""``run(function, *args, **kwargs)``: the result of an importable function, called in that process."""
-TIMEOUT_S = 280.0
-"""Less than a test may take."""
+__all__ = ["interpreting_process"]
 
 
 def _start() -> None:
@@ -28,24 +18,9 @@ def _start() -> None:
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
-def _call(function: Callable[..., Any]) -> Any:
-    """In the process: what is raised says where."""
-    try:
-        return function()
-    except Exception as error:
-        error.add_note(traceback.format_exc())
-        raise
-
-
 @contextlib.contextmanager
 def interpreting_process() -> Iterator[Run]:
     """Start the process, and end it."""
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
-        worker = Worker()
-    try:
-        worker.call(_start, timeout_s=TIMEOUT_S)
-        yield lambda function, *args, **kwargs: worker.call(
-            _call, functools.partial(function, *args, **kwargs), timeout_s=TIMEOUT_S
-        )
-    finally:
-        worker.close()
+    with process(TRITON_INTERPRET="1") as run:
+        run(_start)
+        yield run

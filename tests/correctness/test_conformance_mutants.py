@@ -11,6 +11,7 @@ import torch
 from mutants.gemm import Gemm
 from mutants.table import KINDS, MUTANTS, Mutant
 from mutants.trial import convicted
+from rotation import rotated
 
 from gemmtune.conformance.properties.table import property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner, IsolatedRunner, Runner
@@ -29,6 +30,9 @@ ALWAYS_WRONG = (
     "two_products:second_product_left_out",
 )
 """Or on one call in four."""
+HEAVY = "sums:last_term_dropped_past_8191"
+"""Its diagnosis comes with the seventh of its long sums: in one of four commits."""
+TRIED = [mutant for mutant in MUTANTS if mutant.target != HEAVY or rotated((True, *[False] * 3), 4, HEAVY)[0]]
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def runner(mutant: Mutant) -> Iterator[Runner]:
 
 @pytest.mark.parametrize(
     "mutant",
-    [pytest.param(mutant, id=mutant.name, marks=pytest.mark.gpu if mutant.cuda else ()) for mutant in MUTANTS],
+    [pytest.param(mutant, id=mutant.name, marks=pytest.mark.gpu if mutant.cuda else ()) for mutant in TRIED],
 )
 def test_mutant_is_rejected_with_its_diagnosis(mutant: Mutant, runner: Runner) -> None:
     outcomes = convicted(mutant, runner)

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*CASES], 6, "skinny"))
+@pytest.mark.parametrize("name", rotated([*CASES], 9, "skinny"))
 def test_every_kind_of_weight_is_right(name: str) -> None:
     fields, shape, told = CASES[name]
     k = 3 * (256 if "encoding" in fields else 128) - 96
@@ -87,7 +87,7 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*ONE_TO_FOUR], 6, "gemv"))
+@pytest.mark.parametrize("name", rotated([*ONE_TO_FOUR], 8, "gemv"))
 def test_one_to_four_rows_are_right(name: str) -> None:
     problem, shape = ONE_TO_FOUR[name]
     assert_right(choice(problem, shape, pdl=True, prefetch_stages=shape.stages))

@@ -160,8 +160,9 @@ def test_an_unknown_math_operation_is_an_error_and_no_empty_text() -> None:
 
 
 @compiles
-def test_a_refusal_of_the_compiler_is_a_compile_error_with_its_words() -> None:
-    fused = dataclasses.replace(source("s8-plain"), alpha="general")
+@pytest.mark.parametrize("alpha", [alpha for alpha in rotated(("general", None, None, None), 4, "a refusal") if alpha])
+def test_a_refusal_of_the_compiler_is_a_compile_error_with_its_words(alpha: str) -> None:
+    fused = dataclasses.replace(source("s8-plain"), alpha=alpha)
     with pytest.raises(CompileError, match=r"(?s)int_mm_mul did not compile:.*an int32 result has no epilogue: a float would"):
         compile_source(fused, find_toolkit(None), 80, "int_mm_mul")
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from models import made, result
+from processes import printed, process, program
 from rotation import rotated
 from torch.nn import functional
 
@@ -157,24 +154,18 @@ with torch.no_grad():
 """
 
 
-def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, tmp_path, capsys):
+def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, tmp_path, capsys, monkeypatch):
     """The whole way: a script is recorded as it is, this process tunes, another one with its own store only uses."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "use.py").write_text(USE)
-    path = [str(Path(gemmtune.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
+    monkeypatch.chdir(tmp_path)
+    environment = {
         "GEMMTUNE_STORE_PATH": str(tmp_path / "other.sqlite"), "GEMMTUNE_TUNE": "never", "GEMMTUNE_BACKENDS": "aten,cpp",
-        "GEMMTUNE_SEARCH": "quick", "PYTHONPATH": os.pathsep.join(path),
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "GEMMTUNE_SEARCH": "quick", "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }  # fmt: skip
-
-    def process(*arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-
-    recorded = process("-m", "gemmtune.cli", "record", "-o", "shapes.json", "--", "python", "program.py", "--steps", "2")
-    assert (recorded.returncode, recorded.stdout) == (3, "['--steps', '2'] torch.Size([32, 64])\n"), recorded.stderr
-    assert "1 problems in 1 calls written to shapes.json" in recorded.stderr
+    with process(**environment) as other:
+        *ended, told = other(printed, run, ["record", "-o", "shapes.json", "--", "python", "program.py", "--steps", "2"])
+    assert ended == [3, "['--steps', '2'] torch.Size([32, 64])\n"], told
+    assert "1 problems in 1 calls written to shapes.json" in told
     tuning = ["tune", "--recorded", str(tmp_path / "shapes.json"), "--quiet", "--backends", "aten,cpp", "--search", "quick"]
     assert run(tuning) == 0
     assert capsys.readouterr().out.startswith("addmm 32x64x96 float32 nt inp[64] alpha=one beta=one on cpu: ")
@@ -183,10 +174,11 @@ def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, 
     for row in exported["measurements"][0]["rows"]:
         row["time_us"] *= 10 if row["backend"] == "aten" else 1
     (tmp_path / "store.json").write_text(json.dumps(exported))
-    used = process("use.py")
-    lines = [line for line in used.stdout.splitlines() if "rows of" not in line]
-    assert lines[0] == "the store knows no choice, and tune is 'never' None", used.stdout + used.stderr
-    assert lines[1].startswith("from the store cpp:"), used.stdout + used.stderr
+    with process(**environment) as other:
+        _, said, told = other(printed, program, USE)
+    lines = [line for line in said.splitlines() if "rows of" not in line]
+    assert lines[0] == "the store knows no choice, and tune is 'never' None", said + told
+    assert lines[1].startswith("from the store cpp:"), said + told
 
 
 def test_other_programs_are_refused(capsys):

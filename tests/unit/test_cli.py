@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from typing import get_args
 
@@ -168,36 +166,10 @@ def test_an_error_of_the_package_is_one_line_and_exit_1(capsys, monkeypatch):
     assert capsys.readouterr() == ("", "error: store: got a fault, expected none\n")
 
 
-INTERRUPTED = """
-import sys, time
-from gemmtune import cli
-from gemmtune.cli import tune
-
-def slow(problems, **_):
-    print("tuning", flush=True)
-    time.sleep(60)
-
-tune.run_tuning = slow
-sys.exit(cli.run(["tune", "64x64x64", "--device", "cpu"]))
-"""
-
-
-def test_ctrl_c_while_tuning_exits_with_130_and_says_where_the_measurements_are(tmp_path):
-    store = tmp_path / "mine.sqlite"
-    child = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GEMMTUNE_STORE_PATH": str(store)},
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "tuning\n"
-    time.sleep(0.2)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=30)
-    assert child.returncode == 130
-    assert err == f"interrupted: what was measured is kept in {store}\n"
+def test_ctrl_c_while_tuning_exits_with_130_and_says_where_the_measurements_are(capsys, monkeypatch, own_store):
+    monkeypatch.setattr("gemmtune.cli.tune.run_tuning", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    assert cli.run(["tune", "64x64x64", "--device", "cpu"]) == 130
+    assert capsys.readouterr().err == f"interrupted: what was measured is kept in {own_store}\n"
 
 
 def test_the_module_runs_as_the_command_does():

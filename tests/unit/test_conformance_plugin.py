@@ -16,7 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMPORTABLE = (str(ROOT), str(Path(__file__).parent))
 LOADED = ("-p", "no:cacheprovider", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance")
-SUITE = (*LOADED, "--gemm-backend=conformance_functions:right", "--gemm-device=cpu")
+HERE = ("--gemm-device=cpu", "--gemm-in-process")
+"""Without a process that imports torch once more."""
+SUITE = (*LOADED, "--gemm-backend=conformance_functions:right", *HERE)
 Pytest = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -128,7 +130,7 @@ def test_workers_of_xdist_find_the_same(in_another_project: Pytest, tmp_path: Pa
     picked = ("-k", "identity and f32", "-q")
     reports = []
     for processes in ("0", "2"):
-        done = in_another_project(*SUITE, "--gemm-in-process", *picked, "-n", processes, f"--gemm-json={tmp_path / 'r.json'}")
+        done = in_another_project(*SUITE, *picked, "-n", processes, f"--gemm-json={tmp_path / 'r.json'}")
         assert done.returncode == 0, done.stdout + done.stderr
         assert "CONFORMS in 1 of " in done.stdout
         reports.append(json.loads((tmp_path / "r.json").read_text()))
@@ -139,11 +141,11 @@ def test_workers_of_xdist_find_the_same(in_another_project: Pytest, tmp_path: Pa
 
 def test_a_failure_is_text_without_the_stack_of_the_suite(in_another_project: Pytest) -> None:
     case_id = "integers:mm-f32-17x33x65"
-    done = in_another_project(
-        *LOADED, "--gemm-backend=conformance_functions:drops_last", "--gemm-device=cpu", f"--gemm-repro={case_id}"
-    )
+    done = in_another_project(*LOADED, "--gemm-backend=conformance_functions:drops_last", *HERE, f"--gemm-repro={case_id}")
     assert done.returncode == 1
-    assert f"again: gemmtune conformance conformance_functions:drops_last --device cpu --repro {case_id}" in done.stdout
+    assert (
+        f"again: gemmtune conformance conformance_functions:drops_last --device cpu --in-process --repro {case_id}" in done.stdout
+    )
     assert "elements are wrong" in done.stdout
     assert "Traceback" not in done.stdout
     assert "1 failed in" in done.stdout

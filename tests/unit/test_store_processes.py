@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import rotation
 from store_cases import KEYS, MACHINES, fork, kill, row, status_of
 
 from gemmtune.settings import Settings
@@ -20,6 +21,8 @@ from gemmtune.store.row import Row
 from gemmtune.store.store import Store, open_store
 
 PER_PROBLEM = 5
+KILLS = 20
+"""At moments that are other ones for each commit."""
 
 
 def problem_rows(number: int) -> list[Row]:
@@ -61,13 +64,13 @@ def test_sixteen_writers_of_one_problem(tmp_path: Path) -> None:
     assert set(Store.open(path).rows(KEYS[0], MACHINES[0])) == {f"hash{p}" for p in range(16)}
 
 
-def test_fifty_kills_leave_a_whole_store(tmp_path: Path) -> None:
+def test_kills_leave_a_whole_store(tmp_path: Path) -> None:
     """A writer is killed at a random moment. What it reported as put is there, and no problem is there in part."""
     path = tmp_path / "store.sqlite"
     numbers = itertools.count()
     reported: set[int] = set()
-    chance = random.Random(7)
-    for _ in range(50):
+    chance = random.Random(os.environ[rotation.VARIABLE])
+    for _ in range(KILLS):
         start = next(numbers) * 100_000
         read, write = os.pipe()
 
@@ -91,13 +94,13 @@ def test_fifty_kills_leave_a_whole_store(tmp_path: Path) -> None:
     for found in store.every_row():
         counts[found.key] = counts.get(found.key, 0) + 1
     assert set(counts.values()) == {PER_PROBLEM}
-    assert len(reported) > 50
+    assert len(reported) > KILLS // 2
     assert {canonical({"problem": number}) for number in reported} <= set(counts)
 
 
 def test_kills_during_the_making_of_a_store(tmp_path: Path) -> None:
-    chance = random.Random(11)
-    for number in range(20):
+    chance = random.Random(os.environ[rotation.VARIABLE])
+    for number in range(KILLS // 2):
         path = tmp_path / str(number) / "store.sqlite"
         child = fork(lambda path=path: [Store.open(path).put([row(i)]) for i in itertools.count()])
         time.sleep(chance.random() * 0.01)
