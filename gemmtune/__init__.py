@@ -36,6 +36,7 @@ __all__ = [  # noqa: F405
     "bsr_mm",
     "explain",
     "grouped_mm",
+    "int_bsr_addmm",
     "int_mm",
     "int_mm_mul",
     "mixed_mm",

@@ -23,7 +23,7 @@ from .integration.record import record
 from .integration.recording import Recording
 from .integration.sparsify import sparsify_
 from .integration.using import use
-from .ops.block_products import bsr_addmm, bsr_mm
+from .ops.block_products import bsr_addmm, bsr_mm, int_bsr_addmm
 from .ops.grouped import grouped_mm
 from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
@@ -56,6 +56,7 @@ __all__ = [
     "bsr_mm",
     "explain",
     "grouped_mm",
+    "int_bsr_addmm",
     "int_mm",
     "int_mm_mul",
     "mixed_mm",

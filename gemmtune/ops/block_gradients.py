@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from ..numerics.block_sparse import assembled, parts, rows_of
+from ..problem.dtypes import accumulator_dtype
 
 Tensor = torch.Tensor
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -35,10 +37,11 @@ def sampled_product(bsr: Tensor, g: Tensor, x: Tensor) -> Tensor:
 
 
 class BlockProduct(torch.autograd.Function):
-    """alpha · bsr @ x + beta · inp, by ``product`` forward and ``again`` backward.
+    """alpha · bsr @ x + beta · inp, and an epilogue of it and of ``extra``, by ``product`` forward and ``again`` backward.
 
     The gradient of a weight that was made of values goes to these, block by block. Of a leaf, such as a Parameter, it is a dense
-    tensor with zeros where there is no block, since torch adds up no sparse_bsr ones.
+    tensor with zeros where there is no block, since torch adds up no sparse_bsr ones. An epilogue is done again backward, on what
+    ``before`` gives.
     """
 
     @staticmethod
@@ -47,22 +50,27 @@ class BlockProduct(torch.autograd.Function):
         product: Callable[[], Tensor],
         again: Product,
         numbers: tuple[float, ...],
+        fused: Fused | None,
         bsr: Tensor,
         x: Tensor,
         inp: Tensor | None,
+        *extra: Tensor,
     ) -> Tensor:
-        ctx.again, ctx.numbers, ctx.is_leaf = again, numbers, bsr.is_leaf
+        ctx.again, ctx.numbers, ctx.is_leaf, ctx.fused = again, numbers, bsr.is_leaf, fused
         ctx.shape = None if inp is None else inp.shape
-        ctx.save_for_backward(bsr, x)
+        ctx.save_for_backward(bsr, x, *extra)
         return product()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        (bsr, x), (alpha, beta) = ctx.saved_tensors, ctx.numbers or (1, 1)
+        (bsr, x, *extra), (alpha, beta) = ctx.saved_tensors, ctx.numbers or (1, 1)
         bsr = bsr.detach()
+        wants_bsr, wants_x, wants_inp, *wants_extra = ctx.needs_input_grad[4:]
+        of_extra: list[Tensor | None] = [None] * len(extra)
+        if ctx.fused is not None:
+            g, of_extra = ctx.fused.backward(g, extra, wants_extra, x.dtype)
         scaled = g if alpha == 1 else g * alpha
-        *_, wants_bsr, wants_x, wants_inp = ctx.needs_input_grad
         grad_x = ctx.again(transposed(bsr), scaled) if wants_x else None
         grad_inp = (g * beta).sum_to_size(ctx.shape) if wants_inp else None
         grad_bsr = None
@@ -70,4 +78,25 @@ class BlockProduct(torch.autograd.Function):
             _, crow, col = parts(bsr)
             grad_bsr = assembled(crow, col, sampled_product(bsr, scaled, x), (bsr.shape[0], bsr.shape[1]))
             grad_bsr = grad_bsr.to_dense() if ctx.is_leaf else grad_bsr
-        return None, None, None, grad_bsr, grad_x, grad_inp
+        return None, None, None, None, grad_bsr, grad_x, grad_inp, *of_extra
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """An epilogue, and ``before()``, which gives what it is applied to."""
+
+    epilogue: Callable[..., Tensor]
+    before: Callable[[], Tensor]
+
+    def backward(
+        self, g: Tensor, extra: Sequence[Tensor], wants: Sequence[bool], dtype: torch.dtype
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The gradients of what it is applied to, in ``dtype``, and of its further operands."""
+        with torch.enable_grad():
+            acc = self.before().to(accumulator_dtype(dtype)).detach().requires_grad_()
+            leaves = [x.detach().requires_grad_(wanted) for x, wanted in zip(extra, wants, strict=True)]
+            value = self.epilogue(acc, *leaves)
+        asked = [acc, *(x for x in leaves if x.requires_grad)]
+        first, *rest = torch.autograd.grad(value, asked, g.to(value.dtype), allow_unused=True)
+        found = iter(rest)
+        return (torch.zeros_like(acc) if first is None else first).to(dtype), [next(found) if w else None for w in wants]

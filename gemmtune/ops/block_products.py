@@ -25,7 +25,8 @@ from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of
 from ..errors import InvalidProblemError
 from ..problem.fields import scalar_class
-from .block_gradients import BlockProduct
+from .block_batches import batched_product, is_batch
+from .block_gradients import BlockProduct, Fused
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
@@ -45,7 +46,7 @@ def bsr_mm(
         bsr: [M, K], a sparse_bsr tensor with blocks of any size, or ``prepack`` of one: of float64, float32, float16, bfloat16 or
             int8. Column indices of a block row must rise. They are read when the tensor is first seen, and again after a change
             that was made through it.
-        x: [K, N], any strides, of the dtype of ``bsr``.
+        x: [K, N], any strides, of the dtype of ``bsr``. Both may have a batch in front, without an epilogue.
         out: [M, N] of the dtype of ``bsr`` (int32 for int8), any strides without overlap, sharing no memory with what is read.
         epilogue: as for ``mm``; it gets float32 for int8.
         epilogue_args: tensors that broadcast to [M, N].
@@ -89,6 +90,42 @@ def bsr_addmm(
     return multiplied("bsr_mm", bsr, x, None, (), out, function, (*factors, *added, *epilogue_args))
 
 
+def int_bsr_addmm(
+    inp: Tensor,
+    bsr: Tensor | PackedOperand,
+    x: Tensor,
+    *,
+    beta: int = 1,
+    alpha: int = 1,
+    left_alpha: Tensor | None = None,
+    right_alpha: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """out = beta · inp + left_alpha[:, None] · (alpha · bsr @ x) · right_alpha[None, :] of int8 ``bsr`` and ``x``, in int32.
+
+    ``inp`` broadcasts to [M, N] and is int32, as are ``left_alpha`` [M] and ``right_alpha`` [N], or narrower integers. The product is that of ``bsr_mm``; what comes after it is torch's, exact as far as int32 goes.
+
+    Raises:
+        InvalidProblemError: another dtype than int8, factors that are no integers, or what ``bsr_mm`` refuses.
+    """
+    factors = {"inp": inp, "left_alpha": left_alpha, "right_alpha": right_alpha}
+    for label, given in factors.items():
+        if isinstance(given, Tensor) and (given.dtype.is_floating_point or given.dtype.is_complex):
+            raise InvalidProblemError(f"int_bsr_addmm: dtype of {label}: got {given.dtype}, expected torch.int32")
+    for label, number in (("beta", beta), ("alpha", alpha)):
+        if number != int(number):
+            raise InvalidProblemError(f"int_bsr_addmm: {label}: got {number}, expected an integer")
+    if bsr.dtype != torch.int8:
+        raise InvalidProblemError(f"int_bsr_addmm: dtype of bsr: got {bsr.dtype}, expected torch.int8; bsr_addmm takes floats")
+    result = multiplied("bsr_mm", bsr, x, None, (), None, None, NOTHING)
+    result = result if alpha == 1 else result * int(alpha)
+    result = result if left_alpha is None else result * left_alpha.to(torch.int32).unsqueeze(-1)
+    result = result if right_alpha is None else result * right_alpha.to(torch.int32).unsqueeze(-2)
+    if beta != 0:
+        result = result.add(inp.to(torch.int32), alpha=int(beta))
+    return result if out is None else out.copy_(result)
+
+
 @functools.lru_cache(maxsize=256)
 def _scaling(both: bool, alpha: float, beta: float) -> EpilogueFunction:
     """beta · inp + first · (alpha · acc) · second, as a function of acc, one factor or both, and inp unless beta is zero."""
@@ -124,6 +161,8 @@ def multiplied(
 ) -> Tensor:
     """Do a call of ``bsr_mm`` or ``bsr_addmm``."""
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
+    if is_batch(weight, x):
+        return _of_batches(name, bsr, x, inp, scalars, out, epilogue)
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (weight, x, inp, *epilogue_args)):
         return _differentiated(name, bsr, x, inp, scalars, out, epilogue, epilogue_args)
     key = None
@@ -145,6 +184,29 @@ def multiplied(
     return result.t() if out is None else out
 
 
+def _of_batches(
+    name: str,
+    bsr: Tensor | PackedOperand,
+    x: Tensor,
+    inp: Tensor | None,
+    scalars: tuple[float, ...],
+    out: Tensor | None,
+    epilogue: EpilogueFunction | None,
+) -> Tensor:
+    """Do a call with a batch of weights or of matrices."""
+    if epilogue is not None:
+        raise InvalidProblemError(
+            f"{name}: got an epilogue, left_alpha or right_alpha with a batch, expected matrices; apply them to the result"
+        )
+    result = batched_product(name, bsr, x, inp, lambda b, y, z: multiplied(name, b, y, z, scalars, None, None, NOTHING))
+    if out is None:
+        return result
+    if (out.shape, out.dtype) != (result.shape, result.dtype):
+        got, expected = f"{out.dtype} {list(out.shape)}", f"{result.dtype} {list(result.shape)}"
+        raise InvalidProblemError(f"{name}: out: got {got}, expected {expected}")
+    return out.copy_(result)
+
+
 def _differentiated(
     name: str,
     bsr: Tensor | PackedOperand,
@@ -159,13 +221,12 @@ def _differentiated(
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     refuse_out(call)
-    if epilogue is not None:
-        raise InvalidProblemError(
-            f"{name}: {call.wants_grad[0]} requires grad, but with an epilogue, left_alpha or right_alpha the operation has no "
-            "gradient; apply the function to the result"
-        )
 
     def product() -> Tensor:
+        with torch.no_grad():
+            return multiplied(name, bsr, x, inp, scalars, None, epilogue, epilogue_args)
+
+    def before() -> Tensor:
         with torch.no_grad():
             return multiplied(name, bsr, x, inp, scalars, None, None, NOTHING)
 
@@ -173,7 +234,9 @@ def _differentiated(
         with torch.no_grad():
             return multiplied("bsr_mm", other, g, None, (), None, None, NOTHING)
 
-    result: Tensor = BlockProduct.apply(product, again, tuple(scalars), weight, x, inp)  # type: ignore[no-untyped-call]
+    result: Tensor = BlockProduct.apply(  # type: ignore[no-untyped-call]
+        product, again, tuple(scalars), None if epilogue is None else Fused(epilogue, before), weight, x, inp, *epilogue_args
+    )
     return result
 
 

@@ -23,6 +23,7 @@ from gemmtune.settings import Settings
 from gemmtune.sparse import create_blocked_tensor
 
 CPU = torch.device("cpu")
+PARTS = (torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values)
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 
 
@@ -259,3 +260,41 @@ def _verdict(problem: Problem, choice: Choice, product: Callable[..., torch.Tens
         product(out, a, *parts(weight))
 
     return Verifier(problem, CPU).check(choice, Kernel(run=run))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_batches_of_weights_and_of_matrices(dtype: torch.dtype) -> None:
+    one = create_blocked_tensor(48, 64, block=16, density=0.5, dtype=dtype)
+    rows = [create_blocked_tensor(48, 64, block=16, density=0.5, dtype=dtype, seed=seed) for seed in range(6)]
+    stacked = [torch.stack([part(row) for row in rows]).unflatten(0, (2, 3)) for part in PARTS]
+    batch = torch.sparse_bsr_tensor(*stacked, size=(2, 3, 48, 64), check_invariants=False)
+    dense = torch.stack([row.to_dense() for row in rows]).unflatten(0, (2, 3)).double()
+    for bsr, want, lead in (one, one.to_dense().double(), (3,)), *((batch, dense, lead) for lead in ((), (2, 3), (1, 3))):
+        x = numbers(*lead, 64, 5, dtype=dtype)
+        for weight in (bsr, gemmtune.prepack(bsr)) if bsr is one else (bsr, bsr):
+            assert close(gemmtune.bsr_mm(weight, x), want @ x.double(), dtype)
+    if dtype == torch.float32:
+        batch.values().neg_()
+        assert close(gemmtune.bsr_mm(batch, x), -want @ x.double(), dtype)
+        inp = numbers(3, 48, 1, dtype=dtype)
+        got = gemmtune.bsr_addmm(inp, batch, x, beta=2, out=torch.empty(2, 3, 48, 5))
+        assert close(got, 2 * inp.double() - want @ x.double(), dtype)
+        with pytest.raises(gemmtune.InvalidProblemError, match="apply them to the result"):
+            gemmtune.bsr_mm(batch, x, epilogue=torch.relu)
+    with pytest.raises(gemmtune.InvalidProblemError, match="which do not broadcast"):
+        gemmtune.bsr_mm(batch, numbers(4, 64, 5, dtype=dtype))
+    with pytest.raises(gemmtune.InvalidProblemError, match="expected weights for each matrix, or one; expand bsr"):
+        gemmtune.bsr_mm(batch, numbers(4, 2, 3, 64, 5, dtype=dtype))
+
+
+def test_sums_of_integers_are_exact() -> None:
+    bsr, x = create_blocked_tensor(48, 64, block=16, dtype=torch.int8), numbers(64, 5, dtype=torch.int8)
+    inp, left, right = torch.arange(48).int().unsqueeze(1), torch.arange(48).int() - 20, torch.arange(5).char() - 2
+    product = bsr.to_dense().long() @ x.long()
+    got = gemmtune.int_bsr_addmm(inp, bsr, x, beta=-3, alpha=2, left_alpha=left, right_alpha=right)
+    assert torch.equal(got, (-3 * inp + left[:, None] * (2 * product) * right).int())
+    assert torch.equal(gemmtune.int_bsr_addmm(inp, gemmtune.prepack(bsr), x, beta=0, out=got), product.int())
+    with pytest.raises(gemmtune.InvalidProblemError, match=r"dtype of inp: got torch.float32, expected torch.int32"):
+        gemmtune.int_bsr_addmm(inp.float(), bsr, x)
+    with pytest.raises(gemmtune.InvalidProblemError, match="bsr_addmm takes floats"):
+        gemmtune.int_bsr_addmm(inp, bsr.float(), x.float())

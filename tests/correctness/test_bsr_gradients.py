@@ -56,10 +56,33 @@ def test_the_gradient_of_a_parameter_is_dense_with_zeros_elsewhere() -> None:
     assert torch.allclose(weight.grad, (torch.ones(32, 3) @ x.t()) * exists)
 
 
-def test_no_gradient_through_out_or_an_epilogue() -> None:
+def test_gradients_through_an_epilogue_and_factors_of_rows_and_columns() -> None:
+    made = create_blocked_tensor(32, 48, block=16, density=0.5, dtype=torch.float64)
+    values, crow, col = parts(made)
+    given = (values, torch.randn(48, 3).double(), torch.randn(32, 1).double(), torch.rand(32).double(), torch.rand(3).double())
+    values, x, inp, left, right = (t.clone().requires_grad_() for t in given)
+    bsr, g = torch.sparse_bsr_tensor(crow, col, values, size=(32, 48)), torch.randn(32, 3, dtype=torch.float64)
+    asked = (values, x, inp, left, right)
+
+    def dense() -> torch.Tensor:
+        return torch.sparse_bsr_tensor(crow, col, values, size=(32, 48)).to_dense()
+
+    scaled = gemmtune.bsr_addmm(inp, bsr, x, alpha=2, beta=0.5, left_alpha=left, right_alpha=right, epilogue=torch.sigmoid)
+    want = torch.sigmoid(0.5 * inp + left[:, None] * (2 * dense() @ x) * right)
+    assert torch.allclose(scaled, want)
+    for one, other in zip(torch.autograd.grad(scaled, asked, g), torch.autograd.grad(want, asked, g), strict=True):
+        assert torch.allclose(one, other)
+    bsr = torch.sparse_bsr_tensor(crow, col, values, size=(32, 48))
+    constant = gemmtune.bsr_mm(bsr, x.detach(), epilogue=lambda acc, y: torch.relu(acc) * y, epilogue_args=(left[:, None],))
+    want = torch.relu(dense() @ x.detach()) * left[:, None]
+    for one, other in zip(
+        torch.autograd.grad(constant, (values, left), g), torch.autograd.grad(want, (values, left), g), strict=True
+    ):
+        assert torch.allclose(one, other)
+
+
+def test_no_gradient_through_out() -> None:
     bsr, x = create_blocked_tensor(32, 32, block=16), torch.randn(32, 3, requires_grad=True)
-    with pytest.raises(gemmtune.InvalidProblemError, match="a requires grad, but with an epilogue"):
-        gemmtune.bsr_mm(bsr, x, epilogue=torch.relu)
     with pytest.raises(gemmtune.InvalidProblemError, match="a call with out= is not differentiable"):
         gemmtune.bsr_mm(bsr, x, out=torch.empty(32, 3))
 

@@ -1,0 +1,99 @@
+"""Batches of block-sparse products as one: matrices side by side, weights one below the other, or along a diagonal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..dispatch.prepack import PackedOperand, version_of
+from ..errors import InvalidProblemError
+from ..numerics.block_sparse import assembled
+
+Tensor = torch.Tensor
+Multiply = Callable[[Tensor | PackedOperand, Tensor, Tensor | None], Tensor]
+"""The operation on bsr [M, K], x [K, N], and inp [M, N] or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A batch of weights as one weight of a version."""
+
+    version: tuple[int, ...]
+    weight: Tensor
+
+
+_stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By identity, each made again after an in-place change."""
+
+
+def is_batch(weight: object, x: object) -> bool:
+    """Whether either has a batch in front."""
+    both = isinstance(weight, Tensor) and isinstance(x, Tensor) and weight.layout == torch.sparse_bsr
+    return both and x.dim() >= 2 and (weight.dim() > 2 or x.dim() > 2)
+
+
+def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tensor | None, multiply: Multiply) -> Tensor:
+    """bsr [..., M, K] @ x [..., K, N] for batches that broadcast, with what is added to it, by one product of matrices.
+
+    A batch of ``x`` alone becomes further columns. A batch of weights with one ``x`` is one weight of more rows; with a batch of
+    ``x`` it is one along a diagonal, whose absent blocks cost nothing where they are skipped.
+
+    Raises:
+        InvalidProblemError: sizes that do not fit, or batches that do not broadcast.
+    """
+    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
+    (*lead, m, k), (*batch, inner, n) = weight.shape, x.shape
+    if inner != k:
+        raise InvalidProblemError(f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}")
+    whole = _broadcast(name, lead, batch)
+    if not lead:
+        added = None if inp is None else inp.expand(*batch, m, n).movedim(-2, 0).reshape(m, -1)
+        return multiply(bsr, x.movedim(-2, 0).reshape(k, -1), added).reshape(m, *batch, n).movedim(0, -2)
+    if isinstance(bsr, PackedOperand):
+        raise InvalidProblemError(f"{name}: got a prepacked batch of weights, expected one matrix; give the batch as it is")
+    added = None if inp is None else inp.expand(*whole, m, n).reshape(-1, n)
+    if math.prod(batch) == 1:
+        return multiply(_joined(weight, _stacked, diagonal=False), x.reshape(k, n), added).reshape(*whole, m, n)
+    if list(whole) != lead:
+        raise InvalidProblemError(
+            f"{name}: got batches of {lead} weights and {batch} matrices, expected weights for each matrix, or one; expand bsr"
+        )
+    rows = x.expand(*whole, k, n).reshape(-1, n)
+    return multiply(_joined(weight, _diagonal, diagonal=True), rows, added).reshape(*whole, m, n)
+
+
+def _broadcast(name: str, lead: Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(tuple(lead), tuple(batch)))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise InvalidProblemError(f"{name}: got batches of {list(lead)} and {list(batch)}, which do not broadcast") from None
+
+
+def _joined(weight: Tensor, known: WeakIdKeyDictionary, *, diagonal: bool) -> Tensor:
+    """The batch as one weight, kept until it is changed; made in each call where a gradient is wanted."""
+    follows = torch.is_grad_enabled() and weight.requires_grad
+    version = version_of(weight)
+    if not follows and weight in known and known[weight].version == version:
+        joined: Tensor = known[weight].weight
+        return joined
+    made = _made(weight, diagonal=diagonal)
+    if not follows:
+        known[weight] = _Joined(version, made)
+    return made
+
+
+def _made(weight: Tensor, *, diagonal: bool) -> Tensor:
+    crow, col, values = weight.crow_indices(), weight.col_indices(), weight.values()
+    (*_, m, k), (*_, nnz, block_n, block_k) = weight.shape, values.shape
+    crow, col = crow.reshape(-1, crow.shape[-1]), col.reshape(-1, nnz)
+    count, places = len(crow), torch.arange(len(crow), device=col.device, dtype=col.dtype).unsqueeze(1)
+    starts = torch.cat([(crow[:, :-1] + places * nnz).reshape(-1), crow.new_full((1,), count * nnz)])
+    if diagonal:
+        col = col + places * (k // block_k)
+    size = (count * m, count * k if diagonal else k)
+    return assembled(starts, col.reshape(-1), values.reshape(-1, block_n, block_k), size)
