@@ -103,7 +103,8 @@ def int_bsr_addmm(
 ) -> Tensor:
     """out = beta · inp + left_alpha[:, None] · (alpha · bsr @ x) · right_alpha[None, :] of int8 ``bsr`` and ``x``, in int32.
 
-    ``inp`` broadcasts to [M, N] and is int32, as are ``left_alpha`` [M] and ``right_alpha`` [N], or narrower integers. The product is that of ``bsr_mm``; what comes after it is torch's, exact as far as int32 goes.
+    ``inp`` broadcasts to [M, N] and is int32, as are ``left_alpha`` [M] and ``right_alpha`` [N], or narrower integers.
+    The product is that of ``bsr_mm``; what comes after it is torch's, exact as far as int32 goes.
 
     Raises:
         InvalidProblemError: another dtype than int8, factors that are no integers, or what ``bsr_mm`` refuses.
