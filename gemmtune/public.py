@@ -23,6 +23,7 @@ from .integration.record import record
 from .integration.recording import Recording
 from .integration.sparsify import sparsify_
 from .integration.using import use
+from .ops import block_operators as _block_operators  # noqa: F401 - defines operators of torch
 from .ops.block_products import bsr_addmm, bsr_mm, int_bsr_addmm
 from .ops.grouped import grouped_mm
 from .ops.packing import pack_int4, prepack, unpack_int4

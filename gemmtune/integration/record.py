@@ -72,7 +72,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _COMPOSED:
             with self:
                 return func.decompose(*args, **kwargs)
-        if func.overloadpacket in _OPERATIONS or func.namespace == NAMESPACE:
+        if func.overloadpacket in _OPERATIONS or _is_ours(func):
             self._note(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -97,13 +97,18 @@ def _look(value: Any) -> Hashable:
 def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
     """The Problem of an operator's arguments; None where it is none of ours."""
     try:
-        call = _own_call(func, given) if func.namespace == NAMESPACE else _call(_OPERATIONS[func.overloadpacket], given)
+        call = _own_call(func, given) if _is_ours(func) else _call(_OPERATIONS[func.overloadpacket], given)
         tensors = [x for _, x in call.inputs]
         if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
             return None
         return problem_of(call, epilogue_of(call))
     except InvalidProblemError:
         return None  # torch has more products than we do: the call is its business
+
+
+def _is_ours(func: Any) -> bool:
+    """An operator of a row of the table whose operands are strided."""
+    return func.namespace == NAMESPACE and func.overloadpacket.__name__ in OPERATORS
 
 
 def _own_call(func: Any, given: Mapping[str, Any]) -> Call:

@@ -33,8 +33,9 @@ _diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def is_batch(weight: object, x: object) -> bool:
     """Whether either has a batch in front."""
-    both = isinstance(weight, Tensor) and isinstance(x, Tensor) and weight.layout == torch.sparse_bsr
-    return both and x.dim() >= 2 and (weight.dim() > 2 or x.dim() > 2)
+    if not isinstance(weight, Tensor) or not isinstance(x, Tensor) or weight.layout != torch.sparse_bsr:
+        return False
+    return x.dim() > 2 or (weight.dim() > 2 and x.dim() == 2)
 
 
 def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tensor | None, multiply: Multiply) -> Tensor:

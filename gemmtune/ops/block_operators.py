@@ -1,0 +1,126 @@
+"""Block-sparse products as operators of torch, on the tensors that a weight consists of: torch's compiler knows no sparse_bsr ones.
+
+``torch.ops.gemmtune.bsr_mm(crow, col, values, x)`` is ``bsr_mm`` of the weight [M, K] with these parts, M = (len(crow) − 1) · block
+rows, K the rows of ``x``; ``bsr_addmm(inp, crow, col, values, x, *, beta, alpha)`` adds to it; ``bsr_sampled(crow, col, g, x,
+block_m, block_k)`` gives those blocks of g @ xᵀ that exist. The first two have gradients of ``values``, ``x`` and ``inp``.
+"""
+
+# ruff: noqa: ARG001 - a fake result has the arguments of its operator
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..dispatch.keys import NOTHING
+from ..dispatch.prepack import PackedOperand
+from ..numerics.block_sparse import assembled, rows_of
+from .block_gradients import sampled_blocks, transposed
+from .block_products import multiplied
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """The weight of values that are the key, with indices that must be the same."""
+
+    crow: ReferenceType[Tensor]
+    col: ReferenceType[Tensor]
+    packed: PackedOperand
+
+
+_weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By the values, so that indices are read and packed copies made once."""
+
+
+def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> PackedOperand:
+    """The weight with these parts, kept as long as ``values``, with which it shares memory and versions."""
+    known: _Weight | None = _weights.get(values)
+    if known is not None and known.crow() is crow and known.col() is col and known.packed.shape[1] == columns:
+        return known.packed
+    size = ((len(crow) - 1) * values.shape[1], columns)
+    made = PackedOperand(assembled(crow.detach(), col.detach(), values.detach(), size))
+    _weights[values] = _Weight(ref(crow), ref(col), made)
+    return made
+
+
+@torch.library.custom_op("gemmtune::bsr_mm", mutates_args=())
+def bsr_mm(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """bsr @ x."""
+    return multiplied("bsr_mm", weight_of(crow, col, values, x.shape[0]), x, None, (), None, None, NOTHING)
+
+
+@torch.library.custom_op("gemmtune::bsr_addmm", mutates_args=())
+def bsr_addmm(
+    inp: Tensor, crow: Tensor, col: Tensor, values: Tensor, x: Tensor, *, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """beta · inp + alpha · bsr @ x."""
+    weight = weight_of(crow, col, values, x.shape[0])
+    return multiplied("bsr_addmm", weight, x, inp, (alpha, beta), None, None, NOTHING)
+
+
+@torch.library.custom_op("gemmtune::bsr_sampled", mutates_args=())
+def bsr_sampled(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, block_k: int) -> Tensor:
+    """The blocks of g [M, N] @ xᵀ [N, K] that exist: [blocks, block_m, block_k]."""
+    return sampled_blocks(rows_of(crow), col, g, x, (block_m, block_k))
+
+
+@torch.library.custom_op("gemmtune::bsr_turned_mm", mutates_args=())
+def bsr_turned_mm(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
+    """bsrᵀ @ g, for a weight of ``columns`` columns."""
+    turned = transposed(weight_of(crow, col, values, columns).tensor)
+    return multiplied("bsr_mm", turned, g, None, (), None, None, NOTHING)
+
+
+@bsr_mm.register_fake
+def _(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(_rows(crow, values), x.shape[1], dtype=torch.int32 if values.dtype == torch.int8 else values.dtype)
+
+
+@bsr_addmm.register_fake
+def _(inp: Tensor, crow: Tensor, col: Tensor, values: Tensor, x: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    return x.new_empty(_rows(crow, values), x.shape[1])
+
+
+@bsr_sampled.register_fake
+def _(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, block_k: int) -> Tensor:
+    return g.new_empty(col.shape[0], block_m, block_k)
+
+
+@bsr_turned_mm.register_fake
+def _(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
+    return g.new_empty(columns, g.shape[1])
+
+
+def _rows(crow: Tensor, values: Tensor) -> Any:
+    return (crow.shape[0] - 1) * values.shape[1]
+
+
+def _kept(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, float], output: Tensor) -> None:
+    *inp, crow, col, values, x = inputs
+    ctx.shape = inp[0].shape if inp else None
+    ctx.numbers = keyword_only_inputs.get("alpha", 1.0), keyword_only_inputs.get("beta", 1.0)
+    ctx.save_for_backward(crow, col, values, x)
+
+
+def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    (crow, col, values, x), (alpha, beta) = ctx.saved_tensors, ctx.numbers
+    *wants_inp, _, _, wants_values, wants_x = ctx.needs_input_grad
+    g_inp = [(g * beta).sum_to_size(ctx.shape) if wanted else None for wanted in wants_inp]
+    scaled = g if alpha == 1 else g * alpha
+    g_values = bsr_sampled(crow, col, scaled, x, values.shape[1], values.shape[2]) if wants_values else None
+    g_x = bsr_turned_mm(crow, col, values, scaled, x.shape[0]) if wants_x else None
+    return (*g_inp, None, None, g_values, g_x)
+
+
+def _kept_of_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _kept(ctx, inputs, {}, output)
+
+
+bsr_mm.register_autograd(_gradients, setup_context=_kept_of_product)
+bsr_addmm.register_autograd(_gradients, setup_context=_kept)

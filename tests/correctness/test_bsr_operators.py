@@ -1,0 +1,79 @@
+"""Block-sparse products as operators: opcheck, gradients, torch.compile, kept weights."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.numerics.block_sparse import mask_of, parts, spread
+from gemmtune.ops import block_operators
+from gemmtune.problem.sparsity import Sparsity
+from gemmtune.sparse import create_blocked_tensor
+
+OPS = torch.ops.gemmtune
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks")
+
+
+@pytest.fixture(autouse=True)
+def fresh(own_store):
+    forget_plans()
+    with settings.patch(backends=("aten",), verify=False, search="quick", tune="never"):
+        yield
+
+
+def made(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
+    bsr = create_blocked_tensor(32, 48, block=(8, 16), density=0.5, dtype=dtype)
+    values, crow, col = parts(bsr)
+    return bsr.to_dense(), (crow, col, values.clone().requires_grad_(dtype.is_floating_point)), torch.ones(48, 3).to(dtype)
+
+
+def test_opcheck() -> None:
+    _, weight, x = made()
+    x.requires_grad_()
+    inp = torch.randn(32, 1, dtype=torch.float64, requires_grad=True)
+    torch.library.opcheck(OPS.bsr_mm.default, (*weight, x))
+    torch.library.opcheck(OPS.bsr_addmm.default, (inp, *weight, x), {"beta": 0.5, "alpha": 2.0})
+    crow, col, values = weight
+    g = torch.randn(32, 3, dtype=torch.float64)
+    torch.library.opcheck(OPS.bsr_sampled.default, (crow, col, g, x.detach(), 8, 16))
+    sampled = torch.sparse_bsr_tensor(crow, col, OPS.bsr_sampled(crow, col, g, x.detach(), 8, 16), size=(32, 48))
+    exists = spread(mask_of(sampled), Sparsity(block_n=8, block_k=16, density=0.5))
+    assert torch.allclose(sampled.to_dense(), g @ x.detach().t() * exists)
+    got = torch.autograd.grad(OPS.bsr_addmm(inp, *weight, x, beta=0.5, alpha=2.0), (inp, values, x), g)
+    known = torch.sparse_bsr_tensor(crow, col, values, size=(32, 48)).to_dense()
+    want = torch.autograd.grad(0.5 * inp + 2 * known @ x, (inp, values, x), g)
+    assert all(torch.allclose(one, other) for one, other in zip(got, want, strict=True))
+    integers, (crow, col, values), ones = made(torch.int8)
+    assert torch.equal(OPS.bsr_mm(crow, col, values, ones), (integers.int() @ ones.int()))
+
+
+def test_compiled_functions_hold_them_as_one_node() -> None:
+    dense, weight, x = made()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(OPS.bsr_mm(*weight, x)) + 1
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(x), torch.relu(dense @ x) + 1)
+
+
+def test_a_weight_is_kept_as_long_as_its_values_and_noticed_when_changed() -> None:
+    dense, (crow, col, values), x = made()
+    values = values.detach()
+    OPS.bsr_mm(crow, col, values, x)
+    first = block_operators.weight_of(crow, col, values, 48)
+    assert block_operators.weight_of(crow, col, values, 48) is first
+    values.mul_(-2)
+    assert torch.allclose(OPS.bsr_mm(crow, col, values, x), -2 * dense @ x)
+    col[0] = 7
+    with pytest.raises(gemmtune.InvalidProblemError, match="expected 0 to 2"):
+        OPS.bsr_mm(crow, col, values, x)
+    count = len(block_operators._weights)
+    del values
+    gc.collect()
+    assert len(block_operators._weights) == count - 1
