@@ -40,7 +40,7 @@ _weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> PackedOperand:
     """The weight with these parts, kept as long as ``values``, with which it shares memory and versions."""
-    known: _Weight | None = _weights.get(values)
+    known: _Weight | None = _weights.get(values)  # type: ignore[no-untyped-call]
     if known is not None and known.crow() is crow and known.col() is col and known.packed.shape[1] == columns:
         return known.packed
     size = ((len(crow) - 1) * values.shape[1], columns)
