@@ -1,25 +1,25 @@
-// Launches as plain data, and how they are done: C functions of the cpp backend, kernels through the driver, torch's own operations.
+// Launches as plain data, and how they are done: C functions, kernels through the driver, products by cuBLASLt.
 #pragma once
-#include "key.h"
+#include "memory.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/addmm_cpu_dispatch.h>
-#include <ATen/ops/addmm_ops.h>
-#include <ATen/ops/baddbmm_cpu_dispatch.h>
-#include <ATen/ops/baddbmm_ops.h>
-#include <ATen/ops/bmm_cpu_dispatch.h>
-#include <ATen/ops/bmm_ops.h>
-#include <ATen/ops/empty_strided_ops.h>
-#include <ATen/ops/mm_cpu_dispatch.h>
-#include <ATen/ops/mm_ops.h>
 
-#include <cstdlib>
+#include <array>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace gemmtune {
+
+// What a launch is given by a call.
+struct Given {
+  void* out;
+  void const* read[kMostTensors];
+  int count = 0;
+  double const* scalars;
+  void* stream = nullptr;
+  Memory::OfStream memory{};
+};
 
 // A function of a shared object of the cpp backend, with the plan's words: gemmtune_product or gemmtune_gemm.
 struct HostFunction {
@@ -38,24 +38,104 @@ int call_gemm(HostFunction const& f, void* out, void const* a, void const* b, vo
 }
 
 // 0 if done, 1 if there was not enough memory.
-inline int launch(HostFunction const& f, void* out, void const* const* read, int count, double const* scalars) {
+inline int launch(HostFunction const& f, Given const& given) {
+  void const* const* read = given.read;
   void const *a = read[f.swapped ? 1 : 0], *b = read[f.swapped ? 0 : 1];
   if (f.plain) {
     using Product = int (*)(void const*, void*, void const*, void const*, int);
-    return reinterpret_cast<Product>(f.function)(f.plan, out, a, b, at::get_num_threads());
+    return reinterpret_cast<Product>(f.function)(f.plan, given.out, a, b, at::get_num_threads());
   }
   void const* inp = f.added ? read[2] : nullptr;
   void const* const* more = read + (f.added ? 3 : 2);
-  switch (count - (f.added ? 3 : 2)) {
-    case 0: return call_gemm(f, out, a, b, inp, scalars, more, std::make_index_sequence<0>());
-    case 1: return call_gemm(f, out, a, b, inp, scalars, more, std::make_index_sequence<1>());
-    case 2: return call_gemm(f, out, a, b, inp, scalars, more, std::make_index_sequence<2>());
-    case 3: return call_gemm(f, out, a, b, inp, scalars, more, std::make_index_sequence<3>());
-    case 4: return call_gemm(f, out, a, b, inp, scalars, more, std::make_index_sequence<4>());
-    case 5: return call_gemm(f, out, a, b, inp, scalars, more, std::make_index_sequence<5>());
-    case 6: return call_gemm(f, out, a, b, inp, scalars, more, std::make_index_sequence<6>());
+  switch (given.count - (f.added ? 3 : 2)) {
+    case 0: return call_gemm(f, given.out, a, b, inp, given.scalars, more, std::make_index_sequence<0>());
+    case 1: return call_gemm(f, given.out, a, b, inp, given.scalars, more, std::make_index_sequence<1>());
+    case 2: return call_gemm(f, given.out, a, b, inp, given.scalars, more, std::make_index_sequence<2>());
+    case 3: return call_gemm(f, given.out, a, b, inp, given.scalars, more, std::make_index_sequence<3>());
+    case 4: return call_gemm(f, given.out, a, b, inp, given.scalars, more, std::make_index_sequence<4>());
+    case 5: return call_gemm(f, given.out, a, b, inp, given.scalars, more, std::make_index_sequence<5>());
+    case 6: return call_gemm(f, given.out, a, b, inp, given.scalars, more, std::make_index_sequence<6>());
     default: return 1;
   }
+}
+
+// gemmtune_call of a shared object of nvcc, which is given a block as ``struct Given`` of cutlass/launch.h.jinja.
+struct DeviceFunction {
+  void* function = nullptr;
+  void const* plan = nullptr;
+  int left = 0, right = 1, first = 2, count = 0;
+  uint64_t alignment[3] = {1, 1, 1};  // of out, left, right
+};
+
+// 0 if done; -1 where an operand is not aligned as planned.
+inline int launch(DeviceFunction const& f, Given const& given) {
+  struct {
+    void *stream, *out;
+    void const *left, *right;
+    void* workspace;
+    double alpha, beta;
+    void const* more[kMostTensors];
+  } block{given.stream, given.out, given.read[f.left], given.read[f.right], nullptr, given.scalars[0], given.scalars[1], {}};
+  if (given.memory.count > 0) block.workspace = reinterpret_cast<void*>(given.memory.addresses[0]);
+  void const* aligned[] = {block.out, block.left, block.right};
+  for (int i = 0; i < 3; ++i) {
+    if (reinterpret_cast<uint64_t>(aligned[i]) % f.alignment[i]) return -1;
+  }
+  for (int i = 0; i < f.count; ++i) block.more[i] = given.read[f.first + i];
+  return reinterpret_cast<int (*)(void const*, void const*)>(f.function)(f.plan, &block);
+}
+
+// ---- cuBLASLt, by addresses that Python found -----------------------------------------------------------------------------------
+
+constexpr size_t kAlgorithmBytes = 64;
+struct LibraryProduct {
+  using Matmul = int (*)(void*, void*, void const*, void const*, void*, void const*, void*, void const*, void const*, void*, void*, void*,
+                         void const*, void*, size_t, void*);
+  using SetAttribute = int (*)(void*, int, void const*, size_t);
+  struct Pointer {
+    int attribute, place;
+  };
+  Matmul matmul = nullptr;
+  SetAttribute set_attribute = nullptr;
+  void *handle = nullptr, *operation = nullptr, *left_layout = nullptr, *right_layout = nullptr, *c_layout = nullptr, *d_layout = nullptr;
+  alignas(16) char algorithm[kAlgorithmBytes] = {};
+  size_t workspace_bytes = 0;
+  char scalar = 'f';                    // the type of alpha and beta: f, d or i
+  bool known[2] = {false, false};       // alpha and beta, before a call
+  double scalars[2] = {1, 0};           // their values then
+  int left = 0, right = 1, added = -1;  // places; added: of C, -1 for none
+  std::vector<Pointer> pointers;        // which the operation holds
+  mutable std::mutex lock;              // of the operation, where it holds pointers
+};
+
+union Scalar {
+  float f;
+  double d;
+  int32_t i;
+};
+
+inline Scalar scalar_of(char type, double value) {
+  Scalar made{};
+  if (type == 'f') made.f = static_cast<float>(value);
+  else if (type == 'd') made.d = value;
+  else made.i = static_cast<int32_t>(value);
+  return made;
+}
+
+// A cublasStatus_t.
+inline int launch(LibraryProduct const& p, Given const& given) {
+  const Scalar alpha = scalar_of(p.scalar, p.known[0] ? p.scalars[0] : given.scalars[0]);
+  const Scalar beta = scalar_of(p.scalar, p.known[1] ? p.scalars[1] : given.scalars[1]);
+  void const* c = p.added < 0 ? given.out : given.read[p.added];
+  void* workspace = given.memory.count > 0 ? reinterpret_cast<void*>(given.memory.addresses[0]) : nullptr;
+  std::unique_lock<std::mutex> held(p.lock, std::defer_lock);
+  if (!p.pointers.empty()) held.lock();
+  for (auto const& pointer : p.pointers) {
+    const auto address = reinterpret_cast<uint64_t>(given.read[pointer.place]);
+    if (const int status = p.set_attribute(p.operation, pointer.attribute, &address, sizeof address)) return status;
+  }
+  return p.matmul(p.handle, p.operation, &alpha, given.read[p.left], p.left_layout, given.read[p.right], p.right_layout, &beta, c, p.c_layout,
+                  given.out, p.d_layout, p.algorithm, workspace, p.workspace_bytes, given.stream);
 }
 
 // ---- the driver, by addresses that Python found; the structs are those of cuda.h ------------------------------------------------
@@ -76,16 +156,16 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 constexpr int kClusterDimension = 4, kProgrammaticStreamSerialization = 6, kInvalidContext = 201;
-constexpr size_t kMapBytes = 128, kMostParameterBytes = 4096;
+constexpr size_t kMapBytes = 128, kMostParameterBytes = 4096, kMostMapsKept = 4096;
 constexpr int kMostParameters = 64;
 
+// The tensor maps of one operand, by its address; Python encodes them.
 struct TensorMap {
-  int operand, data_type, swizzle, promotion, rank;
-  uint64_t sizes[5], pitches[5];
-  uint32_t box[5];
+  int operand = 0;
+  std::unordered_map<uint64_t, std::array<char, kMapBytes>> known;
 };
-struct Place { uint32_t offset; int operand; int64_t more_bytes; };      // an operand's address
-struct Number { uint32_t offset; int number; };                          // a scalar as float32
+struct Place { uint32_t offset; int operand; int64_t more_bytes; };   // an operand's address
+struct Number { uint32_t offset; int number; bool wide; };            // a scalar as float32, or as float64
 struct Aligned { uint32_t offset; int operand; uint64_t multiple_bytes; };
 struct Multiple { int operand; uint64_t bytes; };
 
@@ -93,14 +173,13 @@ struct Multiple { int operand; uint64_t bytes; };
 struct DriverLaunch {
   using LaunchKernel = int (*)(LaunchConfig const*, void*, void**, void**);
   using SetContext = int (*)(void*);
-  using EncodeMap = int (*)(void*, int, uint32_t, void*, uint64_t const*, uint64_t const*, uint32_t const*, uint32_t const*, int, int, int, int);
   LaunchKernel launch_kernel = nullptr;
   SetContext set_context = nullptr;
-  EncodeMap encode_map = nullptr;
   void *function = nullptr, *context = nullptr;
   unsigned grid[3] = {}, cluster = 0, threads = 0, shared_bytes = 0;
   bool pdl = false;
-  int skipped = -1;  // the place of a tensor that the kernel is not told of
+  int skipped = -1;            // the place of a tensor that the kernel is not told of
+  PyObject* encode = nullptr;  // encode(number of the map, address): its bytes
   std::vector<char> parameters;
   std::vector<uint32_t> arguments;
   std::vector<TensorMap> maps;
@@ -108,38 +187,67 @@ struct DriverLaunch {
   std::vector<Number> numbers;
   std::vector<Aligned> aligned;
   std::vector<Multiple> multiples;
+
+  DriverLaunch() = default;
+  DriverLaunch(DriverLaunch const&) = delete;
+  ~DriverLaunch() { Py_XDECREF(encode); }
 };
 
-// A CUresult; -1 where an operand is not aligned as planned.
-inline int launch(DriverLaunch const& d, void* out, void const* const* read, int count, double const* scalars, void* stream) {
-  uint64_t addresses[kMostTensors + 2] = {reinterpret_cast<uint64_t>(out), 0};
+// Writes the map of an operand at an address to ``block``, while the GIL is held. False: Python says why not.
+inline bool fill_map(DriverLaunch& d, size_t number, uint64_t address, char* block) {
+  auto& known = d.maps[number].known;
+  auto found = known.find(address);
+  if (found == known.end()) {
+    PyObject* encoded = PyObject_CallFunction(d.encode, "nK", static_cast<Py_ssize_t>(number), static_cast<unsigned long long>(address));
+    if (encoded == nullptr || !PyBytes_Check(encoded) || PyBytes_GET_SIZE(encoded) != static_cast<Py_ssize_t>(kMapBytes)) {
+      PyErr_Clear();
+      Py_XDECREF(encoded);
+      return false;
+    }
+    std::array<char, kMapBytes> bytes;
+    std::memcpy(bytes.data(), PyBytes_AS_STRING(encoded), kMapBytes);
+    Py_DECREF(encoded);
+    if (known.size() >= kMostMapsKept) known.clear();
+    found = known.insert_or_assign(address, bytes).first;
+  }
+  std::memcpy(block, found->second.data(), kMapBytes);
+  return true;
+}
+
+// Writes all parameters to ``block``, while the GIL is held. False: this call is left to Python.
+inline bool fill(DriverLaunch& d, Given const& given, char* block) {
+  uint64_t addresses[kMostTensors + 2 + kMostMemories] = {reinterpret_cast<uint64_t>(given.out),
+                                                          given.memory.count > 0 ? given.memory.addresses[0] : 0};
   int known = 2;
-  for (int i = 0; i < count; ++i) {
-    if (i != d.skipped) addresses[known++] = reinterpret_cast<uint64_t>(read[i]);
+  for (int i = 0; i < given.count; ++i) {
+    if (i != d.skipped) addresses[known++] = reinterpret_cast<uint64_t>(given.read[i]);
   }
+  for (int i = 0; i < given.memory.count; ++i) addresses[known++] = given.memory.addresses[i];
   for (auto const& m : d.multiples) {
-    if (addresses[m.operand] % m.bytes) return -1;
+    if (addresses[m.operand] % m.bytes) return false;
   }
-  alignas(64) char block[kMostParameterBytes];
   std::memcpy(block, d.parameters.data(), d.parameters.size());
-  static const uint32_t ones[5] = {1, 1, 1, 1, 1};
   for (size_t i = 0; i < d.maps.size(); ++i) {
-    TensorMap const& m = d.maps[i];
-    const int status = d.encode_map(block + i * kMapBytes, m.data_type, m.rank, reinterpret_cast<void*>(addresses[m.operand]), m.sizes,
-                                    m.pitches, m.box, ones, 0, m.swizzle, m.promotion, 0);
-    if (status != 0) return status;
+    if (!fill_map(d, i, addresses[d.maps[i].operand], block + i * kMapBytes)) return false;
   }
   for (auto const& p : d.places) {
     const uint64_t address = addresses[p.operand] + p.more_bytes;
     std::memcpy(block + p.offset, &address, sizeof address);
   }
   for (auto const& n : d.numbers) {
-    const float value = static_cast<float>(scalars[n.number]);
-    std::memcpy(block + n.offset, &value, sizeof value);
+    const double value = given.scalars[n.number];
+    const float narrow = static_cast<float>(value);
+    if (n.wide) std::memcpy(block + n.offset, &value, sizeof value);
+    else std::memcpy(block + n.offset, &narrow, sizeof narrow);
   }
   for (auto const& flag : d.aligned) {
     if (addresses[flag.operand] % flag.multiple_bytes) block[flag.offset] = 0;
   }
+  return true;
+}
+
+// A CUresult.
+inline int launch(DriverLaunch const& d, char* block, void* stream) {
   void* arguments[kMostParameters];
   for (size_t i = 0; i < d.arguments.size(); ++i) arguments[i] = block + d.arguments[i];
   LaunchAttribute attributes[2] = {};
@@ -161,89 +269,6 @@ inline int launch(DriverLaunch const& d, void* out, void const* const* read, int
     if (status == 0) status = d.launch_kernel(&config, d.function, arguments, nullptr);
   }
   return status;
-}
-
-// ---- torch's own operations, entered below autograd -----------------------------------------------------------------------------
-
-enum class Operation : int { kMm, kBmm, kAddmm, kBaddbmm };
-enum class Added : int { kAsGiven, kVector, kMatrix };
-struct TorchOperation {
-  Operation operation = Operation::kMm;
-  Added added = Added::kAsGiven;
-};
-
-// inp as the operation gets it.
-inline at::Tensor added(TorchOperation const& t, at::Tensor const* const* read) {
-  at::Tensor const& inp = *read[2];
-  if (t.added == Added::kMatrix) return inp.expand({read[0]->size(0), read[1]->size(1)});
-  return t.added == Added::kVector && inp.dim() == 2 ? inp.select(0, 0) : inp;
-}
-
-// On a GPU, into a result that torch allocates.
-inline at::Tensor launch(TorchOperation const& t, at::Tensor const* const* read, double const* scalars) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor const &a = *read[0], &b = *read[1];
-  const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
-  switch (t.operation) {
-    case Operation::kMm: return at::_ops::mm::redispatch(keys, a, b);
-    case Operation::kBmm: return at::_ops::bmm::redispatch(keys, a, b);
-    case Operation::kAddmm: return at::_ops::addmm::redispatch(keys, added(t, read), a, b, scalars[1], scalars[0]);
-    default: return at::_ops::baddbmm::redispatch(keys, *read[2], a, b, scalars[1], scalars[0]);
-  }
-}
-
-inline void launch_into(TorchOperation const& t, at::Tensor& out, at::Tensor const* const* read, double const* scalars) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor const &a = *read[0], &b = *read[1];
-  const bool cpu = a.is_cpu();
-  const c10::DispatchKeySet keys(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
-  switch (t.operation) {
-    case Operation::kMm: cpu ? at::cpu::mm_out(out, a, b) : at::_ops::mm_out::redispatch(keys, a, b, out); break;
-    case Operation::kBmm: cpu ? at::cpu::bmm_out(out, a, b) : at::_ops::bmm_out::redispatch(keys, a, b, out); break;
-    case Operation::kAddmm: {
-      const at::Tensor inp = added(t, read);
-      cpu ? at::cpu::addmm_out(out, inp, a, b, scalars[1], scalars[0])
-          : at::_ops::addmm_out::redispatch(keys, inp, a, b, scalars[1], scalars[0], out);
-      break;
-    }
-    default:
-      cpu ? at::cpu::baddbmm_out(out, *read[2], a, b, scalars[1], scalars[0])
-          : at::_ops::baddbmm_out::redispatch(keys, *read[2], a, b, scalars[1], scalars[0], out);
-  }
-}
-
-// ---- results and streams --------------------------------------------------------------------------------------------------------
-
-struct Result {
-  std::vector<int64_t> size, stride;
-  at::ScalarType dtype = at::kFloat;
-  size_t bytes = 0;
-};
-
-// A small result on the CPU. malloc takes a tenth of the time of torch's allocator, whose aligned blocks the C library does not keep.
-constexpr size_t kSmallBytes = 32768;
-inline at::Tensor allocate_small(Result const& r) {
-  void* memory = std::malloc(r.bytes + c10::gAlignment);
-  TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "no memory for a result of ", r.bytes, " bytes");
-  void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory) + c10::gAlignment - 1) / c10::gAlignment * c10::gAlignment);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), r.bytes, c10::DataPtr(data, memory, &std::free, c10::Device(c10::kCPU)),
-      c10::GetAllocator(c10::kCPU), /*resizable=*/true);
-  at::Tensor made = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                                  c10::scalarTypeToTypeMeta(r.dtype));
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(r.size, r.stride);
-  return made;
-}
-
-inline at::Tensor allocate(Result const& r, c10::Device device) {
-  if (device.is_cpu() && r.bytes <= kSmallBytes) return allocate_small(r);
-  if (device.is_cpu()) return at::Tensor(at::detail::empty_strided_cpu(r.size, r.stride, r.dtype));
-  return at::_ops::empty_strided::redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefKnownNonNegative(r.size),
-                                             c10::fromIntArrayRefKnownNonNegative(r.stride), r.dtype, std::nullopt, device, std::nullopt);
-}
-
-inline void* stream_of(c10::Device device) {
-  return device.is_cpu() ? nullptr : c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device).native_handle();
 }
 
 }  // namespace gemmtune

@@ -83,7 +83,7 @@ PyObject* by_torch(Record const& record, Call const& call, Arguments const& give
     at::Tensor out = *call.out;
     {
       WithoutGil free(record.lengthy);
-      launch_into(record.torch, out, call.read, call.scalars);
+      launch_into(std::get<TorchOperation>(record.launch), out, call.read, call.scalars);
     }
     out.unsafeGetTensorImpl()->bump_version();
     return Py_NewRef(given.out);
@@ -92,27 +92,54 @@ PyObject* by_torch(Record const& record, Call const& call, Arguments const& give
   if (call.read[0]->is_cpu()) {
     result = allocate(record.result, c10::Device(c10::kCPU));
     WithoutGil free(record.lengthy);
-    launch_into(record.torch, result, call.read, call.scalars);
+    launch_into(std::get<TorchOperation>(record.launch), result, call.read, call.scalars);
   } else {
     WithoutGil free(record.lengthy);
-    result = launch(record.torch, call.read, call.scalars);
+    result = launch(std::get<TorchOperation>(record.launch), call.read, call.scalars);
   }
   return THPVariable_Wrap(std::move(result));
 }
 
-// 0 if out has the result, or is going to.
-int launch_kept(Record const& record, Call const& call, at::Tensor& out) {
-  void const* read[kMostTensors];
-  for (int i = 0; i < call.count; ++i) read[i] = call.read[i]->const_data_ptr();
-  void* result = out.mutable_data_ptr();
+// 0 if it was launched.
+int launched(Record& record, Given& given) {
+  alignas(kMapBytes) char block[kMostParameterBytes];
+  if (auto* driver = std::get_if<DriverLaunch>(&record.launch)) {
+    if (!fill(*driver, given, block)) return -1;
+    WithoutGil free(record.lengthy);
+    return launch(*driver, block, given.stream);
+  }
   WithoutGil free(record.lengthy);
-  if (record.kind == Kind::kHostFunction) return launch(record.host, result, read, call.count, call.scalars);
-  return launch(record.driver, result, read, call.count, call.scalars, stream_of(call.read[0]->device()));
+  if (auto const* host = std::get_if<HostFunction>(&record.launch)) return launch(*host, given);
+  if (auto const* device = std::get_if<DeviceFunction>(&record.launch)) return launch(*device, given);
+  return launch(std::get<LibraryProduct>(record.launch), given);
 }
 
-PyObject* by_launch(Record const& record, Call const& call, Arguments const& given, PyObject* packed) {
-  at::Tensor out = call.out != nullptr ? *call.out : allocate(record.result, call.read[0]->device());
-  if (launch_kept(record, call, out) != 0) return by_python(record, call, given, packed);
+enum class Outcome { kDone, kPython, kFailed };  // kPython: it is left to it; kFailed: with an error set
+
+// Launches into ``out``, which is made where there is none.
+Outcome launch_kept(Record& record, Call const& call, at::Tensor& out) {
+  Given given;
+  const c10::Device device = call.read[0]->device();
+  given.stream = stream_of(device);
+  if (record.memory.needed()) {
+    const auto asked = record.memory.of(given.stream, given.memory);
+    if (asked != Memory::Asking::kFound) return asked == Memory::Asking::kPython ? Outcome::kPython : Outcome::kFailed;
+  }
+  if (!out.defined()) out = allocate(record.result, device);
+  given.out = out.mutable_data_ptr();
+  given.count = call.count;
+  given.scalars = call.scalars;
+  for (int i = 0; i < call.count; ++i) given.read[i] = call.read[i]->const_data_ptr();
+  return launched(record, given) == 0 ? Outcome::kDone : Outcome::kPython;
+}
+
+PyObject* by_launch(Record& record, Call const& call, Arguments const& given, PyObject* packed) {
+  at::Tensor out = call.out != nullptr ? *call.out : at::Tensor();
+  switch (launch_kept(record, call, out)) {
+    case Outcome::kFailed: return nullptr;
+    case Outcome::kPython: return by_python(record, call, given, packed);
+    default: break;
+  }
   if (call.out == nullptr) return THPVariable_Wrap(std::move(out));
   out.unsafeGetTensorImpl()->bump_version();
   return Py_NewRef(given.out);
@@ -127,9 +154,9 @@ PyObject* run(Record* record, Call& call, Arguments const& given) {
     if (packed == nullptr) return nullptr;
     call.read[1] = &THPVariable_Unpack(packed);
   }
-  PyObject* result = record->kind == Kind::kPython  ? by_python(*record, call, given, packed)
-                     : record->kind == Kind::kTorch ? by_torch(*record, call, given)
-                                                    : by_launch(*record, call, given, packed);
+  PyObject* result = std::holds_alternative<std::monostate>(record->launch)   ? by_python(*record, call, given, packed)
+                     : std::holds_alternative<TorchOperation>(record->launch) ? by_torch(*record, call, given)
+                                                                              : by_launch(*record, call, given, packed);
   Py_XDECREF(packed);
   return result;
 }
@@ -197,15 +224,16 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Record* record = table.find(call.key);
     if (record == nullptr) Py_RETURN_FALSE;
     const c10::Device device = call.read[0]->device();
-    if (record->kind == Kind::kPython || (record->capture_info != 0 && captured(record->capture_info, device))) Py_RETURN_NONE;
+    if (std::holds_alternative<std::monostate>(record->launch) || (record->capture_info != 0 && captured(record->capture_info, device))) Py_RETURN_NONE;
     Held held(record);
     at::Tensor out;
-    if (record->kind == Kind::kTorch) {
+    if (std::holds_alternative<TorchOperation>(record->launch)) {
       WithoutGil free(record->lengthy);
       out = layer_by_torch(call);
     } else {
-      out = allocate(record->result, device);
-      if (launch_kept(*record, call, out) != 0) Py_RETURN_NONE;
+      const Outcome outcome = launch_kept(*record, call, out);
+      if (outcome == Outcome::kFailed) return nullptr;
+      if (outcome == Outcome::kPython) Py_RETURN_NONE;
     }
     return THPVariable_Wrap(std::move(out));
   });
@@ -222,9 +250,9 @@ PyObject* keep_layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     auto record = std::make_unique<Record>();
     if (args[1] != Py_None && !parse(args[1], *record)) return nullptr;
     if (args[1] == Py_None) {
-      record->kind = Kind::kTorch;
+      record->launch.emplace<TorchOperation>();
       record->lengthy = call.read[0]->is_cuda();
-    } else if (record->kind != Kind::kPython) {
+    } else if (!std::holds_alternative<std::monostate>(record->launch)) {
       shape_as_layer(*record, call);
     }
     record->key = call.key;

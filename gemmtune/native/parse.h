@@ -28,59 +28,82 @@ bool rows_of(PyObject* tuple, std::vector<T>& found, size_t width, Fill fill) {
   return true;
 }
 
-inline bool parse_map(PyObject* given, TensorMap& map) {
-  PyObject *sizes, *pitches, *box;
-  if (!PyArg_ParseTuple(given, "iiiiO!O!O!", &map.operand, &map.data_type, &map.swizzle, &map.promotion, &PyTuple_Type, &sizes,
-                        &PyTuple_Type, &pitches, &PyTuple_Type, &box)) {
-    return false;
-  }
-  std::vector<uint64_t> all_sizes, all_pitches;
-  std::vector<uint32_t> all_box;
-  if (!numbers_of(sizes, all_sizes) || !numbers_of(pitches, all_pitches) || !numbers_of(box, all_box)) return false;
-  map.rank = static_cast<int>(all_sizes.size());
-  if (map.rank > 5 || all_box.size() != all_sizes.size() || all_pitches.size() + 1 != all_sizes.size()) {
-    PyErr_SetString(PyExc_ValueError, "a tensor map of more than five dimensions, or of uneven ones");
-    return false;
-  }
-  std::copy(all_sizes.begin(), all_sizes.end(), map.sizes);
-  std::copy(all_pitches.begin(), all_pitches.end(), map.pitches);
-  std::copy(all_box.begin(), all_box.end(), map.box);
-  return true;
-}
-
 inline bool parse(PyObject* given, DriverLaunch& d) {
-  unsigned long long launch, context, encode, function, own_context;
+  unsigned long long launch, context, function, own_context;
   int pdl;
   const char* bytes;
   Py_ssize_t byte_count;
-  PyObject *arguments, *maps, *places, *numbers, *aligned, *multiples;
-  if (!PyArg_ParseTuple(given, "KKKKK(III)IIIpiy#O!O!O!O!O!O!", &launch, &context, &encode, &function, &own_context, &d.grid[0],
-                        &d.grid[1], &d.grid[2], &d.cluster, &d.threads, &d.shared_bytes, &pdl, &d.skipped, &bytes, &byte_count,
-                        &PyTuple_Type, &arguments, &PyTuple_Type, &maps, &PyTuple_Type, &places, &PyTuple_Type, &numbers,
-                        &PyTuple_Type, &aligned, &PyTuple_Type, &multiples)) {
+  PyObject *arguments, *maps, *encode, *places, *numbers, *aligned, *multiples;
+  if (!PyArg_ParseTuple(given, "KKKK(III)IIIpiy#O!O!OO!O!O!O!", &launch, &context, &function, &own_context, &d.grid[0], &d.grid[1],
+                        &d.grid[2], &d.cluster, &d.threads, &d.shared_bytes, &pdl, &d.skipped, &bytes, &byte_count, &PyTuple_Type,
+                        &arguments, &PyTuple_Type, &maps, &encode, &PyTuple_Type, &places, &PyTuple_Type, &numbers, &PyTuple_Type,
+                        &aligned, &PyTuple_Type, &multiples)) {
     return false;
   }
   d.launch_kernel = reinterpret_cast<DriverLaunch::LaunchKernel>(launch);
   d.set_context = reinterpret_cast<DriverLaunch::SetContext>(context);
-  d.encode_map = reinterpret_cast<DriverLaunch::EncodeMap>(encode);
   d.function = reinterpret_cast<void*>(function);
   d.context = reinterpret_cast<void*>(own_context);
   d.pdl = pdl != 0;
+  d.encode = Py_NewRef(encode);
   d.parameters.assign(bytes, bytes + byte_count);
-  if (!numbers_of(arguments, d.arguments)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(maps); ++i) {
-    d.maps.emplace_back();
-    if (!parse_map(PyTuple_GET_ITEM(maps, i), d.maps.back())) return false;
-  }
+  std::vector<int> operands;
+  if (!numbers_of(arguments, d.arguments) || !numbers_of(maps, operands)) return false;
+  for (const int operand : operands) d.maps.emplace_back().operand = operand;
   if (d.parameters.size() > kMostParameterBytes || d.arguments.size() > kMostParameters) {
     PyErr_SetString(PyExc_ValueError, "more parameters than a kernel can have");
     return false;
   }
   using Row = std::vector<int64_t>;
   return rows_of(places, d.places, 3, [](Row const& r) { return Place{uint32_t(r[0]), int(r[1]), r[2]}; }) &&
-         rows_of(numbers, d.numbers, 2, [](Row const& r) { return Number{uint32_t(r[0]), int(r[1])}; }) &&
+         rows_of(numbers, d.numbers, 3, [](Row const& r) { return Number{uint32_t(r[0]), int(r[1]), r[2] != 0}; }) &&
          rows_of(aligned, d.aligned, 3, [](Row const& r) { return Aligned{uint32_t(r[0]), int(r[1]), uint64_t(r[2])}; }) &&
          rows_of(multiples, d.multiples, 2, [](Row const& r) { return Multiple{int(r[0]), uint64_t(r[1])}; });
+}
+
+inline bool parse(PyObject* given, DeviceFunction& f) {
+  unsigned long long function, plan, alignment[3];
+  if (!PyArg_ParseTuple(given, "KKiiii(KKK)", &function, &plan, &f.left, &f.right, &f.first, &f.count, &alignment[0], &alignment[1],
+                        &alignment[2])) {
+    return false;
+  }
+  f.function = reinterpret_cast<void*>(function);
+  f.plan = reinterpret_cast<void const*>(plan);
+  std::copy(alignment, alignment + 3, f.alignment);
+  return true;
+}
+
+inline bool parse(PyObject* given, LibraryProduct& p) {
+  unsigned long long matmul, set_attribute, handle, operation, layouts[4], workspace_bytes;
+  const char* algorithm;
+  Py_ssize_t algorithm_bytes;
+  int scalar, known[2];
+  PyObject* pointers;
+  if (!PyArg_ParseTuple(given, "KKKK(KKKK)y#KCpdpdiiiO!", &matmul, &set_attribute, &handle, &operation, &layouts[0], &layouts[1],
+                        &layouts[2], &layouts[3], &algorithm, &algorithm_bytes, &workspace_bytes, &scalar, &known[0], &p.scalars[0],
+                        &known[1], &p.scalars[1], &p.left, &p.right, &p.added, &PyTuple_Type, &pointers)) {
+    return false;
+  }
+  if (algorithm_bytes != static_cast<Py_ssize_t>(kAlgorithmBytes)) {
+    PyErr_SetString(PyExc_ValueError, "an algorithm of cuBLASLt has 64 bytes");
+    return false;
+  }
+  const auto at = [](unsigned long long address) { return reinterpret_cast<void*>(address); };
+  p.matmul = reinterpret_cast<LibraryProduct::Matmul>(matmul);
+  p.set_attribute = reinterpret_cast<LibraryProduct::SetAttribute>(set_attribute);
+  p.handle = at(handle);
+  p.operation = at(operation);
+  p.left_layout = at(layouts[0]);
+  p.right_layout = at(layouts[1]);
+  p.c_layout = at(layouts[2]);
+  p.d_layout = at(layouts[3]);
+  std::memcpy(p.algorithm, algorithm, kAlgorithmBytes);
+  p.workspace_bytes = workspace_bytes;
+  p.scalar = static_cast<char>(scalar);
+  p.known[0] = known[0] != 0;
+  p.known[1] = known[1] != 0;
+  using Row = std::vector<int64_t>;
+  return rows_of(pointers, p.pointers, 2, [](Row const& r) { return LibraryProduct::Pointer{int(r[0]), int(r[1])}; });
 }
 
 inline bool parse(PyObject* given, HostFunction& host) {
@@ -98,14 +121,23 @@ inline bool parse(PyObject* given, TorchOperation& torch) {
   return true;
 }
 
+// memory: None, or (tensors, capture).
+inline bool parse(PyObject* given, Memory& memory) {
+  if (given == Py_None) return true;
+  PyObject* tensors;
+  unsigned long long capture;
+  if (!PyArg_ParseTuple(given, "OK", &tensors, &capture)) return false;
+  memory.set(tensors, capture);
+  return true;
+}
+
 inline bool parse(PyObject* given, Record& record) {
   int kind, lengthy;
-  PyObject *entry, *fresh, *into, *choice, *owner, *spans, *size, *stride, *dtype, *launch;
-  if (!PyArg_ParseTuple(given, "OOOOOO!O!O!O!piO!", &entry, &fresh, &into, &choice, &owner, &PyTuple_Type, &spans, &PyTuple_Type, &size,
-                        &PyTuple_Type, &stride, &THPDtypeType, &dtype, &lengthy, &kind, &PyTuple_Type, &launch)) {
+  PyObject *entry, *fresh, *into, *choice, *owner, *spans, *size, *stride, *dtype, *memory, *launch;
+  if (!PyArg_ParseTuple(given, "OOOOOO!O!O!O!pOiO!", &entry, &fresh, &into, &choice, &owner, &PyTuple_Type, &spans, &PyTuple_Type, &size,
+                        &PyTuple_Type, &stride, &THPDtypeType, &dtype, &lengthy, &memory, &kind, &PyTuple_Type, &launch)) {
     return false;
   }
-  record.kind = static_cast<Kind>(kind);
   record.lengthy = lengthy != 0;
   record.entry = Py_NewRef(entry);
   record.fresh = Py_NewRef(fresh);
@@ -115,10 +147,13 @@ inline bool parse(PyObject* given, Record& record) {
   record.result.dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   if (!numbers_of(spans, record.spans) || !numbers_of(size, record.result.size) || !numbers_of(stride, record.result.stride)) return false;
   record.result.bytes = record.spans.empty() ? 0 : record.spans[0];
-  switch (record.kind) {
-    case Kind::kHostFunction: return parse(launch, record.host);
-    case Kind::kTorch: return parse(launch, record.torch);
-    case Kind::kDriver: return parse(launch, record.driver);
+  if (!parse(memory, record.memory)) return false;
+  switch (kind) {
+    case 1: return parse(launch, record.launch.emplace<1>());
+    case 2: return parse(launch, record.launch.emplace<2>());
+    case 3: return parse(launch, record.launch.emplace<3>());
+    case 4: return parse(launch, record.launch.emplace<4>());
+    case 5: return parse(launch, record.launch.emplace<5>());
     default: return true;
   }
 }

@@ -1,19 +1,21 @@
 // Kept calls: an open addressing table of records. Everything here happens while the GIL is held.
 #pragma once
 #include "launch.h"
+#include "result.h"
 
 #include <memory>
+#include <variant>
 
 namespace gemmtune {
 
-enum class Kind : int { kPython, kHostFunction, kTorch, kDriver };
+// How a call is done; nothing is known of one that only Python can do. The order is that of KINDS in records.py.
+using Launch = std::variant<std::monostate, HostFunction, TorchOperation, DriverLaunch, DeviceFunction, LibraryProduct>;
 
 // What a call with this key does. Those that run it count as users: it outlives its place in the table.
 struct Record {
   Key key;
   uint64_t hash = 0;
   int users = 1;
-  Kind kind = Kind::kPython;
   bool lengthy = false;         // worth letting other threads of Python run meanwhile
   uint64_t capture_info = 0;    // of a layer: asked whether a graph is captured, where Python has the say; 0: need not be asked
   PyObject* entry = nullptr;    // of the table of Python
@@ -23,9 +25,8 @@ struct Record {
   PyObject* owner = nullptr;    // of the memory and the code that a launch points to
   std::vector<int64_t> spans;   // bytes of out and of each tensor that is read
   Result result;
-  HostFunction host;
-  TorchOperation torch;
-  DriverLaunch driver;
+  Memory memory;
+  Launch launch;
 
   Record() = default;
   Record(Record const&) = delete;

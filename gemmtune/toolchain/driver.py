@@ -137,6 +137,10 @@ class Driver:
         status = self.call.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
         return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
 
+    def address(self, name: str) -> int:
+        """The address of one of ``FUNCTIONS``."""
+        return ctypes.cast(getattr(self.call, name), c_void_p).value or 0
+
     def encode(self, one: TensorMap, address: int, at: int) -> int:
         """Write the CUtensorMap of data at ``address`` to the memory at ``at``, a multiple of 64. Returns a status."""
         rank = len(one.sizes)

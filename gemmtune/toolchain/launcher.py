@@ -16,8 +16,8 @@ from ..choice import Run, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem import Problem
 from .driver import CLUSTER_DIMENSION, INVALID_CONTEXT, PROGRAMMATIC_STREAM_SERIALIZATION, Attribute, Config, Driver, LoadedKernel
-from .prepared import DriverLaunch
-from .record import MAP_BYTES, Record, TensorMap
+from .prepared import DriverLaunch, Memory
+from .record import MAP_BYTES, Record
 
 MOST_READY = 512
 """Sets of addresses whose parameters are kept: measuring takes turns with up to 256 sets of operands."""
@@ -60,7 +60,7 @@ class Launcher:
 
     def _prepare(self, key: tuple[object, ...], stream: int, addresses: tuple[int, ...], scalars: tuple[float, float]) -> Ready:
         record = self.record
-        maps = [self._map(i, one, addresses[one.operand]) for i, one in enumerate(record.maps)]
+        maps = [self.map(i, addresses[one.operand]) for i, one in enumerate(record.maps)]
         memory, start = filled(record, addresses, scalars, maps)
         arguments = (ctypes.c_void_p * len(record.arguments))(*(start + offset for offset in record.arguments))
         config = _config(record, stream)
@@ -69,12 +69,12 @@ class Launcher:
         self._ready[key] = ready = Ready(ctypes.byref(config), arguments, (memory, config))
         return ready
 
-    def _map(self, number: int, one: TensorMap, address: int) -> bytes:
-        """The CUtensorMap of an operand at ``address``."""
+    def map(self, number: int, address: int) -> bytes:
+        """The record's tensor map of that number, a CUtensorMap, for data at ``address``. Raises ErrorFromChoice: it cannot be."""
         found = self._maps.get((number, address))
         if found is None:
             memory, start = _aligned_memory(MAP_BYTES)
-            status = self._driver.encode(one, address, start)
+            status = self._driver.encode(self.record.maps[number], address, start)
             if status:
                 raise self._refuse(f"an operand cannot be described to TMA: {self._driver.message(status)}")
             found = ctypes.string_at(start, MAP_BYTES)
@@ -95,7 +95,7 @@ def filled(
     for place in record.addresses:
         struct.pack_into("Q", block, place.offset, addresses[place.operand] + place.more_bytes)
     for scalar in record.scalars:
-        ctypes.c_float.from_buffer(block, scalar.offset).value = scalars[scalar.number]
+        struct.pack_into("d" if scalar.wide else "f", block, scalar.offset, scalars[scalar.number])
     for flag in record.aligned:
         if addresses[flag.operand] % flag.multiple_bytes:
             block[flag.offset] = 0
@@ -135,18 +135,22 @@ class Workspace:
     def __init__(self, capture: Callable[[int], int], size_bytes: int, device: int) -> None:
         self._capture = capture
         self.size_bytes = size_bytes
-        self._device = torch.device("cuda", device)
+        self.device = device
         self._by_stream: dict[int, torch.Tensor] = {}
         self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def of_stream(self, stream: int) -> torch.Tensor:
+        """The memory for launches on ``stream`` while no graph captures it."""
+        memory = self._by_stream.get(stream)
+        if memory is None:
+            memory = self._by_stream[stream] = self._new()
+        return memory
 
     def address(self, stream: int) -> int:
         """The address of the memory for launches on ``stream``."""
         capture = self._capture(stream)
         if capture == 0 or stream in ORDERED_STREAMS:
-            memory = self._by_stream.get(stream)
-            if memory is None:
-                memory = self._by_stream[stream] = self._new()
-            return memory.data_ptr()
+            return self.of_stream(stream).data_ptr()
         number, memory = self._by_capture.get(stream, (0, None))
         if memory is None or number != capture:
             memory = self._new()
@@ -154,7 +158,7 @@ class Workspace:
         return memory.data_ptr()
 
     def _new(self) -> torch.Tensor:
-        return torch.zeros(self.size_bytes, dtype=torch.uint8, device=self._device)
+        return torch.zeros(self.size_bytes, dtype=torch.uint8, device=torch.device("cuda", self.device))
 
 
 class Loaded(Protocol):
@@ -176,10 +180,15 @@ class Launching(Protocol):
     def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None: ...
 
 
-def bind(launcher: Launching, problem: Problem, name: str) -> Run:
+def workspace_of(launcher: Launching) -> Workspace:
+    """The memory that a record's launches on a device need."""
+    return Workspace(launcher.kernel.driver.capture, launcher.record.workspace_bytes, launcher.kernel.device)
+
+
+def bind(launcher: Launching, problem: Problem, name: str, workspace: Workspace | None = None) -> Run:
     """A function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device."""
     record, device = launcher.record, launcher.kernel.device
-    workspace = Workspace(launcher.kernel.driver.capture, record.workspace_bytes, device)
+    workspace = workspace or workspace_of(launcher)
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, record.workspace_bytes > 0
     alignment, launch, without = record.alignment, launcher.launch, (1.0, 0.0)
     skipped = _skipped(problem)
@@ -200,19 +209,28 @@ def bind(launcher: Launching, problem: Problem, name: str) -> Run:
     return run
 
 
-def prepared(launcher: Launcher, problem: Problem) -> DriverLaunch | None:
-    """The same as plain data; None for a launch with a workspace, whose memory depends on the stream."""
-    if launcher.record.workspace_bytes:
-        return None
-    kernel = launcher.kernel
+def prepared(launcher: Launcher, problem: Problem, workspace: Workspace) -> DriverLaunch:
+    """The same as plain data."""
+    kernel, record = launcher.kernel, launcher.record
     return DriverLaunch(
-        record=launcher.record,
-        driver=kernel.driver,
+        record=record,
+        launch=kernel.driver.address("cuLaunchKernelEx"),
+        set_context=kernel.driver.address("cuCtxSetCurrent"),
         function=kernel.function,
         context=kernel.context,
         skipped=_skipped(problem),
-        owner=launcher,
+        owner=(launcher, kernel.driver),
+        memory=memory_of(workspace, kernel.driver),
+        maps=tuple(one.operand for one in record.maps),
+        encode=launcher.map,
     )
+
+
+def memory_of(workspace: Workspace, driver: Driver) -> Memory | None:
+    """The same memory as plain data; None for an empty one."""
+    if not workspace.size_bytes:
+        return None
+    return Memory(tensors=lambda stream: (workspace.of_stream(stream),), capture=driver.address("cuStreamGetCaptureInfo_v2"))
 
 
 def _skipped(problem: Problem) -> int | None:

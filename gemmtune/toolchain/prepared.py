@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from ..choice import Prepared
-from .driver import Driver
-from .record import Record
+from .record import A, B, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +38,88 @@ class TorchOperation(Prepared):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriverLaunch(Prepared):
-    """What a record says, for the kernel ``function`` of a device's primary ``context``; it needs no workspace.
+class Memory:
+    """What a launch needs beside its operands: ``tensors(stream)`` has it for launches on a stream, always the same.
 
-    ``skipped`` is the place of a tensor of the call that the record has no number for. ``owner`` keeps the kernel loaded.
+    It is not asked while a graph captures the stream, whose launches have memory of their own: ``capture`` is the address of the
+    driver's cuStreamGetCaptureInfo_v2, which tells.
+    """
+
+    tensors: Callable[[int], Sequence[torch.Tensor]]
+    capture: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLaunch(Prepared):
+    """What a record says, for the kernel ``function`` of a device's primary ``context``.
+
+    ``launch`` and ``set_context`` are the addresses of the driver's cuLaunchKernelEx and cuCtxSetCurrent. ``skipped`` is the place
+    of a tensor of the call that the record has no number for. The first tensor of ``memory`` is the workspace; all have numbers
+    behind those of the call's tensors as well. ``maps`` are the operands of the tensor maps, and ``encode(number, address)`` makes
+    the bytes of one. ``owner`` keeps the kernel loaded.
     """
 
     record: Record
-    driver: Driver
+    launch: int
+    set_context: int
     function: int
     context: int
     skipped: int | None
     owner: object
+    memory: Memory | None = None
+    maps: tuple[int, ...] = ()
+    encode: Callable[[int, int], bytes] | None = None
+
+    def swapped(self) -> DriverLaunch:
+        """The same with b in the place of a, and a in that of b."""
+        other = {A: B, B: A}
+        addresses = tuple(replace(x, operand=other.get(x.operand, x.operand)) for x in self.record.addresses)
+        maps = tuple(other.get(operand, operand) for operand in self.maps)
+        return replace(self, record=replace(self.record, addresses=addresses), maps=maps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFunction(Prepared):
+    """``gemmtune_call`` of a shared object of nvcc, at the address ``function``, with its plan at the address ``plan``.
+
+    Places among the tensors of a call: ``left``, ``right``, and from ``first`` on ``count`` others. ``alignment``: the bytes that
+    the addresses of the result, of ``left`` and of ``right`` are multiples of. ``owner`` keeps code and plan in memory.
+    """
+
+    function: int
+    plan: int
+    left: int
+    right: int
+    first: int
+    count: int
+    alignment: tuple[int, int, int]
+    owner: object
+    memory: Memory | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryProduct(Prepared):
+    """A call of cublasLtMatmul, which is at the address ``function``; ``set_attribute`` is that of cublasLtMatmulDescSetAttribute.
+
+    ``operation`` and the layouts of the matrices are handles of its descriptors, ``algorithm`` the opaque bytes. ``scalar`` is the
+    C type of alpha and beta as struct has it; None for one that the call has. ``left``, ``right`` and ``added``, which is C, are
+    places among the tensors of a call. ``pointers`` are the attributes of the operation that hold the address of a tensor, with its
+    place: nobody else sets those of this operation. ``owner`` keeps the descriptors.
+    """
+
+    function: int
+    set_attribute: int
+    handle: int
+    operation: int
+    layouts: tuple[int, int, int, int]
+    algorithm: bytes
+    workspace_bytes: int
+    scalar: Literal["f", "d", "i"]
+    alpha: float | None
+    beta: float | None
+    left: int
+    right: int
+    added: int | None
+    pointers: tuple[tuple[int, int], ...]
+    owner: object
+    memory: Memory | None = None

@@ -62,10 +62,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """The parameters have a scalar of the call as a float32 at ``offset``: number 0 is alpha, 1 beta."""
+    """The parameters have a scalar of the call as a float32 at ``offset``, a float64 if ``wide``: number 0 is alpha, 1 beta."""
 
     offset: int
     number: int
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from gemmtune.backends import cublaslt
+from gemmtune.backends.cublaslt import algorithm, launch, library
 from gemmtune.backends.cublaslt.constants import (
     AlgorithmAttribute,
     DescAttribute,
@@ -19,6 +23,11 @@ from gemmtune.backends.cublaslt.constants import (
     ScaleMode,
 )
 
+POINTER, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+MATMUL = ctypes.CFUNCTYPE(INT, *[POINTER] * 14, SIZE, POINTER)
+"""cublasLtMatmul, in whose place a call of the native look-up comes to the fake."""
+SET_ATTRIBUTE = ctypes.CFUNCTYPE(INT, POINTER, INT, POINTER, SIZE)
+CAPTURE_INFO = ctypes.CFUNCTYPE(INT, POINTER, ctypes.POINTER(INT), *[POINTER] * 4)
 NUMPY = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 10: np.int32, 28: np.uint8, 29: np.uint8}
 FLOAT8 = {28: torch.float8_e4m3fn, 29: torch.float8_e5m2}
 NAMES = {13: "EXECUTION_FAILED", 15: "NOT_SUPPORTED"}
@@ -33,7 +42,10 @@ class cuBLASLtError(Exception):
 
 
 class Fake:
-    """``launches`` and ``preferences`` record what was asked; ``fail`` makes the next matmul fail with that status."""
+    """``launches`` and ``preferences`` record what was asked; ``fail`` makes the next matmul fail with that status.
+
+    ``native`` counts the calls by ``functions``; ``captures`` tells whether a graph captures every stream.
+    """
 
     cuBLASLtError = cuBLASLtError
 
@@ -45,6 +57,27 @@ class Fake:
         self.heuristic_count = 3
         self.check_fails = None
         self.fail = None
+        self.native = 0
+        self.captures = 0
+
+    def functions(self):
+        """The functions of the library that the native look-up calls, by name; what they raise is a status."""
+
+        def matmul(*given):
+            return self._status(lambda: self.matmul(*(0 if x is None else x for x in given)))
+
+        def set_attribute(descriptor, attribute, at, size):
+            return self._status(lambda: self._set(descriptor, attribute, at, size))
+
+        return {"cublasLtMatmul": MATMUL(matmul), "cublasLtMatmulDescSetAttribute": SET_ATTRIBUTE(set_attribute)}
+
+    def _status(self, call):
+        self.native += 1
+        try:
+            call()
+        except cuBLASLtError as error:
+            return error.status
+        return 0
 
     def _new(self, **values):
         key = next(self._ids)
@@ -159,3 +192,30 @@ class Fake:
         dtype = np.dtype(NUMPY[d["dtype"]])
         at = asked[DescAttribute.BIAS_POINTER] + i * asked.get(DescAttribute.BIAS_BATCH_STRIDE, 0) * dtype.itemsize
         return np.frombuffer((ctypes.c_char * (d["rows"] * dtype.itemsize)).from_address(at), dtype=dtype)
+
+
+def installed(monkeypatch, device, stream):
+    """A fake in the place of the bindings, on a GPU that is the CPU's memory; its functions have addresses."""
+    fake = Fake()
+    for module in (library, algorithm, cublaslt):
+        monkeypatch.setattr(module, "bindings", lambda: fake)
+    monkeypatch.setattr(cublaslt, "installed_version", lambda: "1.0.0")
+    monkeypatch.setattr(cublaslt, "detect", lambda _: device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(fake.captures))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(launch, "_allocate", lambda index, size_bytes: torch.empty(size_bytes, dtype=torch.uint8))
+    monkeypatch.setattr(launch, "_blocks", {})
+    functions = fake.functions()
+    functions["cuStreamGetCaptureInfo_v2"] = CAPTURE_INFO(lambda _, state, *more: state.__setitem__(0, fake.captures) or 0)
+    fake.kept = functions
+
+    def address(name):
+        return ctypes.cast(functions[name], ctypes.c_void_p).value
+
+    monkeypatch.setattr(launch, "function_address", address)
+    monkeypatch.setattr(launch, "find_driver", lambda: SimpleNamespace(address=address))
+    library.handle.cache_clear()
+    return fake

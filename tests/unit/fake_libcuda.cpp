@@ -34,6 +34,10 @@ int fake_most_shared_bytes() { return most_shared_bytes; }
 int fake_contexts() { return contexts; }
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) {
+  *version = 13020;
+  return CUDA_SUCCESS;
+}
 CUresult cuDeviceGet(CUdevice* device, int number) {
   *device = number + 40;
   return CUDA_SUCCESS;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import pickle
@@ -10,10 +9,10 @@ import sys
 
 import pytest
 import torch
-from fake_cublaslt import Fake
+from fake_cublaslt import installed
 
 from gemmtune.backends import cublaslt
-from gemmtune.backends.cublaslt import BACKEND, algorithm, library
+from gemmtune.backends.cublaslt import BACKEND, launch, library
 from gemmtune.backends.cublaslt.constants import AlgorithmAttribute, PreferenceAttribute
 from gemmtune.backends.cublaslt.gemm import gemm_of
 from gemmtune.device import preset
@@ -31,26 +30,8 @@ STREAM = 7
 
 @pytest.fixture
 def fake(monkeypatch):
-    fake = Fake()
-    monkeypatch.setattr(library, "bindings", lambda: fake)
-    monkeypatch.setattr(algorithm, "bindings", lambda: fake)
-    monkeypatch.setattr(cublaslt, "bindings", lambda: fake)
-    monkeypatch.setattr(cublaslt, "installed_version", lambda: "1.0.0")
-    monkeypatch.setattr(cublaslt, "detect", lambda device: DEVICE)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(algorithm, "_allocate", allocate_on_cpu)
-    monkeypatch.setattr(algorithm, "_blocks", {})
+    yield installed(monkeypatch, DEVICE, STREAM)
     library.handle.cache_clear()
-    yield fake
-    library.handle.cache_clear()
-
-
-def allocate_on_cpu(index, size_bytes):
-    return torch.empty(size_bytes, dtype=torch.uint8)
 
 
 def offers(problem, **settings):
@@ -410,7 +391,7 @@ def test_captured_graph_has_its_own_workspace(fake, monkeypatch):
     run = choice.build().run
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     run(*operands)
-    assert not algorithm._blocks
+    assert not launch._blocks
 
 
 def test_descriptors_are_freed_with_the_kernel(fake):

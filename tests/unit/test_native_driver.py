@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import os
 import re
-import types
-from collections.abc import Iterator
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cuda_cases import addmm, choice, cluster_shape, gemv_shape, mixed, wgmma_shape
 from fake_libcuda import FakeCuda, compiled
 from native_calls import arguments
+from torch import Tensor
 
 from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cutlass.launch import GIVEN
 from gemmtune.backends.table import load
-from gemmtune.backends.triton.build import TritonChoice
+from gemmtune.backends.triton.build import KernelChoice
 from gemmtune.backends.triton.launch import launch_record
+from gemmtune.backends.triton.workspace import BUFFERS
 from gemmtune.choice import Kernel
 from gemmtune.device import preset
 from gemmtune.dispatch.plan import Plan
@@ -29,7 +38,9 @@ from gemmtune.numerics.operands import random_operands
 from gemmtune.ops import operate as path
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.toolchain.launcher import Launcher, bind, prepared
+from gemmtune.toolchain.launcher import Launcher, Workspace, bind, prepared, workspace_of
+from gemmtune.toolchain.prepared import DeviceFunction, DriverLaunch, Memory
+from gemmtune.toolchain.record import OUT, A, Address, B
 
 pytestmark = [pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"), pytest.mark.slow]
 GEMV = choice(addmm(1, 100, 256), gemv_shape(8, 4, 4), pdl=True, prefetch_stages=4)
@@ -59,26 +70,122 @@ def plan_of(cuda: FakeCuda, one: CudaChoice) -> Plan:
         cuda.driver.load(b"\x7fELF", record.kernel, 0), record, lambda reason: ErrorFromChoice("a choice", "a problem", reason)
     )
     cuda.expects_launch(record)
-    kernel = Kernel(run=bind(launcher, one.problem, one.name), prepared=prepared(launcher, one.problem))
+    workspace = workspace_of(launcher)
+    run = bind(launcher, one.problem, one.name, workspace)
+    kernel = Kernel(run=run, prepared=prepared(launcher, one.problem, workspace))
     return Plan(problem=one.problem, choice=one, kernel=kernel, origin="only choice")
 
 
-@pytest.mark.parametrize("one", [GEMV, WGMMA], ids=lambda one: one.family.name)
-def test_the_driver_gets_what_python_gives_it(cuda: FakeCuda, one: CudaChoice) -> None:
-    assert one.record.workspace_bytes == 0
+@pytest.mark.parametrize("one", [GEMV, WGMMA, LONG], ids=lambda one: one.family.name)
+def test_the_driver_gets_what_python_gives_it(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workspace, "_new", lambda self: torch.zeros(self.size_bytes, dtype=torch.uint8))
     plan = plan_of(cuda, one)
     operands = random_operands(one.problem, torch.device("cpu"), seed=1)
     out = torch.empty(one.problem.out.size, dtype=one.problem.out.dtype)
     call = arguments(one.problem.op, *operands.tensors, out=out, scalars=operands.scalars)
     assert native.module.keep(native.generation, record_of(plan), *call)
-    assert native.module.look_up(*call) is out
-    addresses = (out.data_ptr(), 0, *(x.data_ptr() for x in operands.tensors))
-    plan.kernel.prepared.owner.launch(0, addresses, *(operands.scalars or (1.0, 0.0)))  # type: ignore[union-attr, attr-defined]
-    ours, pythons = cuda.launched
+    for _ in range(2):
+        assert native.module.look_up(*call) is out
+    monkeypatch.undo()
+    plan.kernel.run(out, operands.tensors, operands.scalars)
+    ours, _, pythons = cuda.launched
+    assert all(bytes(x.arguments) == bytes(ours.arguments) for x in cuda.launched)
     for name in ("grid", "block", "shared_bytes", "cluster", "overlaps", "attributes", "stream", "function"):
         got, wanted = getattr(ours, name), getattr(pythons, name)
         assert got == wanted or tuple(got) == tuple(wanted), name
-    assert bytes(ours.arguments) == bytes(pythons.arguments)
+
+
+def test_a_captured_stream_is_left_to_python(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LONG.record.workspace_bytes > 0
+    made: list[Tensor] = []
+
+    def new(self: Workspace) -> Tensor:
+        made.append(torch.zeros(self.size_bytes, dtype=torch.uint8))
+        return made[-1]
+
+    monkeypatch.setattr(Workspace, "_new", new)
+    plan = plan_of(cuda, LONG)
+    operands = random_operands(LONG.problem, torch.device("cpu"), seed=1)
+    call = arguments("addmm", *operands.tensors, scalars=operands.scalars)
+    assert native.module.keep(native.generation, record_of(plan), *call)
+    for captures in (0, 7, 7, 8, 0):
+        ctypes.c_ulonglong.in_dll(cuda.library, "fake_capture").value = captures
+        native.module.look_up(*call)
+    assert len(made) == 3, "one for the stream, one for each capture"
+    assert len(cuda.launched) == 5
+    contents = [bytes(x.arguments) for x in cuda.launched]
+    addresses = [x.data_ptr().to_bytes(8, "little") for x in made]
+    for content, workspace in zip(contents, (0, 1, 1, 2, 0), strict=True):
+        assert [address in content for address in addresses] == [i == workspace for i in range(3)]
+
+
+def test_a_map_is_encoded_once_for_each_address(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(cuda, WGMMA)
+    prepared: Any = plan.kernel.prepared
+    asked: list[tuple[int, int]] = []
+
+    def encode(number: int, address: int) -> bytes:
+        asked.append((number, address))
+        if len(asked) > 3 * len(prepared.maps):
+            raise ErrorFromChoice("a choice", "a problem", "an operand cannot be described to TMA")
+        return bytes(prepared.encode(number, address))
+
+    kernel = dataclasses.replace(plan.kernel, prepared=dataclasses.replace(prepared, encode=encode))
+    plan = dataclasses.replace(plan, kernel=kernel)
+    assert prepared.maps
+    sets = [random_operands(WGMMA.problem, torch.device("cpu"), seed=i).tensors for i in range(4)]
+    calls = [arguments(WGMMA.problem.op, *tensors) for tensors in sets]
+    assert native.module.keep(native.generation, record_of(plan), *calls[0])
+    for call in (*calls[:3], *calls[:3]):
+        native.module.look_up(*call)
+    assert len(asked) == len(set(asked)) == 3 * len(prepared.maps)
+    native.module.look_up(*calls[3])
+    assert len(asked) == 3 * len(prepared.maps) + 1, "Python was asked, refused, and did the call itself"
+    assert len(cuda.launched) == 7
+
+
+class Given(ctypes.Structure):
+    """What a ``gemmtune_call`` is given."""
+
+    _fields_ = [
+        ("stream", ctypes.c_void_p), ("out", ctypes.c_void_p), ("left", ctypes.c_void_p), ("right", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p), ("alpha", ctypes.c_double), ("beta", ctypes.c_double), ("x", ctypes.c_void_p * 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_function_of_nvcc_is_given_its_block(cuda: FakeCuda, swapped: bool) -> None:
+    assert struct.calcsize(f"{GIVEN}2P") == ctypes.sizeof(Given)
+    problem = Problem.addmm(4, 8, 16, alpha=2, beta=0.5, dtype=torch.float32)
+    told: list[tuple[int, Any]] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Given))  # type: ignore[untyped-decorator]
+    def function(plan: int, given: Any) -> int:
+        told.append((plan, Given.from_buffer_copy(given.contents)))
+        return 0
+
+    memory = torch.zeros(64)
+    prepared = DeviceFunction(
+        function=ctypes.cast(function, ctypes.c_void_p).value or 0, plan=1234, left=int(swapped), right=int(not swapped), first=2,
+        count=1, alignment=(16, 16, 16), owner=function,
+        memory=Memory(tensors=lambda stream: (memory,), capture=cuda.driver.address("cuStreamGetCaptureInfo_v2")),
+    )  # fmt: skip
+    by_python: list[int] = []
+    kernel = Kernel(run=lambda out, tensors, scalars: by_python.append(1), prepared=prepared)
+    plan = Plan(problem=problem, choice=GEMV, kernel=kernel, origin="only choice")
+    a, b, inp, out = torch.ones(4, 16), torch.ones(16, 8), torch.ones(8), torch.ones(4, 8)
+    call = arguments("addmm", a, b, inp, out=out, scalars=(2, 0.5))
+    assert native.module.keep(native.generation, record_of(plan), *call)
+    assert native.module.look_up(*call) is out
+    ((where, given),) = told
+    assert where == 1234
+    left, right = (b, a) if swapped else (a, b)
+    got = (given.out, given.left, given.right, given.workspace, given.x[0], given.alpha, given.beta, given.stream)
+    assert got == (*(x.data_ptr() for x in (out, left, right, memory, inp)), 2.0, 0.5, None)
+    strict = dataclasses.replace(kernel, prepared=dataclasses.replace(prepared, alignment=(16, 16, 1 << 40)))
+    assert native.module.keep(native.generation, record_of(dataclasses.replace(plan, kernel=strict)), *call)
+    assert native.module.look_up(*call) is out
+    assert (len(told), by_python) == (1, [1]), "what is not aligned as planned is Python's"
 
 
 def test_what_the_driver_refuses_is_said_by_python(cuda: FakeCuda) -> None:
@@ -91,28 +198,91 @@ def test_what_the_driver_refuses_is_said_by_python(cuda: FakeCuda) -> None:
         native.module.look_up(*call)
 
 
-def test_a_workspace_is_left_to_python() -> None:
-    launcher = types.SimpleNamespace(record=LONG.record)
-    assert LONG.record.workspace_bytes > 0
-    assert prepared(launcher, LONG.problem) is None  # type: ignore[arg-type]
+BF16 = torch.bfloat16
+TRITON: dict[str, tuple[Problem, Callable[[KernelChoice], bool]]] = {
+    "scalars": (
+        Problem.addmm(200, 120, 72, dtype=BF16, alpha=2, beta=0.5, device_type="cuda"),
+        lambda x: not x.record.buffers and not described(x),
+    ),
+    "doubles": (Problem.addmm(64, 64, 64, dtype=torch.float64, alpha=2, beta=0.5, device_type="cuda"), lambda x: x.record.doubles),
+    "buffers": (Problem.mm(64, 64, 32768, dtype=BF16, device_type="cuda"), lambda x: x.record.buffers is not None),
+    "descriptors": (Problem.mm(2048, 2048, 2048, dtype=BF16, device_type="cuda"), lambda x: len(described(x)) == 3),
+}
+"""By what a kernel has that others do not: a problem, and which of its choices have it."""
 
 
-def test_triton_kernels_have_the_parameters_that_a_launch_fills() -> None:
-    problem = Problem.addmm(200, 120, 72, dtype=torch.bfloat16, alpha=2, beta=0.5, device_type="cuda")
-    found = load("triton").enumerate(problem, preset("sm90"), Settings(search="quick", max_profiling_configs=1)).choices
-    one = next(
-        x for x in found if isinstance(x, TritonChoice) and not x.record.buffers and not any(d for _, d in x.record.operands)
-    )
+def described(one: KernelChoice) -> list[int]:
+    return [place for place, how in one.record.operands if how is not None]
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_triton_kernels_have_the_parameters_that_a_launch_fills(name: str) -> None:
+    problem, wanted = TRITON[name]
+    found = load("triton").enumerate(problem, preset("sm90"), Settings(search="exhaustive")).choices
+    one = next(x for x in found if isinstance(x, KernelChoice) and wanted(x))
     made = one.kernels[0].compile()
     record = launch_record(one.record, made.metadata)
     entry = re.search(r"\.entry \w+\((.*?)\)", made.asm["ptx"], re.DOTALL)
     assert entry is not None
-    types_ = re.findall(r"\.param \.(\w+)", entry[1])
-    pointers, scalars = len(record.addresses), len(record.scalars)
+    types_ = re.findall(r"\.param (?:\.align \d+ )?\.(\w+)(?: \.ptr[^,]*?)? \w+_param_\d+(\[\d+\])?", entry[1])
+    expected: list[tuple[str, str]] = []
+    for _, how in one.record.operands:
+        expected += [("u64", "")] if how is None else [("b8", "[128]"), *[("u32", "")] * 2, *[("u64", "")] * 2]
+    expected += [("f64" if one.record.doubles else "f32", "")] * len(one.record.scalars)
+    assert types_[: len(expected)] == expected
+    assert {kind for kind, _ in types_[len(expected) : -2]} <= {"u32", "u64"}
+    assert types_[-2:] == [("u64", "")] * 2
     assert len(types_) == len(record.arguments)
-    assert types_[:pointers] == ["u64"] * pointers
-    assert types_[pointers : pointers + scalars] == ["f32"] * scalars
-    assert set(types_[pointers + scalars : -2]) <= {"u32", "u64"}
-    assert types_[-2:] == ["u64"] * 2
+    maps = len(described(one))
+    assert [x for x in record.arguments if x < 128 * maps] == [128 * i for i in range(maps)]
+    assert sorted(x for x in record.arguments if x >= 128 * maps) == list(range(128 * maps, len(record.parameters), 8))
     assert record.threads == made.metadata.num_warps * 32
     assert record.shared_bytes == made.metadata.shared
+    behind = A + len(problem.operands)  # the numbers of buffers
+    assert {x.operand for x in record.addresses} <= {OUT, *range(A, behind + len(BUFFERS) * (one.record.buffers is not None))}
+
+
+def test_swapped_operands_take_each_others_place() -> None:
+    record = dataclasses.replace(GEMV.record, addresses=tuple(Address(offset=8 * i, operand=i) for i in (OUT, A, B, B + 1)))
+    launch = DriverLaunch(
+        record=record, launch=1, set_context=1, function=1, context=1, skipped=None, owner=None, maps=(B, OUT, A)
+    )  # fmt: skip
+    swapped = launch.swapped()
+    assert [x.operand for x in swapped.record.addresses] == [OUT, B, A, B + 1]
+    assert [x.offset for x in swapped.record.addresses] == [x.offset for x in record.addresses]
+    assert swapped.maps == (A, OUT, B)
+
+
+_AS_TRITON = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+sys.setdlopenflags(os.RTLD_LAZY)  # the fake has not all that the module may call
+import triton, torch
+from triton.backends.nvidia import driver
+utils = driver.CudaUtils()
+from types import SimpleNamespace
+import gemmtune.backends.triton.descriptors as descriptors
+triton.runtime.driver.set_active(SimpleNamespace(utils=utils))
+from gemmtune.problem import Layout
+from fake_libcuda import Map
+layout = Layout.contiguous((256, 96), torch.bfloat16)
+meta = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [128, 64], "fp4_padded": False}
+encode = descriptors.encoder(descriptors.Description.of(layout, (128, 64)), meta)
+one, *rest = encode(0x7f0000001000)
+assert rest == [256, 96, 96, 1], rest
+told = Map.from_buffer_copy(descriptors.encoded_bytes(one))
+assert told.address == 0x7f0000001000, hex(told.address)
+assert list(told.sizes[:2]) == [96, 256] and told.pitches[0] == 192 and list(told.box[:2]) == [64, 128]
+assert (told.rank, told.swizzle) == (2, 3)
+"""
+
+
+def test_the_bytes_of_tritons_own_descriptors_are_found(cuda: FakeCuda, tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").symlink_to(tmp_path / "libcuda.so")
+    environment = os.environ | {
+        "TRITON_LIBCUDA_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "LD_PRELOAD": str(tmp_path / "libcuda.so.1"),
+    }  # fmt: skip
+    command = [sys.executable, "-c", _AS_TRITON, str(Path(__file__).parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -85,6 +85,15 @@ def bindings() -> Any:
     return importlib.import_module("nvmath.bindings.cublasLt")
 
 
+def function_address(name: str) -> int | None:
+    """Where the bindings have found a function of cuBLASLt; None where they do not tell."""
+    try:
+        internal = importlib.import_module("nvmath.bindings._internal.cublasLt")
+        return int(internal._inspect_function_pointer(f"__{name}")) or None
+    except (ImportError, AttributeError, KeyError):
+        return None
+
+
 @functools.cache
 def handle(index: int) -> int:
     """This process's cuBLASLt handle on the CUDA device ``index``; any thread may use it at any time."""

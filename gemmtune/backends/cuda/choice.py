@@ -20,7 +20,7 @@ from ...settings import Settings
 from ...toolchain.compiled import Artifact, FileChoice
 from ...toolchain.cubin import cubin_path, find_cubin_compiler, make_cubin
 from ...toolchain.driver import LoadedKernel, find_driver
-from ...toolchain.launcher import Launcher, bind, loaded_kernel, prepared
+from ...toolchain.launcher import Launcher, bind, loaded_kernel, prepared, workspace_of
 from ...toolchain.record import Record
 from .family import Family
 from .hopper import ARCH, CAPABILITY
@@ -106,7 +106,9 @@ class CudaChoice(FileChoice):
     def bind(self, loaded: LoadedKernel) -> Kernel:
         """The launch for the problem. Raises ErrorFromChoice: the device cannot run it."""
         launcher = Launcher(loaded, self.record, lambda reason: ErrorFromChoice(self.name, str(self.problem), reason))
-        return Kernel(run=bind(launcher, self.problem, self.name), prepared=prepared(launcher, self.problem))
+        workspace = workspace_of(launcher)
+        run = bind(launcher, self.problem, self.name, workspace)
+        return Kernel(run=run, prepared=prepared(launcher, self.problem, workspace))
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
         """The kernel that multiplies; its shared memory and threads are checked where it is compiled."""

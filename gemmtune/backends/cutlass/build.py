@@ -172,7 +172,7 @@ class CutlassChoice(FileChoice):
 
     def bind(self, loaded: Library) -> Kernel:
         """The launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
-        return Kernel(run=bind(loaded, self.config, self.problem, self._oriented, self.name))
+        return bind(loaded, self.config, self.problem, self._oriented, self.name)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
         """The only kernel, and what was expected of it."""

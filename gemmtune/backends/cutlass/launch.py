@@ -5,18 +5,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...choice import Run, Scalars, Tensors
+from ...choice import Kernel, Run, Scalars, Tensors
 from ...errors import ErrorFromChoice
 from ...problem import Problem
-from ...toolchain.launcher import Workspace
+from ...toolchain.driver import find_driver
+from ...toolchain.launcher import Workspace, memory_of
 from ...toolchain.orientation import Oriented
+from ...toolchain.prepared import DeviceFunction
 from ...toolchain.render import template
 from ...toolchain.structs import MOST_OPERANDS, Strides, declared, fields_of, strides_of
 from .configs import Config
@@ -67,7 +69,7 @@ class Library:
         self.workspace_bytes.argtypes, self.workspace_bytes.restype = [ctypes.c_void_p], ctypes.c_longlong
         self.check, self.launch, self.call = functions.gemmtune_check, functions.gemmtune_launch, functions.gemmtune_call
         self.check.argtypes, self.launch.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_void_p]
-        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]  # the address of a Launch, and the bytes of a Given
         self.threads, self.shared_bytes = int(functions.gemmtune_threads()), int(functions.gemmtune_shared_bytes())
 
 
@@ -85,46 +87,68 @@ STATUSES = {
 """cutlass::Status by number, ``cutlass/cutlass.h``."""
 
 
-def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Run:
-    """A function with the signature of ``choice.Run`` for the current device.
+def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Kernel:
+    """The kernel for the current device.
 
     Raises:
         ErrorFromChoice: the operation refuses the problem, with CUTLASS's status.
     """
 
-    def refuse(status: int) -> ErrorFromChoice:
-        return ErrorFromChoice(name, str(problem), f"CUTLASS: {STATUSES.get(status, f'status {status}')}")
+    def refuse(reason: str) -> ErrorFromChoice:
+        return ErrorFromChoice(name, str(problem), reason)
 
     device, operation = torch.cuda.current_device(), config.operation
     planned = _planned(config, problem, oriented, device)
     status = library.check(ctypes.addressof(planned))
     if status:
-        raise refuse(status)
+        raise refuse(_said(status))
     workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
-    call, what, swap_ab = library.call, ctypes.byref(planned), oriented.swap_ab
+    launch = DeviceFunction(
+        function=ctypes.cast(library.call, ctypes.c_void_p).value or 0,
+        plan=ctypes.addressof(planned),
+        left=int(oriented.swap_ab),
+        right=int(not oriented.swap_ab),
+        first=3 if problem.inp is not None and problem.inp_read is None else 2,
+        count=len(oriented.added),
+        alignment=(
+            bytes_of(operation.d, operation.alignment_d),
+            bytes_of(operation.a, operation.alignment_a),
+            bytes_of(operation.b, operation.alignment_b),
+        ),
+        owner=(library, planned),
+        memory=memory_of(workspace, find_driver()) if workspace.size_bytes else None,
+    )
+    return Kernel(run=_launcher(library, planned, launch, workspace, refuse), prepared=launch)
+
+
+def _launcher(
+    library: Library, planned: Launch, launch: DeviceFunction, workspace: Workspace, refuse: Callable[[str], ErrorFromChoice]
+) -> Run:
+    """A function with the signature of ``choice.Run``, which launches on the current stream of the workspace's device."""
+    call, what, device = library.call, ctypes.byref(planned), workspace.device
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
-    out_bytes = bytes_of(operation.d, operation.alignment_d)
-    a_bytes, b_bytes = bytes_of(operation.a, operation.alignment_a), bytes_of(operation.b, operation.alignment_b)
-    first = 3 if problem.inp is not None and problem.inp_read is None else 2
-    without = (1.0, 0.0)
+    left_place, right_place, first, without = launch.left, launch.right, launch.first, (1.0, 0.0)
+    out_bytes, left_bytes, right_bytes = launch.alignment
     # One block of bytes costs the host less than as many arguments of a C function.
-    packed = struct.Struct(f"{GIVEN}{len(oriented.added)}P").pack
+    packed = struct.Struct(f"{GIVEN}{launch.count}P").pack
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        left, right = tensors[0].data_ptr(), tensors[1].data_ptr()
-        if swap_ab:
-            left, right = right, left
+        left, right = tensors[left_place].data_ptr(), tensors[right_place].data_ptr()
         to, x = out.data_ptr(), [tensor.data_ptr() for tensor in tensors[first:]]
-        if to % out_bytes or left % a_bytes or right % b_bytes:
+        if to % out_bytes or left % left_bytes or right % right_bytes:
             addresses = " ".join(f"{address:#x}" for address in (to, left, right, *x))
-            raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {addresses}")
+            raise refuse(f"an operand is not aligned as planned: {addresses}")
         stream = current_stream(device)
         memory = workspace.address(stream) if needs_workspace else 0
         status = call(what, packed(stream, to, left, right, memory, *(scalars or without), *x))
         if status:
-            raise refuse(status)
+            raise refuse(_said(status))
 
     return run
+
+
+def _said(status: int) -> str:
+    return f"CUTLASS: {STATUSES.get(status, f'status {status}')}"
 
 
 def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:

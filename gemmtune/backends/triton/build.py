@@ -21,7 +21,7 @@ from .artifact import Expected, artifact, expected_of
 from .classes import Source
 from .configs import Config, Geometry, geometry
 from .kernels import Compilation, Target
-from .launch import Blocks, Record, bind, prepared, record_of
+from .launch import Blocks, Record, bind, record_of
 from .legality import Predicate, check_problem
 from .quantized import rounds_weights
 from .source import render_source
@@ -234,9 +234,7 @@ class KernelChoice(KernelsChoice):
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
         """Bind to the problem. On a GPU to the current device, which must be the current device at each call."""
         (kernel,) = loaded
-        interpret = self.target is None
-        record = self.record
-        return Kernel(run=bind(kernel, record, interpret=interpret), prepared=prepared(kernel, record, interpret=interpret))
+        return bind(kernel, self.record, interpret=self.target is None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ one descriptor serves any number of launches.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ...problem import Layout
 from ...problem.layout import ALIGNED_BYTES
+from ...toolchain.record import MAP_BYTES
 
 MOST_KNOWN = 512
 """Addresses whose descriptors are kept; with more, all are forgotten and made anew when they are needed."""
@@ -101,6 +103,11 @@ class _Described:
     strides: tuple[int, int]
     padding: str = "zero"
     round_f32_to_tf32: bool = False
+
+
+def encoded_bytes(encoded: Any) -> bytes:
+    """The CUtensorMap in an object of Triton's driver, whose last member it is."""
+    return ctypes.string_at(id(encoded) + type(encoded).__basicsize__ - MAP_BYTES, MAP_BYTES)
 
 
 def encoder(description: Description, metadata: Any) -> Callable[[int], Sequence[Any]]:

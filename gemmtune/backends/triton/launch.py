@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...choice import Run, Scalars, Tensors
+from ...choice import Kernel, Run, Scalars, Tensors
 from ...problem import Problem
 from ...problem.dtypes import FLOAT8
 from ...toolchain import record as toolchain_record
 from ...toolchain.driver import find_driver
-from ...toolchain.prepared import DriverLaunch
+from ...toolchain.prepared import DriverLaunch, Memory
 from .classes import Argument, shaped, strides_of
 from .configs import Geometry
-from .descriptors import Description, describe, encoder
+from .descriptors import Description, describe, encoded_bytes, encoder
 from .kernels import toolchain
 from .workspace import BUFFERS, Acquire, Buffers
 
@@ -32,8 +32,6 @@ Blocks = Mapping[str, tuple[int, int]]
 """Operands that the kernel has as descriptors, each with the block that is moved at a time."""
 PLAIN = ((1, None), (2, None), (0, None))
 """The operands of a product without bias, scales, epilogue operands or splits: a, b and out."""
-MOST_TENSORS = 12
-"""Tensors of a call that a kernel is told of."""
 FLAT_VERSIONS = ((3, 6),)
 """Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
 PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
@@ -97,7 +95,8 @@ class Record:
 
     ``operands`` are places among (out, the tensors of a call, the buffers), with a description where the kernel has a descriptor
     instead of a pointer; ``scalars`` are places among the scalars of a call. ``words`` are the numbers of those operands that a
-    kernel reads as words of 32 bits, whatever they hold. Without ``buffers`` the kernel needs nothing beside its operands.
+    kernel reads as words of 32 bits, whatever they hold. Without ``buffers`` the kernel needs nothing beside its operands. With
+    ``doubles`` the scalars are of 64 bits.
     """
 
     grid: tuple[int, int, int]
@@ -107,6 +106,7 @@ class Record:
     constants: tuple[int, ...]
     words: tuple[int, ...] = ()
     buffers: Buffers | None = None
+    doubles: bool = False
 
 
 def record_of(
@@ -127,7 +127,7 @@ def record_of(
     extra = (f"x{i}" for i in range(len(problem.epilogue.operands if problem.epilogue else ())))
     names = ("out", *(role for role, _ in problem.operands), *extra, *behind, *BUFFERS)
     operands: list[tuple[int, Description | None]] = []
-    scalars, constants, words = [], [], []
+    scalars, constants, words, doubles = [], [], [], False
     for argument in arguments:
         match argument.source:
             case ("pointer", name):
@@ -138,6 +138,7 @@ def record_of(
                 operands.append((names.index(name), Description.of(getattr(problem, name), blocks[name])))
             case ("scalar", name):
                 scalars.append(problem.operation.scalars.index(name))
+                doubles = argument.type == "fp64"
             case ("size", letter):
                 constants.append(getattr(problem, letter))
             case ("stride", operand, dim):
@@ -154,17 +155,22 @@ def record_of(
         constants=tuple(constants),
         words=tuple(words),
         buffers=buffers if any(argument.source[-1] in BUFFERS for argument in arguments) else None,
+        doubles=doubles,
     )
 
 
-def bind(loaded: Any, record: Record, *, interpret: bool) -> Run:
-    """A ``Run`` of a kernel for the current CUDA device, which must be the current device again at each call; or with ``interpret``
-    of a function on the CPU, in Triton's interpreter."""
+def bind(loaded: Any, record: Record, *, interpret: bool) -> Kernel:
+    """The kernel for the current CUDA device, which must be the current device again at each call; or with ``interpret`` a function
+    on the CPU, in Triton's interpreter."""
     if interpret:
-        return _interpreted(loaded, record)
+        return Kernel(run=_interpreted(loaded, record))
     device = torch.cuda.current_device()
     acquire = record.buffers.on(device) if record.buffers is not None else None
-    described = [description for _, description in record.operands if description is not None]
+    return Kernel(run=_compiled(loaded, record, device, acquire), prepared=prepared(loaded, record, acquire))
+
+
+def _compiled(loaded: Any, record: Record, device: int, acquire: Acquire | None) -> Run:
+    described = any(description is not None for _, description in record.operands)
     launcher = launcher_of(loaded, record.grid, pdl=record.pdl)
     call = takes_encoded(loaded, launcher) if described else launcher
     if call is None:
@@ -182,41 +188,73 @@ def bind(loaded: Any, record: Record, *, interpret: bool) -> Run:
     return _bind_general(call, device, record, encode, acquire)
 
 
-def prepared(loaded: Any, record: Record, *, interpret: bool) -> DriverLaunch | None:
-    """The same as plain data for the current device; None where there is none, and where Triton's launcher does more, or may.
+def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaunch | None:
+    """The same as plain data for the current device; None where Triton's launcher does more, or may.
 
     A kernel's parameters are its arguments, then addresses of two memories that Triton may want, which are null here.
     """
-    if interpret or record.buffers is not None or any(description is not None for _, description in record.operands):
+    if not torch.cuda.is_available() or launcher_of(loaded, record.grid).function is loaded.run:
         return None
-    if not torch.cuda.is_available():
-        return None
-    if (
-        launcher_of(loaded, record.grid).function is loaded.run
-        or loaded.run.launch_cooperative_grid
-        or loaded.metadata.num_ctas != 1
-    ):
+    metas = _metas(loaded, record)
+    if loaded.run.launch_cooperative_grid or loaded.metadata.num_ctas != 1 or None in metas:
         return None
     driver = find_driver()
+    described = [(place, how) for place, how in record.operands if how is not None]
+    encoders = [encoder(how, meta) for (_, how), meta in zip(described, metas, strict=True)]
     return DriverLaunch(
         record=launch_record(record, loaded.metadata),
-        driver=driver,
+        launch=driver.address("cuLaunchKernelEx"),
+        set_context=driver.address("cuCtxSetCurrent"),
         function=int(loaded.function),
         context=driver.context(torch.cuda.current_device()),
         skipped=None,
-        owner=loaded,
+        owner=(loaded, driver),
+        memory=None if acquire is None else Memory(tensors=acquire, capture=driver.address("cuStreamGetCaptureInfo_v2")),
+        maps=tuple(_number(place) for place, _ in described),
+        encode=lambda number, address: encoded_bytes(encoders[number](address)[0]),
     )
 
 
-def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
-    """What the driver is told of a launch without descriptors and buffers. ``metadata`` is Triton's.
+def _metas(loaded: Any, record: Record) -> list[Any]:
+    """What Triton says of each operand that is a descriptor; None where the kernel has the numbers of one instead."""
+    count = sum(how is not None for _, how in record.operands)
+    return list(loaded.metadata.tensordesc_meta or [None] * count) if count else []
 
-    Each parameter has a slot of 8 bytes, of which the kernel reads as many as its type has.
+
+def _number(place: int) -> int:
+    """The number of the address of an operand, by its place among the result, the tensors of a call, and buffers."""
+    return toolchain_record.OUT if place == 0 else toolchain_record.A + place - 1
+
+
+def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
+    """What the driver is told of a launch. ``metadata`` is Triton's.
+
+    Each parameter has a slot of 8 bytes, of which the kernel reads as many as its type has; descriptors are before all of these.
+    A descriptor is followed by the sizes and strides that it has.
     """
-    first_scalar = len(record.operands)
-    first_constant = first_scalar + len(record.scalars)
-    count = first_constant + len(record.constants) + 2
-    numbers = (toolchain_record.OUT, *range(toolchain_record.A, toolchain_record.A + MOST_TENSORS))
+    first = toolchain_record.MAP_BYTES * sum(how is not None for _, how in record.operands)
+    slots: list[int] = []
+    arguments: list[int] = []
+    addresses: list[toolchain_record.Address] = []
+    scalars: list[toolchain_record.Scalar] = []
+
+    def add(*values: int) -> None:
+        arguments.extend(range(first + 8 * len(slots), first + 8 * (len(slots) + len(values)), 8))
+        slots.extend(values)
+
+    maps = 0
+    for place, how in record.operands:
+        if how is None:
+            addresses.append(toolchain_record.Address(offset=first + 8 * len(slots), operand=_number(place)))
+            add(0)
+        else:
+            arguments.append(toolchain_record.MAP_BYTES * maps)
+            maps += 1
+            add(*how.shape, *how.strides)
+    for place in record.scalars:
+        scalars.append(toolchain_record.Scalar(offset=first + 8 * len(slots), number=place, wide=record.doubles))
+        add(0)
+    add(*record.constants, 0, 0)
     return toolchain_record.Record(
         kernel=metadata.name,
         grid=record.grid,
@@ -224,14 +262,10 @@ def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
         threads=metadata.num_warps * metadata.target.warp_size,
         shared_bytes=metadata.shared,
         pdl=record.pdl,
-        parameters=struct.pack(f"{count}q", *[0] * first_constant, *record.constants, 0, 0),
-        arguments=tuple(8 * i for i in range(count)),
-        addresses=tuple(
-            toolchain_record.Address(offset=8 * i, operand=numbers[place]) for i, (place, _) in enumerate(record.operands)
-        ),
-        scalars=tuple(
-            toolchain_record.Scalar(offset=8 * (first_scalar + i), number=place) for i, place in enumerate(record.scalars)
-        ),
+        parameters=bytes(first) + struct.pack(f"{len(slots)}q", *slots),
+        arguments=tuple(arguments),
+        addresses=tuple(addresses),
+        scalars=tuple(scalars),
     )
 
 

@@ -18,6 +18,7 @@ from ...choice import Kernel, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.rules import why_not_dense
+from ...toolchain.prepared import DriverLaunch
 from .arch import arch_of, can_overlap
 from .build import TritonChoice
 from .configs import DEEPEST, Config, splits_for, tiles_of, unalike
@@ -46,13 +47,14 @@ class SwappedChoice(WrappedChoice):
 
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
         """Bind to the current device: the first operand in the place of the second. Transposing changes no address."""
-        inner = self.inner.bind(loaded).run
+        kernel = self.inner.bind(loaded)
+        inner, launch = kernel.run, kernel.prepared
 
         def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
             a, b, *rest = tensors
             inner(out, (b, a, *rest), scalars)
 
-        return Kernel(run=run)
+        return Kernel(run=run, prepared=launch.swapped() if isinstance(launch, DriverLaunch) else None)
 
 
 def transposed(problem: Problem) -> Problem:

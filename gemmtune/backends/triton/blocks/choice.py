@@ -136,7 +136,7 @@ class BlocksChoice(KernelChoice):
             if launch is None:
                 if len(ready) >= MOST_BOUND:
                     ready.clear()
-                launch = ready[nnz] = bind(kernel, self._record(nnz), interpret=self.target is None)
+                launch = ready[nnz] = bind(kernel, self._record(nnz), interpret=self.target is None).run
             if values.data_ptr() % ALIGNED_BYTES or not values.is_contiguous():
                 values = values.clone(memory_format=torch.contiguous_format)
             launch(out, (a, values, *rest, crow.contiguous(), col.contiguous()), scalars)

@@ -1,0 +1,97 @@
+// Results that are made natively, and torch's own operations, entered below autograd.
+#pragma once
+#include "key.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/baddbmm_ops.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/empty_strided_ops.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/mm_ops.h>
+
+#include <cstdlib>
+#include <vector>
+
+namespace gemmtune {
+
+enum class Operation : int { kMm, kBmm, kAddmm, kBaddbmm };
+enum class Added : int { kAsGiven, kVector, kMatrix };
+struct TorchOperation {
+  Operation operation = Operation::kMm;
+  Added added = Added::kAsGiven;
+};
+
+// inp as the operation gets it.
+inline at::Tensor added(TorchOperation const& t, at::Tensor const* const* read) {
+  at::Tensor const& inp = *read[2];
+  if (t.added == Added::kMatrix) return inp.expand({read[0]->size(0), read[1]->size(1)});
+  return t.added == Added::kVector && inp.dim() == 2 ? inp.select(0, 0) : inp;
+}
+
+// On a GPU, into a result that torch allocates.
+inline at::Tensor launch(TorchOperation const& t, at::Tensor const* const* read, double const* scalars) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  at::Tensor const &a = *read[0], &b = *read[1];
+  const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+  switch (t.operation) {
+    case Operation::kMm: return at::_ops::mm::redispatch(keys, a, b);
+    case Operation::kBmm: return at::_ops::bmm::redispatch(keys, a, b);
+    case Operation::kAddmm: return at::_ops::addmm::redispatch(keys, added(t, read), a, b, scalars[1], scalars[0]);
+    default: return at::_ops::baddbmm::redispatch(keys, *read[2], a, b, scalars[1], scalars[0]);
+  }
+}
+
+inline void launch_into(TorchOperation const& t, at::Tensor& out, at::Tensor const* const* read, double const* scalars) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  at::Tensor const &a = *read[0], &b = *read[1];
+  const bool cpu = a.is_cpu();
+  const c10::DispatchKeySet keys(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+  switch (t.operation) {
+    case Operation::kMm: cpu ? at::cpu::mm_out(out, a, b) : at::_ops::mm_out::redispatch(keys, a, b, out); break;
+    case Operation::kBmm: cpu ? at::cpu::bmm_out(out, a, b) : at::_ops::bmm_out::redispatch(keys, a, b, out); break;
+    case Operation::kAddmm: {
+      const at::Tensor inp = added(t, read);
+      cpu ? at::cpu::addmm_out(out, inp, a, b, scalars[1], scalars[0])
+          : at::_ops::addmm_out::redispatch(keys, inp, a, b, scalars[1], scalars[0], out);
+      break;
+    }
+    default:
+      cpu ? at::cpu::baddbmm_out(out, *read[2], a, b, scalars[1], scalars[0])
+          : at::_ops::baddbmm_out::redispatch(keys, *read[2], a, b, scalars[1], scalars[0], out);
+  }
+}
+
+struct Result {
+  std::vector<int64_t> size, stride;
+  at::ScalarType dtype = at::kFloat;
+  size_t bytes = 0;
+};
+
+// A small result on the CPU. malloc takes a tenth of the time of torch's allocator, whose aligned blocks the C library does not keep.
+constexpr size_t kSmallBytes = 32768;
+inline at::Tensor allocate_small(Result const& r) {
+  void* memory = std::malloc(r.bytes + c10::gAlignment);
+  TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "no memory for a result of ", r.bytes, " bytes");
+  void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory) + c10::gAlignment - 1) / c10::gAlignment * c10::gAlignment);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), r.bytes, c10::DataPtr(data, memory, &std::free, c10::Device(c10::kCPU)),
+      c10::GetAllocator(c10::kCPU), /*resizable=*/true);
+  at::Tensor made = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                                  c10::scalarTypeToTypeMeta(r.dtype));
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(r.size, r.stride);
+  return made;
+}
+
+inline at::Tensor allocate(Result const& r, c10::Device device) {
+  if (device.is_cpu() && r.bytes <= kSmallBytes) return allocate_small(r);
+  if (device.is_cpu()) return at::Tensor(at::detail::empty_strided_cpu(r.size, r.stride, r.dtype));
+  return at::_ops::empty_strided::redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefKnownNonNegative(r.size),
+                                             c10::fromIntArrayRefKnownNonNegative(r.stride), r.dtype, std::nullopt, device, std::nullopt);
+}
+
+}  // namespace gemmtune
