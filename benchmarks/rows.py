@@ -266,7 +266,7 @@ def main(
         with settings.environment({"GEMMTUNE_STORE_PATH": path_of_store}):  # not patched: that would be a part of the look-up
             settings.from_environment.cache_clear()
             if "trace" in parts and settings.current().native:
-                lookup.load(path._FOR_NATIVE)
+                lookup.load(path.FOR_NATIVE)
             click.echo(json.dumps({"native": native.state, "device": info.name}))
             for kind in _words(kinds):
                 weights = [Weight(n=n, k=k, kind=kind, rows=rows, device=info) for n, k in sizes]

@@ -95,7 +95,7 @@ class Driver:
     @property
     def capture_info(self) -> int:
         """The address of cuStreamGetCaptureInfo_v2."""
-        return ctypes.cast(self.call.cuStreamGetCaptureInfo_v2, c_void_p).value or 0
+        return self.address("cuStreamGetCaptureInfo_v2")
 
     def message(self, status: int) -> str:
         """What the driver says of a status."""

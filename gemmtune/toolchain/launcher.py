@@ -230,7 +230,7 @@ def memory_of(workspace: Workspace, driver: Driver) -> Memory | None:
     """The same memory as plain data; None for an empty one."""
     if not workspace.size_bytes:
         return None
-    return Memory(tensors=lambda stream: (workspace.of_stream(stream),), capture=driver.address("cuStreamGetCaptureInfo_v2"))
+    return Memory(tensors=lambda stream: (workspace.of_stream(stream),), capture=driver.capture_info)
 
 
 def _skipped(problem: Problem) -> int | None:

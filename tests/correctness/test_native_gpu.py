@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.backends.table import load
+from gemmtune.device import detect
+from gemmtune.dispatch.plan import Plan, forget_plans
 from gemmtune.native import lookup
 from gemmtune.native.lookup import native
+from gemmtune.native.records import record_of
+from gemmtune.numerics.operands import random_operands
 from gemmtune.ops import operate as path
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from native_calls import arguments, found
@@ -69,6 +77,105 @@ def test_native_launches_give_the_bits_of_python(backend: str) -> None:
                 got = call()
             assert torch.equal(got, want)
     assert native.module.count() > 0
+
+
+KERNELS: dict[str, tuple[str, tuple[int, int, int], Callable[[Any], bool]]] = {
+    "cublaslt": ("cublaslt", (128, 128, 128), lambda x: not x.info["workspace_bytes"]),
+    "cublaslt with a workspace": ("cublaslt", (64, 64, 32768), lambda x: x.info["workspace_bytes"] > 0),
+    "triton": ("triton", (128, 128, 128), lambda x: x.info["template"] == "mm" and x.info["splits"] == 1),
+    "triton split": ("triton", (64, 64, 32768), lambda x: x.info["template"] == "mm" and x.info["splits"] > 1),
+    "triton swapped": ("triton", (8, 4096, 4096), lambda x: bool(x.info.get("swap_ab"))),
+    "triton persistent": ("triton", (2048, 2048, 2048), lambda x: x.info["template"] == "persistent"),
+    "cuda with a workspace": ("cuda", (64, 64, 8192), lambda x: x.record.workspace_bytes > 0),
+    "cuda": ("cuda", (128, 128, 8192), lambda x: x.record.workspace_bytes == 0),
+    "cutlass": ("cutlass", (256, 256, 256), lambda x: True),
+}
+"""By kind of launch: the backend, a size, and which of its choices have it."""
+
+
+def planned(name: str) -> tuple[Plan, tuple[torch.Tensor, ...]]:
+    """The plan of a choice of that kind, with operands."""
+    backend, size, wanted = KERNELS[name]
+    problem = Problem.mm(*size, dtype=torch.bfloat16, layout="nt", device_type="cuda")
+    module = load(backend)
+    if not (available := module.available(detect("cuda"))).ok:
+        pytest.skip(available.detail)
+    found = module.enumerate(problem, detect("cuda"), Settings(search="exhaustive")).choices
+    choice = next((x for x in found if wanted(x)), None)
+    if choice is None:
+        pytest.skip(f"no choice of {backend} is of that kind on this device")
+    plan = Plan(problem=problem, choice=choice, kernel=choice.build(), origin="only choice")
+    return plan, random_operands(problem, torch.device("cuda"), seed=1).tensors
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_each_kind_of_launch_is_native_on_streams_in_graphs_and_threads(name: str) -> None:
+    plan, tensors = planned(name)
+    assert plan.kernel.prepared is not None
+    want = plan.new(tensors, ())
+    call = arguments("mm", *tensors)
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("left to Python")
+
+    alone = dataclasses.replace(plan, kernel=dataclasses.replace(plan.kernel, run=refuse, run_new=refuse))
+    assert native.module.keep(native.generation, record_of(alone), *call)
+    for _ in range(3):
+        assert torch.equal(native.module.look_up(*call), want)
+    out = torch.empty_like(want)
+    into = arguments("mm", *tensors, out=out)
+    assert native.module.keep(native.generation, record_of(alone), *into)
+    assert native.module.look_up(*into) is out
+    assert torch.equal(out, want)
+    copies = tuple(x.clone() for x in tensors)
+    assert torch.equal(native.module.look_up(*arguments("mm", *copies)), want), "at other addresses"
+    torch.cuda.synchronize()  # the streams of threads do not wait for what made the operands
+    wrong: list[object] = []
+
+    def work() -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+                for _ in range(100):
+                    if not torch.equal(native.module.look_up(*call), want):
+                        wrong.append(1)
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert native.module.keep(native.generation, record_of(plan), *call)  # a capture may need Python
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # type: ignore[no-untyped-call]
+        captured = native.module.look_up(*call)
+    captured.zero_()
+    for _ in range(2):
+        graph.replay()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    assert torch.equal(captured, want)
+
+
+def test_scaled_products_by_cublaslt_read_the_scales_and_the_bias_of_each_call() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("8-bit floats need sm89")
+    if not (available := load("cublaslt").available(detect("cuda"))).ok:
+        pytest.skip(available.detail)
+    a, b = (torch.randn(128, 128, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    b = b.t()
+    with settings.patch(backends=("cublaslt",), **QUICK):
+        for i in range(6):
+            scales = [torch.full((), 0.5 + i + side, device="cuda") for side in (0.0, 0.25)]
+            bias = torch.randn(128, device="cuda", dtype=torch.bfloat16)
+            looked, native.call = native.call, None
+            want = gemmtune.scaled_mm(a, b, *scales, bias=bias)
+            native.call = looked
+            assert torch.equal(gemmtune.scaled_mm(a, b, *scales, bias=bias), want)
+        entry = found(arguments("scaled_mm", a, b, *scales, options=(False,), brought=bias, out_dtype=torch.bfloat16))
+        assert entry
+        assert entry.plan.kernel.prepared is not None
 
 
 def test_streams_graphs_and_threads() -> None:

@@ -216,6 +216,6 @@ def installed(monkeypatch, device, stream):
         return ctypes.cast(functions[name], ctypes.c_void_p).value
 
     monkeypatch.setattr(launch, "function_address", address)
-    monkeypatch.setattr(launch, "find_driver", lambda: SimpleNamespace(address=address))
+    monkeypatch.setattr(launch, "find_driver", lambda: SimpleNamespace(capture_info=address("cuStreamGetCaptureInfo_v2")))
     library.handle.cache_clear()
     return fake

@@ -168,7 +168,7 @@ def test_a_function_of_nvcc_is_given_its_block(cuda: FakeCuda, swapped: bool) ->
     prepared = DeviceFunction(
         function=ctypes.cast(function, ctypes.c_void_p).value or 0, plan=1234, left=int(swapped), right=int(not swapped), first=2,
         count=1, alignment=(16, 16, 16), owner=function,
-        memory=Memory(tensors=lambda stream: (memory,), capture=cuda.driver.address("cuStreamGetCaptureInfo_v2")),
+        memory=Memory(tensors=lambda stream: (memory,), capture=cuda.driver.capture_info),
     )  # fmt: skip
     by_python: list[int] = []
     kernel = Kernel(run=lambda out, tensors, scalars: by_python.append(1), prepared=prepared)

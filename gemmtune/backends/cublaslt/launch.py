@@ -136,7 +136,7 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
     index, need = torch._C._cuda_getDevice(), algorithm.workspace_bytes
     if need:
         try:
-            capture = find_driver().address("cuStreamGetCaptureInfo_v2")
+            capture = find_driver().capture_info
         except UnavailableError:  # too old for what else is called of it
             return None
         memory = Memory(tensors=lambda stream: (workspace(index, stream, need),), capture=capture)

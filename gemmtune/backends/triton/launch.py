@@ -209,7 +209,7 @@ def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaun
         context=driver.context(torch.cuda.current_device()),
         skipped=None,
         owner=(loaded, driver),
-        memory=None if acquire is None else Memory(tensors=acquire, capture=driver.address("cuStreamGetCaptureInfo_v2")),
+        memory=None if acquire is None else Memory(tensors=acquire, capture=driver.capture_info),
         maps=tuple(_number(place) for place, _ in described),
         encode=lambda number, address: encoded_bytes(encoders[number](address)[0]),
     )
