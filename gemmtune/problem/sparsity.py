@@ -57,7 +57,7 @@ def density_class(share: float) -> float:
     """The nearest of DENSITIES, on a scale on which 0.01 is as far from 0.02 as 0.5 from 1; 0 for itself alone."""
     if share <= 0:
         return 0.0
-    return min(DENSITIES[1:], key=lambda known: abs(math.log(known / min(share, 1.0))))
+    return min(DENSITIES[1:], key=lambda known: abs(math.log(known / share)))
 
 
 def imbalance_of(longest: int, blocks: int, rows: int) -> Imbalance:

@@ -88,10 +88,8 @@ def _scaled(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str,
 
 
 def _loss(times: Mapping[str, float], taken: str, instead_of: str) -> float:
-    """What it costs to take the one instead of the other, as a share; infinite where it is not legal."""
-    if taken not in times:
-        return math.inf
-    return times[taken] / times[instead_of] - 1 if instead_of in times else -math.inf
+    """What it costs to take the one instead of the other, as a share; infinite where it is not legal, -1 where the other is not."""
+    return times.get(taken, math.inf) / times.get(instead_of, math.inf) - 1
 
 
 def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] = ()) -> list[int]:
@@ -99,10 +97,8 @@ def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] 
 
     Where the class ``has`` only some Ms, the next one that it has stands for each.
     """
-    wanted = {rows[0], rows[-1], *(m for m in recorded if m in rows)}
-    power = 1
-    while power <= rows[-1]:
-        wanted |= {m for m in (power, power + power // 2) if m in rows}
-        power *= 2
+    powers = (2**i for i in range(rows[-1].bit_length()))
+    likely = (*recorded, *(m for power in powers for m in (power, power + power // 2)))
+    wanted = {rows[0], rows[-1], *(m for m in likely if m in rows)}
     members = [next((m for m in range(x, rows[-1] + 1) if has(m)), None) for x in sorted(wanted)]
     return sorted({m for m in members if m is not None})

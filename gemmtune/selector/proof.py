@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
+from ..problem.layout import ALIGNED_BYTES
 from ..problem.rows import RowClass
 from ..settings import Settings
 from .precompile import precompile
@@ -17,7 +18,8 @@ RANDOM_ROWS = 3
 """Ms of each interval that are drawn at random."""
 MOST_EDGES = 3
 """Edges of tiles in each interval: the first ones."""
-ALIGNMENTS = (1, 2, 4, 8, 16)
+ALIGNMENTS = (0, 1, 2, 4, 8)
+"""Steps beyond a multiple of 16, by each of which M has another largest power of two."""
 EVERY_ROW = 48
 """So many Ms at either end of an interval, and around powers of two, are asked what kernel they need."""
 
@@ -64,8 +66,8 @@ def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, gene
         first = -(-rows[0] // tile) * tile
         for edge in range(first, min(first + MOST_EDGES * tile, rows[-1]), tile):
             wanted |= {edge - 1, edge, edge + 1}
-    middle = (rows[0] + rows[-1]) // 2
-    wanted |= {middle // step * step + (step if step < 16 else 0) for step in ALIGNMENTS}
+    middle = (rows[0] + rows[-1]) // 2 // ALIGNED_BYTES * ALIGNED_BYTES
+    wanted |= {middle + step for step in ALIGNMENTS}
     wanted |= {generator.choice(rows) for _ in range(RANDOM_ROWS)}
     return tuple(sorted(m for m in wanted if m in rows and rows_class.has(m)))
 

@@ -189,9 +189,9 @@ def _instead(work: Work, rows: range, before: Iterable[str] = ()) -> str:
 
 
 def _fewer(work: Work, segments: list[Segment]) -> list[Segment]:
-    """The segments without the shortest, by the ratio of its ends: a neighbour serves its rows, or whatever is legal."""
-    place = min(range(len(segments)), key=lambda i: (segments[i].hi + 1) / segments[i].lo)
-    x = segments[place]
-    beside = [segments[i].name for i in (place - 1, place + 1) if 0 <= i < len(segments)]
-    name = _instead(work, range(x.lo, x.hi + 1), beside)
-    return list(merged([*segments[:place], segment_of(work, name, x.lo, x.hi), *segments[place + 1 :]]))
+    """The segments with two neighbours as one, those of the least ratio of ends: the choice of either, or whatever is legal."""
+    place = min(range(len(segments) - 1), key=lambda i: (segments[i + 1].hi + 1) / segments[i].lo)
+    x, y = segments[place : place + 2]
+    longer_first = (x.name, y.name) if (x.hi + 1) / x.lo >= (y.hi + 1) / y.lo else (y.name, x.name)
+    name = _instead(work, range(x.lo, y.hi + 1), longer_first)
+    return list(merged([*segments[:place], segment_of(work, name, x.lo, y.hi), *segments[place + 2 :]]))

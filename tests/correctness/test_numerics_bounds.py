@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -202,3 +203,83 @@ def test_narrow_sums_count_for_no_more_products_than_there_are() -> None:
         return accumulation_bound(problem, claims, alpha=1.0).relative
 
     assert relative(16) < relative(128) / 4
+
+
+def growth(*steps: float) -> float:
+    """(1 + u)^n - 1 for the sum of these n·u."""
+    return math.expm1(sum(steps))
+
+
+CPU_MM = Problem.mm(M, N, 256, dtype=F16, device_type="cpu")
+GPU_MM = Problem.mm(M, N, 256, dtype=F16, device_type="cuda")
+GPU_F32 = Problem.mm(M, N, 256, dtype=F32, device_type="cuda")
+GPU_FLOAT8 = Problem.scaled_mm(16, 16, 300, scales="tensor", device_type="cuda")
+MIXED = Problem.mixed_mm(M, N, 256, dtype=F16, scales="column", zeros=True, device_type="cpu")
+READ = growth((256 + 3) * 2**-53)
+"""What the reference's own error adds for 256 products."""
+FORMULAS: dict[str, tuple[Problem, dict[str, object], dict[str, object], float, float]] = {
+    # problem, claims, arguments, relative, absolute but for a factor 1 + relative
+    "sums": (CPU_MM, {"splits": 2}, {}, growth(325 * 2**-24) + READ, 325 * 2**-150),
+    "extended": (CPU_MM, {}, {"extended": True}, growth(324 * 2**-24), 324 * 2**-150),
+    "terms": (CPU_MM, {}, {"terms": 1}, growth(6 * 2**-24) + growth(4 * 2**-53), 6 * 2**-150),
+    "k is 0": (Problem.mm(M, N, 0, dtype=F16, device_type="cpu"), {}, {}, growth(4 * 2**-24) + growth(3 * 2**-53), 4 * 2**-150),
+    "alpha": (CPU_MM, {}, {"alpha": -3.0, "extended": True}, growth(324 * 2**-24), 3 * 324 * 2**-150),
+    "small alpha": (CPU_MM, {}, {"alpha": 0.5, "extended": True}, growth(324 * 2**-24), 324 * 2**-150),
+    "partials": (
+        CPU_MM, {"splits": 2, "partials": F16}, {"extended": True},
+        (1 + growth(325 * 2**-24)) * (1 + growth(3 * 2**-11)) - 1, 3 * 2**-25 + 325 * 2**-150,
+    ),
+    "flushed": (CPU_MM, {"flush_subnormals": True}, {"extended": True, "largest": lambda: 1000.0},
+        growth(324 * 2**-24), 324 * 2**-126 + 256 * 1000 * 2**-14),
+    "flushed weights": (MIXED, {"flush_subnormals": True}, {"extended": True, "largest": lambda: 3.0},
+        growth(324 * 2**-24), 4 * (324 * 2**-126 + 256 * 3 * 2**-14)),
+    "rounded weights": (MIXED, {"weights": BF16}, {"extended": True, "largest": lambda: 3.0},
+        (1 + growth(324 * 2**-24)) * (1 + growth(2 * 2**-8)) - 1, 4 * (324 * 2**-150 + 256 * 3 * 2**-134)),
+    "rounded before the epilogue": (CPU_MM, {"epilogue_input": F16}, {"extended": True},
+        (1 + growth(324 * 2**-24)) * (1 + 2**-11) - 1, 324 * 2**-150 + 2**-25),
+    "tf32": (GPU_F32, {"input_mode": "tf32"}, {"extended": True},
+        (1 + growth(324 * 2**-23)) * (1 + 2**-9 + 2**-20) - 1, 324 * 2**-150),
+    "parts": (GPU_F32, {"input_mode": "parts"}, {"extended": True},
+        (1 + growth(324 * 2**-23) + 2**-6 * 1.02 * growth(320 * 6 * 2**-23)) * (1 + 2**-21 + 2**-44) - 1, 324 * 2**-150),
+    "parts that are promoted": (GPU_F32, {"input_mode": "parts", "promoted_every": 32}, {"extended": True},
+        (1 + growth(40 * 2**-23, (8 + 4) * 2**-24) + 2**-6 * 1.02 * growth(320 * 6 * 2**-23)) * (1 + 2**-21 + 2**-44) - 1,
+        324 * 2**-150),
+    "promoted": (GPU_MM, {"promoted_every": 100, "splits": 2}, {"extended": True},
+        growth(125 * 2**-23, (3 + 5) * 2**-24), 325 * 2**-150),
+    "promoted late": (GPU_MM, {"promoted_every": 1000}, {"extended": True}, growth(320 * 2**-23, 5 * 2**-24), 324 * 2**-150),
+    "float32 rounds on a GPU": (GPU_F32, {}, {"extended": True}, growth(324 * 2**-24), 324 * 2**-150),
+    "tensor cores cut off": (GPU_MM, {}, {"extended": True}, growth(324 * 2**-23), 324 * 2**-150),
+    "fewer bits": (GPU_MM, {"accumulator_bits": 20, "splits": 2}, {"extended": True},
+        growth(320 * 2**-19, 5 * 2**-23), 325 * 2**-150),
+    "as many bits": (GPU_MM, {"accumulator_bits": 24}, {"extended": True}, growth(324 * 2**-23), 324 * 2**-150),
+    "one bit fewer": (CPU_MM, {"accumulator_bits": 23}, {"extended": True}, growth(320 * 2**-23, 4 * 2**-24), 324 * 2**-150),
+    "float8": (GPU_FLOAT8, {}, {"extended": True}, growth(160 * 2**-13, (3 + 4) * 2**-23), 4 * 379 * 2**-150),
+    "float8, fast": (dataclasses.replace(GPU_FLOAT8, fast_accum=True), {}, {"extended": True},
+        growth(375 * 2**-13, 4 * 2**-23), 4 * 379 * 2**-150),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_term_of_the_formula(name: str) -> None:
+    problem, claims, arguments, relative, absolute = FORMULAS[name]
+    bound = accumulation_bound(problem, claims_of(F16, **claims), **({"alpha": 1.0} | arguments))  # type: ignore[arg-type]
+    assert bound.relative == pytest.approx(relative, rel=1e-9)
+    # What is rounded before the epilogue is added after the factors.
+    assert absolute * (1 - 1e-9) <= bound.absolute <= absolute * (1 + relative) * (1 + 1e-9)
+
+
+def test_numbers_beside_subnormal_ones_are_asked_for_only_where_they_count() -> None:
+    def never() -> float:
+        raise AssertionError("waits for the device")
+
+    accumulation_bound(CPU_MM, claims_of(F16), alpha=1, largest=never)
+    empty = Problem.mixed_mm(M, N, 0, dtype=F16, scales="column", device_type="cpu")
+    accumulation_bound(empty, claims_of(F16, flush_subnormals=True, weights=BF16), alpha=1, largest=never)
+
+
+def test_integers_have_no_error_of_a_reference() -> None:
+    problem = Problem.int_mm(M, N, 256, device_type="cpu")
+    bound = accumulation_bound(
+        problem, claims_of(F32, **dict.fromkeys(("accumulate", "partials", "epilogue_input"), torch.int32)), alpha=1
+    )
+    assert (bound.relative, bound.absolute) == (0, 0)

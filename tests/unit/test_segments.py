@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+from itertools import pairwise
+
 import pytest
 
 from gemmtune.errors import InvalidProblemError, StoreError
@@ -77,6 +82,9 @@ def test_anchors_are_powers_middles_ends_and_what_was_recorded():
     assert anchors_of(range(1, 41), lambda m: True, (37, 99)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 37, 40]
     assert anchors_of(range(5, 6), lambda m: True) == [5]
     assert anchors_of(range(1, 41), lambda m: m % 16 == 0) == [16, 32]
+    assert anchors_of(range(1, 49), lambda m: m % 16 == 0) == [16, 32, 48]
+    assert anchors_of(range(1, 48), lambda m: m % 16 == 0) == [16, 32]
+    assert anchors_of(range(3, 9), lambda m: True, (2, 5, 9)) == [3, 4, 5, 6, 8]
 
 
 def test_ties_make_no_segments_of_their_own():
@@ -99,6 +107,29 @@ def test_there_are_few_segments_at_most():
     assert changes < MOST_SEGMENTS
 
 
+def test_there_are_as_many_segments_as_may_be():
+    times = {m: {"x": 1.0 + m % 2, "y": 2.0 - m % 2} for m in range(17)}
+    for count, most in ((16, 16), (17, 15)):
+        names = list(assigned({m: times[m] for m in range(count)}).values())
+        assert 1 + sum(x != y for x, y in pairwise(names)) <= most
+    assert list(assigned({m: times[m] for m in range(16)}).values()) == ["x", "y"] * 8
+
+
+def test_the_choices_of_the_anchors_have_the_least_sum_of_losses_and_changes():
+    """Against all sequences that there are."""
+
+    def cost(times: dict[int, dict[str, float]], names: tuple[str, ...]) -> float:
+        losses = (math.log(here[name] / min(here.values())) for here, name in zip(times.values(), names, strict=True))
+        return sum(losses) + 0.02 * sum(x != y for x, y in pairwise(names))
+
+    generator = random.Random(3)
+    for _ in range(60):
+        times = {m: {name: 1 + generator.random() / 20 for name in "xyz"} for m in range(5)}
+        del times[generator.randrange(5)]["z"]
+        least = min(cost(times, names) for names in itertools.product(*times.values()))
+        assert cost(times, tuple(assigned(times).values())) == pytest.approx(least)
+
+
 @pytest.mark.parametrize("crossing", [17, 20, 31])
 def test_a_hand_over_is_found_by_bisection(crossing: int):
     asked: list[int] = []
@@ -112,18 +143,53 @@ def test_a_hand_over_is_found_by_bisection(crossing: int):
     assert len(asked) <= 4
 
 
+@pytest.mark.parametrize(
+    ("lower", "upper", "asked", "found"),
+    [
+        (1024, 1536, [1280, 1408, 1344, 1312], 1312),  # until the ends are 32 apart
+        (96, 128, [112, 104, 108, 106], 108),  # 3
+        (4, 6, [5], 5),
+        (4, 5, [], 5),
+    ],
+)
+def test_a_hand_over_is_looked_for_to_a_part_of_its_m(lower: int, upper: int, asked: list[int], found: int):
+    crossing = {1024: 1300, 96: 107, 4: 5}[lower]
+    told: list[int] = []
+
+    def measure(m: int, names: tuple[str, str]) -> dict[str, float]:
+        told.append(m)
+        return {"low": 1.0, "high": 1.5} if m < crossing else {"low": 1.5, "high": 1.0}
+
+    known = {lower: {"low": 1.0, "high": 1.5}, upper: {"low": 1.5, "high": 1.0}}
+    assert (hand_over(lower, upper, ("low", "high"), known, measure), told) == (found, asked)
+
+
+def test_at_a_tie_and_where_the_other_is_not_legal_the_first_goes_on():
+    def measured(here: dict[int, dict[str, float]]) -> int:
+        known = {16: {"x": 1.0, "y": 2.0}, 20: {"x": 2.0, "y": 1.0}}
+        return hand_over(16, 20, ("x", "y"), known, lambda m, names: here[m])
+
+    assert measured({18: {"x": 1.0, "y": 1.0}, 19: {"x": 1.2, "y": 1.0}}) == 19
+    assert measured({18: {"x": 1.0}, 19: {"x": 5.0}}) == 20
+    assert measured({18: {"y": 1.0}, 17: {"y": 9.0}}) == 17
+
+
 def test_a_cheap_hand_over_is_not_looked_for():
     def measure(m: int, names: tuple[str, str]) -> dict[str, float]:
         raise AssertionError("nothing has to be measured")
 
     assert hand_over(16, 32, ("x", "y"), {16: {"x": 1.0, "y": 2.0}, 32: {"x": 1.02, "y": 1.0}}, measure) == 32
     assert hand_over(16, 32, ("x", "y"), {16: {"x": 1.0, "y": 1.01}, 32: {"x": 3.0, "y": 1.0}}, measure) == 17
+    assert hand_over(16, 32, ("x", "y"), {16: {"x": 1.0, "y": 1.01}, 32: {"x": 1.01, "y": 1.0}}, measure) == 32
 
 
 def test_times_of_another_session_are_scaled_to_the_first():
     times = {16: {"x": 10.0, "other": 12.0}, 32: {"x": 20.0, "y": 10.0}}
     hand_over(16, 32, ("x", "y"), times, lambda m, names: {"x": 20.0, "y": 40.0} if m == 16 else {"x": 2.0, "y": 1.0})
     assert times[16] == {"x": 10.0, "other": 12.0, "y": 20.0}
+    times = {16: {"x": 10.0, "z": 40.0}, 32: {"x": 2.0, "y": 1.0}}
+    hand_over(16, 32, ("x", "y"), times, lambda m, names: {"x": 20.0, "z": 5.0, "y": 7.0})
+    assert times[16] == {"x": 10.0, "z": 40.0, "y": pytest.approx(14.0)}, "by the mean of the ratios 1/2 and 8"
 
 
 def test_a_bar_shows_every_segment():

@@ -19,12 +19,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 
 def test_densities_go_to_the_nearest_class() -> None:
     assert [density_class(x) for x in DENSITIES] == list(DENSITIES)
+    assert density_class(-0.1) == 0
     assert [density_class(x) for x in (1e-6, 0.014, 0.015, 0.34, 0.36, 0.97, 1.2)] == [0.01, 0.01, 0.02, 0.3, 0.4, 1.0, 1.0]
 
 
 def test_rows_are_skewed_beyond_twice_the_mean() -> None:
     assert [imbalance_of(longest, 40, 10) for longest in (4, 9, 10)] == ["even", "even", "skewed"]
     assert imbalance_of(0, 0, 0) == "even"
+    assert [imbalance_of(longest, 4, 1) for longest in (9, 10)] == ["even", "skewed"]
 
 
 def test_a_problem_has_its_class_in_text_and_json_and_counts_what_exists() -> None:
@@ -51,6 +53,16 @@ def test_what_is_no_such_problem(name: str) -> None:
     words, message = WRONG[name]
     with pytest.raises(gemmtune.InvalidProblemError, match=message):
         Problem.bsr_mm(16, 64, 128, device_type="cpu", **words)
+
+
+def test_what_is_no_class() -> None:
+    assert str(Sparsity(block_n=1, block_k=16, density=0.5)) == "blocks 1x16 density 0.5 even"
+    assert str(Sparsity(block_n=16, block_k=1, density=1.0)) == "blocks 16x1 density 1 even"
+    for block_n, block_k in ((0, 16), (16, 0)):
+        with pytest.raises(gemmtune.InvalidProblemError, match=f"got blocks of {block_n}x{block_k}, expected sides of 1 or more"):
+            Sparsity(block_n=block_n, block_k=block_k, density=0.5)
+    with pytest.raises(gemmtune.InvalidProblemError, match=r"got a density of 0\.51, expected one of 0\.0, 0\.01, .*, 1\.0"):
+        Sparsity(block_n=16, block_k=16, density=0.51)
 
 
 def test_other_operations_take_no_class() -> None:

@@ -1,0 +1,341 @@
+"""The steps of tuning a range, each alone: what is asked and checked for which M, what is measured, what stands in for what."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_choices import CLAIMS, Fake
+
+from gemmtune.choice import Choice, Status
+from gemmtune.device import DeviceInfo, detect
+from gemmtune.errors import NoValidChoicesError
+from gemmtune.problem import Problem
+from gemmtune.problem.rows import RowClass, row_classes
+from gemmtune.selector import invariant, proof, range_work, ranges
+from gemmtune.selector.handover import MOST_SEGMENTS
+from gemmtune.selector.invariant import few_anchors, one_for_all
+from gemmtune.selector.proof import by_rows, failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
+from gemmtune.selector.range_work import Work, measured, segment_of, uncompiled
+from gemmtune.selector.segments import Segment
+from gemmtune.selector.session import Sample
+from gemmtune.settings import Settings
+
+CPU = detect("cpu")
+(EVERY,) = row_classes(Problem.mm(2, 24, 16, device_type="cpu"))
+(TWOS,) = row_classes(Problem.mm(2, 24, 16, layout="tn", device_type="cpu"))
+"""Classes of every M, and of those that 2 divides and 4 does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped(Fake):
+    """Legal for the Ms of ``legal`` (None: for all), with one kernel for each ``kernel_rows`` of them."""
+
+    legal: frozenset[int] | None = None
+    kernel_rows: int = 0
+    invariant: bool = True
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        if self.legal is not None and problem.m not in self.legal:
+            return f"not for {problem.m}"
+        kernel = f"kernel {problem.m // self.kernel_rows}" if self.kernel_rows else ""
+        fields = {"legal": self.legal, "kernel_rows": self.kernel_rows, "baseline": self.baseline, "invariant": self.invariant}
+        return stepped(self.name, problem, artifact=kernel, **fields)
+
+    @property
+    def batch_invariant(self) -> bool:
+        return self.invariant
+
+
+def stepped(name: str = "x", problem: Problem = EVERY.problem, **fields: Any) -> Stepped:
+    return Stepped(name=name, backend="fake", problem=problem, claims=CLAIMS, **fields)
+
+
+def test_runs_of_legal_rows_are_whole_and_tell_the_first_reason() -> None:
+    choice = stepped(legal=frozenset({3, 4, 5, 9}))
+    assert list(legal_runs(choice, range(1, 11), EVERY, CPU)) == [
+        (range(1, 3), "not for 1"), (range(3, 6), None), (range(6, 9), "not for 6"), (range(9, 10), None),
+        (range(10, 11), "not for 10"),
+    ]  # fmt: skip
+    assert list(legal_runs(choice, range(3, 6), EVERY, CPU)) == [(range(3, 6), None)]
+
+
+def test_rows_that_the_class_has_not_belong_to_the_run_before() -> None:
+    choice = stepped(legal=frozenset({6}))
+    runs = list(legal_runs(choice, range(1, 13), TWOS, CPU))
+    assert runs == [(range(1, 6), "not for 2"), (range(6, 10), None), (range(10, 13), "not for 10")]
+
+
+def test_kernels_are_asked_for_at_the_ends_and_around_powers_of_two() -> None:
+    class Asked(RowClass):
+        def at(self, m: int) -> Problem:
+            asked.append(m)
+            return RowClass.at(self, m)
+
+    asked: list[int] = []
+    kernels_of(stepped(), range(1, 2001), Asked(problem=EVERY.problem), CPU)
+    around = {power + step for power in (64, 128, 256, 512, 1024) for step in (-1, 0, 1, 2, 4, 8)}
+    assert asked == sorted({*range(1, 49), *range(1953, 2001), *around})
+
+
+def test_each_kernel_of_an_interval_comes_once_at_its_first_m() -> None:
+    kernels = kernels_of(stepped(kernel_rows=10), range(5, 31), EVERY, CPU)
+    assert [(c.compile_key, c.problem.m) for c in kernels] == [
+        ("kernel 0", 5), ("kernel 1", 10), ("kernel 2", 20), ("kernel 3", 30),
+    ]  # fmt: skip
+    assert [c.problem.m for c in kernels_of(stepped(kernel_rows=10), range(5, 31), TWOS, CPU)] == [6, 10, 22, 30]
+    assert [c.problem.m for c in kernels_of(stepped(legal=frozenset({7})), range(5, 31), EVERY, CPU)] == [7]
+
+
+class Drawn(random.Random):
+    """Draws these numbers, one after the other."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = list(numbers)
+
+    def choice(self, seq: Any) -> Any:
+        assert self.numbers[0] in seq
+        return self.numbers.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile", "drawn", "expected"),
+    [
+        # ends, three edges with their neighbours, each alignment from 48 on, three random ones
+        (
+            range(10, 101), 16, (11, 12, 99),
+            [10, 11, 12, 15, 16, 17, 31, 32, 33, 47, 48, 49, 50, 52, 56, 99, 100],
+        ),
+        (range(10, 101), None, (10, 10, 77), [10, 48, 49, 50, 52, 56, 77, 100]),
+        (range(32, 64), 32, (40, 41, 42), [32, 33, 34, 36, 40, 41, 42, 63]),
+        (range(33, 65), 32, (40, 41, 42), [33, 40, 41, 42, 48, 49, 50, 52, 56, 64]),
+        (range(7, 8), 4, (7, 7, 7), [7]),
+    ],
+)  # fmt: skip
+def test_rows_that_are_checked(rows: range, tile: int | None, drawn: tuple[int, ...], expected: list[int]) -> None:
+    generator = Drawn(*drawn)
+    assert list(rows_to_check(rows, EVERY, tile, generator)) == expected
+    assert not generator.numbers, "three are drawn"
+
+
+def test_rows_that_the_class_has_not_are_not_checked() -> None:
+    assert rows_to_check(range(1, 65), TWOS, 16, Drawn(5, 6, 7)) == (6, 34)
+
+
+@pytest.mark.parametrize(
+    ("info", "rows"),
+    [
+        ({"tile": (128, 64)}, 128), ({"tile": [2, 8]}, 2), ({"tile": 32}, 32), ({"mr": 6}, 6), ({"tile": 1}, None),
+        ({"tile": "128x64"}, None), ({}, None),
+    ],
+)  # fmt: skip
+def test_rows_of_a_tile(info: dict[str, Any], rows: int | None) -> None:
+    assert tile_rows(stepped(info=info)) == rows
+
+
+def test_what_is_proved_is_sorted_by_m() -> None:
+    x, y = stepped("x"), stepped("y")
+    assert by_rows([(x, (1, 5)), (y, (5, 7))]) == {1: [x], 5: [x, y], 7: [y]}
+
+
+@dataclass
+class Sessions:
+    """Stands for sessions of any M: what was asked, and what they answer by name and M."""
+
+    asked: list[tuple[str, str, int]]
+    wrong: dict[tuple[str, int], str]
+    times: dict[str, float]
+
+    @contextlib.contextmanager
+    def open(self, problem: Problem, *_: object) -> Iterator[Any]:
+        def sample(what: str, choice: Choice) -> Sample:
+            assert choice.problem == problem
+            self.asked.append((what, choice.name, problem.m))
+            reason = self.wrong.get((choice.name, problem.m))
+            if reason is not None:
+                return Sample(status=Status.WRONG_RESULT, reason=reason)
+            return Sample(status=Status.OK, time_us=self.times.get(choice.name))
+
+        def rank(choices: Sequence[Choice]) -> Any:
+            self.asked.append(("rank", " ".join(c.name for c in choices), problem.m))
+            return SimpleNamespace(times={c.name: SimpleNamespace(time_us=2 * self.times[c.name]) for c in choices})
+
+        yield SimpleNamespace(
+            prove=lambda choice: sample("prove", choice), examine=lambda choice, _: sample("examine", choice), rank=rank
+        )
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    """In the place of sessions; a choice called ``uncompilable`` does not compile."""
+    made = Sessions(asked=[], wrong={}, times={})
+
+    def precompile(choices: list[Choice], _: Settings) -> dict[str, Any]:
+        made.asked += [("compile", c.compile_key, c.problem.m) for c in choices if c.compile_key]
+        return {c.name: SimpleNamespace(reason="a syntax error") for c in choices if c.name == "uncompilable"}
+
+    for module in (proof, range_work):
+        monkeypatch.setattr(module, "open_session", made.open)
+        monkeypatch.setattr(module, "precompile", precompile)
+    return made
+
+
+def test_what_is_wrong_at_one_m_is_not_tried_at_the_next(sessions: Sessions) -> None:
+    x, y, broken = stepped("x"), stepped("y", legal=frozenset({5, 7})), stepped("uncompilable")
+    sessions.wrong["x", 5] = "off by one"
+    failed = failures_of({1: [x, y, broken], 5: [x, y], 7: [x, y, broken]}, EVERY, CPU, Settings())
+    assert failed == {"uncompilable": "M = 1: a syntax error", "x": "M = 5: wrong_result: off by one"}
+    assert sessions.asked == [("prove", "x", 1), ("prove", "x", 5), ("prove", "y", 5), ("prove", "y", 7)]
+
+
+def work_of(times: dict[int, dict[str, float]], rows: range = range(1, 65), **choices: Stepped) -> Work:
+    """A range whose anchors and times are known; each choice is as it was at the first M that has its time."""
+    names = {name for here in times.values() for name in here}
+    made = {name: choices.get(name, stepped(name)) for name in sorted(names)}
+    work = Work(EVERY, rows, CPU, Settings(), 0.0, None)  # type: ignore[arg-type]
+    work.results.update(dict.fromkeys(times))  # type: ignore[arg-type]
+    work.choices.update(made)
+    work.anchor_of.update({name: next(m for m, here in times.items() if name in here) for name in made})
+    work.times.update({m: dict(here) for m, here in times.items()})
+    return work
+
+
+def test_a_segment_has_its_choices_time_at_the_last_anchor_inside() -> None:
+    work = work_of({2: {"x": 1.0, "y": 8.0}, 4: {"x": 2.0}, 8: {"x": 3.0}})
+    found = segment_of(work, "x", 2, 7, (2, 3))
+    assert (found.lo, found.hi, found.name, found.content_hash) == (2, 7, "x", "fake-x")
+    assert (found.anchor, found.time_us, found.checked) == (2, 2.0, (2, 3))
+    assert [segment_of(work, "x", lo, hi).time_us for lo, hi in ((8, 20), (1, 2), (5, 7), (4, 8))] == [3.0, 1.0, 1.0, 3.0]
+    assert segment_of(work, "y", 3, 9).time_us == 8.0
+
+
+def test_of_two_that_are_right_the_times_of_one_ranking_count(sessions: Sessions) -> None:
+    sessions.times |= {"x": 3.0, "y": 5.0, "uncompilable": 1.0, "wrong": 1.0}
+    sessions.wrong["wrong", 6] = "NaN"
+    work = work_of({4: {"x": 1.0, "y": 1.0, "narrow": 1.0, "uncompilable": 1.0, "wrong": 1.0}}, narrow=stepped(legal=frozenset()))
+    assert measured(work, 6, ("x", "narrow", "uncompilable", "wrong", "y")) == {"x": 6.0, "y": 10.0}
+    assert work.wrong == {"uncompilable": "M = 6: a syntax error", "wrong": "M = 6: wrong_result: NaN"}
+    assert ("rank", "x y", 6) in sessions.asked
+    sessions.asked.clear()
+    assert measured(work, 6, ("x", "narrow")) == {"x": 3.0}, "alone there is nothing to rank"
+    assert sessions.asked == [("examine", "x", 6)]
+
+
+def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
+    work = work_of(
+        {1: {"x": 1.0, "plain": 1.0, "uncompilable": 1.0}},
+        x=stepped("x", kernel_rows=4, artifact="kernel 0"),
+        uncompilable=stepped("uncompilable", kernel_rows=8, artifact="kernel 0"),
+    )  # fmt: skip
+    segments = [segment_of(work, name, lo, hi) for name, lo, hi in (("x", 1, 9), ("plain", 10, 11), ("uncompilable", 12, 18))]
+    assert uncompiled(work, segments) == {"uncompilable": "a syntax error"}
+    asked = [("kernel 0", 1), ("kernel 1", 4), ("kernel 2", 8), ("kernel 1", 12), ("kernel 2", 16)]
+    assert sessions.asked == [("compile", *x) for x in asked]
+
+
+@pytest.mark.parametrize(
+    ("anchors", "few"),
+    [
+        ([7], [7]), ([3, 9], [3, 9]), ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]), ([1, 2, 3, 4, 6, 8], [1, 2, 3, 6, 8]),
+        ([1, 2, 3, 4, 6, 8, 12, 16, 24], [1, 3, 6, 12, 24]),
+    ],
+)  # fmt: skip
+def test_few_anchors_are_spread_from_end_to_end(anchors: list[int], few: list[int]) -> None:
+    assert few_anchors(anchors) == few
+
+
+def test_one_choice_for_all_is_the_fastest_that_is_legal_and_seen_to_be_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
+        compared.append(segment.name)
+        return "row 3 differs" if segment.name == "a" else None
+
+    def everything(work: Work, m: int, names: Sequence[str]) -> dict[str, float]:
+        timed.append((m, tuple(names)))
+        return {"a": 1.0, "b": 4.0, "c": 3.0, "d": 9.0, "e": 9.0, "f": 9.0}
+
+    monkeypatch.setattr(invariant, "_why_not", why_not)
+    monkeypatch.setattr(invariant, "measured", everything)
+    timed: list[tuple[int, tuple[str, ...]]] = []
+    names = {name: 1.0 + i for i, name in enumerate(("varying", "narrow", "a", "b", "c", "d", "e", "f", "g"))}
+    work = work_of(
+        {2: names, 8: {"a": 1.0}, 16: names},
+        varying=stepped("varying", invariant=False), narrow=stepped("narrow", legal=frozenset(range(1, 64))),
+    )  # fmt: skip
+    table = one_for_all(work)
+    assert [(x.lo, x.hi, x.name) for x in table.segments] == [(1, 64, "b")], (
+        "the least mean loss of a, b … f, and a is not invariant"
+    )
+    assert {1, 64} <= set(table.segments[0].checked)
+    assert timed == [(8, ("a", "b", "c", "d", "e", "f"))], "where not all of the six were timed, they are"
+    assert compared == ["a", "b"]
+    assert work.wrong == {"a": "row 3 differs"}
+    monkeypatch.setattr(invariant, "_why_not", lambda *_: "none is")
+    with pytest.raises(NoValidChoicesError) as error:
+        one_for_all(work_of({2: {"varying": 1.0, "b": 2.0}}, varying=stepped("varying", invariant=False)))
+    assert "does not say to be batch-invariant" in str(error.value)
+    assert "none is" in str(error.value)
+
+
+def test_the_loss_of_a_choice_is_a_mean_of_logarithms() -> None:
+    work = work_of({1: {"a": 1.0, "b": 2.0}, 2: {"a": 3.0, "b": 3.0}, 4: {"a": 5.0}})
+    assert invariant._loss(work, "a") == 0
+    assert invariant._loss(work, "b") == pytest.approx((math.log(2) + 0 + 1) / 3)
+
+
+def segment(lo: int, hi: int, name: str) -> Segment:
+    return Segment(lo=lo, hi=hi, name=name, content_hash=f"fake-{name}", anchor=lo)
+
+
+def test_instead_of_what_is_not_legal_the_fastest_at_the_nearest_anchor_serves() -> None:
+    slow = {f"slow{i}": 10.0 + i for i in range(3)}
+    times = {4: {"x": 1.0, "y": 2.0, "torch": 9.0}, 32: {"x": 1.0, "y": 3.0, "z": 2.0, **slow, "torch": 30.0}}
+    work = work_of(times, x=stepped("x", legal=frozenset({4})), torch=stepped("torch", baseline=True))
+    assert ranges._instead(work, range(5, 8)) == "y"
+    assert ranges._instead(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
+    assert ranges._instead(work, range(12, 14)) == "z"
+    assert ranges._instead(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "of those beside it the first that is legal"
+    work.choices |= {name: stepped(name, legal=frozenset()) for name in ("y", "z", "slow0")}
+    assert ranges._instead(work, range(12, 14)) == "torch", "so many are asked"
+    work.wrong["torch"] = "off"
+    with pytest.raises(NoValidChoicesError, match=r"none of them is legal for each M of 12\.\.13"):
+        ranges._instead(work, range(12, 14))
+
+
+def test_a_segment_is_cut_where_its_choice_is_not_legal() -> None:
+    work = work_of({1: {"x": 1.0, "y": 2.0}, 8: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset({1, 2, 6, 7, 8})))
+    found = ranges._legal(work, [segment(1, 7, "x"), segment(8, 8, "x"), segment(9, 64, "y")])
+    assert [(x.lo, x.hi, x.name) for x in found] == [(1, 2, "x"), (3, 5, "y"), (6, 8, "x"), (9, 64, "y")]
+
+
+def test_of_too_many_segments_the_two_of_the_least_ratio_become_one() -> None:
+    work = work_of({1: {"x": 1.0, "y": 2.0}})
+
+    def fewer(*segments: Segment) -> list[tuple[int, int, str]]:
+        return [(x.lo, x.hi, x.name) for x in ranges._fewer(work, list(segments))]
+
+    four = (segment(1, 4, "x"), segment(5, 9, "y"), segment(10, 15, "x"), segment(16, 40, "y"))
+    assert fewer(*four) == [(1, 4, "x"), (5, 40, "y")], "16/5 is less than 10/1 and 41/10"
+    assert fewer(segment(5, 6, "x"), segment(7, 30, "y")) == [(5, 30, "y")], "the longer one's choice"
+    assert fewer(segment(1, 9, "x"), segment(10, 19, "y")) == [(1, 19, "x")]
+    assert fewer(segment(1, 1, "x"), segment(2, 3, "y")) == [(1, 3, "x")], "2/1 both"
+    work = work_of({1: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset({5, 6})))
+    assert fewer(segment(5, 6, "x"), segment(7, 8, "y")) == [(5, 8, "y")]
+
+
+@pytest.mark.parametrize(("most", "count"), [(31, 15), (32, 16), (33, 16), (64, 16)])
+def test_there_are_few_segments_however_often_a_choice_is_not_legal(most: int, count: int) -> None:
+    work = work_of({1: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset(m for m in range(1, 65) if m % 4)))
+    found = ranges._legal(work, [segment(1, most, "x")])
+    assert len(found) == count
+    assert (found[0].lo, found[-1].hi) == (1, most)
+    assert all(x.hi + 1 == y.lo for x, y in pairwise(found))
+    assert MOST_SEGMENTS == 16
