@@ -34,7 +34,7 @@ def random_mask(
     drawing = _host_generator(generator)
     if sparsity.imbalance == "skewed" and rows:
         wanted = _power_law(rows, cols, share)[torch.randperm(rows, generator=drawing, device="cpu")]
-    order = torch.rand((rows, cols), generator=drawing, device="cpu").argsort(dim=1).argsort(dim=1)
+    order = torch.rand((rows, cols), generator=drawing, device="cpu").argsort(dim=1)
     return (order < wanted.unsqueeze(1)).to(generator.device)
 
 
@@ -42,7 +42,7 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
     """A generator of the CPU that goes on where ``generator`` is: itself, or one seeded by what it draws next."""
     if generator.device.type == "cpu":
         return generator
-    seed = torch.randint(0, 2**62, (1,), generator=generator, device=generator.device)
+    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
     return torch.Generator("cpu").manual_seed(int(seed))
 
 
@@ -54,8 +54,7 @@ def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
         middle = (low + high) / 2
         few = float((shape * middle).clamp(max=cols).sum()) < share * rows * cols
         low, high = (middle, high) if few else (low, middle)
-    wanted = (shape * high).round().clamp(max=cols).long()
-    return wanted
+    return (shape * high).round().clamp(max=cols).long()
 
 
 def awkward_masks(size: tuple[int, int], sparsity: Sparsity, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:

@@ -220,6 +220,9 @@ READ = growth((256 + 3) * 2**-53)
 FORMULAS: dict[str, tuple[Problem, dict[str, object], dict[str, object], float, float]] = {
     # problem, claims, arguments, relative, absolute but for a factor 1 + relative
     "sums": (CPU_MM, {"splits": 2}, {}, growth(325 * 2**-24) + READ, 325 * 2**-150),
+    "reference": (Problem.mm(M, N, 256, dtype=F64, device_type="cpu"),
+        dict.fromkeys(("accumulate", "partials", "epilogue_input"), F64), {},
+        growth(324 * 2**-53) + READ, 324 * 2**-1075),
     "extended": (CPU_MM, {}, {"extended": True}, growth(324 * 2**-24), 324 * 2**-150),
     "terms": (CPU_MM, {}, {"terms": 1}, growth(6 * 2**-24) + growth(4 * 2**-53), 6 * 2**-150),
     "k is 0": (Problem.mm(M, N, 0, dtype=F16, device_type="cpu"), {}, {}, growth(4 * 2**-24) + growth(3 * 2**-53), 4 * 2**-150),
@@ -263,7 +266,8 @@ FORMULAS: dict[str, tuple[Problem, dict[str, object], dict[str, object], float, 
 def test_every_term_of_the_formula(name: str) -> None:
     problem, claims, arguments, relative, absolute = FORMULAS[name]
     bound = accumulation_bound(problem, claims_of(F16, **claims), **({"alpha": 1.0} | arguments))  # type: ignore[arg-type]
-    assert bound.relative == pytest.approx(relative, rel=1e-9)
+    assert bound.relative == pytest.approx(relative, rel=1e-12)
+    assert bound(torch.tensor(3.0, dtype=F64)) == bound.absolute + 3 * bound.relative
     # What is rounded before the epilogue is added after the factors.
     assert absolute * (1 - 1e-9) <= bound.absolute <= absolute * (1 + relative) * (1 + 1e-9)
 

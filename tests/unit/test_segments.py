@@ -23,7 +23,8 @@ def segment(lo: int, hi: int, name: str = "x", **fields: object) -> Segment:
 def test_the_segment_of_an_m():
     table = Table(segments=(segment(2, 4), segment(5, 5, "y"), segment(9, 20)))
     assert [table.index(m) for m in (1, 2, 4, 5, 6, 8, 9, 20, 21)] == [None, 0, 0, 1, None, None, 2, 2, None]
-    assert (table.lo, table.hi) == (2, 20)
+    assert (table.lo, table.hi, table.seed) == (2, 20, 0)
+    assert list(map(str, table.segments[:2])) == ["M = 2..4: x", "M = 5: y"]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,9 @@ def test_wrong_ranges_are_refused(m: object):
 
 def test_ranges_are_python_ranges_or_ends():
     assert rows_of(range(1, 9)) == rows_of((1, 8)) == rows_of([1, 8]) == range(1, 9)
+    assert rows_of((1, 2**31 - 1)) == range(1, 2**31)
+    with pytest.raises(InvalidProblemError, match="got M = 2147483648, expected a whole number from 1 to 2147483647"):
+        rows_of((1, 2**31))
 
 
 def test_a_table_survives_the_store():
