@@ -7,7 +7,7 @@ import torch
 from broken_kernels import CPU
 
 from gemmtune.numerics.drawing import Drawing
-from gemmtune.numerics.integers import MOST_INTEGER, cancelling_range
+from gemmtune.numerics.integers import MOST_INTEGER, cancelling_range, most_factor
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.quantized import numbers
 from gemmtune.problem import Layout, Precision, Problem
@@ -156,3 +156,43 @@ def test_random_weights_with_zero_points_are_integers_that_leave_room_for_them()
     problem = Problem.mixed_mm(16, 64, 64, dtype=F16, dtype_b=E4M3, scales="column", zeros=True, device_type="cpu")
     b = Drawing(problem, CPU, seed=1).random_b().float()
     assert values_of(b) == set(range(-13, 14))
+
+
+def of(dtype: torch.dtype) -> Problem:
+    return Problem.mm(8, 8, 8, dtype=dtype, device_type="cpu")
+
+
+ZEROS_OF_8 = Problem.mixed_mm(8, 8, 32, dtype=F16, scales="column", zeros=True, device_type="cpu")
+ZEROS_OF_4 = Problem.mixed_mm(8, 8, 32, dtype=F16, scales="column", zeros=True, encoding="uint4", device_type="cpu")
+
+
+@pytest.mark.parametrize(
+    ("problem", "limit", "half", "expected"),
+    [
+        (of(F32), 2**10, 4, (16, 16, 1)),
+        (of(F32), 2**10, 1, (31, 31, 1)),
+        (of(F32), 2**10, 0, (31, 31, 1)),
+        (of(F32), 2**10, 100, (3, 3, 1)),
+        (of(F32), 2**10, 1024, (1, 1, 1)),
+        (of(F32), 2**10, 2000, (1, 1, 0.128)),
+        (of(torch.float64), 2**52, 2**20, (2**15, 2**15, 1)),  # 2^50 of them
+        (of(torch.float64), 2**52, 4, (2**20, 2**20, 1)),
+        (Problem.int_mm(8, 8, 8, device_type="cpu"), 2**30, 100, (126, 126, 1)),
+        (Problem.scaled_mm(8, 8, 8, device_type="cpu"), 2**13, 4, (15, 15, 1)),
+        (Problem.scaled_mm(8, 8, 8, dtype=E5M2, device_type="cpu"), 2**13, 4, (7, 7, 1)),
+        (ZEROS_OF_8, 2**10, 4, (13, 13, 1)),  # 13 · (13 + 6) · 4 = 988
+        (ZEROS_OF_8, 10, 100, (1, 1, 1 / 280)),
+        (ZEROS_OF_4, 2**13, 4, (31, 12, 1)),
+        (ZEROS_OF_4, 2**13, 20, (22, 12, 1)),  # 22 · (12 + 6) · 20 = 7920
+        (ZEROS_OF_4, 2**13, 40, (11, 11, 1)),
+    ],
+)
+def test_integers_of_sums_that_cancel(problem: Problem, limit: int, half: int, expected: tuple[int, int, float]) -> None:
+    assert cancelling_range(limit, half, problem) == pytest.approx(expected)
+
+
+def test_integers_whose_products_int32_can_add_up() -> None:
+    assert [most_factor(k, INT8) for k in (0, 1, 2**17 - 1, 2**17, 2**19)] == [127, 127, 127, 126, 62]
+    for k in (2**17 - 1, 2**17, 2**19):
+        most = most_factor(k, INT8)
+        assert (most + 1) ** 2 * k < 2**31 + 2**14

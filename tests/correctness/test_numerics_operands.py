@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
+from gemmtune.numerics import guards as guards_module
 from gemmtune.numerics.aliasing import can_share, in_one_buffer
 from gemmtune.numerics.buffers import POISONS, allocate, distinct, fill_nan, flat, overlapping, poison, storage_bits
-from gemmtune.numerics.guards import Checksum, Guards
-from gemmtune.numerics.operands import ALPHA, BETA, Operands, random_operands, scale_factor
+from gemmtune.numerics.guards import Checksum, Guards, Watch, guarded_out, poison_free_memory
+from gemmtune.numerics.operands import ALPHA, BETA, Operands, fill_random, random_operands, random_scale, random_zero, scale_factor
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import DTYPES, dtype_info
@@ -216,3 +218,110 @@ def test_what_cannot_share_memory() -> None:
     problem = Problem.addmm(9, 9, 9, dtype=torch.float32, alpha=1, beta=0, device_type="cpu")
     given = Probes(problem, CPU).integers()
     assert in_one_buffer(problem, given).inp is given.inp
+
+
+def test_a_factor_of_the_result_is_of_the_rows_and_columns_asked_for() -> None:
+    scale_a, scale_b = torch.tensor([[2.0], [3.0], [5.0]]), torch.tensor([[7.0, 11.0]])
+    a, b = torch.ones(3, 4), torch.ones(4, 2)
+    given = Operands(a=a, b=b, out=a, inp=None, extra=(), alpha=1, beta=0, scale_a=scale_a, scale_b=scale_b)
+    whole = scale_factor(given)
+    assert whole is not None
+    assert whole.tolist() == [[14, 22], [21, 33], [35, 55]]
+    part = scale_factor(given, torch.tensor([2]), slice(1, 2))
+    assert part is not None
+    assert part.tolist() == [[55]]
+    one = dataclasses.replace(given, scale_a=torch.tensor(2.0), scale_b=torch.tensor([[3.0]]))
+    single = scale_factor(one, torch.tensor([2]), torch.tensor([1]))
+    assert single is not None
+    assert single.tolist() == [[6]]
+    assert scale_factor(dataclasses.replace(given, scale_a=None)) is None
+
+
+def test_random_scales_and_zero_points_are_of_their_whole_range() -> None:
+    generator = torch.Generator().manual_seed(1)
+    layout = Layout.contiguous((40, 50), torch.float32)
+    for unit in (1.0, 0.25):
+        scale = random_scale(layout, generator, CPU, unit=unit) / unit
+        assert 0.5 <= scale.min() < 0.51
+        assert 1.99 < scale.max() <= 2
+    assert random_zero(layout, generator, CPU, 0, 7).unique().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert random_zero(layout, generator, CPU, -1, 1, step=0.5).unique().tolist() == [-1, -0.5, 0, 0.5, 1]
+    problem = Problem.mixed_mm(4, 4000, 32, dtype=torch.float16, scales="column", zeros=True, device_type="cpu")
+    zero = random_operands(problem, CPU, seed=1).zero_b
+    assert zero is not None
+    assert zero.unique().tolist() == list(range(8))
+
+
+def test_random_integers_and_masks() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for dtype, low, high in ((torch.int8, -128, 127), (torch.uint8, 0, 255)):
+        numbers = torch.zeros(8000, dtype=dtype)
+        fill_random(numbers, generator)
+        assert len(numbers.unique()) == 256
+        assert (numbers.min(), numbers.max()) == (low, high)
+    mask = torch.zeros(4000, dtype=torch.bool)
+    fill_random(mask, generator)
+    assert 0.45 < float(mask.float().mean()) < 0.55
+
+
+def test_what_is_almost_subnormal_counts_as_far_as_asked() -> None:
+    least = torch.finfo(torch.float32).smallest_normal
+    a, b = torch.tensor([[-4.0]]), torch.tensor([[least]])
+    given = Operands(a=a, b=b, out=a, inp=None, extra=(), alpha=1, beta=0)
+    assert [given.beside_subnormal(below=below) for below in (1.0, 1.5, 2.0)] == [0, 4, 4]
+    assert Operands(a=b, b=a, out=a, inp=None, extra=(), alpha=1, beta=0).beside_subnormal(below=2.0) == 4
+    zero = dataclasses.replace(given, a=b, b=a, zero_b=torch.tensor([[3.0]]))
+    assert zero.beside_subnormal(below=2.0) == 7
+
+
+def test_guards_round_up_and_leave_room() -> None:
+    for guard_bytes, expected in ((0, 0), (1, 256), (256, 256), (257, 512)):
+        tensor = allocate(LAYOUTS["row-major"], CPU, guard_bytes=guard_bytes)
+        assert tensor.storage_offset() == expected // 4
+        assert storage_bits(tensor).numel() == -(-(2 * expected + 4 * 35) // 8) * 2
+    out, guards = guarded_out(Layout.contiguous((3, 5), torch.float32), CPU, POISONS[torch.float32][0])
+    assert out.storage_offset() == -(-256 * 6 * 4 // 256) * 64
+    assert guards.broken(POISONS[torch.float32][0])[0] == 0
+    tall, _ = guarded_out(Layout(size=(3, 5), stride=(70_000, 1), dtype=torch.float32), CPU, POISONS[torch.float32][0])
+    assert tall.storage_offset() == 2**24 // 4
+
+
+def test_a_checksum_tells_places_apart_and_has_the_rest() -> None:
+    for numel in (251 * 2, 251 * 2 + 3, 5):
+        tensor = torch.arange(numel, dtype=torch.int64)
+        checksum = Checksum(tensor)
+        for position in (0, numel - 1):
+            tensor[position] += 1
+            assert checksum.changed()
+            tensor[position] -= 1
+        assert not checksum.changed()
+    odd = torch.zeros(7, dtype=torch.uint8)
+    checksum = Checksum(odd)
+    odd[6] = 1
+    assert checksum.changed()
+
+
+def test_inputs_are_watched_by_name_and_once() -> None:
+    a, b = torch.ones(4), torch.ones(4)
+    watch = Watch({"a": a, "a again": a[1:]})
+    watch.add("b", b)
+    watch.add("nothing", torch.empty(0))
+    sparse = torch.eye(4).to_sparse_bsr((2, 2))
+    watch.add("w", sparse)
+    assert watch.names == ("a", "b", "w (values)", "w (row starts)", "w (column indices)")
+    sparse.col_indices()[0] += 1
+    b[3] = 0
+    assert [bool(changed) for changed in watch.changed()] == [False, True, False, False, True]
+    watch.forget("w (")
+    assert watch.names == ("a", "b")
+    assert Watch().names == ()
+
+
+def test_free_memory_is_poisoned_while_results_come_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards_module, "ALWAYS_FRESH_BYTES", {"cpu": 2000, "cuda": 0})
+    monkeypatch.setattr(guards_module, "SMALL_BYTES", 1000)
+    payload = POISONS[torch.float32][0]
+    for numel, poisoned in ((0, False), (1, True), (250, True), (251, True), (500, True), (501, False)):
+        kept = poison_free_memory(Layout.contiguous((numel,), torch.float32), CPU, payload)
+        assert (kept is not None) == poisoned
+        assert kept is None or (kept.view(torch.int32) == payload).all()

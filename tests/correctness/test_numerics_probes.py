@@ -283,3 +283,87 @@ def test_an_element_that_is_read_once_can_be_chosen_whatever_its_stride(k: int, 
     a = Layout(size=(4, k), stride=(1, 0), dtype=torch.float32)
     problem = dataclasses.replace(Problem.mm(4, 3, k, dtype=torch.float32, device_type="cpu"), a=a)
     assert Probes(problem, CPU, seed=1).free_a is free
+
+
+def width_of(problem: Problem, k: int, limit: int, rows: int = 1) -> tuple[list[list[float]], list[float], list[float], list[int]]:
+    made = width_rows(rows, k, limit, problem)
+    return made.rows.tolist(), made.col.tolist(), made.factor.tolist(), made.index.tolist()
+
+
+def test_a_window_of_width_has_small_numbers_between_a_large_one_and_its_opposite() -> None:
+    plain, whole = Problem.mm(4, 4, 9, dtype=F32, device_type="cpu"), Problem.int_mm(4, 4, 9, device_type="cpu")
+    assert width_of(plain, 9, 8) == ([[2, 1, 0, 0, 0, 1, 0, 0, -2]], [2, 1, 2, 1, 2, 1, 2, 1, 2], [2], [1])
+    assert width_of(plain, 3, 8) == ([[2, 1, -2]], [2, 1, 2], [1], [1])
+    assert width_of(whole, 9, 1000) == ([[30, 1, 0, 1, 0, 1, 0, 1, -30]], [30, 1] * 4 + [30], [4], [1])
+    assert width_of(whole, 9, 50_000)[0] == [[127, 1, 127, 1, 0, 1, -127, 1, -127]], "large ones as many as fit"
+
+
+def test_windows_are_whole_halved_and_so_on_and_spread_evenly() -> None:
+    rows, _, factor, index = width_of(Problem.mm(4, 4, 40, dtype=F32, device_type="cpu"), 40, 2**23, rows=5)
+    assert index == [1, 13, 1, 19, 1]
+    assert factor == [20, 10, 20, 10, 20]
+    ends = [[i for i, x in enumerate(row) if x and i % 2 == 0] for row in rows]
+    assert ends == [[0, 38], [12, 30], [0, 38], [18, 36], [0, 38]]
+    assert [len(width_of(Problem.mm(4, 4, k, device_type="cpu"), k, 2**10, rows=99)[0]) for k in (3, 500)] == [64, 64]
+    lengths = [len(set(width_of(Problem.mm(4, 4, k, device_type="cpu"), k, 2**20, rows=8)[2])) for k in (31, 32, 64, 100)]
+    assert lengths == [1, 2, 3, 3], "the shortest has 16"
+
+
+MIXED = {"dtype": F16, "device_type": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "limit", "a", "b"),
+    [
+        # the large and the small number of a and of b; the products of the former are 2^22 or 2^12 times those of the latter
+        (Problem.mm(4, 4, 512, dtype=F16, device_type="cpu"), 2**23, (2**11, 1), (2**11, 1)),
+        (Problem.mm(4, 4, 512, dtype=F64, device_type="cpu"), 2**52, (2**26, 1), (2**25, 1)),
+        (Problem.scaled_mm(4, 4, 512, device_type="cpu"), 2**13, (2**6, 1), (2**6, 1)),
+        (Problem.scaled_mm(4, 4, 512, device_type="cpu"), 2**23, (2**8, 2**-3), (2**8, 2**-3)),
+        (Problem.scaled_mm(4, 4, 512, scales="block_1x128", device_type="cpu"), 2**23, (2**4, 2**-5), (2**8, 2**-5)),
+        (Problem.mixed_mm(4, 4, 512, scales="column", **MIXED), 2**23, (2**15, 2**-1), (2**6, 1)),
+        (Problem.mixed_mm(4, 4, 512, scales="group_32", **MIXED), 2**23, (2**13, 2**-3), (2**6, 1)),
+        (Problem.mixed_mm(4, 4, 512, scales="column", encoding="int4", **MIXED), 2**23, (2**15, 2**-5), (2**2, 1)),
+    ],
+)
+def test_large_numbers_are_as_large_as_the_dtypes_hold(
+    problem: Problem, limit: int, a: tuple[float, float], b: tuple[float, float]
+) -> None:
+    made = width_rows(1, 512, limit, problem)
+    assert tuple(made.rows[0, :2].tolist()) == a
+    assert tuple(made.col[:2].tolist()) == b
+    assert made.factor[0] == a[1] * len(made.rows[0, 1::2].nonzero())
+    assert 80 < len(made.rows[0, 1::2].nonzero()) <= 100
+
+
+@pytest.mark.parametrize(
+    ("lines", "places", "few"),
+    [
+        (1, [], [(0, 6)]), (3, [], [(2, 6)]), (4, [(2, 6)], [(2, 6)]), (7, [(3, 6)], [(3, 6)]),
+        (8, [(4, 6), (7, 0)], [(4, 6), (7, 0)]), (9, [(4, 6), (8, 0)], [(4, 6), (8, 0)]),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_not_finite_lie_at_the_end_and_the_start_of_k(
+    lines: int, places: list[tuple[int, int]], few: list[tuple[int, int]]
+) -> None:
+    probes = Probes(Problem.mm(lines, lines, 7, dtype=F32, device_type="cpu"), CPU)
+    assert probes._places(-2) == probes._places(-1) == places
+    assert probes._places(-2, few=True) == few
+    assert probes._places(-1, few=True) == [(line, 0 if lines < 4 else place) for line, place in few]
+    scaled_by_0 = Problem.addmm(lines, lines, 7, dtype=F32, alpha=0, device_type="cpu")
+    for none in (Problem.int_mm(lines, lines, 7, device_type="cpu"), scaled_by_0):
+        assert Probes(none, CPU)._places(-2, few=True) == []
+    picked = probes.rows_of_b(probes.random().b)
+    assert picked.row_factor is not None
+    assert picked.row_factor[0].isnan().tolist() == [i == 0 and lines >= 2 for i in range(lines)]
+    assert picked.row_factor[0].isinf().tolist() == [i == 2 and lines >= 4 for i in range(lines)]
+    assert picked.planted_cols == tuple(places)
+    assert [len(probe.planted_rows) + len(probe.planted_cols) for probe in probes.special_in_few_lines(probes.random())] == (
+        [1, 1] if lines < 4 else []
+    )
+
+
+def test_factors_that_are_integers_are_never_0() -> None:
+    probes = Probes(Problem.int_mm(400, 400, 8, device_type="cpu"), CPU)
+    found = set(probes._factors((4, 4000), torch.int8).flatten().tolist())
+    assert found == {*range(-127, 128)} - {0}

@@ -150,3 +150,55 @@ def test_all_of_a_result_is_referenced_while_it_is_affordable(
         for sample, extent in ((rows, size[1]), (cols, size[2])):
             assert {0, extent - 1} <= set(sample.tolist())
             assert len(sample) >= min(extent, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (10, ["0:2,:,:", "2:4,:,:", "4:6,:,:"]),
+        (9, [f"{i}:{i + 1},:,:" for i in range(5)]),
+        (5, [f"{i}:{i + 1},:,:" for i in range(5)]),
+        (4, [f"{i}:{i + 1},0:2,{col}" for i in range(5) for col in ("0:2", "2:4")]),
+        (1, [f"{i}:{i + 1},{row},{col}" for i in range(5) for col in ("0:1", "1:2", "2:3") for row in ("0:1", "1:2")]),
+    ],
+)
+def test_products_are_made_in_tiles_that_fit(words: int, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def text(part: slice) -> str:
+        return ":" if part == slice(None) else f"{part.start}:{part.stop}"
+
+    monkeypatch.setattr(module, "TEMPORARY_BYTES", 8 * 10 * words)
+    assert [",".join(map(text, tile)) for tile in module._tiles(5, 2, 3, 10)] == expected
+
+
+def test_samples_have_both_ends_and_as_many_as_asked() -> None:
+    for size, count, length in ((100, 20, 20), (100, 3, 8), (5, 20, 5), (9, 8, 8), (1, 9, 1), (2, 0, 2)):
+        sample = module._sample(size, count, CPU).tolist()
+        assert len(sample) == len(set(sample)) == length
+        assert sample == sorted(sample)
+        assert (sample[0], sample[-1]) == (0, size - 1)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "meta"])
+@pytest.mark.parametrize(("macs", "elements"), [(10**6, 10**9), (10**9, 10**5)])
+def test_of_large_results_half_the_effort_goes_to_rows_and_half_to_columns(
+    macs: int, elements: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("cpu", "cuda") if kind == "cpu" else ("cuda", "cpu")
+    monkeypatch.setattr(module, "MOST_MACS", dict(zip(names, (macs, 0), strict=True)))
+    monkeypatch.setattr(module, "MOST_ELEMENTS", dict(zip(names, (elements, 0), strict=True)))
+    rows, cols = regions(2, 1000, 500, 10, torch.device(kind))
+    assert rows.rows is not None
+    assert cols.cols is not None
+    assert (len(rows.rows), len(cols.cols)) == (50, 25)
+
+
+def test_an_extended_reference_is_of_a_square_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.ones(2, 50, 8, dtype=torch.float64), torch.ones(2, 8, 30, dtype=torch.float64)
+    for macs, side in ((2 * 8 * 20**2, 20), (2 * 8 * 21**2 - 1, 20), (1, 8)):
+        monkeypatch.setattr(module, "EXTENDED_MACS", macs)
+        got = extended_reference(operands(a, b, alpha=3), 2, 50, 30, 8)
+        assert got.value.shape == got.magnitude.shape == (2, side, side)
+        assert (got.value == 24).all()
+        assert (got.magnitude == 24).all()
+    nothing = extended_reference(operands(a[..., :0], b[:, :0]), 2, 50, 30, 0)
+    assert not nothing.value.any()
