@@ -27,6 +27,8 @@ class Effort:
     does just then, and tell little of those that are near."""
     rounds_s: float
     """How long the final rounds go on with what cannot be told apart."""
+    rows_apart: float
+    """By which factor Ms of a range differ at which everything competes; at those between, what was among the best of these."""
 
 
 _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
@@ -60,9 +62,15 @@ def _configs(column: int) -> Mapping[str, int | None]:
 
 EFFORT: Mapping[str, Effort] = MappingProxyType(
     dict[Search, Effort](
-        quick=Effort(configs=_configs(0), variant_kernels=1, variant_near=1.1, variant_rounds=1, entrants=8, rounds_s=0.3),
-        default=Effort(configs=_configs(1), variant_kernels=3, variant_near=1.25, variant_rounds=3, entrants=16, rounds_s=0.6),
-        exhaustive=Effort(configs=_configs(2), variant_kernels=8, variant_near=1.6, variant_rounds=6, entrants=32, rounds_s=2.5),
+        quick=Effort(
+            configs=_configs(0), variant_kernels=1, variant_near=1.1, variant_rounds=1, entrants=8, rounds_s=0.3, rows_apart=16.0
+        ),
+        default=Effort(
+            configs=_configs(1), variant_kernels=3, variant_near=1.25, variant_rounds=3, entrants=16, rounds_s=0.6, rows_apart=8.0
+        ),
+        exhaustive=Effort(
+            configs=_configs(2), variant_kernels=8, variant_near=1.6, variant_rounds=6, entrants=32, rounds_s=2.5, rows_apart=1.0
+        ),
     )
 )
 """By the setting ``search``."""

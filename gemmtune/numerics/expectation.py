@@ -49,6 +49,10 @@ class Expectation(ABC):
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """What regions of the result must be by the claimed arithmetic. Waits for the device where sums may be flushed."""
 
+    def of_first_rows(self, m: int) -> Expectation:  # noqa: ARG002 - for those that sample
+        """What the first ``m`` rows of the result must be."""
+        return self
+
     def origin(self, index: tuple[int, ...], *, batched: bool) -> str:  # noqa: ARG002 - for those that pick
         """Which element of an operand ``out[index]`` is, for messages; "" where it is none."""
         return ""
@@ -130,6 +134,10 @@ class Referenced(Expectation):
                 return Approximate(value=known.value[batches, rows], error=bound(known.magnitude[batches, rows]))
 
             yield Part(region=known.region, sums=sums)
+
+    def of_first_rows(self, m: int) -> Referenced:
+        """Those of the sampled rows that are among them."""
+        return replace(self, references=tuple(x.of_first_rows(m) for x in self.references))
 
     def _bound_of_region(self, problem: Problem, claims: Claims, known: Reference) -> Bound:
         """The bound of sums over K; of a block-sparse b that of each column, over the blocks that it has."""

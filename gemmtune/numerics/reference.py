@@ -9,7 +9,7 @@ which R and S are held.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,6 +52,15 @@ class Reference:
     value: torch.Tensor
     magnitude: torch.Tensor
     extended: bool = False
+
+    def of_first_rows(self, m: int) -> Reference:
+        """The part of it in the first ``m`` rows of the result."""
+        rows = self.region.rows
+        if rows is None:
+            return self
+        count = int((rows < m).sum())
+        region = replace(self.region, rows=rows[:count])
+        return replace(self, region=region, value=self.value[:, :count], magnitude=self.magnitude[:, :count])
 
 
 def regions(batch: int, m: int, n: int, k: int, device: torch.device) -> tuple[Region, ...]:

@@ -16,14 +16,14 @@ def some_rows(operands: Operands, part: Problem, begin: int) -> Operands:
     """The operands of ``part``, a problem with fewer rows: those of the call from row ``begin`` on.
 
     An operand with as many rows as the call has gives up the others; one for all rows, or that is not laid out along them, stays.
-    Scales of a are for one row each.
+    Where scales of a are for blocks of rows, ``begin`` is 0.
     """
 
     def cut(layout: Layout | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
         if layout is None or tensor is None or layout.size == tuple(tensor.shape):
             return tensor
         made = placed(layout, tensor.device, None)
-        _bits(made).copy_(_bits(tensor)[..., begin : begin + part.m, :])
+        _bits(made).copy_(_bits(tensor)[..., begin : begin + layout.size[-2], :])
         return made
 
     epilogue = part.epilogue.operands if part.epilogue is not None else ()

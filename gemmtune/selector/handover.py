@@ -102,3 +102,14 @@ def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] 
     wanted = {rows[0], rows[-1], *(m for m in likely if m in rows)}
     members = [next((m for m in range(x, rows[-1] + 1) if has(m)), None) for x in sorted(wanted)]
     return sorted({m for m in members if m is not None})
+
+
+def spread(anchors: Sequence[int], apart: float) -> list[int]:
+    """The anchors at which everything competes: both ends, and between them powers of two by about the factor ``apart``."""
+    first, last = anchors[0], anchors[-1]
+    inner = [m for m in anchors if m & (m - 1) == 0] or list(anchors)
+    count = math.ceil(math.log(last / first) / math.log(apart)) if apart > 1 else len(anchors)
+    if count >= len(anchors):
+        return list(anchors)
+    wanted = (math.log(first) + math.log(last / first) * i / count for i in range(1, count))
+    return sorted({first, last, *(min(inner, key=lambda m: abs(math.log(m) - middle)) for middle in wanted)})

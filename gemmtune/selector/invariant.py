@@ -8,7 +8,7 @@ import random
 
 from ..choice import Choice, Status
 from ..errors import NoValidChoicesError
-from .proof import by_rows, failures_of, legal_runs, rows_to_check, tile_rows
+from .proof import failures_of, legal_runs, rows_to_check, tile_rows
 from .range_work import SEED, Work, measured, segment_of, uncompiled, with_kernels
 from .remote import open_session
 from .segments import Segment, Table
@@ -67,7 +67,7 @@ def _loss(work: Work, name: str) -> float:
 def _why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
     """Why the choice is not right for every M, or gives a row other bits in another batch; or None."""
     choice = work.choices[segment.name]
-    failed = uncompiled(work, [segment]) or failures_of(by_rows([(choice, checked)]), work.rows_class, work.device, work.settings)
+    failed = uncompiled(work, [segment]) or failures_of([(choice, checked)], work.rows_class, work.device, work.settings)
     if failed:
         return next(iter(failed.values()))
     compared = [m for m in checked if m <= max(MOST_COMPARED, checked[0])]

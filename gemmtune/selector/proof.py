@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -73,21 +73,18 @@ def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, gene
 
 
 def failures_of(
-    asked: Mapping[int, Sequence[Choice]], rows_class: RowClass, device: DeviceInfo, settings: Settings
+    asked: Sequence[tuple[Choice, Sequence[int]]], rows_class: RowClass, device: DeviceInfo, settings: Settings
 ) -> dict[str, str]:
-    """By the name of a choice that is wrong at some M: at which, and why. ``asked`` has the choices to prove, by M."""
-    failed: dict[str, str] = {}
-    for m, choices in asked.items():
-        here = [at for c in choices if c.name not in failed and isinstance(at := c.at(rows_class.at(m), device), Choice)]
-        compiled = precompile(here, settings)
-        failed |= {name: f"M = {m}: {failure.reason}" for name, failure in compiled.items()}
-        with open_session(rows_class.at(m), device, settings) as session:
-            for choice in here:
-                if choice.name in failed:
-                    continue
-                sample = session.prove(choice)
+    """By the name of a choice that is wrong at some of its Ms: at which, and why."""
+    parts = [(c.name, at) for c, rows in asked for m in rows if isinstance(at := c.at(rows_class.at(m), device), Choice)]
+    compiled = precompile([at for _, at in parts], settings)
+    failed = {name: f"M = {at.problem.m}: {compiled[at.name].reason}" for name, at in parts if at.name in compiled}
+    with open_session(rows_class.at(max(m for _, rows in asked for m in rows)), device, settings) as session:
+        for name, at in parts:
+            if name not in failed:
+                sample = session.prove_rows(at)
                 if sample.status is not Status.OK:
-                    failed[choice.name] = f"M = {m}: {sample.status}: {sample.reason}"
+                    failed[name] = f"M = {at.problem.m}: {sample.status}: {sample.reason}"
     return failed
 
 
@@ -96,12 +93,3 @@ def tile_rows(choice: Choice) -> int | None:
     told = choice.info.get("tile") or choice.info.get("mr")
     first = told[0] if isinstance(told, (list, tuple)) else told
     return first if isinstance(first, int) and first > 1 else None
-
-
-def by_rows(asked: Iterable[tuple[Choice, Sequence[int]]]) -> dict[int, list[Choice]]:
-    """What to prove, by M."""
-    found: dict[int, list[Choice]] = {}
-    for choice, rows in asked:
-        for m in rows:
-            found.setdefault(m, []).append(choice)
-    return found

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..choice import Choice, Status
+from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..problem.rows import RowClass
@@ -20,6 +20,8 @@ from .remote import open_session
 from .result import ProblemResult
 from .segments import Segment
 
+ROUNDS_S = 0.2
+"""How long the rounds go on at an M where a few choices compete."""
 SEED = 20_000
 """Of the random Ms of a proof; the table says which it was."""
 
@@ -42,6 +44,7 @@ class Work:
     results: dict[int, ProblemResult] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
     """By name: each as it was at one of its anchors."""
+    anchors: list[int] = dataclasses.field(default_factory=list)
     anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
     times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -68,7 +71,7 @@ class Work:
 
 def segment_of(work: Work, name: str, lo: int, hi: int, checked: tuple[int, ...] = ()) -> Segment:
     """The interval for a choice, with its time at the last anchor inside."""
-    inside = [m for m in work.results if lo <= m <= hi and name in work.times[m]]
+    inside = sorted(m for m, times in work.times.items() if lo <= m <= hi and name in times)
     anchor = work.anchor_of[name]
     return Segment(
         lo=lo,
@@ -82,25 +85,18 @@ def segment_of(work: Work, name: str, lo: int, hi: int, checked: tuple[int, ...]
 
 
 def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
-    """Times that compare of choices at an M that is no anchor, or that has not measured all of them."""
-    here = {name: at for name in names if isinstance(at := work.at(name, m), Choice)}
+    """Times that compare of choices at an M where not everything competes. They are proved later, over their intervals."""
+    here = {name: at for name in names if name not in work.wrong and isinstance(at := work.at(name, m), Choice)}
     failures = precompile(list(here.values()), work.settings)
-    times: dict[str, float] = {}
+    for name, choice in here.items():
+        if choice.name in failures:
+            work.wrong[name] = f"M = {m}: {failures[choice.name].reason}"
+    right = {name: choice for name, choice in here.items() if name not in work.wrong}
+    if not right:
+        return {}
     with open_session(work.rows_class.at(m), work.device, work.settings, work.host_us) as session:
-        right: dict[str, Choice] = {}
-        for name, choice in here.items():
-            if choice.name in failures:
-                work.wrong[name] = f"M = {m}: {failures[choice.name].reason}"
-                continue
-            sample = session.examine(choice, None)
-            if sample.status is Status.OK and sample.time_us is not None:
-                right[name], times[name] = choice, sample.time_us
-            else:
-                work.wrong[name] = f"M = {m}: {sample.status}: {sample.reason}"
-        if len(right) > 1:
-            ranked = session.rank(list(right.values())).times
-            times = {name: ranked[choice.name].time_us for name, choice in right.items() if choice.name in ranked}
-    return times
+        times = session.rank(list(right.values()), ROUNDS_S).times
+    return {name: times[choice.name].time_us for name, choice in right.items() if choice.name in times}
 
 
 def with_kernels(work: Work, x: Segment) -> Segment:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
 import random
 import time
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
 
-from ..choice import Status
+from ..choice import Choice, Status
 from ..device import DeviceInfo
+from ..effort import EFFORT
 from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates
-from .handover import MOST_SEGMENTS, anchors_of, assigned, hand_over
+from .handover import MOST_SEGMENTS, anchors_of, assigned, hand_over, spread
 from .invariant import few_anchors, one_for_all
 from .precompile import Compilation
 from .progress import Progress
-from .proof import by_rows, failures_of, legal_runs, rows_to_check, tile_rows
+from .proof import failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
 from .range_work import SEED, Source, Work, measured, segment_of, uncompiled, with_kernels
 from .result import ProblemResult
@@ -31,6 +32,8 @@ from .select import select
 
 log = logging.getLogger("gemmtune")
 
+MOST_BESIDE = 5
+"""So many of the best of an anchor that is tuned compete at the next ones that are not."""
 MOST_INSTEAD = 4
 """So many choices are asked whether they are legal where the fastest is not."""
 
@@ -99,9 +102,33 @@ def tune_rows(
 
 
 def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
-    """Tune each anchor as a problem of its own; on a GPU all compile in the background while the first are measured."""
+    """Tune anchors far apart as problems of their own; on a GPU all compile in the background while the first are measured. At the
+    anchors between, what was among the best at the next ones on either side competes.
+    """
     anchors = anchors_of(work.rows, work.rows_class.has, recorded)
-    anchors = few_anchors(anchors) if work.settings.batch_invariant else anchors
+    tuned = few_anchors(anchors) if work.settings.batch_invariant else spread(anchors, EFFORT[work.settings.search].rows_apart)
+    _tune(work, store, tuned)
+    others = [] if work.settings.batch_invariant else [m for m in anchors if m not in tuned]
+    for i, m in enumerate(others):
+        work.progress.stage("anchors between", i, len(others))
+        times = measured(work, m, _best_beside(work, m))
+        if times:
+            work.times[m] = dict(times)
+            work.anchors.append(m)
+    work.progress.stage("anchors between", len(others), len(others))
+
+
+def _best_beside(work: Work, m: int) -> list[str]:
+    """What competes at an anchor that is not tuned: the best of the next ones that are, on either side, as far as it is legal."""
+    found = [name for name, choice in work.choices.items() if choice.baseline]
+    for beside in (max(x for x in work.results if x < m), min(x for x in work.results if x > m)):
+        times = work.right(beside)
+        legal = (name for name in sorted(times, key=times.__getitem__) if isinstance(work.at(name, m), Choice))
+        found += itertools.islice(legal, MOST_BESIDE)
+    return list(dict.fromkeys(found))
+
+
+def _tune(work: Work, store: Store, anchors: Sequence[int]) -> None:
     candidates = {m: work.candidates(m) for m in anchors}
     missing = [c for each in candidates.values() for c in each.stored(store, reliable=True).missing]
     with Compilation(missing if work.device.type != "cpu" else (), work.settings) as compilation:
@@ -110,6 +137,7 @@ def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
             picked, result = select(each, store, work.progress, compilation, reliable=True)
             work.progress.end(result)
             work.results[m] = result
+            work.anchors.append(m)
             if picked is None:
                 left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
                 raise NoValidChoicesError(str(result.problem), left_out)
@@ -134,7 +162,7 @@ def _proved(work: Work) -> Table:
         segments = [with_kernels(work, x) for x in _legal(work, _segments(work))]
         generator = random.Random(SEED)
         checked = [rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator) for x in segments]
-        asked = by_rows((work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True))
+        asked = [(work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True)]
         work.progress.stage("prove", 0, len(asked))
         failed = uncompiled(work, segments) or failures_of(asked, work.rows_class, work.device, work.settings)
         work.progress.stage("prove", len(asked), len(asked))
@@ -150,10 +178,10 @@ def _proved(work: Work) -> Table:
 
 def _segments(work: Work) -> list[Segment]:
     """The intervals by time alone."""
-    names = assigned({m: work.right(m) for m in work.results})
-    runs = [(name, [m for m, _ in run]) for name, run in groupby(names.items(), key=lambda item: item[1])]
+    names = assigned({m: right for m in sorted(work.anchors) if (right := work.right(m))})
+    runs = [(name, [m for m, _ in run]) for name, run in itertools.groupby(names.items(), key=lambda item: item[1])]
     starts = [work.rows[0]]
-    for i, ((first, before), (second, after)) in enumerate(pairwise(runs)):
+    for i, ((first, before), (second, after)) in enumerate(itertools.pairwise(runs)):
         work.progress.stage("hand-overs", i, len(runs) - 1)
         starts.append(hand_over(before[-1], after[0], (first, second), work.times, lambda m, pair: measured(work, m, pair)))
     ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]

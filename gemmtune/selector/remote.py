@@ -56,6 +56,10 @@ class RemoteSession:
         """``Session.prove`` in the worker."""
         return self._sample("prove", choice)
 
+    def prove_rows(self, choice: Choice) -> Sample:
+        """``Session.prove_rows`` in the worker."""
+        return self._sample("prove_rows", choice)
+
     def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
         """``Session.same_rows`` in the worker."""
         return self._sample("same_rows", choice, parts)
@@ -73,11 +77,11 @@ class RemoteSession:
             self._discard()
         return cast(Sample, sample)
 
-    def rank(self, choices: Sequence[Choice]) -> Ranking:
+    def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """``Session.rank`` in the worker. If that dies, each choice is tried alone, and those that survive are ranked."""
-        ranking = self._rank(choices)
+        ranking = self._rank(choices, rounds_s)
         if ranking is None and len(choices) > 1:
-            ranking = self._rank([c for c in choices if self._rank([c]) is not None])
+            ranking = self._rank([c for c in choices if self._rank([c], rounds_s) is not None], rounds_s)
         return ranking or Ranking(times={})
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
@@ -89,11 +93,11 @@ class RemoteSession:
             return {}
         return cast(dict[str, float], found)
 
-    def _rank(self, choices: Sequence[Choice]) -> Ranking | None:
+    def _rank(self, choices: Sequence[Choice], rounds_s: float | None) -> Ranking | None:
         """None if the worker died."""
         names = ", ".join(c.name for c in choices)
         try:
-            ranking, dead = self._opened().call(_do, "rank", choices, timeout_s=self._timeout_s * max(1, len(choices)))
+            ranking, dead = self._opened().call(_do, "rank", choices, rounds_s, timeout_s=self._timeout_s * max(1, len(choices)))
         except (WorkerCrashed, WorkerTimedOut) as error:
             log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
             return None

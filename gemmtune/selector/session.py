@@ -29,6 +29,7 @@ from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
 from ..timing.rounds import Ranked, play
 from ..timing.timer import Timer, collection_paused
+from .some_rows import RowsVerifier
 from .verify import Verifier
 
 log = logging.getLogger("gemmtune")
@@ -81,6 +82,7 @@ class Session:
         self._settings = settings
         self._kernels: dict[str, Kernel] = {}
         self._verifier: Verifier | None = None
+        self._rows_verifier: RowsVerifier | None = None
         self._timer: Timer | None = None
 
     def __enter__(self) -> Self:
@@ -93,6 +95,7 @@ class Session:
         """Free the operands, the references and the kernels."""
         self._kernels.clear()
         self._verifier = None
+        self._rows_verifier = None
         self._timer = None
         if self._device.type != "cpu" and not self.dead:
             torch.cuda.empty_cache()  # the graphs' private pools, which nothing else could use
@@ -128,6 +131,18 @@ class Session:
             return Sample(status=status, reason=reason)
         return Sample(status=verdict.status, error_over_bound=verdict.error_over_bound, reason=verdict.reason)
 
+    def prove_rows(self, choice: Choice) -> Sample:
+        """Build and verify a choice for the session's problem with fewer rows, or as many; without a time."""
+        try:
+            with self._in_force():
+                if self._rows_verifier is None:
+                    self._rows_verifier = RowsVerifier(self._problem, self._device.torch_device)
+                verdict = self._rows_verifier.check(choice, choice.build())
+        except Exception as error:  # noqa: BLE001 - as in ``examine``
+            status, reason = self._failure(error)
+            return Sample(status=status, reason=reason)
+        return Sample(status=verdict.status, error_over_bound=verdict.error_over_bound, reason=verdict.reason)
+
     def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
         """Whether rows have the bits that ``choice`` gives them among all rows of the problem by ``parts``, it with fewer rows too.
 
@@ -136,7 +151,8 @@ class Session:
         try:
             with self._in_force():
                 device = self._device.torch_device
-                operands = Probes(self._problem, device).random()
+                probes = Probes(self._problem, device)
+                operands = dataclasses.replace(probes.random(), extra=probes.extra())
                 whole = _run(choice, operands)
                 for part in parts:
                     for begin in (0, self._problem.m - part.problem.m):
@@ -149,10 +165,11 @@ class Session:
             return Sample(status=status, reason=reason)
         return Sample(status=Status.OK)
 
-    def rank(self, choices: Sequence[Choice]) -> Ranking:
+    def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """Times that compare: interleaved rounds, their order reversed each time, at sustained clocks.
 
-        A choice that fails here is left out of the answer, with a warning in the log.
+        A choice that fails here is left out of the answer, with a warning in the log. ``rounds_s`` is how long the rounds go on, by
+        default what the search says.
         """
         with self._in_force(), device_to_itself(self._settings, self._device), collection_paused():
             contenders: dict[str, Contender] = {}
@@ -169,11 +186,11 @@ class Session:
                     if self.dead:
                         raise
             keep = {c.name for c in choices if c.baseline}
-            effort = EFFORT[self._settings.search]
+            rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
-            warm_up_s = 0.0 if on_cpu else min(0.2, effort.rounds_s / 2)
-            budget_s = CPU_ROUNDS * effort.rounds_s if on_cpu else effort.rounds_s
+            warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
+            budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
             times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep)
             return Ranking(times=times, seen=self._watch.seen())
 

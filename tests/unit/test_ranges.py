@@ -103,7 +103,7 @@ TIMES_US: dict[str, Callable[[int], float]] = {
 def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float]) -> None:
     """Let times be what a function of the choice's name and M says."""
 
-    def rank(self: Session, choices: list[Choice]) -> Ranking:
+    def rank(self: Session, choices: list[Choice], rounds_s: float | None = None) -> Ranking:
         return Ranking(times={c.name: Ranked(time_us=time_us(c.name, c.problem.m), margin_us=0.0) for c in choices})
 
     monkeypatch.setattr(Session, "rank", rank)
@@ -230,7 +230,7 @@ def test_what_was_asked_for_is_remembered_and_becomes_an_anchor(backend: RowedBa
     machine = fingerprint_text(detect("cpu"), "graph")
     (rows_class,) = row_classes(problem(8))
     assert asked_rows(rows_class, machine, open_store(settings.current())) == [40, 41, 43]
-    assert {40, 41, 43} <= {result.problem.m for result in tuned().anchors}
+    assert {40, 41, 43} <= set(tuned().times)
 
 
 def test_the_nearest_that_is_legal_serves_else_torch(backend: RowedBackend, tunings: list[int]):

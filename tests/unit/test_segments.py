@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from gemmtune.errors import InvalidProblemError, StoreError
-from gemmtune.selector.handover import MOST_SEGMENTS, anchors_of, assigned, hand_over
+from gemmtune.selector.handover import MOST_SEGMENTS, anchors_of, assigned, hand_over, spread
 from gemmtune.selector.range_result import bar, table_lines
 from gemmtune.selector.segments import Segment, Table, merged, rows_of
 from gemmtune.store.ranged import Ranged
@@ -94,6 +94,14 @@ def test_anchors_are_powers_middles_ends_and_what_was_recorded():
 def test_ties_make_no_segments_of_their_own():
     times = {m: {"x": 1.0, "y": 0.995 if m % 2 else 1.005} for m in range(1, 9)}
     assert set(assigned(times).values()) in ({"x"}, {"y"})
+
+
+def test_everything_competes_at_anchors_far_apart():
+    anchors = anchors_of(range(1, 8193), lambda m: True, (37,))
+    assert spread(anchors, 8.0) == [1, 8, 32, 256, 1024, 8192]
+    assert spread(anchors, 1.0) == anchors
+    assert spread([5], 8.0) == [5]
+    assert spread([3, 5, 7], 8.0) == [3, 7]
 
 
 def test_what_gains_has_its_anchors():

@@ -148,7 +148,7 @@ def test_of_two_choices_that_die_together_the_one_that_lives_alone_is_ranked(
 ) -> None:
     good, bad = fake("multiply"), fake("segfault")
 
-    def rank(choices: Sequence[Choice]) -> Ranking | None:
+    def rank(choices: Sequence[Choice], _rounds_s: float | None) -> Ranking | None:
         return None if bad in choices else Ranking(times={c.name: Ranked(time_us=1.0, margin_us=0.1) for c in choices})
 
     session = RemoteSession(PROBLEM, DEVICE, settings)
@@ -196,7 +196,9 @@ def test_rank_survives_a_crash(settings: Settings) -> None:
 def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(
     settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def call(_do: object, _method: str, choices: Sequence[Choice], *, timeout_s: float) -> tuple[Ranking | None, bool]:
+    def call(
+        _do: object, _method: str, choices: Sequence[Choice], _rounds_s: object, *, timeout_s: float
+    ) -> tuple[Ranking | None, bool]:
         names = [choice.name for choice in choices]
         ruined = "fake:slow" in names
         return None if ruined else Ranking(times={name: Ranked(time_us=5.0, margin_us=0.1) for name in names}), ruined

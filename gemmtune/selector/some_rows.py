@@ -1,0 +1,84 @@
+"""Proving a choice at many numbers of rows by one set of operands: those of the largest M, whose first rows the others take."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..choice import Choice, Kernel, Status
+from ..numerics.bounds import Claims, exact_limit
+from ..numerics.buffers import POISONS
+from ..numerics.expectation import Expectation, OneHotExpectation, referenced
+from ..numerics.guards import Watch, guarded_out
+from ..numerics.judging import Judge
+from ..numerics.probes import Probes
+from ..numerics.some_rows import some_rows
+from ..problem import Problem
+from .verify import Verdict
+
+
+class RowsVerifier:
+    """Verifies choices of the problems that have no more rows than ``problem`` and are else the same.
+
+    Each runs on the probe whose sums cancel, which gives every element exactly, and on random operands, into an output between
+    guard bands. What is made for all of them, and takes time, is made once: operands, references, packed weights.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device) -> None:
+        self._problem = problem
+        self._probes = Probes(problem, device)
+        self._free = self._probes.free_a and self._probes.free_b
+        self._extra = self._probes.extra()
+        self._random = referenced(problem, self._probes.random(), name="random")
+        self._by_limit: dict[int, Expectation] = {}
+        self._packed: tuple[str, dict[int, torch.Tensor]] = ("", {})
+        self._inputs = Watch(self._random.operands.named)
+
+    def check(self, choice: Choice, kernel: Kernel) -> Verdict:
+        """Run the kernel of a choice for fewer rows, or as many. What it raises is not caught; the device is waited for."""
+        ratio = 0.0
+        for number, expectation in enumerate((*self._exact(choice.claims), self._random)):
+            found, error_over_bound = self._wrong(number, expectation, choice, kernel)
+            ratio = max(ratio, error_over_bound)
+            if found:
+                return Verdict(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"{expectation.name}: {found}")
+        changed = [name for name, flag in zip(self._inputs.names, self._inputs.changed(), strict=True) if bool(flag)]
+        if changed:
+            self._inputs = Watch(self._random.operands.named)
+            return Verdict(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"the call changed its input: {changed[0]}")
+        return Verdict(status=Status.OK, error_over_bound=ratio)
+
+    def _wrong(self, number: int, expectation: Expectation, choice: Choice, kernel: Kernel) -> tuple[str, float]:
+        """What is wrong with one call, "" for nothing, and the largest error over its bound."""
+        part = choice.problem
+        operands = some_rows(dataclasses.replace(expectation.operands, extra=self._extra), part, 0)
+        a, b, *rest = operands.tensors
+        payload = POISONS[part.out.dtype][number % 2]
+        out, guards = guarded_out(part.out, a.device, payload)
+        kernel.run(out, (a, self._b(expectation, choice, b), *rest), operands.scalars)
+        judge = Judge(part, choice.claims, operands.extra)
+        finding = judge.find(out, expectation.of_first_rows(part.m), payload)
+        *state, ratio, broken, where = torch.cat([finding.state, finding.ratio.reshape(1), guards.broken(payload)]).tolist()
+        bad = finding.bad_element(state, batched=part.batched)
+        return guards.describe(int(where)) if broken else bad.text() if bad is not None else "", ratio
+
+    def _exact(self, claims: Claims) -> list[Expectation]:
+        if not self._free:
+            return []
+        limit = exact_limit(self._problem, claims)
+        if limit not in self._by_limit:
+            self._by_limit[limit] = OneHotExpectation.of(self._probes.cancel(limit))
+        return [self._by_limit[limit]]
+
+    def _b(self, expectation: Expectation, choice: Choice, b: torch.Tensor) -> torch.Tensor:
+        """b, packed if the choice wants it so; kept for its next M."""
+        name = choice.packed_format
+        if name is None:
+            return b
+        if self._packed[0] != name:
+            self._packed = (name, {})
+        packed = self._packed[1]
+        if id(expectation) not in packed:
+            packed[id(expectation)] = choice.pack(b)
+        return packed[id(expectation)]
