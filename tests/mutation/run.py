@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import random
@@ -138,6 +139,7 @@ class Trees:
             return process
         try:
             os.setsid()
+            gc.freeze()  # what the parent has imported need not be looked at again by each run
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)

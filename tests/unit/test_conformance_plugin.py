@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -64,6 +65,7 @@ def _run_pytest(folder: Path, texts: list[Path], arguments: tuple[str, ...]) -> 
     """In the forked process: without what the run that it comes from has set and loaded."""
     status = -1
     try:
+        gc.freeze()  # what this process has made need not be looked at again
         os.chdir(folder)
         for number, text in enumerate(texts, 1):
             os.dup2(os.open(text, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

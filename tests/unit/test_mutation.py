@@ -119,7 +119,7 @@ def tree_with(folder: Path, test: str) -> script.Mutant:
 )
 def test_what_becomes_of_a_mutant(tmp_path: Path, test: str, verdict: str) -> None:
     mutant, said = tree_with(tmp_path, test), list[str]()
-    (result,) = script.run(tmp_path, [mutant], 1, 3.0 if verdict == "timed out" else 60.0, said.append)
+    (result,) = script.run(tmp_path, [mutant], 1, 0.5 if verdict == "timed out" else 60.0, said.append)
     assert result.verdict == verdict, said
     assert result.killed == (verdict in ("killed", "timed out"))
     assert (tmp_path / mutant.path).read_text() == "def least(a, b):\n    return min(a, b)\n"
