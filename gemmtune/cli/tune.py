@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -11,8 +12,11 @@ from .. import settings
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import NoValidChoicesError
 from ..integration.measured import in_models
+from ..problem import Problem
+from ..selector.range_result import RangeResult
 from ..selector.result import Outcome
 from ..selector.table import pick_line, renderables
+from ..selector.tuning_result import TuningResult
 from .asked import device_of, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched
@@ -38,17 +42,7 @@ def tune(
     """Find the fastest right choice for each shape and remember it. ``options`` are those for settings and for problems."""
     info = device_of(device)
     changes = settings_changes(options) | {"tune": "force" if force else "on_miss"}
-    kind = info.torch_device.type
-    spec = Spec(device_type=kind, **options)
-    problems = recorded_problems(recorded, kind) if recorded is not None else []
-    asked = {word: range_of_word(word, spec) for word in shapes}
-    ranges = [found for found in asked.values() if found is not None]
-    single = tuple(word for word, found in asked.items() if found is None)
-    if single or shapes_file is not None or (recorded is None and not ranges):
-        problems += some_problems_of(single, shapes_file, spec)
-    if rows_asked is not None:
-        wanted = parse_rows(rows_asked)
-        ranges, problems = [*ranges, *((problem, wanted) for problem in problems)], []
+    problems, ranges = _asked(Spec(device_type=info.torch_device.type, **options), shapes, shapes_file, recorded, rows_asked)
     if batch_invariant and not ranges:
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
     if recorded is not None and changes.get("timing") is None:
@@ -57,24 +51,15 @@ def tune(
         settings.patch(**changes) as chosen,
         watched(quiet=quiet, kept=f"what was measured is kept in {chosen.store_file}") as progress,
     ):
-        result = run_tuning(problems, settings=chosen, progress=progress, device=str(info.torch_device))
+        place = str(info.torch_device)
+        result = run_tuning(problems, settings=chosen, progress=progress, device=place)
         tables = [
             found
-            for problem, wanted in ranges
-            for found in run_tuning(
-                problem,
-                m=wanted,
-                settings=chosen,
-                progress=progress,
-                device=str(info.torch_device),
-                batch_invariant=batch_invariant,
-            )
+            for problem, m in ranges
+            for found in run_tuning(problem, m=m, settings=chosen, progress=progress, device=place, batch_invariant=batch_invariant)
         ]
     if json_file != STDOUT and quiet:
-        for problem in result:
-            click.echo(f"{problem.problem}: {pick_line(problem)}")
-        for table in tables:
-            click.echo(f"{table.rows_class}: {len(table.table.segments)} segments of M = {table.table.lo}..{table.table.hi}")
+        _print_lines(result, tables)
     elif json_file != STDOUT:
         parts = [*renderables(result, max_rows=rows or None), *(Text(str(table)) for table in tables)]
         show([f"device: {info.name} ({info.arch})", *parts])
@@ -83,3 +68,27 @@ def tune(
         if problem.pick is None and not problem.problem.empty:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]
             raise NoValidChoicesError(str(problem.problem), left_out)
+
+
+def _asked(
+    spec: Spec, shapes: Sequence[str], shapes_file: str | None, recorded: str | None, rows_asked: str | None
+) -> tuple[list[Problem], list[tuple[Problem, range]]]:
+    """The problems to tune, and those whose M stands for a range."""
+    problems = recorded_problems(recorded, spec.device_type) if recorded is not None else []
+    found = {word: range_of_word(word, spec) for word in shapes}
+    ranges = [one for one in found.values() if one is not None]
+    single = tuple(word for word, one in found.items() if one is None)
+    if single or shapes_file is not None or (recorded is None and not ranges):
+        problems += some_problems_of(single, shapes_file, spec)
+    if rows_asked is None:
+        return problems, ranges
+    wanted = parse_rows(rows_asked)
+    return [], [*ranges, *((problem, wanted) for problem in problems)]
+
+
+def _print_lines(result: TuningResult, tables: Iterable[RangeResult]) -> None:
+    """Print a line for each problem and each range."""
+    for problem in result:
+        click.echo(f"{problem.problem}: {pick_line(problem)}")
+    for table in tables:
+        click.echo(f"{table.rows_class}: {len(table.table.segments)} segments of M = {table.table.lo}..{table.table.hi}")

@@ -12,7 +12,7 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
 from ..problem.fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
-from ..problem.operations import OPTIONS
+from ..problem.operations import OPTIONS, Operation
 from .arguments import Call
 from .prepack import PackedOperand
 from .weights import float8_parts, parts_of
@@ -41,12 +41,10 @@ def call_of(
     row, own = NAMES[name], BROUGHT.get(name)
     _check_epilogue(name, epilogue, epilogue_args)
     given: dict[str, Any] = {x.role: operands.get(x.role) for x in row.operands if x.required or operands.get(x.role) is not None}
-    b = given["b"]
-    if isinstance(b, PackedOperand):
-        if not row.prepacks:
-            takers = ", ".join(other for other, x in NAMES.items() if x.prepacks)
-            raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
-        given["b"] = b.tensor
+    packed = given["b"] if isinstance(given["b"], PackedOperand) else None
+    if packed is not None:
+        _check_packs(name, row)
+        given["b"] = packed.tensor
     if out_dtype is not None:
         _check_dtype(name, "out_dtype", out_dtype, RESULT_DTYPES)
     names: tuple[str, ...] = ()
@@ -62,7 +60,7 @@ def call_of(
         operands=given,
         scalars=tuple(_number(name, what, value) for what, value in zip(row.scalars, scalars, strict=True)),
         options=dict(zip(row.options, options, strict=True)),
-        packed=b if isinstance(b, PackedOperand) else None,
+        packed=packed,
         out=out,
         epilogue=epilogue,
         extra=(*((brought,) if names else ()), *epilogue_args),
@@ -80,6 +78,12 @@ def _number(name: str, what: str, value: object) -> float:
         got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise InvalidProblemError(f"{name}: {what}: got {got}, expected a number, or a real tensor of one element without gradient")
     return value.item()  # type: ignore[attr-defined,no-any-return]
+
+
+def _check_packs(name: str, row: Operation) -> None:
+    if not row.prepacks:
+        takers = ", ".join(other for other, x in NAMES.items() if x.prepacks)
+        raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
 
 
 def _check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:

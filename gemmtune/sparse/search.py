@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import GemmtuneError
@@ -59,17 +59,9 @@ def minimize(
     here = initial if search.value(initial) is not None else reference
     if search.value(here) is None:
         raise GemmtuneError(f"minimize: neither start has a value: {search.tried[search.key(initial)]}")
-    moved = True
-    while moved:
-        moved = False
-        for vector in _vectors(len(initial), max_step):
-            there = search.moved(here, vector, step)
-            if there is None or search.key(there) in search.tried:
-                continue
-            value, best = search.value(there), search.value(here)
-            if value is not None and best is not None and value < best:
-                here, moved = there, True
-                break
+    better: Parameters | None = here
+    while better is not None:
+        better = search.better(better, _vectors(len(initial), max_step), step)
     chosen, least = search.stable(initial, noise)
     if before is not None and least > before:
         chosen, least = dict(reference), before
@@ -103,6 +95,17 @@ class _Search:
                 self.tried[key] = f"{type(error).__name__}: {error}"
         value = self.tried[key]
         return value if isinstance(value, float) else None
+
+    def better(self, here: Parameters, vectors: Iterable[tuple[int, ...]], step: Step) -> dict[str, int] | None:
+        """The first new point, these vectors away, that is better than ``here``, which has a value; None if none is."""
+        for vector in vectors:
+            there = self.moved(here, vector, step)
+            if there is None or self.key(there) in self.tried:
+                continue
+            value, best = self.value(there), self.value(here)
+            if value is not None and best is not None and value < best:
+                return there
+        return None
 
     def moved(self, here: Parameters, vector: tuple[int, ...], step: Step) -> dict[str, int] | None:
         """The point that many steps away; None where some parameter ends before."""

@@ -89,15 +89,9 @@ def specialise(
     rights = [classes[name] for name in ("b", "d") if name in classes]
     after = [operand for name, operand in classes.items() if name not in ("a", "b", "c", "d")]
     along_m, along_n = any(x.contiguous_dim == 1 for x in lefts), any(x.contiguous_dim == 2 for x in rights)
-
-    def size(value: int, masks_contiguous: bool) -> IntClass:
-        """A divisor helps where the size bounds the contiguous dimension of a masked access; elsewhere it would split kernels."""
-        whole = IntClass.of(value, static=static)
-        return whole if static or masks_contiguous else IntClass(wide=whole.wide)
-
     # A partial block of a summed dimension is masked.
     sums = [
-        size(k, k % config.block_k != 0 and (left.contiguous_dim == 2 or right.contiguous_dim == 1))
+        _size(k, masks=k % config.block_k != 0 and (left.contiguous_dim == 2 or right.contiguous_dim == 1), static=static)
         for k, left, right in zip(problem.summed, lefts, rights, strict=True)
     ]
     return KernelSpec(
@@ -106,8 +100,8 @@ def specialise(
         out=classes["out"],
         inp=classes.get("inp"),
         extra=tuple(operand for name, operand in classes.items() if name.startswith("x")),
-        m=size(problem.m, along_m or any(x.contiguous_dim == 1 for x in after)),
-        n=size(problem.n, along_n or any(x.contiguous_dim == 2 for x in after)),
+        m=_size(problem.m, masks=along_m or any(x.contiguous_dim == 1 for x in after), static=static),
+        n=_size(problem.n, masks=along_n or any(x.contiguous_dim == 2 for x in after), static=static),
         k=sums[0],
         batched=problem.batch > 1,
         even_k=problem.k % config.block_k == 0,
@@ -143,6 +137,12 @@ def _classes(problem: Problem, quantized: Quantized | None, *, static: bool) -> 
             bits = by_bits and name in ("a", "b") and operand.dtype in FLOAT8
             classes[name] = replace(operand, dtype=torch.uint8) if bits else operand
     return classes
+
+
+def _size(value: int, *, masks: bool, static: bool) -> IntClass:
+    """A divisor helps where the size bounds the contiguous dimension of a masked access; elsewhere it would split kernels."""
+    whole = IntClass.of(value, static=static)
+    return whole if static or masks else IntClass(wide=whole.wide)
 
 
 def _edge(contiguous: bool, size: int, block: int) -> str:
