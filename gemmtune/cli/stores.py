@@ -130,7 +130,7 @@ def _parts(store: Store, known: list[Known], rows: int) -> Iterator[RenderableTy
 
 
 def _tables(store: Store) -> Iterator[RenderableType]:
-    """For each class of problems that has a table a bar of its segments."""
+    """A bar of the segments of each table, under the class of problems that has it."""
     facts = [fact for fact in store.every_ranged() if fact.kind in (TABLE, INVARIANT)]
     for fact in sorted(facts, key=lambda fact: (fact.fingerprint, class_text(fact.key), fact.kind)):
         yield Text(f"\n{class_text(fact.key)}" + ", one choice for every M" * (fact.kind == INVARIANT), style="bold")

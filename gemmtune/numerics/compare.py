@@ -110,7 +110,7 @@ class Finding:
 
 
 def grade(out: torch.Tensor, value: torch.Tensor) -> float:
-    """Its error over that of merely rounding the true result: rms(out − R) / rms(round(R) − R).
+    """The error of ``out`` over that of merely rounding the true result: rms(out − R) / rms(round(R) − R).
 
     R is ``value``, float64 and of the shape of ``out``; it is rounded to ``out``'s dtype. 1 where both are zero, infinity where
     only the rounding error is. Tells nothing for results as wide as the accumulator, whose rounding error is small beside any

@@ -47,7 +47,7 @@ def fills_of(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def filled(name: str, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:
-    """As many numbers of that fill as ``held_size(layout)`` says, values of ``layout.dtype`` or close to such.
+    """Numbers of that fill, as many as ``held_size(layout)`` says: values of ``layout.dtype`` or close to such.
 
     ``k_dim`` is the dimension that is summed: -1 for a, -2 for b. Raises GemmtuneError where the dtype has no such numbers, or
     nothing has that name.

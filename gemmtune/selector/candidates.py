@@ -87,7 +87,7 @@ class Candidates:
         return dataclasses.replace(self, choices=choices, known=_reopened(known))
 
     def stored_anyhow(self, store: Store) -> Candidates:
-        """As ``stored``; where nothing is known so, what is known of kernels that were timed beside others, or by themselves."""
+        """What ``stored`` finds; if that is nothing, what is known of kernels that were timed beside others, or by themselves."""
         found, other = self.stored(store), _OTHER_TIMING.get(self.settings.timing)
         if found.known or other is None:
             return found

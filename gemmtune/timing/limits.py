@@ -76,7 +76,7 @@ def _gpu_bandwidth(device: DeviceInfo) -> float:
 
 
 def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
-    """Of bare fused multiply-adds or, where that is more, of a product."""
+    """The rate of bare fused multiply-adds or, where that is more, of a product."""
     product = "float32" if dtype_label in ("float16", *map(dtype_name, FLOAT8)) else dtype_label
     bare = fma_gflops(device, "double" if dtype_label == "float64" else "float")
     return max(bare or 0.0, _product_gflops(device, product))

@@ -30,7 +30,7 @@ class OwnBackend:
         return Availability(ok=True, detail=", ".join(_described(target) for target in targets))
 
     def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - each target says on which devices it works
-        """Where installed packages bring some; those of ``extra_choices`` always take part."""
+        """Whether installed packages bring some; those of ``extra_choices`` always take part."""
         return bool(installed_targets())
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:

@@ -81,7 +81,7 @@ class OwnChoice(Choice):
         return here.found
 
     def bind(self, loaded: Subject) -> Kernel:
-        """Its calls. One that does not declare ``threads`` is called by one thread at a time."""
+        """The calls of the GEMM, by one thread at a time unless it declares ``threads``."""
         problem, takes_out, call = self.problem, loaded.traits.out, loaded.caller(self.problem)
         if not loaded.traits.threads:
             call = _in_turn(call, _locks.setdefault(self.target, threading.Lock()))

@@ -140,7 +140,7 @@ class PartsPredicate(Predicate):
         return max(total, 4 * config.block_m * config.block_n) + self.arch.barrier_bytes
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
-        """With a step's sum beside that of the tile, and further parts beside the first."""
+        """Registers of one thread, which has a step's sum beside that of the tile, and further parts beside the first."""
         threads = config.warps * max(self.device.warp_size, 1)
         total = super()._registers(config, how, staging) + config.block_m * config.block_n // threads
         if how == "mma":
