@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -186,6 +187,11 @@ class Refusal:
     name: str
     reason: str
     count: int = 1
+
+    @classmethod
+    def counted(cls, whose: str, what: str, reasons: Counter[str]) -> list[Refusal]:
+        """One for each reason, the most frequent first: of 3 ``what``, such as configs, the name is ``whose:3 configs``."""
+        return [cls(name=f"{whose}:{count} {what}", reason=reason, count=count) for reason, count in reasons.most_common()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..problem import Layout
+import torch
+
+from ..problem import Layout, Problem
+from ..problem.dtypes import dtype_name
 
 MOST_OPERANDS = 8
 """That a launch can pass beside a and b."""
+
+
+def why_not_epilogue(problem: Problem, most: int, dtypes: Collection[torch.dtype]) -> str | None:
+    """Why the epilogue of ``problem`` is none for a launch that passes ``most`` operands of it, each of one of ``dtypes``; or None.
+
+    The kernel computes an epilogue in ``problem.epilogue_dtype``, which is float64 for sums in float64 alone.
+    """
+    if problem.epilogue is None:
+        return None
+    operands, nodes = problem.epilogue.operands, problem.epilogue.nodes
+    if len(operands) > most:
+        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
+    for i, x in enumerate(operands):
+        if x.dtype not in dtypes:
+            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {', '.join(map(dtype_name, dtypes))}"
+    if problem.accumulator != torch.float64 and any(node.dtype == torch.float64 for node in nodes):
+        return f"the epilogue computes in float64, this backend in {dtype_name(problem.epilogue_dtype)}"
+    return None
 
 
 class Strides(ctypes.Structure):

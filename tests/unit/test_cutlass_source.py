@@ -149,7 +149,7 @@ def test_a_digest_is_that_of_what_makes_the_text() -> None:
         (torch.empty(512, dtype=torch.bool), "operand 0 of the epilogue is bool, expected one of float16, bfloat16, "
          "float32, float64"),
         (torch.empty(512, dtype=torch.float64),
-         "the epilogue computes in float64, this backend in the accumulator's float32"),
+         "the epilogue computes in float64, this backend in float32"),
     ],
     ids=["bool", "float64"],
 )  # fmt: skip

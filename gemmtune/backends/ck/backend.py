@@ -57,12 +57,11 @@ class CkBackend:
                 refused[found] += 1
             else:
                 legal.append(found)
-        refusals = _counted(refused)
         allowed, left_out = _allowed(legal, predicate, settings)
         timed = [(estimate_us(config, problem, predicate.element, device), config) for config in allowed]
         chosen = select(timed, EFFORT[settings.search].configs[NAME])
         choices = tuple(CkChoice.of(config, predicate, settings.ck_dir) for config in chosen)
-        return Offers(choices=choices, refusals=(*refusals, *left_out))
+        return Offers(choices=choices, refusals=(*Refusal.counted(NAME, "instances", refused), *left_out))
 
 
 def _allowed(legal: list[Config], predicate: Predicate, settings: Settings) -> tuple[list[Config], list[Refusal]]:
@@ -79,8 +78,4 @@ def _allowed(legal: list[Config], predicate: Predicate, settings: Settings) -> t
             allowed.append(config)
         else:
             refused[reason] += 1
-    return (allowed, _counted(refused)) if allowed else (legal, [])
-
-
-def _counted(refused: Counter[str]) -> list[Refusal]:
-    return [Refusal(name=f"{NAME}:{count} instances", reason=reason, count=count) for reason, count in refused.most_common()]
+    return (allowed, Refusal.counted(NAME, "instances", refused)) if allowed else (legal, [])

@@ -9,7 +9,7 @@ from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
 from ...problem.rules import why_not
 from ...toolchain.orientation import Oriented, block_scaled, letter, orient
-from ...toolchain.structs import MOST_OPERANDS
+from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
 from .configs import Config, Read, read_of, store_of
 from .instances import WAVE, Instance
 from .pipeline import path_of, prefetched, why_too_short
@@ -57,21 +57,7 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return f"batch {problem.batch}: a grid has {MOST_BATCH} products"
     if problem.scales and block_scaled(problem):
         return "scales change along K: these kernels scale sums"
-    return _why_not_epilogue(problem)
-
-
-def _why_not_epilogue(problem: Problem) -> str | None:
-    if problem.epilogue is None:
-        return None
-    operands, most = problem.epilogue.operands, MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales)
-    if len(operands) > most:
-        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
-    for i, x in enumerate(operands):
-        if x.dtype not in RESULTS:
-            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
-    if any(node.dtype == torch.float64 for node in problem.epilogue.nodes):
-        return "the epilogue computes in float64, this backend in float32"
-    return None
+    return why_not_epilogue(problem, MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales), RESULTS)
 
 
 class Predicate:

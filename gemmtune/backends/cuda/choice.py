@@ -150,5 +150,5 @@ def offers(family: Family[Any], problem: Problem, device: DeviceInfo, settings: 
     tried = family.likeliest(problem, device, legal, EFFORT[settings.search].configs[name])
     return Offers(
         choices=tuple(CudaChoice.of(family, config, problem, device) for config in tried),
-        refusals=tuple(Refusal(name=f"{name}:{n} configs", reason=reason, count=n) for reason, n in refused.most_common()),
+        refusals=Refusal.counted(name, "configs", refused),
     )

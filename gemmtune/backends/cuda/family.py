@@ -12,8 +12,8 @@ from ...choice import Claims
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
+from ...toolchain import structs
 from ...toolchain.record import Record
-from ...toolchain.structs import MOST_OPERANDS
 from .hopper import CAPABILITY
 from .kernel import KernelSource
 
@@ -133,14 +133,4 @@ def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:
 
 def why_not_epilogue(problem: Problem) -> str | None:
     """Why the epilogue cannot be expressed, or None."""
-    if problem.epilogue is None:
-        return None
-    operands, most = problem.epilogue.operands, MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales)
-    if len(operands) > most:
-        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
-    for i, x in enumerate(operands):
-        if x.dtype not in RESULTS:
-            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
-    if any(node.dtype == torch.float64 for node in problem.epilogue.nodes):
-        return "the epilogue computes in float64, this backend in float32"
-    return None
+    return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales), RESULTS)

@@ -89,7 +89,7 @@ def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tupl
             refused[how] += 1
         else:
             legal[op] = how
-    return legal, _counted(refused)
+    return legal, Refusal.counted(NAME, "operations", refused)
 
 
 def _allowed(
@@ -114,8 +114,4 @@ def _allowed(
                 break
         else:
             refused[str(reason)] += 1
-    return (passed, _counted(refused)) if passed else (first, [])
-
-
-def _counted(refused: Counter[str]) -> list[Refusal]:
-    return [Refusal(name=f"{NAME}:{count} operations", reason=reason, count=count) for reason, count in refused.most_common()]
+    return (passed, Refusal.counted(NAME, "operations", refused)) if passed else (first, [])

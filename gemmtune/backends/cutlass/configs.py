@@ -8,11 +8,10 @@ import torch
 
 from ...device import DeviceInfo
 from ...problem import Problem
-from ...problem.dtypes import dtype_name
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not, why_not_fnuz
 from ...toolchain.orientation import Oriented, letter, orient
-from ...toolchain.structs import MOST_OPERANDS
+from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
 from .operation import ELEMENTS, ENCODED, Operation
 from .quantized import why_not_grouped, why_not_quantized
 from .variants import Variant
@@ -60,29 +59,12 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
         or why_not_fnuz(problem)
         or why_not_quantized(problem, device)
-        or _epilogue(problem)
+        or why_not_epilogue(problem, MOST_OPERANDS - max(1, len(problem.scales)), OPERAND_ELEMENTS)
     )
     if reason is not None:
         return reason
     if device.capability < 80 and problem.dtype == torch.bfloat16:
         return "bfloat16 needs compute capability 8.0"
-    return None
-
-
-def _epilogue(problem: Problem) -> str | None:
-    """Why the epilogue cannot be expressed, or None."""
-    if problem.epilogue is None:
-        return None
-    operands, nodes = problem.epilogue.operands, problem.epilogue.nodes
-    most = MOST_OPERANDS - max(1, len(problem.scales))
-    if len(operands) > most:
-        return f"the epilogue has {len(operands)} operands, a launch passes at most {most}"
-    for i, x in enumerate(operands):
-        if x.dtype not in OPERAND_ELEMENTS:
-            expected = ", ".join(dtype_name(dtype) for dtype in OPERAND_ELEMENTS)
-            return f"operand {i} of the epilogue is {dtype_name(x.dtype)}, expected one of {expected}"
-    if problem.accumulator != torch.float64 and any(node.dtype == torch.float64 for node in nodes):
-        return f"the epilogue computes in float64, this backend in the accumulator's {dtype_name(problem.epilogue_dtype)}"
     return None
 
 
