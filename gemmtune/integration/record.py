@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..dispatch.arguments import Call
 from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
+from ..dispatch.grouped import form_of
 from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import InvalidProblemError
 from ..operators.schema import NAMESPACE, OPERATORS
@@ -23,7 +24,7 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 _OPERATIONS: dict[Any, str] = {
     aten.mm: "mm", aten.bmm: "bmm", aten.addmm: "addmm", aten.baddbmm: "baddbmm", aten.addmm_: "addmm",
-    aten.baddbmm_: "baddbmm", aten._int_mm: "int_mm", aten._scaled_mm: "scaled_mm",
+    aten.baddbmm_: "baddbmm", aten._int_mm: "int_mm", aten._scaled_mm: "scaled_mm", aten._grouped_mm: "grouped_mm",
 }  # fmt: skip
 """torch's products, and the operations that they are."""
 _COMPOSED = (aten.linear.default, aten.matmul.default, aten.einsum.default)
@@ -122,6 +123,11 @@ def _call(name: str, given: Mapping[str, Any]) -> Call:
     operands = {"a": given[a], "b": given[b]}
     if name in ("addmm", "baddbmm"):
         return call_of(name, operands | {"inp": given["self"]}, scalars=(given.get("alpha", 1), given.get("beta", 1)))
+    if name == "grouped_mm":
+        if given.get("bias") is not None or given.get("out_dtype") not in (None, given["self"].dtype):
+            raise InvalidProblemError("grouped_mm: torch alone has a bias and other dtypes")
+        form = form_of(name, given["self"], given["mat2"], given.get("offs"))
+        return call_of(form.op, dict(zip(("a", "b", "offs"), form.operands, strict=False)))
     if name == "scaled_mm":
         return call_of(
             name, operands | {"scale_a": given["scale_a"], "scale_b": given["scale_b"]}, brought=given.get("bias"),

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import settings
 from ..dispatch.plan import generation
+from ..problem.gradients import grouped_op
 from .eager import Bound, plain_here
 from .modules import Picks
 
@@ -20,8 +21,9 @@ Tensor = torch.Tensor
 class use(TorchFunctionMode):
     """``with gemmtune.use():`` torch's products of tensors run by stored picks where these are faster.
 
-    ``torch.mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul``, ``@`` and ``F.linear``, in this thread. Nothing is tuned. Every
-    function of torch costs the host a microsecond or two more within the block; for modules ``gemmtune.optimize`` costs nothing.
+    ``torch.mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul``, ``@``, ``F.linear`` and ``F.grouped_mm`` (groups of rows or terms,
+    without gradients), in this thread. Nothing is tuned. Every function of torch costs the host a microsecond or two more within
+    the block; for modules ``gemmtune.optimize`` costs nothing.
     """
 
     def __init__(self) -> None:
@@ -81,6 +83,17 @@ def _of_three(op: str) -> Callable[[Any, Mapping[str, Any]], Stated | None]:
     return stated
 
 
+def _grouped(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
+    """Groups of rows or of terms, with nothing added."""
+    given = dict(zip(("a", "b", "offs", "bias", "out_dtype"), args, strict=False)) | dict(kwargs)
+    offs = given.pop("offs", None)
+    a, b = (given.pop(mine, given.pop(theirs, None)) for mine, theirs in (("a", "mat_a"), ("b", "mat_b")))
+    if any(x is not None for x in given.values()) or not _tensors(a, b, offs) or a.dim() != 2 or b.dim() not in (2, 3):
+        return None
+    size = (*(offs.shape if b.dim() == 2 else ()), a.shape[0], b.shape[-1])
+    return grouped_op(b), (a, b, offs), size
+
+
 def _matmul(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
     """Two matrices, rows of many matrices by one matrix, or as many matrices by as many."""
     if kwargs or len(args) != 2 or not _tensors(*args):
@@ -111,4 +124,6 @@ _STATEMENTS: dict[Any, Callable[[Any, Mapping[str, Any]], Stated | None]] = {
     torch.matmul: _matmul,
     Tensor.matmul: _matmul,
     Tensor.__matmul__: _matmul,
+    torch._grouped_mm: _grouped,
+    getattr(functional, "grouped_mm", torch._grouped_mm): _grouped,
 }

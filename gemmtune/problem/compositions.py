@@ -155,15 +155,19 @@ def block_added(a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float, sp
 
 
 def grouped_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """a [M, K] @ b[g] [K, N] for the rows of each group g, which ends at offs[g]; 0 in rows behind the last one.
+    """a [M, K] @ b[g] [K, N] for the rows of each group g, which ends at offs[g]; 0 or anything in rows behind the last one.
 
-    Offsets that the host can read divide the rows. Others stay where they are: then each matrix multiplies all rows, of which its
-    own are kept.
+    Offsets that the host can read divide the rows; others are torch's business where its operation takes the operands.
     """
     ends = readable(offs)
     if ends is not None:
         pieces = [a[start:end] @ b[g] for g, (start, end) in enumerate(spans(ends, a.shape[0]))]
         return torch.cat([*pieces, a.new_zeros((a.shape[0] - sum(map(len, pieces)), b.shape[-1]))])
+    return torch._grouped_mm(a, b, offs=offs) if _torch_takes(a, b, offs) else masked_product(a, b, offs)
+
+
+def masked_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """The same where the offsets stay where they are: each matrix multiplies all rows, of which its own are kept."""
     rows = torch.arange(a.shape[0], device=a.device)
     group = torch.searchsorted(offs, rows, right=True)
     result = a.new_zeros((a.shape[0], b.shape[-1]))
@@ -177,11 +181,33 @@ def grouped_by_terms(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     ends = readable(offs)
     if ends is not None:
         return torch.stack([a[:, start:end] @ b[start:end] for start, end in spans(ends, a.shape[1])])
+    return torch._grouped_mm(a, b, offs=offs) if _torch_takes(a, b, offs) else masked_by_terms(a, b, offs)
+
+
+def masked_by_terms(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """The same where the offsets stay where they are: a product of all terms for each group, those of the others 0."""
     terms = torch.arange(a.shape[1], device=a.device)
     group = torch.searchsorted(offs, terms, right=True)
     of_group = [(group == g) for g in range(offs.shape[0])]
     pairs = ((torch.where(own, a, 0), torch.where(own.unsqueeze(-1), b, 0)) for own in of_group)
     return torch.stack([left @ right for left, right in pairs])
+
+
+def _torch_takes(a: Tensor, b: Tensor, offs: Tensor) -> bool:
+    """Whether ``torch._grouped_mm`` takes these operands: torch.func knows nothing of it, and of fake tensors it takes bfloat16."""
+    if a.dtype != torch.bfloat16 or any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in (a, b, offs)):
+        return False
+    layouts = [(x.shape[-2:], x.stride()[-2:]) for x in (a, b)]
+    return all(grouped_by_torch(size, stride, x.element_size()) for (size, stride), x in zip(layouts, (a, b), strict=True))
+
+
+def grouped_by_torch(size: Sequence[int], stride: Sequence[int], itemsize: int) -> bool:
+    """Whether ``torch._grouped_mm`` takes a matrix of that size: rows or columns that are contiguous, and begin at multiples of
+    ALIGNED_BYTES if the first does."""
+    (rows, cols), (row, col) = size, stride
+    by_rows = col == 1 and row >= max(cols, 1) and row * itemsize % ALIGNED_BYTES == 0
+    by_cols = row == 1 and col >= max(rows, 1) and col * itemsize % ALIGNED_BYTES == 0
+    return by_rows or by_cols
 
 
 def readable(offs: Tensor) -> list[int] | None:

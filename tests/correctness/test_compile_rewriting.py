@@ -160,3 +160,34 @@ def test_operators_of_our_own_are_fused_too(function, inputs, expected):
         compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)
         torch.testing.assert_close(compiled(*inputs), function(*inputs))
     assert [(d.taken, str(d.fused and d.fused.epilogue)) for d in made] == [("fused", expected)]
+
+
+def test_torchs_grouped_products_become_ours():
+    x, w, offs = (
+        normal(8, 8, dtype=torch.bfloat16),
+        normal(3, 8, 8, dtype=torch.bfloat16).mT,
+        torch.tensor([2, 2, 8], dtype=torch.int32),
+    )
+
+    def experts(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+        return F.silu(torch._grouped_mm(x, w, offs=offs)) * 2
+
+    given = [y.clone().requires_grad_() for y in (x, w)]
+    want = experts(*given, offs)
+    grads = torch.autograd.grad(want.sum(), given)
+    with decided() as made:
+        compiled = torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True)
+        got = compiled(*given, offs)
+        found = torch.autograd.grad(got.sum(), given)
+    assert torch.allclose(got, want, atol=0.1)
+    assert all(torch.allclose(y, z, atol=0.2) for y, z in zip(found, grads, strict=True))
+    taken = {d.alone.op: d for d in made if d.taken and d.alone is not None}
+    assert taken.keys() == {"grouped_mm", "grouped_k_mm"}
+    with decided() as made, torch.no_grad():
+        torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True)(x, w, offs)
+        torch.compile(lambda a, b, o: torch._grouped_mm(a, b, offs=o), backend=rewriting_backend(Always("fused")))(
+            w.mT, x.t(), offs
+        )
+    first, second = made
+    assert str(first.fused.epilogue) == "mul(div(acc, add(exp(neg(acc)), 1)).to(bfloat16), 2).to(bfloat16)"
+    assert second.reason == "torch alone has its bias and its other forms"

@@ -28,6 +28,8 @@ def problem(op: str, *sizes: int, **options: object) -> Problem:
     return getattr(Problem, op)(*sizes, **options)
 
 
+EXPERTS, ENDS = torch.randn(3, 4, 8).mT, torch.tensor([1, 1, 4], dtype=torch.int32)
+
 CALLS = {
     "mm": (lambda: torch.mm(A, B), problem("mm", 4, 6, 8)),
     "matmul": (lambda: A.view(2, 2, 8) @ B, problem("mm", 4, 6, 8)),
@@ -40,6 +42,15 @@ CALLS = {
     "ours": (lambda: gemmtune.mm(A, B, epilogue=torch.relu), problem("mm", 4, 6, 8)),
     "ours with a sum": (lambda: gemmtune.addmm(C, A, B, alpha=2), problem("addmm", 4, 6, 8, alpha=2)),
     "ours of integers": (lambda: gemmtune.int_mm(A.char(), B.char()), Problem.int_mm(4, 6, 8, layout="nn", device_type="cpu")),
+    "groups of rows": (lambda: torch._grouped_mm(A, EXPERTS, offs=ENDS), problem("grouped_mm", 4, 4, 8, groups=3, layout="nt")),
+    "groups of columns": (
+        lambda: torch._grouped_mm(EXPERTS.mT, A.t(), offs=ENDS),
+        problem("grouped_mm", 4, 4, 8, groups=3, layout="nt"),
+    ),
+    "groups of terms": (
+        lambda: torch._grouped_mm(A.t(), A, offs=ENDS),
+        problem("grouped_k_mm", 8, 8, 4, groups=3, layout="tn"),
+    ),
     "four bits": (
         lambda: functional.linear(A.view(2, 2, 8), FOUR_BITS.t()),
         problem("mixed_mm", 4, 6, 8, dtype_b=torch.uint8, encoding="int4", scales="column"),

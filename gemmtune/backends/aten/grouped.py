@@ -13,8 +13,8 @@ import torch
 
 from ...choice import Choice, Claims, Kernel, Scalars, Tensors
 from ...device import DeviceInfo
-from ...problem import Layout, Problem
-from ...problem.compositions import grouped_by_terms, grouped_product
+from ...problem import Problem
+from ...problem.compositions import grouped_by_terms, grouped_by_torch, grouped_product, masked_by_terms, masked_product
 from ...problem.layout import ALIGNED_BYTES
 from .dense import copied, finished
 
@@ -44,7 +44,8 @@ class GroupedChoice(Choice):
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         """The calls."""
-        composed = grouped_by_terms if self.problem.divides_terms else grouped_product
+        terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
+        composed = (masked_by_terms, masked_product, grouped_by_terms, grouped_product)[2 * on_host + (not terms)]
         function: Callable[..., Tensor] = _native if self.way == NATIVE else composed
 
         def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
@@ -82,7 +83,7 @@ def _choice(problem: Problem, way: str, device: DeviceInfo, *, baseline: bool) -
 def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     """Why torch's operation does not take the problem, or would read offsets on the host; None if neither is so."""
     for role, layout in (("a", problem.a), ("b", problem.b)):
-        if not _aligned(layout):
+        if layout.offset or not grouped_by_torch(layout.size[-2:], layout.stride[-2:], layout.dtype.itemsize):
             return f"{role} {layout}: torch._grouped_mm takes rows or columns that begin at multiples of {ALIGNED_BYTES} bytes"
     if device.type == "cpu":
         return None
@@ -91,14 +92,6 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
             "reads the offsets on the host"
         )
     return None
-
-
-def _aligned(layout: Layout) -> bool:
-    rows, cols = layout.size[-2:]
-    row, col = layout.stride[-2:]
-    by_rows = col == 1 and row >= max(cols, 1) and row * layout.dtype.itemsize % ALIGNED_BYTES == 0
-    by_cols = row == 1 and col >= max(rows, 1) and col * layout.dtype.itemsize % ALIGNED_BYTES == 0
-    return layout.offset == 0 and (by_rows or by_cols)
 
 
 def _claims(problem: Problem, device: DeviceInfo) -> Claims:

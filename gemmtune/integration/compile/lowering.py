@@ -29,7 +29,7 @@ def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alp
     if _no_python():
         return fallback_handler(planned.OPERATOR, add_to_fallback_set=False)(tensors, problem, **keywords)  # type: ignore[no-untyped-call]
     inputs = _inputs(tensors)
-    size = [*inputs[0].get_size()[:-1], inputs[1].get_size()[-1]]
+    size = planned.out_size(planned.problem_of_text(problem), [x.get_size() for x in inputs])
     return _call(NAME, planned.OPERATOR, inputs, size, {"problem": problem, **keywords})
 
 

@@ -166,8 +166,14 @@ def _new(tensors: Sequence[Tensor], problem: str, *, dynamic: bool = False, alph
 
 
 def _empty(tensors: Sequence[Tensor], problem: str, **_: object) -> Tensor:
-    a, b = tensors[0], tensors[1]
-    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=problem_of_text(problem).out.dtype)
+    known = problem_of_text(problem)
+    return tensors[0].new_empty(out_size(known, [x.shape for x in tensors]), dtype=known.out.dtype)
+
+
+def out_size(problem: Problem, shapes: Sequence[Sequence[Any]]) -> list[Any]:
+    """The size of the result for tensors of these shapes, which may be symbols."""
+    given = {role: shape for (role, _), shape in zip(problem.operands, shapes, strict=False)}
+    return list(problem.operation.out_size(given))
 
 
 for _device in ("CPU", "CUDA"):

@@ -16,6 +16,7 @@ from ...operators.schema import OPERATORS
 from ...problem import Epilogue, Layout, Problem, precision_of
 from ...problem.dtypes import DTYPES
 from ...problem.fields import scalar_class
+from ...problem.gradients import grouped_op
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.operations import OPERATIONS
 from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
@@ -27,6 +28,7 @@ TORCHS: dict[Any, tuple[str, ...]] = {
     aten.addmm.default: ("inp", "a", "b"),
     aten.bmm.default: ("a", "b"),
     aten.baddbmm.default: ("inp", "a", "b"),
+    aten._grouped_mm.default: ("a", "b", "offs"),
 }
 """torch's operators, which have the names of operations: the roles of their first arguments."""
 OURS = {operator.overload: operator for operator in OPERATORS.values()}
@@ -118,6 +120,8 @@ def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | s
         dtype = nodes["a"].meta["val"].dtype
         if dtype not in DTYPES or words.keys() - {"alpha", "beta"}:
             return f"torch alone has products of {dtype} with {', '.join(words) or 'no keywords'}"
+        if "offs" in roles:
+            return _grouped(node, nodes)
         return str(node.target._schema.name).removeprefix("aten::"), nodes, words  # type: ignore[union-attr]
     operator = OURS[node.target]  # type: ignore[index]
     given = dict(zip(operator.tensors, node.args, strict=False)) | words
@@ -125,6 +129,16 @@ def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | s
     if operator.brought is not None and operator.brought.argument in nodes:
         return f"the {operator.brought.argument} is part of the operator, which runs its own plan"
     return operator.row.name, nodes, operator.numbers({name: x for name, x in words.items() if name not in nodes})
+
+
+def _grouped(node: fx.Node, nodes: dict[str, fx.Node]) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
+    """The operation of torch's grouped product: groups of rows or of terms, into a result without padding."""
+    rest = [x for x in node.args[3:] if x is not None]
+    if rest or nodes["a"].meta["val"].dim() != 2 or "offs" not in nodes:
+        return "torch alone has its bias and its other forms"
+    if not node.meta["val"].is_contiguous():
+        return "torch pads the rows of its result"
+    return grouped_op(nodes["b"].meta["val"]), nodes, {}
 
 
 def _with_tail(alone: Problem, tail: Tail) -> Problem:
