@@ -216,7 +216,8 @@ class Predicate:
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         if self.device.type == "hip":
-            return hip_registers(self.problem, config, self.product.itemsize, self.number_bytes)
+            converted = (self._rewritten(0, how), self._rewritten(1, how))
+            return hip_registers(self.problem, config, self.product.itemsize, self.number_bytes, converted)
         threads = config.warps * self.device.warp_size
         itemsize = self.product.itemsize
         sums = config.block_m * config.block_n * self.problem.accumulator.itemsize // 4 // threads
