@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int, c_uint, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,9 +20,12 @@ FUNCTIONS: dict[str, list[Any]] = {
     "hipSetDevice": [c_int],
     "hipModuleLoadData": [POINTER(c_void_p), c_char_p],
     "hipModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
+    "hipStreamGetCaptureInfo_v2": [c_void_p, POINTER(c_int), POINTER(c_uint64), c_void_p, c_void_p, c_void_p],
     "hipModuleLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
 }
 """What is called, with the types of the arguments. All return a hipError_t, 0 for success."""
+CAPTURE_ACTIVE = 1
+"""hipStreamCaptureStatusActive."""
 LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
 """Names of the library. That which torch brings comes first: two copies in one process do not know each other's streams."""
 
@@ -73,8 +76,10 @@ class Hip:
             self.call.hipSetDevice(before.value)
 
     def capture(self, stream: int) -> int:
-        """No kernel of HIP has a workspace, which alone asks for the number of a stream's capture."""
-        raise UnavailableError(f"stream {stream:#x}: a kernel of HIP asked for a workspace, expected none")
+        """The number of the capture that a stream is in; 0 for none."""
+        state, number = c_int(), c_uint64()
+        status = self.call.hipStreamGetCaptureInfo_v2(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
+        return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
 
     def _require(self, status: int) -> None:
         if status:

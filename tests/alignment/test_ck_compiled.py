@@ -1,7 +1,7 @@
 """Composable Kernel's kernels compiled for AMD GPUs, on any machine: what the compiler says of them is what legality predicted.
 
 Needs CK's headers and a clang. Without them everything here is left out with the reason; with them one kernel is compiled by
-default, default, all the others by ``-m ck_build`` or the marker of their architecture, half a minute each.
+default, all the others by ``-m ck_build`` or the marker of their architecture, half a minute each.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def missing() -> str:
     return ""
 
 
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 needs_ck = pytest.mark.skipif(bool(missing()), reason=missing())
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,9 +49,13 @@ def mm(m: int, n: int, k: int, **options: object) -> Problem:
     return Problem.mm(m, n, k, device_type="cuda", **options)
 
 
-def fused() -> Problem:
-    problem = mm(384, 640, 768)
-    bias, gate = (torch.empty(*size, dtype=torch.bfloat16, device="meta") for size in ((640,), (384, 640)))
+def scaled(a: torch.dtype, b: torch.dtype, **options: object) -> Problem:
+    return Problem.scaled_mm(64, 512, 1024, dtype=a, dtype_b=b, scales="row", device_type="cuda", **options)
+
+
+def fused(m: int = 384, k: int = 768) -> Problem:
+    problem = mm(m, 640, k)
+    bias, gate = (torch.empty(*size, dtype=torch.bfloat16, device="meta") for size in ((640,), (m, 640)))
     epilogue = trace(lambda acc, x, y: torch.nn.functional.gelu(acc + x) * torch.tanh(y), problem.accumulator, (bias, gate))
     return dataclasses.replace(problem, epilogue=epilogue)
 
@@ -73,11 +78,19 @@ SMALL = {
     "f32-few-columns": (mm(512, 24, 512, dtype=torch.float32, layout="tn"), "_64x32x32.*_v1_"),
     "bf16-fused": (fused(), "_64x64x64.*_v3_"),
     "bf16-turned": (turned(), "_64x128x64.*_v3_"),
+    "bf16-split": (mm(16, 512, 4096), "_16x64x64.*_v2_intra.*_k4$"),
+    "bf16-split-fused": (fused(m=16, k=4096), "_16x32x64.*_v1_intra.*_k4$"),
+    "bf16-split-v4": (mm(128, 128, 4096), "_128x64x64.*_v4_.*_k4$"),
+    "f16-split-baddbmm": (BADDBMM, "_64x64x64.*_v1_intra.*_k2$"),
 }
 """By name: a problem and its instance; each pipeline, scheduler, layout, dtype, padding and instruction at least once."""
 NARROW = {
     "e4m3-rows": (Problem.scaled_mm(512, 512, 1024, scales="row", device_type="cuda"), "_64x64x128.*_v3_"),
     "e4m3-tensor": (Problem.scaled_mm(32, 512, 1024, scales="tensor", device_type="cuda"), "_16x32x128.*_v2_intra"),
+    "e5m2": (scaled(E5M2, E5M2), "_64x32x64.*_v1_"),
+    "e4m3-e5m2": (scaled(E4M3, E5M2, layout="nn"), "_32x64x64.*_v2_intra"),
+    "e4m3fnuz": (scaled(torch.float8_e4m3fnuz, torch.float8_e4m3fnuz), "_64x64x128.*_v3_"),
+    "e5m2fnuz": (scaled(torch.float8_e5m2fnuz, torch.float8_e5m2fnuz), "_32x64x128.*_v1_"),
 }
 LARGE = {
     "bf16-large": (mm(4096, 4096, 4096), "_256x256x32_x32.*_v3_"),
@@ -95,6 +108,7 @@ SAMPLED = rotated([f"{arch}-{name}" for arch in ("gfx90a", "gfx942") for name in
 
 def first(name: str) -> CkChoice:
     arch, problem, allow = CASES[name]
+    allow = allow if "_k" in allow else rf"^(?!.*_k\d).*{allow}"  # K is in one part where a case does not say otherwise
     with settings.patch(ck_op_allowlist_regex=allow) as chosen:
         found = BACKEND.enumerate(problem, preset(arch), chosen).choices[0]
     assert isinstance(found, CkChoice)

@@ -16,8 +16,9 @@ from gemmtune.architectures import matrix_choices
 from gemmtune.backends.ck import BACKEND
 from gemmtune.backends.ck.configs import Config
 from gemmtune.backends.ck.instances import INSTANCES, WAVE, Instance
-from gemmtune.backends.ck.legality import MFMA_K, OPS, Predicate, check_problem, why_illegal
+from gemmtune.backends.ck.legality import OPS, Predicate, check_problem, why_illegal
 from gemmtune.backends.ck.pipeline import path_of, prefetched, why_too_short
+from gemmtune.backends.ck.products import MFMA_K, Element, product_of
 from gemmtune.backends.ck.transfer import Transfer, transfer, vector_along
 from gemmtune.choice import Offers
 from gemmtune.device import preset
@@ -54,11 +55,13 @@ def test_instances_are_distinct_and_whole() -> None:
         )  # fmt: skip
 
 
-ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "e4m3": 1}
+ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f8": 1, "bf8": 1}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3FNUZ, E5M2FNUZ = torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
 
 
 @pytest.mark.parametrize(("arch", "element"), [(arch, element) for arch in ARCHS for element in MFMA_K[arch]])
-def test_every_instance_multiplies_whole_packs(arch: str, element: str) -> None:
+def test_every_instance_multiplies_whole_packs(arch: str, element: Element) -> None:
     itemsize = ITEM_BYTES[element]
     for instance in INSTANCES:
         assert why_illegal(instance, arch, element, itemsize) is None, instance
@@ -167,7 +170,7 @@ def test_a_column_major_result_swaps_the_operands() -> None:
 REASONS = [
     (mm(64, 64, 64), "sm90", "works on AMD GPUs of gfx90a and gfx942, not on sm90"),
     (Problem.mm(64, 64, 64), "avx512", "works on AMD GPUs of gfx90a and gfx942, not on avx512"),
-    (mm(64, 64, 64, dtype=torch.float64), "gfx942", "a and b are float64 and float64, expected both to be one of float16,"),
+    (mm(64, 64, 64, dtype=torch.float64), "gfx942", "a and b are float64 and float64, expected two equal ones of float16,"),
     (mm(0, 64, 64), "gfx942", "the product is empty"),
     (Problem.int_mm(64, 64, 64, device_type="cuda"), "gfx942", "int_mm is not an operation of this backend"),
     (Problem.scaled_mm(64, 64, 64, device_type="cuda"), "gfx90a", "gfx90a has no matrix instruction of float8_e4m3fn"),
@@ -176,8 +179,12 @@ REASONS = [
         "scales change along K: these kernels scale sums",
     ),
     (
-        Problem.scaled_mm(64, 64, 64, dtype=torch.float8_e5m2, device_type="cuda"), "gfx942",
-        "a and b are float8_e5m2 and",
+        Problem.scaled_mm(64, 64, 64, dtype=E4M3FNUZ, dtype_b=E5M2FNUZ, device_type="cuda"), "gfx942",
+        "a and b are float8_e4m3fnuz and float8_e5m2fnuz, expected two equal ones",
+    ),
+    (
+        Problem.scaled_mm(64, 64, 64, dtype=E5M2, device_type="cuda"), "gfx90a",
+        "gfx90a has no matrix instruction of float8_e5m2",
     ),
     (Problem.bmm(70000, 8, 8, 8, device_type="cuda"), "gfx942", "batch 70000: a grid has 65535 products"),
 ]  # fmt: skip
@@ -188,6 +195,50 @@ def test_a_problem_that_nothing_serves_says_why(problem: Problem, arch: str, rea
     assert reason in str(check_problem(problem, preset(arch)))
     (refusal,) = BACKEND.enumerate(problem, preset(arch), Settings()).refusals
     assert reason in refusal.reason
+
+
+def test_8_bit_floats_are_multiplied_as_gfx942_has_them_or_as_float16() -> None:
+    def made(a: torch.dtype, b: torch.dtype) -> tuple[object, ...]:
+        product = product_of(a, b, "gfx942")
+        assert not isinstance(product, str)
+        return product.element, *product.changes, product.factor
+
+    assert made(E4M3FNUZ, E4M3FNUZ) == ("f8", "none", "none", 1)
+    assert made(E5M2FNUZ, E5M2FNUZ) == ("bf8", "none", "none", 1)
+    assert made(E4M3, E4M3) == ("f8", "halved", "halved", 4)
+    assert made(E5M2, E5M2) == ("f16", "widened", "widened", 1)
+    assert made(E4M3, E5M2) == ("f16", "shrunk", "widened", 256)
+    mixed = Problem.scaled_mm(512, 512, 1024, dtype=E4M3, dtype_b=E5M2, device_type="cuda")
+    for config in legal(mixed):
+        assert (config.itemsize, config.changed) == (2, True)
+        assert config.a.vector <= config.a.k1 == 8  # 8 bytes of memory are 16 of LDS
+    native = Problem.scaled_mm(512, 512, 1024, dtype=E4M3FNUZ, device_type="cuda")
+    rewritten = Problem.scaled_mm(512, 512, 1024, device_type="cuda")
+    assert {c.instance for c in legal(rewritten)} < {c.instance for c in legal(native)}  # they need registers
+
+
+def test_k_is_split_where_tiles_leave_compute_units_idle() -> None:
+    few, many = mm(16, 512, 4096), mm(4096, 4096, 4096)
+    device = preset("gfx942")
+    assert {splits for _, splits in Predicate(many, device).candidates()} == {1}
+    predicate = Predicate(few, device)
+    splits = {(instance, splits) for instance, splits in predicate.candidates()}
+    assert len(splits) > len(INSTANCES)
+    for instance, parts in splits:
+        config = predicate.config(instance, parts)
+        if isinstance(config, str) or parts == 1:
+            continue
+        tiles = -(-16 // instance.block_m) * -(-512 // instance.block_n)
+        assert tiles * parts <= device.sm_count
+        assert 4096 % (parts * instance.block_k(2)) == 0
+        assert config.label.endswith(f"_k{parts}")
+        assert config.path == path_of(instance, 4096 // instance.block_k(2) // parts)
+    small = next(i for i in INSTANCES if (i.block_m, i.block_n) == (16, 64))
+    assert predicate.config(small, 3) == "3 splits: 64 steps along K are no multiple"
+    wide = Predicate(mm(16384, 16384, 4096), device).config(INSTANCES[0], 2)
+    assert "expected at most 268435456" in str(wide)
+    offers = BACKEND.enumerate(few, device, Settings())
+    assert any(choice.claims.splits > 1 and choice.info["split_k"] == choice.claims.splits for choice in offers.choices)
 
 
 def test_operands_that_no_instance_can_read() -> None:
@@ -241,10 +292,11 @@ def test_the_search_offers_the_likeliest_and_counts_the_rest() -> None:
     offers = BACKEND.enumerate(problem, preset("gfx942"), Settings())
     assert len(offers.choices) == 4
     assert len({choice.info["tile"] for choice in offers.choices}) == 4
-    assert sum(refusal.count for refusal in offers.refusals) + len(legal(problem)) == len(INSTANCES)
+    candidates = list(Predicate(problem, preset("gfx942")).candidates())
     every = BACKEND.enumerate(problem, preset("gfx942"), Settings(search="exhaustive")).choices
     assert {c.name for c in offers.choices} < {c.name for c in every}
-    assert len(every) == len(legal(problem)) == len({c.compile_key for c in every})
+    assert sum(refusal.count for refusal in offers.refusals) + len(every) == len(candidates) > len(INSTANCES)
+    assert len(legal(problem)) < len(every) == len({c.compile_key for c in every})
     assert pickle.loads(pickle.dumps(every[0])).content_hash == every[0].content_hash
 
 
@@ -274,7 +326,7 @@ def test_cap_threshold_and_names_filter_only_these_choices() -> None:
 
 def test_sizes_share_a_compilation_where_their_paths_do() -> None:
     def key(m: int, n: int, k: int) -> str:
-        settings = Settings(ck_op_allowlist_regex="_128x128x64_x32_w2x2_v4_")
+        settings = Settings(ck_op_allowlist_regex="_128x128x64_x32_w2x2_v4_.*(even|odd)$")
         return BACKEND.enumerate(mm(m, n, k), preset("gfx942"), settings).choices[0].compile_key
 
     assert key(512, 512, 512) == key(1024, 2048, 4096)

@@ -24,6 +24,7 @@ from gemmtune.effort import EFFORT
 from gemmtune.filters import by_mixed_mm_choice
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.operations import QUANTIZED_OPS
+from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 
@@ -258,6 +259,16 @@ def test_no_multiplication_of_a_warp_group_is_in_flight_when_its_registers_are_w
     # After the last multiplication of a step, and before the branch back, comes a wait for all of them.
     rest = ptx[ptx.rindex("wgmma.mma_async") :]
     assert re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", rest[: rest.index("bra")]) == ["0"]
+
+
+def test_a_split_sum_of_integers_becomes_float32_for_its_epilogue() -> None:
+    """In a branch of the kernel, where no value may change its type."""
+    product = Problem.int_mm(512, 512, 1024, **CUDA)
+    scaled = trace(lambda acc, x: acc * x, product.epilogue_dtype, (torch.empty(512, device="meta"),))
+    problem = replace(product, out=Layout.contiguous(product.out.size, torch.bfloat16), epilogue=scaled)
+    config = Config(block_m=64, block_n=64, block_k=64, stages=3, warps=4, split_k=2)
+    [inspection] = inspect_choices([TritonChoice.of(problem, preset("sm80"), config)])
+    assert inspection.problems == ()
 
 
 def test_problems_of_one_class_share_a_kernel() -> None:

@@ -107,9 +107,8 @@ def test_scales_and_the_halves_of_the_instructions_own_float_are_multiplied(tmp_
     text = source(Problem.scaled_mm(256, 512, 1024, scales="row", out_dtype=torch.float32, device_type="cuda")).text
     entry = """
     extern "C" float finish(float c, float x0, float x1) { float out; Finish{0, 0}(out, c, x0, x1); return out; }"""
-    finish = on_the_cpu("constexpr float halves = 4.0f;\n" + part(text, "struct Finish {", "using Gemm =") + entry, tmp_path).finish
+    finish = on_the_cpu(part(text, "struct Finish {", "using Gemm =") + entry, tmp_path).finish
     finish.argtypes, finish.restype = [ctypes.c_float] * 3, ctypes.c_float
-    assert "constexpr float halves = 4.0f;" in text
     assert finish(3.0, 0.5, 0.25) == 4 * 3.0 * 0.5 * 0.25
 
 
@@ -117,12 +116,12 @@ def test_8_bit_floats_are_rewritten_as_the_instruction_has_them(tmp_path: Path) 
     text = source(Problem.scaled_mm(256, 512, 1024, device_type="cuda")).text
     entry = """
     extern "C" void four(unsigned char const* x, unsigned char* y, int n) {
-      for (int i = 0; i < n; i += 4) Read{}(*(uint32_t*)(y + i), *(uint32_t const*)(x + i));
+      for (int i = 0; i < n; i += 4) halved{}(*(uint32_t*)(y + i), *(uint32_t const*)(x + i));
     }
     extern "C" void one(unsigned char const* x, unsigned char* y, int n) {
-      for (int i = 0; i < n; ++i) Read{}(y[i], x[i]);
+      for (int i = 0; i < n; ++i) halved{}(y[i], x[i]);
     }"""
-    library = on_the_cpu(part(text, "struct Read {", "constexpr float halves") + entry, tmp_path)
+    library = on_the_cpu(part(text, "struct halved {", "using none =") + entry, tmp_path)
     every = torch.arange(256, dtype=torch.uint8)
     x = torch.cat([every, every.flip(0), every[torch.randperm(256)]])  # every number, beside others
     for name in ("four", "one"):
@@ -131,6 +130,30 @@ def test_8_bit_floats_are_rewritten_as_the_instruction_has_them(tmp_path: Path) 
         told, read = x.view(torch.float8_e4m3fn).float(), y.view(torch.float8_e4m3fnuz).float()
         assert torch.equal(told.isnan(), read.isnan())
         assert torch.equal(told.nan_to_num(), 2 * read.nan_to_num())
+
+
+@pytest.mark.parametrize(("change", "dtype"), [("widened", torch.float8_e5m2), ("shrunk", torch.float8_e4m3fn)])
+def test_8_bit_floats_become_float16_with_a_factor(change: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    problem = Problem.scaled_mm(256, 512, 1024, dtype=torch.float8_e4m3fn, dtype_b=torch.float8_e5m2, device_type="cuda")
+    text = source(problem).text
+    entry = f"""
+    extern "C" void four(unsigned char const* x, uint16_t* y, int n) {{
+      for (int i = 0; i < n; i += 4) {change}{{}}(*(uint64_t*)(y + i), *(uint32_t const*)(x + i));
+    }}
+    extern "C" void one(unsigned char const* x, uint16_t* y, int n) {{
+      for (int i = 0; i < n; ++i) {change}{{}}(y[i], x[i]);
+    }}"""
+    library = on_the_cpu(part(text, f"struct {change} {{", "// " if change == "widened" else "using none =") + entry, tmp_path)
+    every = torch.arange(256, dtype=torch.uint8)
+    x = torch.cat([every, every.flip(0), every[torch.randperm(256)]])
+    factor = {"widened": 1, "shrunk": 256}[change]
+    for name in ("four", "one"):
+        y = torch.empty(len(x), dtype=torch.float16)
+        getattr(library, name)(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()), len(x))
+        told = x.view(dtype).float()
+        assert torch.equal(told.isnan(), y.isnan())
+        assert torch.equal(told.nan_to_num(nan=1), (factor * y.float()).nan_to_num(nan=1))
+        assert torch.equal(told.signbit(), y.signbit())
 
 
 def test_a_checkout_that_is_none_is_said(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def mm(m: int = 300, n: int = 520, k: int = 1000, **options: object) -> Problem:
 
 
 def test_the_runtime_gets_what_the_record_says(fake: FakeHip) -> None:
-    got = launch(fake, mm(), "_128x128x64_x32_w2x2_v3_")
+    got = launch(fake, mm(), "_128x128x64_x32_w2x2_v3_.*_full$")
     assert (tuple(got.grid), tuple(got.block), got.shared_bytes) == ((3 * 5, 1, 1), (256, 1, 1), 0)
     assert (got.stream, got.extra, got.function % 100) == (7, 0, len("gemmtune_ck"))
     work = got.work
@@ -97,6 +97,20 @@ def test_a_column_major_result_exchanges_a_and_b(fake: FakeHip) -> None:
     work = launch(fake, problem).work
     assert (work.a, work.b, work.out) == (B_AT, A_AT, OUT_AT)
     assert (work.m, work.n, work.out_stride) == (520, 300, 300)
+
+
+def test_parts_of_k_have_a_row_of_blocks_each_and_a_workspace(fake: FakeHip) -> None:
+    problem = Problem.baddbmm(3, 100, 120, 1000, layout="nn", device_type="cuda")
+    made = choice(problem, "_64x64x64_x32_w2x2_v1_intrawave.*_k4")
+    got = launch(fake, problem, "_64x64x64_x32_w2x2_v1_intrawave.*_k4")
+    assert made.claims.splits == 4
+    assert tuple(got.grid) == (2 * 2, 4, 3)
+    # A counter for each tile, in whole lines, and then the sums of each part.
+    work, memory = got.work, ADDRESSES[1]
+    assert (work.counters, work.partials, work.part_k) == (memory, memory + 256, 4 * 64)
+    assert made.record.workspace_bytes == 256 + 4 * 3 * 4 * 100 * 120
+    whole = launch(fake, problem, "_64x64x64_x32_w2x2_v1_intrawave.*_mnk_full$").work
+    assert (whole.counters, whole.partials) == (None, None)
 
 
 def test_scales_and_operands_of_an_epilogue_follow_each_other(fake: FakeHip) -> None:
@@ -199,11 +213,9 @@ def test_the_runtime_that_torch_brings_comes_first(fake: FakeHip, monkeypatch: p
 def test_tritons_workspace_knows_the_capture_of_a_stream(fake: FakeHip, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(workspace, "find_hip", lambda: fake.hip)
-    workspace._driver.cache_clear()
     assert workspace._capture_id(7) == 0
     ctypes.c_ulonglong.in_dll(fake.library, "fake_capture").value = 12
-    assert workspace._capture_id(7) == 12
-    workspace._driver.cache_clear()
+    assert workspace._capture_id(7) == fake.hip.capture(7) == 12
 
 
 def test_the_parameters_are_one_argument_of_the_kernel() -> None:

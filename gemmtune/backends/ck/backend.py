@@ -14,8 +14,8 @@ from ...settings import Settings, current
 from ...toolchain.codeobject import find_hip_compiler
 from .choice import NAME, CkChoice, name_of
 from .configs import Config
-from .instances import INSTANCES
-from .legality import MFMA_K, Predicate, check_problem
+from .legality import Predicate, check_problem
+from .products import MFMA_K
 from .rank import estimate_us, select
 from .toolkit import find_toolkit
 
@@ -51,14 +51,14 @@ class CkBackend:
         predicate = Predicate(problem, device)
         legal: list[Config] = []
         refused: Counter[str] = Counter()
-        for instance in INSTANCES:
-            found = predicate.config(instance)
+        for candidate in predicate.candidates():
+            found = predicate.config(*candidate)
             if isinstance(found, str):
                 refused[found] += 1
             else:
                 legal.append(found)
         allowed, left_out = _allowed(legal, predicate, settings)
-        timed = [(estimate_us(config, problem, predicate.element, device), config) for config in allowed]
+        timed = [(estimate_us(config, problem, predicate.product.element, device), config) for config in allowed]
         chosen = select(timed, EFFORT[settings.search].configs[NAME])
         choices = tuple(CkChoice.of(config, predicate, settings.ck_dir) for config in chosen)
         return Offers(choices=choices, refusals=(*Refusal.counted(NAME, "instances", refused), *left_out))

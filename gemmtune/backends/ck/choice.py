@@ -14,6 +14,7 @@ from ...cache import cache_dir
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import ErrorFromChoice, UnavailableError
+from ...problem.dtypes import dtype_info
 from ...toolchain.codeobject import HipCompiler, assembly_path, code_object_path, find_hip_compiler, make_code_object
 from ...toolchain.compiled import Artifact, FileChoice, amdgcn_usage
 from ...toolchain.hip import LoadedHipKernel, find_hip
@@ -21,7 +22,8 @@ from ...toolchain.hip_launcher import HipLauncher, loaded_hip_kernel
 from ...toolchain.launcher import bind
 from ...toolchain.record import Record
 from .configs import Config
-from .legality import MFMA_K, Predicate
+from .legality import Predicate
+from .products import MFMA_K, Element
 from .source import KernelSource, record_of, source_of
 from .toolkit import find_toolkit
 
@@ -32,7 +34,8 @@ FLUSHING = "gfx90a"
 
 def name_of(predicate: Predicate, config: Config) -> str:
     """The name of a choice: the one that tables show and regexes see."""
-    return f"{NAME}:xdl_{predicate.element}_{config.label}"
+    dtypes = dict.fromkeys(dtype_info(x.dtype).short for x in (predicate.problem.a, predicate.problem.b))
+    return f"{NAME}:xdl_{'_'.join(dtypes)}_{config.label}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +54,20 @@ class CkChoice(FileChoice):
         tile = f"{instance.block_m}x{instance.block_n}x{instance.block_k(config.itemsize)}"
         info: dict[str, Any] = {
             "tile": tile, "waves": instance.waves, "mfma": instance.mfma, "schedule": f"{instance.version}_{instance.scheduler}",
-            "padding": config.padding, "swap_ab": config.swap_ab, "lds_bytes": config.lds_bytes,
+            "padding": config.padding, "split_k": config.split_k, "swap_ab": config.swap_ab, "lds_bytes": config.lds_bytes,
             "run": "never: compiled and inspected alone",
         }  # fmt: skip
         return cls(
             name=name_of(predicate, config),
             backend=NAME,
             problem=problem,
-            claims=Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32, flush_subnormals=flushes),
+            claims=Claims(
+                accumulate=torch.float32,
+                partials=torch.float32,
+                epilogue_input=torch.float32,
+                flush_subnormals=flushes,
+                splits=config.split_k,
+            ),
             info=info,
             config=config,
             device=device,
@@ -142,7 +151,7 @@ class CkChoice(FileChoice):
             stack_bytes=usage.stack_bytes,
             code=text,
             spilled_share=usage.spilled_share,
-            expected=instruction(self.predicate.element, self.config.instance.mfma, self.arch),
+            expected=instruction(self.predicate.product.element, self.config.instance.mfma, self.arch),
             predicted_bytes=self.config.lds_bytes,
             slack_bytes=0,
         )
@@ -158,9 +167,9 @@ class CkChoice(FileChoice):
         raise UnavailableError(f"{self.name}: got another GPU, expected {self.arch}, for which the code object is")
 
 
-def instruction(element: str, mfma: int, arch: str) -> str:
+def instruction(element: Element, mfma: int, arch: str) -> str:
     """The matrix instruction, with ``*`` for what may vary: the spelling of bfloat16, and operands in accumulation registers."""
     depth = str(MFMA_K[arch][element][0 if mfma == 32 else 1])
-    operands = {"e4m3": "fp8_fp8"}.get(element, element)
+    operands = {"f8": "fp8_fp8", "bf8": "bf8_bf8"}.get(element, element)
     # CDNA 2 writes v_mfma_f32_16x16x16f16, CDNA 3 v_mfma_f32_16x16x16_f16.
     return f"v_mfma_f32_{mfma}x{mfma}x{depth[:-1]}*[{depth[-1]}_]{operands}*"

@@ -47,7 +47,11 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One kernel of CK: ``padding`` names the sizes that need not be multiples of the tile (CK's GemmSpecialization)."""
+    """One kernel of CK: ``padding`` names the sizes that need not be multiples of the tile (CK's GemmSpecialization).
+
+    With ``split_k`` a block sums a part of K, and the last one of a tile to end adds the parts up, in their order. ``changed`` says
+    that numbers are rewritten on their way.
+    """
 
     instance: Instance
     swap_ab: bool
@@ -57,6 +61,8 @@ class Config:
     store: Store
     padding: str
     path: Path
+    split_k: int = 1
+    changed: bool = False
 
     @property
     def lds_bytes(self) -> int:
@@ -77,7 +83,7 @@ class Config:
         layouts = "".join("k" if x.along_k else name for x, name in ((self.a, "m"), (self.b, "n")))
         path = f"{self.path.tail.lower()}{'' if self.path.loop else '_short'}"
         text = f"{layouts}_{self.instance.label(self.itemsize)}_{vectors}_{self.padding.lower()}_{path}"
-        return text + "_swap" * self.swap_ab
+        return text + f"_k{self.split_k}" * (self.split_k > 1) + "_swap" * self.swap_ab
 
 
 def store_of(instance: Instance, widest: int) -> Store:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ...device import DeviceInfo
@@ -11,24 +13,23 @@ from ...problem.rules import why_not
 from ...toolchain.orientation import Oriented, block_scaled, letter, orient
 from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
 from .configs import Config, Read, read_of, store_of
-from .instances import WAVE, Instance
+from .instances import INSTANCES, WAVE, Instance
 from .pipeline import path_of, prefetched, why_too_short
-from .transfer import Transfer, transfer, vector_along
+from .products import MFMA_K, Element, Product, product_of
+from .transfer import WIDE_BYTES, Transfer, transfer, vector_along
 
 OPS = ("mm", "addmm", "bmm", "baddbmm", "scaled_mm")
-ELEMENTS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float8_e4m3fn: "e4m3"}
-"""Dtypes of a and b, with their names in a choice's."""
 RESULTS = (torch.float16, torch.bfloat16, torch.float32)
 """Dtypes that are stored, and that an epilogue reads."""
-MFMA_K = {
-    "gfx90a": {"f16": (8, 16), "bf16": (8, 16), "f32": (2, 4)},
-    "gfx942": {"f16": (8, 16), "bf16": (8, 16), "f32": (2, 4), "e4m3": (16, 32)},
-}
-"""By architecture and element, the elements along K that the matrix instructions of 32 and of 16 rows and columns multiply: v_mfma
-in AMD's ISA documents of CDNA 2 and CDNA 3. CDNA 2 has none of 8-bit floats."""
 MOST_BYTES = 2**31
 """Bytes of one matrix that a buffer's descriptor addresses with signed offsets."""
 MOST_BATCH = 65535
+SPLITS = (2, 4, 8, 16)
+"""Parts of K that are tried, …"""
+LEAST_STEPS = 4
+"""… where each part has at least so many steps."""
+MOST_WORKSPACE_BYTES = 256 * 2**20
+"""Of partial sums, where K is split."""
 REGISTERS = 512
 """Registers of a thread, vector and accumulation registers together, where a SIMD has one wave."""
 OTHER_REGISTERS = 40
@@ -44,13 +45,11 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     reason = why_not(problem, OPS)
     if reason is not None:
         return reason
+    product = product_of(problem.dtype, problem.b.dtype, device.arch)
+    if isinstance(product, str):
+        return product
     if problem.empty or problem.k == 0:
         return "the product is empty: nothing is launched"
-    if problem.dtype not in ELEMENTS or problem.b.dtype != problem.dtype:
-        pair = f"{dtype_name(problem.dtype)} and {dtype_name(problem.b.dtype)}"
-        return f"a and b are {pair}, expected both to be one of {', '.join(map(dtype_name, ELEMENTS))}"
-    if ELEMENTS[problem.dtype] not in MFMA_K[device.arch]:
-        return f"{device.arch} has no matrix instruction of {dtype_name(problem.dtype)}"
     if problem.out.dtype not in RESULTS:
         return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
     if problem.batch > MOST_BATCH:
@@ -68,9 +67,11 @@ class Predicate:
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self.problem, self.device = problem, device
-        self.element = ELEMENTS[problem.dtype]
-        self.itemsize = problem.dtype.itemsize
         self.oriented: Oriented = orient(problem, swap_ab=not problem.out.row_major)
+        product = product_of(self.oriented.a.dtype, self.oriented.b.dtype, device.arch)
+        assert not isinstance(product, str)  # ``check_problem`` says so
+        self.product: Product = product
+        self.itemsize = product.itemsize
         self.refused = self._why_not_operands()
 
     def _why_not_operands(self) -> str | None:
@@ -97,15 +98,25 @@ class Predicate:
             reads.append(found)
         return tuple(reads)
 
-    def config(self, instance: Instance) -> Config | str:
-        """The instance made ready for the problem, or why it may not be offered."""
+    def candidates(self) -> Iterator[tuple[Instance, int]]:
+        """Every instance, and with K in parts where its tiles would leave half of the compute units idle."""
+        m, n, k = self.oriented.sizes
+        for instance in INSTANCES:
+            tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * self.problem.batch
+            steps = -(-k // instance.block_k(self.itemsize))
+            room = min(self.device.sm_count // tiles, steps // LEAST_STEPS)
+            idle = (splits for splits in SPLITS if splits <= room and steps % splits == 0)
+            yield from ((instance, splits) for splits in (1, *idle))
+
+    def config(self, instance: Instance, split_k: int = 1) -> Config | str:
+        """The instance made ready for the problem, with K in so many parts, or why it may not be offered."""
         if self.refused is not None:
             return self.refused
         m, n, k = self.oriented.sizes
         depth = instance.block_k(self.itemsize)
-        reason = why_illegal(instance, self.device.arch, self.element, self.itemsize) or _why_overhanging(instance, m, n)
+        reason = why_illegal(instance, self.device.arch, self.product.element, self.itemsize) or _why_overhanging(instance, m, n)
         steps = -(-k // depth)
-        reason = reason or why_too_short(instance, steps)
+        reason = reason or self._why_not_split(steps, split_k) or why_too_short(instance, steps // split_k)
         if reason is not None:
             return reason
         a, b = self._transfer(self.oriented.a, instance, first=True), self._transfer(self.oriented.b, instance, first=False)
@@ -117,17 +128,33 @@ class Predicate:
             itemsize=self.itemsize,
             a=a,
             b=b,
-            store=store_of(instance, vector_along(self.oriented.out, -1)),
+            store=store_of(instance, vector_along(self.oriented.out if split_k == 1 else self.partial, -1)),
             padding=_padding(m % instance.block_m, n % instance.block_n, k % depth),
-            path=path_of(instance, steps),
+            path=path_of(instance, steps // split_k),
+            split_k=split_k,
+            changed=self.product.changed,
         )
         return self._why_too_large(config) or config
+
+    @property
+    def partial(self) -> Layout:
+        """The sums of one part of K of one product, as they wait in the workspace."""
+        return Layout.contiguous(self.oriented.sizes[:2], torch.float32)
+
+    def _why_not_split(self, steps: int, splits: int) -> str | None:
+        if steps % splits:
+            return f"{splits} splits: {steps} steps along K are no multiple"
+        m, n, _ = self.oriented.sizes
+        need = splits * self.problem.batch * m * n * torch.float32.itemsize
+        if splits > 1 and need > MOST_WORKSPACE_BYTES:
+            return f"{splits} splits: partial sums take {need} bytes, expected at most {MOST_WORKSPACE_BYTES}"
+        return None
 
     def _transfer(self, layout: Layout, instance: Instance, *, first: bool) -> Transfer | str:
         """``first``: the operand is a, whose rows are summed along; of b it is the columns."""
         along_k = (letter(layout) == "t") == first
         block = instance.block_m if first else instance.block_n
-        widest = vector_along(layout, -1 if letter(layout) == "t" else -2)
+        widest = min(vector_along(layout, -1 if letter(layout) == "t" else -2), WIDE_BYTES // self.itemsize)
         depth = instance.block_k(self.itemsize)
         return transfer(block, depth, instance.threads, self.itemsize, along_k=along_k, widest=widest)
 
@@ -141,7 +168,7 @@ class Predicate:
         return None
 
 
-def why_illegal(instance: Instance, arch: str, element: str, itemsize: int) -> str | None:
+def why_illegal(instance: Instance, arch: str, element: Element, itemsize: int) -> str | None:
     """Why CK has no such kernel for an element on an architecture, whatever the problem; or None."""
     depth, (rows, cols) = instance.block_k(itemsize), instance.repeats
     tile = f"{instance.block_m}x{instance.block_n}"
@@ -181,7 +208,7 @@ def registers(config: Config) -> int:
     rows, cols = instance.repeats
     fragments = (rows + cols) * instance.mfma * instance.bytes_k // WAVE // 4
     loads = sum(x.block * x.depth // (x.threads_k * x.threads_mn * x.vector) for x in (config.a, config.b))
-    rewritten = fragments + 2 * step + OTHER_REGISTERS if config.itemsize == 1 else 0
+    rewritten = fragments + 2 * step + OTHER_REGISTERS if config.changed else 0
     return sums + (step + REGISTERS_OF_A_LOAD * loads) * ahead + fragments + rewritten + OTHER_REGISTERS
 
 

@@ -1,7 +1,7 @@
 """A cheap model that orders instances before anything is compiled: compiling one takes up to a minute.
 
-The time of the slowest of matrix units, loads out of L2, and memory. Its rates are the peaks of AMD's data sheets, and no
-measurement has touched them: it only orders.
+The time of the slowest of matrix units with their LDS, loads out of L2, and memory. Its rates are the peaks of AMD's data sheets,
+and no measurement has touched them: it only orders.
 """
 
 from __future__ import annotations
@@ -16,49 +16,60 @@ from .configs import Config
 from .instances import WAVE, Instance
 from .legality import REGISTERS, registers
 from .pipeline import prefetched
+from .products import Element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Peaks: matrix products of 16 bits of a compute unit in TFLOP/s, loads of a compute unit out of L2 and memory in GB/s."""
+    """Peaks: of a compute unit matrix products of 16 bits in TFLOP/s, LDS, and loads out of L2 in GB/s; of the memory in GB/s."""
 
     cu_tflops: float
+    lds_gbps: float
     l2_gbps: float
     dram_gbps: float
 
 
 RATES = {
-    "gfx90a": Rates(cu_tflops=1.74, l2_gbps=63.0, dram_gbps=1638.0),
-    "gfx942": Rates(cu_tflops=4.3, l2_gbps=113.0, dram_gbps=5300.0),
+    "gfx90a": Rates(cu_tflops=1.74, lds_gbps=218.0, l2_gbps=63.0, dram_gbps=1638.0),
+    "gfx942": Rates(cu_tflops=4.3, lds_gbps=269.0, l2_gbps=113.0, dram_gbps=5300.0),
 }
-SHARES = {"f16": 1.0, "bf16": 1.0, "f32": 0.125, "e4m3": 2.0}
+SHARES: dict[Element, float] = {"f16": 1.0, "bf16": 1.0, "f32": 0.125, "f8": 2.0, "bf8": 2.0}
 """Of the rate of 16 bits, by element."""
 LAUNCH_US = 4.0
 LATENCY_US = 1.0
 """From the issue of a load to its arrival, memory under load."""
 STEP_US = 0.02
 """Barriers and addresses of a step."""
+LDS_SHARE = 0.5
+"""Of the time of LDS, what no product hides."""
+PARTS_US = 2.0
+"""The last block of a tile waits for the others' sums."""
 NARROW = 1.15
 """For each halving of the width of loads."""
 WIDEST_BYTES = 16
 SIMDS = 4
 
 
-def estimate_us(config: Config, problem: Problem, element: str, device: DeviceInfo) -> float:
+def estimate_us(config: Config, problem: Problem, element: Element, device: DeviceInfo) -> float:
     """The model's time of one launch, in microseconds."""
     instance, rates = config.instance, RATES[device.arch]
     m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
-    tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * problem.batch
+    tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * problem.batch * config.split_k
     blocks = -(-tiles // device.sm_count)
     depth = instance.block_k(config.itemsize)
     products_us = 2.0 * instance.block_m * instance.block_n * depth / (rates.cu_tflops * SHARES[element] * 1e6)
     loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3) * NARROW ** _halvings(config)
+    lines = instance.block_m * (1 + instance.waves[1]) + instance.block_n * (1 + instance.waves[0])  # written once, read by waves
+    lds_us = LDS_SHARE * lines * instance.bytes_k / (rates.lds_gbps * 1e3)
     # Blocks that a compute unit has at a time share it, and wait together.
     rounds = -(-blocks // _resident(config, device))
-    step_us = max(blocks * (products_us + STEP_US), blocks * loads_us, rounds * LATENCY_US / prefetched(instance))
+    step_us = max(blocks * (products_us + lds_us + STEP_US), blocks * loads_us, rounds * LATENCY_US / prefetched(instance))
     busy = min(tiles, device.sm_count) / device.sm_count
     dram_us = problem.bytes / (rates.dram_gbps * min(1.0, 2 * busy) * 1e3)
-    return float(LAUNCH_US + max(-(-problem.k // depth) * step_us, dram_us))
+    parts_us = 0.0
+    if config.split_k > 1:
+        parts_us = PARTS_US + 8.0 * config.split_k * problem.batch * m * n / (rates.dram_gbps * 1e3)  # written and read
+    return float(LAUNCH_US + parts_us + max(-(-problem.k // depth) // config.split_k * step_us, dram_us))
 
 
 def _resident(config: Config, device: DeviceInfo) -> int:

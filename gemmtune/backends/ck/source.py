@@ -14,18 +14,21 @@ import torch
 
 from ...problem import Layout, Problem
 from ...toolchain.codeobject import FLAGS
-from ...toolchain.record import OUT, A, Address, B, Record, Scalar, operand_at
+from ...toolchain.record import OUT, WORKSPACE, A, Address, B, Record, Scalar, operand_at
 from ...toolchain.render import template, template_digest
 from ...toolchain.structs import MOST_OPERANDS, struct_text
 from ..cpp.printer import print_epilogue
 from .configs import Config, Read
-from .legality import ELEMENTS, Predicate
+from .legality import Predicate
 from .pipeline import LDS_BUFFERS, prefetched
+from .transfer import Transfer
 
 KERNEL = "gemmtune_ck"
+COUNTERS_ALIGNMENT = 256
 UNIT = (__package__, "gemm.hip.jinja")
 MATH = ("gemmtune.backends.cpp", "math.jinja")
 """The functions of an epilogue, which use nothing of a C library."""
+WRITTEN = dict.fromkeys(("out", "partials", "counters"), "void*")
 TYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -44,6 +47,7 @@ class Work(ctypes.Structure):
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int),
         ("a_stride", ctypes.c_int), ("b_stride", ctypes.c_int), ("out_stride", ctypes.c_int),
         ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+        ("partials", ctypes.c_void_p), ("counters", ctypes.c_void_p), ("part_k", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -60,7 +64,7 @@ class KernelSource:
     def text(self) -> str:
         """The HIP C++ source."""
         functions = template(*MATH).render(fused=True) if self.values["fused"] else ""
-        structs = "\n\n".join(struct_text(one, {"out": "void*"} if one is Work else {}) for one in (Operand, Work))
+        structs = "\n\n".join(struct_text(one, WRITTEN if one is Work else {}) for one in (Operand, Work))
         return template(*UNIT).render({**self.values, "kernel": KERNEL, "functions": functions, "structs": structs})
 
     @cached_property
@@ -80,7 +84,9 @@ def source_of(predicate: Predicate, config: Config, toolkit: str) -> KernelSourc
     names = [f"x{i}" for i in range(first, len(reads))]
     epilogue = problem.epilogue
     values = {
-        "element": ELEMENTS[problem.dtype],
+        "element": predicate.product.element,
+        "factor": predicate.product.factor,
+        "splits": config.split_k,
         "out_type": TYPES[problem.out.dtype],
         "alpha": problem.alpha,
         "beta": problem.beta if problem.inp_read is not None else "zero",
@@ -90,8 +96,8 @@ def source_of(predicate: Predicate, config: Config, toolkit: str) -> KernelSourc
         "statements": print_epilogue(epilogue, "acc", names, "result") if epilogue else ["result = acc;"],
         "reads": reads,
         "loaded": [read for read in reads if read["kind"] != "one"],
-        "a": _fields(config.a),
-        "b": _fields(config.b),
+        "a": _operand(predicate, 0, config.a),
+        "b": _operand(predicate, 1, config.b),
         "store": _fields(config.store),
         "padding": config.padding if config.padding == "Default" else f"{config.padding}Padding",
         "threads": instance.threads,
@@ -117,6 +123,10 @@ def _plain(index: int, read: Read) -> dict[str, Any]:
     return {"index": index, "kind": read.kind, "type": TYPES[read.dtype], "vector": read.vector}
 
 
+def _operand(predicate: Predicate, which: int, transfer: Transfer) -> dict[str, Any]:
+    return _fields(transfer) | {"type": predicate.product.memory[which], "change": predicate.product.changes[which]}
+
+
 def _fields(value: object) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}  # type: ignore[attr-defined]
 
@@ -134,12 +144,20 @@ def record_of(predicate: Predicate, config: Config) -> Record:
         work.x[i].stride, work.x[i].batch_stride = read.stride, read.batch_stride
     a, b = (B, A) if config.swap_ab else (A, B)
     first = Work.x.offset + Operand.data.offset
-    wide = ((a, config.a.vector, oriented.a), (b, config.b.vector, oriented.b), (OUT, config.store.vector, oriented.out))
-    problem = predicate.problem
+    stored = config.store.vector if config.split_k == 1 else 1  # parts are stored to the workspace, and added up one by one
+    wide = ((a, config.a.vector, oriented.a), (b, config.b.vector, oriented.b), (OUT, stored, oriented.out))
+    problem, depth = predicate.problem, instance.block_k(config.itemsize)
     tiles = -(-work.m // instance.block_m) * -(-work.n // instance.block_n)
+    work.part_k = -(-work.k // depth) // config.split_k * depth
+    counter_bytes = -(-4 * tiles * problem.batch // COUNTERS_ALIGNMENT) * COUNTERS_ALIGNMENT
+    parts_bytes = 4 * config.split_k * problem.batch * work.m * work.n
+    workspace = (
+        Address(offset=Work.counters.offset, operand=WORKSPACE),
+        Address(offset=Work.partials.offset, operand=WORKSPACE, more_bytes=counter_bytes),
+    )
     return Record(
         kernel=KERNEL,
-        grid=(tiles, 1, problem.batch),
+        grid=(tiles, config.split_k, problem.batch),
         cluster=1,
         threads=instance.threads,
         shared_bytes=0,
@@ -149,9 +167,11 @@ def record_of(predicate: Predicate, config: Config) -> Record:
             Address(offset=Work.a.offset, operand=a),
             Address(offset=Work.b.offset, operand=b),
             Address(offset=Work.out.offset, operand=OUT),
+            *(workspace if config.split_k > 1 else ()),
             *(Address(offset=first + i * ctypes.sizeof(Operand), operand=operand_at(i)) for i in range(len(reads))),
         ),
         scalars=_scalars(problem),
+        workspace_bytes=counter_bytes + parts_bytes if config.split_k > 1 else 0,
         alignment=_alignments(wide),
     )
 

@@ -107,7 +107,7 @@ def hip_registers(
 ) -> int:
     """About the registers of a thread: sums, the next block on its way from memory, fragments of this one, and the rest.
 
-    ``product_bytes`` is the size of what is multiplied, ``number_bytes`` what a and b have in memory, and ``converted`` says whether
+    ``product_bytes`` is the size of what is multiplied, ``number_bytes`` what a and b have in memory; ``converted`` says whether
     they are converted on their way. Of thirteen kernels of both architectures that spilled nothing and converted nothing it was
     within a quarter of the compiler's figure, and of the large ones within a twentieth.
     """

@@ -222,7 +222,9 @@ class Writer:
         lines = [f"{mask}_m = {rows} < M", f"{mask}_n = {cols} < N", f"{mask} = {mask}_m[:, None] & {mask}_n[None, :]"]
         if spec.quantized is not None:
             if spec.accumulator == torch.int32 and spec.epilogue is not None:
-                lines.append(f"{value} = {value}.to(tl.float32)")
+                # Under another name: this may be a branch, where a value keeps its type.
+                lines.append(f"{value}_f32 = {value}.to(tl.float32)")
+                value = f"{value}_f32"
             scales = spec.quantized.on_result
             lines += [f"{value} = {value} * {scale_load(self.scale_stride, scale, rows, cols)}" for scale in scales]
         if spec.alpha == "general":

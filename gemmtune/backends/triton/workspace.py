@@ -6,17 +6,16 @@ counters exactly if one ends before the other begins: launches on one stream, or
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from ...errors import UnavailableError
 from ...problem.layout import ALIGNED_BYTES
+from ...toolchain.driver import find_driver
 from ...toolchain.hip import find_hip
 
 ARENA_COUNTERS = 1 << 18
@@ -130,22 +129,9 @@ def arena_of(device: int) -> _Arena:
     return _Arena(device)
 
 
-@functools.cache
-def _driver() -> Any | None:
-    """What tells the capture of a stream, of the CUDA driver or the HIP runtime; None where there is neither."""
-    try:
-        if torch.version.hip is not None:
-            return find_hip().call.hipStreamGetCaptureInfo_v2
-        return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
-    except (OSError, AttributeError, UnavailableError):
-        return None
-
-
 def _capture_id(stream: int) -> int:
     """The driver's number of the capture that ``stream`` takes part in; 0 if it cannot be told."""
-    query = _driver()
-    if query is None:
+    try:
+        return (find_driver() if torch.version.hip is None else find_hip()).capture(stream)
+    except UnavailableError:
         return 0
-    status, number = ctypes.c_int(0), ctypes.c_uint64(0)
-    error = query(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None)
-    return int(number.value) if error == 0 and status.value == 1 else 0
