@@ -1,6 +1,7 @@
 """A whole model, ours and others': time of a step, of the first call, memory, error of the logits, and where the time goes.
 
     python benchmarks/model.py --model llama-3-8b --layers 8 --batch 1,16,64 --prefill 512,2048 --json model.json
+    python benchmarks/model.py --model llama-3-8b --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
     python benchmarks/model.py --model tiny --device cpu --batch 1,4 --prefill 16 --ways eager,compile,optimize+compile
 
 Weights are random. A decoding step reads a static cache of 512 positions. On a GPU each way's step is captured in a CUDA graph, and
@@ -26,7 +27,7 @@ import click
 import torch
 from environment import clocks, describe_environment
 from model_steps import MODELS, SCENARIOS, Scenario, build_model, scenarios
-from model_ways import WAYS, Prepared, prepare
+from model_ways import WAYS, Blocks, Prepared, prepare
 
 import gemmtune
 from gemmtune import settings
@@ -50,6 +51,8 @@ class How:
     rounds: int
     again: bool
     until: float
+    blocks: Blocks | None = None
+    """Of weights that are made zero before."""
 
 
 @dataclass(kw_only=True)
@@ -87,6 +90,13 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
         raise click.BadParameter(f"got {value!r}, expected numbers with commas between them") from error
 
 
+def _blocks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Blocks | None:
+    try:
+        return Blocks.parse(value) if value else None
+    except ValueError as error:
+        raise click.BadParameter(f"got {value!r}, expected a side and a share, such as 64:0.1") from error
+
+
 @click.command()
 @click.option("--model", "name", type=click.Choice(list(MODELS)), default="llama-3-8b", show_default=True)
 @click.option("--layers", type=click.IntRange(min=1), default=8, show_default=True, help="Layers of the model that are built.")
@@ -95,6 +105,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--train", default="", callback=_numbers, help="Tokens of a training step of one block, forward and backward.")
 @click.option("--ways", default="eager,compile,optimize,optimize+compile", callback=_words(list(WAYS)), show_default=True)
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
+@click.option(
+    "--sparse", callback=_blocks, help="Make weights block-sparse first: side of a block:share that stays, such as 64:0.1."
+)
 @click.option("--graph/--no-graph", default=True, show_default=True, help="On a GPU: capture each step in a CUDA graph.")
 @click.option("--again/--no-again", default=True, show_default=True, help="Time a second first call, which finds all in the store.")
 @click.option("--seconds", default=math.inf, show_default=True, help="No further way is begun after this time.")
@@ -108,10 +121,18 @@ def main(
     info = detect(device)
     how["until"] = time.monotonic() + how.pop("seconds")
     how["graph"] &= info.type != "cpu"
+    how["blocks"] = how.pop("sparse")
     sizes = {"batch": batch, "prefill": prefill, "train": train}
     report: dict[str, Any] = {
         "environment": describe_environment(info),
-        "options": {"model": name, "layers": layers, "ways": list(ways), "graph": how["graph"], **sizes},
+        "options": {
+            "model": name,
+            "layers": layers,
+            "ways": list(ways),
+            "graph": how["graph"],
+            "sparse": str(how["blocks"]),
+            **sizes,
+        },
         "scenarios": [],
     }
     with tempfile.TemporaryDirectory(prefix="gemmtune-model-") as folder:
@@ -126,6 +147,8 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
     click.echo(f"\n{scenario.name}")
     device = info.torch_device
     model = build_model(MODELS[name], SCENARIOS[scenario.kind].layers or layers, device)
+    if how.blocks is not None:
+        how.blocks.zero_others_(model)
     expected = scenario.step(model, device, torch.float32)
     row: dict[str, Any] = {"name": scenario.name, "tokens": scenario.tokens, "ways": {}}
     runners: dict[str, Runner] = {}
@@ -133,7 +156,7 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
         try:
             if time.monotonic() > how.until:
                 raise TimeoutError("not begun: the time given is over")
-            runners[way] = _runner(way, scenario, model, info, how.graph and scenario.kind != "train", how.again)
+            runners[way] = _runner(way, scenario, model, info, how)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")
@@ -170,9 +193,9 @@ def _cold_compiler() -> Iterator[None]:
         yield
 
 
-def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceInfo, graph: bool, again: bool) -> Runner:
+def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceInfo, how: How) -> Runner:
     device = info.torch_device
-    prepared = prepare(way, model, scenario, device)
+    prepared = prepare(way, model, scenario, device, how.blocks)
     step = scenario.runnable(prepared.model, device, prepared.compile)
     with _cold_compiler():
         begun = time.perf_counter()
@@ -180,7 +203,7 @@ def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceIn
         _wait(device)
         first = time.perf_counter() - begun
         logits = None if found is None else found.detach().float().clone()
-    twice = again and WAYS[way].again
+    twice = how.again and WAYS[way].again
     with _cold_compiler() if twice else contextlib.nullcontext():
         forget_plans()
         begun = time.perf_counter()
@@ -195,7 +218,7 @@ def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceIn
     return Runner(
         prepared=prepared,
         step=step,
-        repeat=_captured(step, scenario) if graph else step,
+        repeat=_captured(step, scenario) if how.graph and scenario.kind != "train" else step,
         first_call_s=first,
         again_s=again_s,
         logits=logits,

@@ -1,4 +1,7 @@
-"""The ways to run a model that ``model.py`` compares: torch's, torchao's and ours."""
+"""The ways to run a model that ``model.py`` compares: torch's, torchao's and ours.
+
+Those that begin with ``sparse`` or end with it are of a model whose blocks were made zero: ``Blocks``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from transformers import PreTrainedModel
 
 import gemmtune
 
-__all__ = ["WAYS", "Prepared", "prepare"]
+__all__ = ["WAYS", "Blocks", "Prepared", "prepare"]
 
 Change = Callable[[PreTrainedModel], None]
 DEFAULT: Mapping[str, Any] = {}
@@ -29,11 +32,52 @@ class Way:
     change: Change | None = None
     compile: Mapping[str, Any] | None = None
     optimize: bool = False
+    sparse: bool = False
+    """Weights are sparse_bsr tensors, of the blocks that are not zero."""
 
     @property
     def again(self) -> bool:
         """It is compiled a second time, from the store: as torch.compile is by default."""
         return self.change is None and self.compile is DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The side of the blocks of a model's weights, and the share of them that is not zero. The head stays dense."""
+
+    side: int
+    density: float
+
+    @classmethod
+    def parse(cls, text: str) -> Blocks:
+        """Of a text such as ``64:0.1``. Raises ValueError."""
+        side, _, density = text.partition(":")
+        return cls(int(side), float(density))
+
+    def zero_others_(self, model: PreTrainedModel) -> None:
+        """Make the blocks of the least norm zero, in dense weights."""
+        self.sparsify_(model)
+        for layer in _sparse_layers(model):
+            layer.weight = torch.nn.Parameter(layer.weight.detach().to_dense(), requires_grad=False)
+
+    def sparsify_(self, model: PreTrainedModel) -> None:
+        """Make the weights sparse_bsr tensors."""
+        gemmtune.sparsify_(model.model, block=self.side, density=self.density)
+
+
+class BlockLinear(torch.nn.Module):
+    """A linear layer by the operator, which torch.compile takes as one node."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        for name, part in (("crow", weight.crow_indices()), ("col", weight.col_indices()), ("values", weight.values())):
+            self.register_buffer(name, part.clone())
+        self.bias = layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x @ weightᵀ + bias."""
+        return torch.ops.gemmtune.bsr_linear(x, self.crow, self.col, self.values, self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +114,18 @@ def _torchao_float8(model: PreTrainedModel) -> None:
 
 INT4 = _torchao("Int4WeightOnlyConfig", group_size=128, int4_packing_format="tile_packed_to_4d")
 
+
+def _sparse_layers(model: torch.nn.Module) -> list[torch.nn.Linear]:
+    return [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m.weight.layout == torch.sparse_bsr]
+
+
+def _by_operator(model: PreTrainedModel) -> None:
+    for layer in _sparse_layers(model):
+        name = next(name for name, module in model.named_modules() if module is layer)
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, BlockLinear(layer))
+
+
 WAYS: Mapping[str, Way] = {
     "eager": Way(),
     "compile": Way(compile=DEFAULT),
@@ -82,15 +138,23 @@ WAYS: Mapping[str, Way] = {
     "int4+compile": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT),
     "int8+compile": Way(change=_ours("int8"), optimize=True, compile=DEFAULT),
     "float8+compile": Way(change=_ours("float8"), optimize=True, compile=DEFAULT),
+    "torch-sparse": Way(sparse=True),
+    "sparse-optimize": Way(sparse=True, optimize=True),
+    "sparse+compile": Way(sparse=True, change=_by_operator, compile=DEFAULT),
 }
 
 
-def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch.device) -> Prepared:
-    """A model for this way: the given one where nothing of it is changed, else a copy."""
+def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch.device, blocks: Blocks | None) -> Prepared:
+    """A model for this way: the given one where nothing of it is changed, else a copy. Raises ValueError for a sparse way of a
+    model whose ``blocks`` are not known."""
     way = WAYS[name]
     tuning_s = 0.0
-    if way.change is not None or way.optimize:  # optimize moves weights to where those of one input lie together
+    if way.sparse and blocks is None:
+        raise ValueError(f"{name}: got no --sparse, expected the side of a block and the share that stays, such as 64:0.1")
+    if way.change is not None or way.optimize or way.sparse:  # optimize moves weights to where those of one input lie together
         model = copy.deepcopy(model)
+    if way.sparse and blocks is not None:
+        blocks.sparsify_(model)
     if way.change is not None:
         way.change(model)
     if way.optimize:
@@ -102,12 +166,18 @@ def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch
         model=model,
         compile=way.compile,
         tuning_s=tuning_s,
-        weights_bytes=sum(_bytes(parameter) for parameter in model.parameters()),
+        weights_bytes=sum(_bytes(held) for held in (*model.parameters(), *_of_blocks(model))),
     )
+
+
+def _of_blocks(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [buffer for module in model.modules() if isinstance(module, BlockLinear) for buffer in module.buffers()]
 
 
 def _bytes(parameter: torch.Tensor) -> int:
     """The memory of a parameter, which is that of its parts where several tensors make one."""
+    if parameter.layout == torch.sparse_bsr:
+        return parameter.values().nbytes + parameter.crow_indices().nbytes + parameter.col_indices().nbytes
     if not hasattr(parameter, "__tensor_flatten__"):
         return parameter.nbytes
     names, _ = parameter.__tensor_flatten__()

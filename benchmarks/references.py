@@ -2,7 +2,8 @@
 
 torch's own operation is ``_int_mm`` for int_mm, ``_scaled_mm`` for scaled_mm, and for grouped_mm ``_grouped_mm`` where that does
 not read offsets on the host; for mixed_mm it is a cast and a product, and for mm_plus_mm a product and an addmm; for bsr_mm its
-sparse product, or where there is none the dense one of a matrix made anew.
+sparse product, or where there is none the dense one of a matrix made anew. ``torch-default`` is torch's Triton kernel for
+block-sparse weights as it is called without parameters, ``torch-best`` with the best of several that are measured first.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from calls import arguments, torch_call
+from reference import Reference
+from references_sparse import sparse_best, sparse_default, sparse_torch
 
+from gemmtune.backends.aten.blocks import has_sparse_mm
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel, Tensors
 from gemmtune.device import DeviceInfo
@@ -30,17 +33,10 @@ from gemmtune.timing.rotation import SEED, Rotation
 __all__ = ["REFERENCES", "Reference", "dense", "inductor", "loop", "plain_torch"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """A kernel to compare with. ``choice`` is torch's own, which tells how the operands have to lie: as they are."""
-
-    choice: Choice
-    kernel: Kernel
-    tuning_s: float
-
-
 def plain_torch(problem: Problem, device: DeviceInfo) -> Reference:
     """torch's own operation, with copies where it does not take the operands as they are."""
+    if problem.op == "bsr_mm" and has_sparse_mm(problem):
+        return sparse_torch(problem, device)
     choice = _baseline(problem, device)
     return Reference(choice=choice, kernel=choice.build(), tuning_s=0.0)
 
@@ -115,6 +111,8 @@ REFERENCES: dict[str, Callable[[Problem, DeviceInfo], Reference]] = {
     "inductor": inductor,
     "dense": dense,
     "loop": loop,
+    "torch-default": sparse_default,
+    "torch-best": sparse_best,
 }
 
 

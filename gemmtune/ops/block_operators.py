@@ -2,7 +2,9 @@
 
 ``torch.ops.gemmtune.bsr_mm(crow, col, values, x)`` is ``bsr_mm`` of the weight [M, K] with these parts, M = (len(crow) − 1) · block
 rows, K the rows of ``x``; ``bsr_addmm(inp, crow, col, values, x, *, beta, alpha)`` adds to it; ``bsr_sampled(crow, col, g, x,
-block_m, block_k)`` gives those blocks of g @ xᵀ that exist. The first two have gradients of ``values``, ``x`` and ``inp``.
+block_m, block_k)`` gives those blocks of g @ xᵀ that exist.
+``bsr_linear(x, crow, col, values, bias)`` is ``torch.nn.functional.linear``, x and the result row-major. All
+but ``bsr_sampled`` have gradients.
 """
 
 # ruff: noqa: ARG001 - a fake result has the arguments of its operator
@@ -20,7 +22,7 @@ from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
 from ..numerics.block_sparse import assembled, rows_of
 from .block_gradients import sampled_blocks, transposed
-from .block_products import multiplied
+from .block_products import linear, multiplied
 
 Tensor = torch.Tensor
 
@@ -64,6 +66,12 @@ def bsr_addmm(
     return multiplied("bsr_addmm", weight, x, inp, (alpha, beta), None, None, NOTHING)
 
 
+@torch.library.custom_op("gemmtune::bsr_linear", mutates_args=())
+def bsr_linear(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ bsrᵀ + bias for x [..., K]."""
+    return linear(x, weight_of(crow, col, values, x.shape[-1]), bias)
+
+
 @torch.library.custom_op("gemmtune::bsr_sampled", mutates_args=())
 def bsr_sampled(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, block_k: int) -> Tensor:
     """The blocks of g [M, N] @ xᵀ [N, K] that exist: [blocks, block_m, block_k]."""
@@ -85,6 +93,11 @@ def _(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
 @bsr_addmm.register_fake
 def _(inp: Tensor, crow: Tensor, col: Tensor, values: Tensor, x: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     return x.new_empty(_rows(crow, values), x.shape[1])
+
+
+@bsr_linear.register_fake
+def _(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], _rows(crow, values))
 
 
 @bsr_sampled.register_fake
@@ -122,5 +135,20 @@ def _kept_of_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _kept(ctx, inputs, {}, output)
 
 
+def _kept_of_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, crow, col, values, _ = inputs
+    ctx.save_for_backward(x, crow, col, values)
+
+
+def _gradients_of_linear(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    x, crow, col, values = ctx.saved_tensors
+    wants_x, _, _, wants_values, wants_bias = ctx.needs_input_grad
+    columns, rows = g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1])
+    g_x = bsr_turned_mm(crow, col, values, columns, x.shape[-1]).t().reshape(x.shape) if wants_x else None
+    g_values = bsr_sampled(crow, col, columns, rows.t(), values.shape[1], values.shape[2]) if wants_values else None
+    return g_x, None, None, g_values, columns.sum(dim=1) if wants_bias else None
+
+
+bsr_linear.register_autograd(_gradients_of_linear, setup_context=_kept_of_linear)
 bsr_mm.register_autograd(_gradients, setup_context=_kept_of_product)
 bsr_addmm.register_autograd(_gradients, setup_context=_kept)

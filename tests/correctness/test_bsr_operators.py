@@ -52,6 +52,20 @@ def test_opcheck() -> None:
     assert torch.equal(OPS.bsr_mm(crow, col, values, ones), (integers.int() @ ones.int()))
 
 
+@pytest.mark.parametrize("size", [(48,), (2, 3, 48)])
+def test_linear(size: tuple[int, ...]) -> None:
+    _, (crow, col, values), _ = made()
+    x, bias = torch.randn(*size).double().requires_grad_(), torch.randn(32).double().requires_grad_()
+    torch.library.opcheck(OPS.bsr_linear.default, (x, crow, col, values, bias))
+    torch.library.opcheck(OPS.bsr_linear.default, (x.detach(), crow, col, values.detach()))
+    known = torch.sparse_bsr_tensor(crow, col, values, size=(32, 48)).to_dense()
+    g = torch.randn(*size[:-1], 32, dtype=torch.float64)
+    got, want = OPS.bsr_linear(x, crow, col, values, bias), torch.nn.functional.linear(x, known, bias)
+    assert torch.allclose(got, want)
+    for one, other in zip(*(torch.autograd.grad(y, (x, values, bias), g) for y in (got, want)), strict=True):
+        assert torch.allclose(one, other)
+
+
 def test_compiled_functions_hold_them_as_one_node() -> None:
     dense, weight, x = made()
 

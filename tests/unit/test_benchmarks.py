@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 from pathlib import Path
 
 import click
@@ -210,3 +211,33 @@ def test_tables_are_measured_from_end_to_end(script, backend: RowedBackend, tmp_
     python, _ = result["trace"]
     assert (python["tunings"], python["compilations"]) == (0, 0)
     assert set(python["origins"]) == {"range"}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+def test_torchs_block_sparse_kernel_is_measured_with_its_best_parameters_that_are_right(script, monkeypatch):
+    sparse, device = script("references_sparse"), detect("cpu")
+    problem = Problem.bsr_mm(32, 64, 64, block=16, dtype=torch.float32, device_type="cpu", prepacked=True)
+    seen = []
+
+    def kernel(inp, weight, x, *, beta, out, meta=None):
+        seen.append(meta)
+        assert (inp is out, beta) == (True, 0)
+        if meta and meta["num_stages"] == 4:
+            raise RuntimeError("out of shared memory")
+        wrong = meta and meta["num_stages"] == 3
+        time.sleep(0.001 if not meta or meta["SPLIT_N"] == 1 else 0)
+        return out.copy_(weight.to_dense() @ x * (2 if wrong else 1))
+
+    monkeypatch.setattr(sparse, "torchs_kernel", lambda: kernel)
+    best = sparse.sparse_best(problem, device)
+    operands = random_operands(problem, torch.device("cpu"), seed=0)
+    seen.clear()
+    got = best.kernel.run_new(operands.tensors, ())
+    assert torch.allclose(got, operands.a @ operands.weight.to_dense().t(), atol=1e-4)
+    assert (seen[0]["num_stages"], seen[0]["SPLIT_N"]) == (1, 2)
+    sparse.sparse_default(problem, device).kernel.run(operands.out, operands.tensors, ())
+    assert seen[-1] is None
+    plain = script("references").plain_torch(problem, device)
+    assert torch.allclose(plain.kernel.run_new(operands.tensors, ()), got, atol=1e-4)
+    with pytest.raises(RuntimeError, match="multiples of 16 tokens, got 17"):
+        sparse.sparse_best(Problem.bsr_mm(17, 64, 64, block=16, device_type="cpu"), device)
