@@ -199,7 +199,7 @@ def _accumulation(problem: Problem, claims: Claims, k: int) -> float:
 
 def _truncates(problem: Problem, claims: Claims) -> bool:
     """Whether tensor cores may sum in float32: they cut off, where others round."""
-    matrix_unit = problem.dtype.itemsize <= 2 or claims.input_mode != "ieee"
+    matrix_unit = problem.dtype != torch.float32 or claims.input_mode != "ieee"
     return problem.device_type != "cpu" and matrix_unit and claims.accumulate == torch.float32
 
 

@@ -236,6 +236,14 @@ FORMULAS: dict[str, tuple[Problem, dict[str, object], dict[str, object], float, 
         growth(324 * 2**-24), 324 * 2**-126 + 256 * 1000 * 2**-14),
     "flushed weights": (MIXED, {"flush_subnormals": True}, {"extended": True, "largest": lambda: 3.0},
         growth(324 * 2**-24), 4 * (324 * 2**-126 + 256 * 3 * 2**-14)),
+    "8-bit weights are read as 16-bit ones": (
+        Problem.mixed_mm(M, N, 256, dtype=F16, dtype_b=torch.float8_e4m3fn, scales="none", device_type="cpu"),
+        {"flush_subnormals": True}, {"extended": True, "largest": lambda: 3.0},
+        growth(324 * 2**-24), 324 * 2**-126 + 256 * 3 * 2**-14),
+    "blocks of K": (Problem.mixed_mm(M, N, 256, dtype=F16, scales="group_32", device_type="cpu"), {}, {"extended": True},
+        growth((324 + 9) * 2**-24), 2 * 333 * 2**-150),
+    "two blocks of K": (Problem.mixed_mm(M, N, 256, dtype=F16, scales="group_128", device_type="cpu"), {}, {"extended": True},
+        growth((324 + 3) * 2**-24), 2 * 327 * 2**-150),
     "rounded weights": (MIXED, {"weights": BF16}, {"extended": True, "largest": lambda: 3.0},
         (1 + growth(324 * 2**-24)) * (1 + growth(2 * 2**-8)) - 1, 4 * (324 * 2**-150 + 256 * 3 * 2**-134)),
     "rounded before the epilogue": (CPU_MM, {"epilogue_input": F16}, {"extended": True},
@@ -249,12 +257,15 @@ FORMULAS: dict[str, tuple[Problem, dict[str, object], dict[str, object], float, 
         324 * 2**-150),
     "promoted": (GPU_MM, {"promoted_every": 100, "splits": 2}, {"extended": True},
         growth(125 * 2**-23, (3 + 5) * 2**-24), 325 * 2**-150),
+    "nothing is promoted": (Problem.mm(M, N, 0, dtype=F16, device_type="cuda"), {"promoted_every": 100}, {"extended": True},
+        growth(4 * 2**-24), 4 * 2**-150),
     "promoted late": (GPU_MM, {"promoted_every": 1000}, {"extended": True}, growth(320 * 2**-23, 5 * 2**-24), 324 * 2**-150),
     "float32 rounds on a GPU": (GPU_F32, {}, {"extended": True}, growth(324 * 2**-24), 324 * 2**-150),
     "tensor cores cut off": (GPU_MM, {}, {"extended": True}, growth(324 * 2**-23), 324 * 2**-150),
     "fewer bits": (GPU_MM, {"accumulator_bits": 20, "splits": 2}, {"extended": True},
         growth(320 * 2**-19, 5 * 2**-23), 325 * 2**-150),
     "as many bits": (GPU_MM, {"accumulator_bits": 24}, {"extended": True}, growth(324 * 2**-23), 324 * 2**-150),
+    "more bits than there are": (GPU_MM, {"accumulator_bits": 30}, {"extended": True}, growth(324 * 2**-23), 324 * 2**-150),
     "one bit fewer": (CPU_MM, {"accumulator_bits": 23}, {"extended": True}, growth(320 * 2**-23, 4 * 2**-24), 324 * 2**-150),
     "float8": (GPU_FLOAT8, {}, {"extended": True}, growth(160 * 2**-13, (3 + 4) * 2**-23), 4 * 379 * 2**-150),
     "float8, fast": (dataclasses.replace(GPU_FLOAT8, fast_accum=True), {}, {"extended": True},
@@ -279,6 +290,11 @@ def test_numbers_beside_subnormal_ones_are_asked_for_only_where_they_count() -> 
     accumulation_bound(CPU_MM, claims_of(F16), alpha=1, largest=never)
     empty = Problem.mixed_mm(M, N, 0, dtype=F16, scales="column", device_type="cpu")
     accumulation_bound(empty, claims_of(F16, flush_subnormals=True, weights=BF16), alpha=1, largest=never)
+
+
+def test_a_bound_that_says_nothing_is_a_number() -> None:
+    problem = Problem.mm(1, 1, 2**22, dtype=F16, device_type="cpu")
+    assert math.isfinite(accumulation_bound(problem, claims_of(F16, accumulate=F16), alpha=1).relative)
 
 
 def test_integers_have_no_error_of_a_reference() -> None:

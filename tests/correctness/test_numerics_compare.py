@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from broken_kernels import CPU, claims_of
 
-from gemmtune.numerics.bounds import accumulation_bound, exact_limit, underflow
+from gemmtune.numerics import judging
+from gemmtune.numerics.block_sparse import sparse_of
+from gemmtune.numerics.bounds import Claims, accumulation_bound, exact_limit, underflow
 from gemmtune.numerics.compare import BadElement, Chunk, Finding, is_right
 from gemmtune.numerics.expectation import referenced
 from gemmtune.numerics.integers import MOST_ZERO, cancelling_range
@@ -18,6 +21,7 @@ from gemmtune.numerics.propagate import Approximate, propagate
 from gemmtune.numerics.reference import Region
 from gemmtune.problem import Epilogue, Problem
 from gemmtune.problem.epilogue import Node, Ref
+from gemmtune.problem.sparsity import Sparsity
 
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
 INF, NAN = math.inf, math.nan
@@ -153,3 +157,60 @@ def test_a_node_wider_than_what_it_gets_may_be_rounded_or_not() -> None:
         got = propagate(Epilogue(nodes=nodes), acc, (), precision=precision, flush=False, reference_is_float64=False)
         assert bool(got.error > 0) == open_
         assert float((got.value - 257.0).abs()) <= float(got.error)
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        ((5, 2, 3), ["0:2 0:2", "2:4 0:2", "4:5 0:2"]),
+        ((3, 3, 4), ["0:1 0:3", "1:2 0:3", "2:3 0:3"]),
+        ((2, 5, 4), ["0:1 0:3", "0:1 3:5", "1:2 0:3", "1:2 3:5"]),
+        ((1, 2, 20), ["0:1 0:1", "0:1 1:2"]),
+        ((3, 0, 4), ["0:3 0:0"]),
+        ((0, 2, 3), []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["cpu", "meta"])
+def test_results_are_compared_in_blocks_that_fit(
+    shape: tuple[int, int, int], blocks: list[str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "CHUNK_ELEMENTS", {"cpu": 12, "cuda": 0} if kind == "cpu" else {"cpu": 0, "cuda": 12})
+    made = judging._blocks(shape, torch.device(kind))
+    assert [f"{b.start}:{b.stop} {r.start}:{r.stop}" for b, r in made] == blocks
+
+
+def test_sums_of_a_sparse_product_are_bounded_by_the_blocks_of_each_column() -> None:
+    sparsity = Sparsity(block_n=2, block_k=3, density=0.5)
+    problem = Problem.bsr_mm(4, 6, 6, block=(2, 3), density=0.5, dtype=F32, device_type="cpu")
+    mask = torch.tensor([[True, True], [False, True], [False, False]])
+    weight = sparse_of(torch.ones(6, 6), mask, sparsity)
+    a = torch.ones(4, 6)
+    operands = Operands(a=a, b=weight.to_dense().t(), out=a, inp=None, extra=(), alpha=1, beta=0, weight=weight)
+    claims = claims_of(F32)
+    known = referenced(problem, operands, name="blocks")
+    relative = {count: accumulation_bound(problem, claims, alpha=1, terms=count).relative for count in (0, 3, 6)}
+    bound = known._bound_of_region(problem, claims, known.references[0])
+    assert isinstance(bound.relative, torch.Tensor)
+    assert bound.relative.tolist() == [relative[6]] * 2 + [relative[3]] * 2 + [relative[0]] * 2
+    part = dataclasses.replace(known.references[0], region=Region(cols=torch.tensor([1, 4])))
+    bound = known._bound_of_region(problem, claims, part)
+    assert isinstance(bound.absolute, torch.Tensor)
+    assert bound.absolute.tolist() == [accumulation_bound(problem, claims, alpha=1, terms=count).absolute for count in (6, 0)]
+
+
+def test_an_expectations_bound_has_its_alpha_and_what_lies_beside_small_numbers() -> None:
+    problem = Problem.addmm(1, 1, 2, dtype=F32, alpha=3, device_type="cpu")
+    a, b = torch.tensor([[5.0, 1.0]]), torch.tensor([[2.0**-120], [1.0]])
+    known = referenced(problem, Operands(a=a, b=b, out=a, inp=a, extra=(), alpha=3, beta=0), name="small")
+    plain = claims_of(F32)
+
+    def absolute(claims: Claims, **given: float) -> float:
+        return float(known._bound(problem, claims, extended=True, **given).absolute)
+
+    assert absolute(plain) == pytest.approx(3 * absolute(plain, alpha=1.0))
+    assert absolute(plain, terms=2) == pytest.approx(absolute(plain, alpha=1.0))
+    assert absolute(plain, terms=2, alpha=3.0) == pytest.approx(absolute(plain))
+    least = torch.finfo(F32).smallest_normal
+    flushed = {mode: absolute(claims_of(F32, flush_subnormals=True, input_mode=mode)) for mode in ("ieee", "parts")}
+    assert flushed["ieee"] < 40 * least
+    assert flushed["parts"] - flushed["ieee"] == pytest.approx(3 * 2 * 5 * least, rel=1e-4)

@@ -10,8 +10,8 @@ from broken_kernels import CPU
 
 from gemmtune.errors import GemmtuneError
 from gemmtune.numerics.buffers import held_size, storage_bits
+from gemmtune.numerics.fills import _Source, fills_of
 from gemmtune.numerics.fills import filled as drawn
-from gemmtune.numerics.fills import fills_of
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Precision, Problem
@@ -96,6 +96,23 @@ def test_what_the_names_promise(dtype: torch.dtype) -> None:
     assert min(a["normal"].abs().min(), magnitudes.min()) >= least
     assert (a["subnormal"].abs() < least).double().mean() > 0.5
     assert (a["subnormal"] != 0).double().mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [(F64, -40, 20), (F32, -20, 10), (BF16, -20, 10), (F16, -12, 0), (E4M3, -5, 3), (E5M2, -12, 3)],
+    ids=str,
+)
+def test_wide_numbers_have_all_binades_and_keep_away_from_0(
+    dtype: torch.dtype, low: int, high: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Source, "_standard", lambda self: torch.ones(held_size(self._layout), dtype=self._wide))
+    values = drawn("wide", Layout.contiguous((40, 50), dtype), torch.Generator().manual_seed(1), CPU, -1)
+    least = max(2.0**-12, dtype_info(dtype).smallest_normal)
+    away = {2.0**e if 2.0**e >= least else 2.0**e + least for e in range(low, high + 1)}
+    assert set(values.flatten().tolist()) == away
+    monkeypatch.setattr(_Source, "_standard", lambda self: torch.zeros(held_size(self._layout), dtype=self._wide))
+    assert set(drawn("normal", Layout.contiguous((4, 5), dtype), torch.Generator(), CPU, -1).flatten().tolist()) == {least}
 
 
 @pytest.mark.parametrize("k", [64, 65])

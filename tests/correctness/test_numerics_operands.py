@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gemmtune.numerics import guards as guards_module
-from gemmtune.numerics.aliasing import can_share, in_one_buffer
+from gemmtune.numerics.aliasing import can_share, in_one_buffer, is_product_with_itself
 from gemmtune.numerics.buffers import POISONS, allocate, distinct, fill_nan, flat, overlapping, poison, storage_bits
 from gemmtune.numerics.guards import Checksum, Guards, Watch, guarded_out, poison_free_memory
 from gemmtune.numerics.operands import ALPHA, BETA, Operands, fill_random, random_operands, random_scale, random_zero, scale_factor
@@ -325,3 +325,28 @@ def test_free_memory_is_poisoned_while_results_come_from_it(monkeypatch: pytest.
         kept = poison_free_memory(Layout.contiguous((numel,), torch.float32), CPU, payload)
         assert (kept is not None) == poisoned
         assert kept is None or (kept.view(torch.int32) == payload).all()
+
+
+@pytest.mark.parametrize(
+    ("problem", "step_bytes"),
+    [
+        (Problem.mm(40, 40, 40, dtype=torch.float64, device_type="cpu"), 6400),
+        (Problem.mm(33, 33, 33, dtype=torch.bfloat16, device_type="cpu"), 1024),
+        (Problem.addmm(9, 9, 9, dtype=torch.float32, bias="mn", alpha=2, beta=3, device_type="cpu"), 256),
+    ],
+    ids=lambda x: str(x),
+)
+def test_overlapping_operands_begin_in_the_middle_of_the_one_before(problem: Problem, step_bytes: int) -> None:
+    shared = in_one_buffer(problem, Probes(problem, CPU).integers(), "overlapping")
+    places = [x.data_ptr() - shared.a.data_ptr() for x in shared.named.values()]
+    assert places == [i * step_bytes for i in range(len(places))]
+    again, other = (in_one_buffer(problem, Probes(problem, CPU).integers(), "overlapping", seed=seed) for seed in (0, 1))
+    assert torch.equal(shared.a, again.a)
+    assert not torch.equal(shared.a, other.a)
+
+
+def test_what_may_be_a_product_with_itself() -> None:
+    assert [is_product_with_itself(Problem.mm(*size, layout=layout, device_type="cpu")) for size, layout in (  # type: ignore[arg-type]
+        ((8, 8, 8), "nn"), ((8, 8, 5), "nt"), ((8, 8, 5), "nn"), ((8, 5, 8), "nn"), ((8, 8, 0), "nt"), ((0, 0, 8), "nt"),
+    )] == [True, True, False, False, False, False]  # fmt: skip
+    assert not is_product_with_itself(Problem.bsr_mm(32, 32, 32, block=16, device_type="cpu"))

@@ -149,3 +149,94 @@ def test_operands_broadcast() -> None:
     result = propagate(epilogue, acc, (row.expand(1, 2, 3),), precision=F32, flush=False, reference_is_float64=False)
     assert result.value[0, 1].tolist() == [2, 4, 6]
     assert result.error[0, 1].tolist() == pytest.approx([1e-3, 2e-3, 3e-3], rel=1e-2)
+
+
+def units(x: float, e: float) -> dict[str, tuple[Callable[..., torch.Tensor], float, float]]:
+    """By name: a function, what an error ``e`` at ``x`` becomes, and how many roundoffs of float32 evaluating it adds."""
+    exp, sigmoid, tanh, erf = math.exp(x), 1 / (1 + math.exp(-x)), math.tanh(x), math.erf(x)
+    gelu, by_exponential = x / 2 * (1 + math.erf(x / math.sqrt(2))), 8 + 2 * abs(x)
+    return {
+        "add": (lambda y: y + y, 2 * e, 0), "sub": (lambda y: 4.0 - y, e, 0), "mul": (lambda y: y * y, 2 * x * e + e * e, 0),
+        "div": (lambda y: y / 4.0, e / 4, 4 * x / 4), "reciprocal": (lambda y: 3.0 / y, 3 * (1 / x * e) / (x - e), 4 / x * 3),
+        "sqrt": (torch.sqrt, math.sqrt(x) - math.sqrt(x - e), 4 * math.sqrt(x)),
+        "rsqrt": (torch.rsqrt, (x - e) ** -0.5 - x**-0.5, 4 * x**-0.5),
+        "exp": (torch.exp, exp * math.expm1(e), by_exponential * exp),
+        "sigmoid": (torch.sigmoid, e / 4, by_exponential * sigmoid),
+        "silu": (torch.nn.functional.silu, 1.1 * e, by_exponential * x * sigmoid),
+        "tanh": (torch.tanh, e, 8 * (1 + tanh)), "erf": (torch.erf, 1.13 * e, 8 * (1 + erf)),
+        "gelu": (torch.nn.functional.gelu, 1.13 * e, 8 * (x + gelu)),
+    }  # fmt: skip
+
+
+ROUNDED = [name for name in units(1.0, 0.1) if name != "reciprocal"]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize(
+    ("dtype", "unit", "tiny", "factor"), [(F32, 2.0**-24, 2.0**-149, 1), (F64, 2.0**-53, 2.0**-1074, 2)], ids=str
+)
+def test_errors_are_what_comes_in_and_what_evaluating_adds(
+    name: str, dtype: torch.dtype, unit: float, tiny: float, factor: int
+) -> None:
+    for x, e in ((1.5, 0.25), (1.5, 1e-9), (0.75, 0.0)):
+        function, carried, evaluation = units(x, e)[name]
+        acc = Approximate(value=torch.tensor([x], dtype=F64), error=torch.tensor([e], dtype=F64))
+        graph = trace(function, dtype, ())
+        got = propagate(graph, acc, (), precision=dtype, flush=False, reference_is_float64=dtype == F64)
+        exact = e == 0 and name in ("add", "sub", "mul") and dtype == F32
+        own = factor * evaluation * unit + unit * (abs(got.value.item()) + carried) + tiny
+        assert got.error.item() == pytest.approx(0 if exact else carried + own, rel=1e-7)
+        flushed = propagate(graph, acc, (), precision=dtype, flush=True, reference_is_float64=dtype == F64)
+        if e:
+            assert flushed.error.item() >= got.error.item()
+
+
+def test_what_is_flushed_adds_the_smallest_normal_number() -> None:
+    acc = Approximate(value=torch.tensor([2.0**-120], dtype=F64), error=torch.tensor([2.0**-126], dtype=F64))
+    graph = trace(lambda x: x * 0.5, F32, ())
+    plain, flushed = (
+        propagate(graph, acc, (), precision=F32, flush=flush, reference_is_float64=False).error.item() for flush in (False, True)
+    )
+    assert flushed - plain == pytest.approx(2.0**-126 - 2.0**-149, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "flush", "expected"),
+    [
+        (1.0, 0.0, False, (1.0, 0.0)),
+        (1.0 + 2.0**-12, 0.0, False, (1.0, 0.0)),
+        (1.0, 0.0, True, (1.0, 2.0**-14)),
+        (3.0, 0.5, False, (3.0, 0.5 + 2.0**-11 * 3.5 + 2.0**-25)),
+        (-3.0, 0.5, True, (-3.0, 0.5 + 2.0**-11 * 3.5 + 2.0**-14)),
+        (1.0 + 2.0**-12, 0.5, False, (1.0 + 2.0**-12, 0.5 + 2.0**-11 * (1.5 + 2.0**-12) + 2.0**-25)),
+    ],
+)
+def test_rounding_is_exact_or_half_a_unit(value: float, error: float, flush: bool, expected: tuple[float, float]) -> None:
+    made = Approximate(value=torch.tensor([value], dtype=F64), error=torch.tensor([error], dtype=F64))
+    got = rounded(made, F16, flush=flush)
+    assert (got.value.item(), got.error.item()) == expected
+
+
+def test_of_two_the_larger_error_counts_and_of_clamped_the_argument_s() -> None:
+    operand = torch.tensor([[1.0]])
+    acc = Approximate(value=torch.ones(1, 1, dtype=F64), error=torch.full((1, 1), 0.5, dtype=F64))
+
+    def error(function: Callable[..., torch.Tensor]) -> float:
+        graph = trace(function, F32, [operand])
+        return propagate(graph, acc, [operand], precision=F32, flush=False, reference_is_float64=False).error.item()
+
+    assert error(lambda x, y: torch.maximum(x, y)) == error(lambda x, y: torch.minimum(y, x)) == 0.5
+    assert error(lambda x, y: torch.clamp(x, -3, 3) + 0 * y) == pytest.approx(0.5, rel=1e-6)
+    assert error(lambda x, y: torch.where(y > 0, x, 9 * x)) == 0.5
+    assert error(lambda x, y: torch.where(y > 0, y, x)) == 0
+
+
+@pytest.mark.parametrize(
+    ("x", "e", "open_"), [(65504.0, 0.0, False), (65504.0, 1.0, True), (-65504.0, 1.0, True), (65000.0, 504.0, False)]
+)
+def test_what_may_not_fit_may_be_anything(x: float, e: float, open_: bool) -> None:
+    acc = Approximate(value=torch.tensor([x], dtype=F64), error=torch.tensor([e], dtype=F64))
+    got = propagate(trace(lambda y: -y, F32, ()), acc, (), precision=F32, flush=False, reference_is_float64=False)
+    assert got.error.item() == e
+    half = propagate(trace(lambda y: abs(y.half()), F32, ()), acc, (), precision=F32, flush=False, reference_is_float64=False)
+    assert (half.error.item() == math.inf) == (open_ or e > 0)

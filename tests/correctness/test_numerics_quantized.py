@@ -21,7 +21,7 @@ from gemmtune.numerics.operands import Operands, random_operands, scale_factor, 
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.quantized import blocks_of_k, gathered_numbers, number_range, numbers, packed, scale_at, scales_along_k
 from gemmtune.numerics.reference import Region, reference
-from gemmtune.numerics.scaling import exact_scaling
+from gemmtune.numerics.scaling import Scaling, exact_scaling, random_scaling
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.trace import trace
@@ -108,6 +108,55 @@ def test_blocks_along_k() -> None:
     assert blocks_of_k(mixed("group_32", k=0)) == 1
     assert [scales_along_k(scaled(s)) for s in ("tensor", "row", "block_1x128", "block_128x128")] == [0, 0, 2, 2]
     assert scales_along_k(mixed(zeros=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("int8", (-128, 127)), ("uint8", (0, 255)), ("e4m3", (-16, 16)), ("e5m2", (-8, 8)), ("int4", (-8, 7)), ("uint4", (0, 15))],
+)
+def test_integers_that_weights_can_be(name: str, expected: tuple[int, int]) -> None:
+    assert number_range(mixed(**WEIGHTS[name])) == expected
+
+
+def test_neighbouring_scales_of_exact_probes_differ() -> None:
+    problem, generator = scaled("block_1x128", m=40, n=50, k=1280), torch.Generator().manual_seed(1)
+    for separable, legal in ((False, {1, 2, 4}), (True, {0.25, 0.5, 1, 2, 4})):
+        made = exact_scaling(problem, generator, CPU, separable=separable)
+        for scale in (made.scale_a, made.scale_b):
+            assert scale is not None
+            assert set(scale.unique().tolist()) == legal
+            for dim in (0, 1):
+                assert (scale.diff(dim=dim) != 0).all()
+    only = exact_scaling(scaled("tensor"), generator, CPU)
+    assert [x.tolist() for x in (only.scale_a, only.scale_b) if x is not None] == [2, 2]
+    single = exact_scaling(scaled("row", m=1), generator, CPU).scale_a
+    assert single is not None
+    assert single.tolist() == [[2]]
+
+
+def test_what_scales_along_k_multiply_can_be_undone() -> None:
+    problem = scaled("block_1x128", m=2, n=2, k=300)
+    scale_a, scale_b = torch.tensor([[1.0, 2, 4], [2, 4, 8]]), torch.tensor([[4.0, 8], [4, 8], [1, 2]])
+    undo = Scaling(scale_a=scale_a, scale_b=scale_b).undo(problem, CPU)
+    assert undo is not None
+    assert undo.shape == (300,)
+    assert [undo[k].item() for k in (0, 127, 128, 255, 256, 299)] == [1, 1, 0.5, 0.5, 1, 1]
+    only_a = Scaling(scale_a=scale_a).undo(problem, CPU)
+    assert only_a is not None
+    assert [only_a[k].item() for k in (0, 128, 256)] == [1, 0.5, 0.25]
+    assert Scaling(scale_a=torch.ones(2, 1), scale_b=torch.ones(1, 2)).undo(scaled("row", m=2, n=2), CPU) is None
+    assert Scaling().undo(problem, CPU) is None
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("int8", -32.375, 31.375), ("uint4", 5.625, 9.375), ("e5m2", -2, 2)])
+def test_random_zero_points_lie_around_the_middle(name: str, low: float, high: float) -> None:
+    zero = random_scaling(
+        mixed("column", n=4000, zeros=True, dtype=F32, **WEIGHTS[name]), torch.Generator().manual_seed(1), CPU
+    ).zero_b
+    assert zero is not None
+    room = (high - low) / 100
+    assert low - 0.01 <= float(zero.min()) < low + room
+    assert high - room < float(zero.max()) <= high + 0.01
 
 
 # References

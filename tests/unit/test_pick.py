@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Status
-from gemmtune.selector.pick import KERNEL_TIE, NEAR, OF_ONE_KERNEL, pick, shortlist
+from gemmtune.selector.pick import KERNEL_TIE, NEAR, pick, shortlist
 from gemmtune.selector.result import HOST_US, PLACE, Outcome
 from gemmtune.timing.rounds import TIE
 
@@ -80,6 +80,8 @@ def test_among_equals_too_short_for_the_host_our_own_kernels_come_first():
     called = [outcome("aten:mm", 7.0, baseline=True, host_us=2.0), outcome("triton:a", 7.02, host_us=2.0)]
     assert pick(called).name == "aten:mm"
     assert pick([outcome("aten:mm", 5.08, baseline=True), outcome("cublaslt:a", 5.0)]).name == "aten:mm"
+    assert pick([outcome("aten:mm", 10.0, baseline=True), outcome("triton:a", 10.02)]).name == "aten:mm", "not too short"
+    assert pick([outcome("other:a", 20.0), outcome("triton:a", 20.1)]).name == "triton:a", "other packages' backends come last"
 
 
 def test_final_rounds_outrank_short_measurements():
@@ -128,5 +130,12 @@ def test_one_kernel_takes_few_places_of_the_shortlist():
     outcomes += [outcome(f"aten:{i}", 12.0) for i in range(5)]
     kernels = {o.name: o.name[:-1] if o.backend == "cutlass" else None for o in outcomes}
     chosen = [o.name for o in shortlist(outcomes, 9, lambda o: kernels[o.name])]
-    of_a = [f"cutlass:a{i}" for i in range(OF_ONE_KERNEL)]
-    assert chosen == [*of_a, "cutlass:b0", "cutlass:b1", *(f"aten:{i}" for i in range(4))]
+    assert chosen == ["cutlass:a0", "cutlass:a1", "cutlass:a2", "cutlass:b0", "cutlass:b1", *(f"aten:{i}" for i in range(4))]
+
+
+def test_those_go_that_are_within_a_quarter_and_no_more_than_asked():
+    outcomes = [outcome("triton:a", 8.0), outcome("triton:b", 10.0), outcome("triton:c", 10.1), outcome("triton:d", None)]
+    assert [o.name for o in shortlist(outcomes, 8)] == ["triton:a", "triton:b"]
+    assert [o.name for o in shortlist(outcomes, 1)] == ["triton:a"]
+    assert [o.name for o in shortlist(outcomes, 8, near=2.0)] == ["triton:a", "triton:b", "triton:c"]
+    assert shortlist([outcome("triton:d", None)], 8) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -10,8 +11,10 @@ from itertools import pairwise
 import pytest
 
 from gemmtune.errors import InvalidProblemError, StoreError
+from gemmtune.problem import Problem
+from gemmtune.problem.rows import row_classes
 from gemmtune.selector.handover import MOST_SEGMENTS, anchors_of, assigned, hand_over, spread
-from gemmtune.selector.range_result import bar, table_lines
+from gemmtune.selector.range_result import RangeResult, RangesResult, bar, table_lines
 from gemmtune.selector.segments import Segment, Table, merged, rows_of
 from gemmtune.store.ranged import Ranged
 
@@ -50,6 +53,7 @@ def test_wrong_ranges_are_refused(m: object):
 
 def test_ranges_are_python_ranges_or_ends():
     assert rows_of(range(1, 9)) == rows_of((1, 8)) == rows_of([1, 8]) == range(1, 9)
+    assert rows_of(range(5, 6)) == range(5, 6)
     assert rows_of((1, 2**31 - 1)) == range(1, 2**31)
     with pytest.raises(InvalidProblemError, match="got M = 2147483648, expected a whole number from 1 to 2147483647"):
         rows_of((1, 2**31))
@@ -80,6 +84,8 @@ def test_equal_neighbours_are_merged():
     first, *rest = merged(parts)
     assert (first.lo, first.hi, first.checked) == (1, 6, (1, 5, 6))
     assert [(x.lo, x.hi) for x in rest] == [(7, 7), (9, 9)], "there is a gap between these"
+    last = merged((segment(1, 4), segment(5, 6, "y"), segment(7, 8, "y")))
+    assert [(x.lo, x.hi, x.anchor) for x in last] == [(1, 4, 1), (5, 8, 5)]
 
 
 def test_anchors_are_powers_middles_ends_and_what_was_recorded():
@@ -213,3 +219,21 @@ def test_a_bar_shows_every_segment():
     assert lines[0].startswith("  1 █")
     assert lines[0].endswith(" 8192")
     assert lines[3].split() == ["▒", "3..8192", "z", "12.50", "µs"]
+
+
+def test_a_bar_grows_by_equal_ratios_from_any_m():
+    table = Table(segments=(segment(8, 15), segment(16, 63, "y")))
+    assert bar(table, 30) == "█" * 10 + "▓" * 20
+    assert table_lines(table, 6) == ["  8 ██▓▓▓▓ 63", "  █         8..15  x", "  ▓        16..63  y"]
+
+
+def test_results_of_ranges_tell_where_they_are_from():
+    (rows_class,) = row_classes(Problem.mm(2, 24, 16, device_type="cpu"))
+    stored = RangeResult(rows_class=rows_class, table=Table(segments=(segment(7, 7),)))
+    head, *lines = str(stored).splitlines()
+    assert head == "mm Mx24x16 bfloat16 nt on cpu: from the store"
+    assert lines == table_lines(stored.table)
+    measured = dataclasses.replace(stored, source="measured", seconds=1.25)
+    assert str(measured).startswith("mm Mx24x16 bfloat16 nt on cpu: 0 anchors in 1.2 s\n")
+    assert str(RangesResult((stored, measured))) == f"{stored}\n\n{measured}"
+    assert RangesResult((measured,)).to_json()[0]["source"] == "measured"
