@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -81,19 +82,17 @@ def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
     (known,) = found
     if not known.step:
         return (known,)
-    steps = {math.gcd(m, ALIGNED_BYTES): m for m in rows[: 2 * ALIGNED_BYTES]}
+    steps = {math.gcd(m, ALIGNED_BYTES): m for m in rows[:ALIGNED_BYTES]}
     return tuple(_class_of(with_rows(known.problem, m + ALIGNED_BYTES), ()) for _, m in sorted(steps.items()))
 
 
 @functools.lru_cache(maxsize=4096)
 def _classes_of_one_row(problem: Problem) -> tuple[RowClass, ...]:
-    places = [place for place, layout in _operands(problem) if _may_broadcast(place) and _has_one_row(layout)]
+    places = [place for place, _ in _operands(problem) if _may_broadcast(place)]
     found: dict[RowClass, None] = {}
     for units in itertools.product(*map(_units_of, places)):
-        try:
+        with contextlib.suppress(InvalidProblemError):  # no operand may follow M in that way
             found[_class_of(problem, tuple(zip(places, units, strict=True)))] = None
-        except InvalidProblemError:  # no operand may follow M in that way
-            continue
     return tuple(found)
 
 
@@ -143,10 +142,6 @@ def _operands(problem: Problem) -> Iterator[tuple[str, Layout]]:
 
 def _may_broadcast(place: str) -> bool:
     return place in _BROADCAST or place.startswith("#")
-
-
-def _has_one_row(layout: Layout) -> bool:
-    return len(layout.size) >= 2 and layout.size[-2] == 1
 
 
 def _rows_of_one(problem: Problem, place: str, layout: Layout, units: Units) -> int | None:

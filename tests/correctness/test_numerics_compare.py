@@ -179,6 +179,7 @@ def test_results_are_compared_in_blocks_that_fit(
     assert [f"{b.start}:{b.stop} {r.start}:{r.stop}" for b, r in made] == blocks
 
 
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 def test_sums_of_a_sparse_product_are_bounded_by_the_blocks_of_each_column() -> None:
     sparsity = Sparsity(block_n=2, block_k=3, density=0.5)
     problem = Problem.bsr_mm(4, 6, 6, block=(2, 3), density=0.5, dtype=F32, device_type="cpu")
@@ -214,3 +215,15 @@ def test_an_expectations_bound_has_its_alpha_and_what_lies_beside_small_numbers(
     flushed = {mode: absolute(claims_of(F32, flush_subnormals=True, input_mode=mode)) for mode in ("ieee", "parts")}
     assert flushed["ieee"] < 40 * least
     assert flushed["parts"] - flushed["ieee"] == pytest.approx(3 * 2 * 5 * least, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_errors_of_a_float64_epilogue_count_twice(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    epilogue = Epilogue(nodes=(Node(op="acc", args=(), dtype=dtype), Node(op="exp", args=(Ref(0),), dtype=dtype)))
+    problem = dataclasses.replace(Problem.mm(1, 1, 2, dtype=dtype, device_type="cpu"), epilogue=epilogue)
+    told: list[dict[str, object]] = []
+    original = propagate
+    monkeypatch.setattr(judging, "propagate", lambda *args, **words: told.append(words) or original(*args, **words))
+    one = torch.ones(1, 1, 1, dtype=F64)
+    Judge(problem, claims_of(dtype, flush_subnormals=True))._stored(Approximate(value=one, error=0 * one), ())
+    assert told == [{"precision": dtype, "flush": True, "reference_is_float64": dtype == F64}]

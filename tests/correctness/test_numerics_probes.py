@@ -243,6 +243,17 @@ def test_an_element_is_traced_to_the_operand_and_the_place_that_it_was_picked_fr
         assert cols.origin((2, j), batched=False) == f" (from {name})"
 
 
+def test_the_second_product_begins_where_the_first_ends() -> None:
+    probes = Probes(Problem.mm_plus_mm(4, 4, 5, 7, dtype=F32, device_type="cpu"), CPU)
+    random, places = probes.random(), torch.tensor([[0, 4, 5, 11]])
+    rows = dataclasses.replace(probes.rows_of_b(random.right), row_index=places)
+    cols = dataclasses.replace(probes.cols_of_a(random.left), col_index=places)
+    assert [rows.origin((i, 3), batched=False) for i in range(4)] == [f" (from {x}, 3])" for x in ("b[0", "b[4", "d[0", "d[6")]
+    assert [cols.origin((2, j), batched=False) for j in range(4)] == [
+        f" (from {x}])" for x in ("a[2, 0", "a[2, 4", "c[2, 0", "c[2, 6")
+    ]
+
+
 def test_one_element_along_k_can_be_chosen_and_none_cannot() -> None:
     for k in (0, 1):
         probes = Probes(Problem.mm(4, 5, k, dtype=F32, device_type="cpu"), CPU)

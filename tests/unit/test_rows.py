@@ -12,6 +12,7 @@ from gemmtune.device import detect, preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rows import classes_over, row_classes
+from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 
 SIZES = (1, 2, 7, 33, 128, 130, 1000)
@@ -21,6 +22,7 @@ def problems(m: int) -> dict[str, Problem]:
     """One problem of each kind of operand that follows M, or does not."""
     n, k = 256, 384
     padded = Problem.mm(m, n, k, dtype=torch.float32, layout="nn", device_type="cpu")
+    scaled = Problem.scaled_mm(m, n, k, device_type="cpu")
     return {
         **{f"mm-{letters}": Problem.mm(m, n, k, layout=letters, device_type="cpu") for letters in ("nn", "nt", "tn", "tt")},
         **{f"addmm-{bias}": Problem.addmm(m, n, k, bias=bias, device_type="cpu") for bias in ("n", "mn", "m1", "1n", "scalar")},
@@ -30,6 +32,13 @@ def problems(m: int) -> dict[str, Problem]:
         "int_mm": Problem.int_mm(m, n, k, device_type="cpu"),
         **{f"scaled-{s}": Problem.scaled_mm(m, n, k, scales=s, device_type="cpu") for s in ("tensor", "row", "block_1x128")},
         "mixed": Problem.mixed_mm(m, n, k, scales="group_128", encoding="int4", device_type="cpu"),
+        "epilogue": dataclasses.replace(
+            padded,
+            epilogue=trace(
+                lambda acc, x, y, z: acc * x + y * z, torch.float32, [torch.ones(n), torch.ones(m, 1), torch.ones(m, n)]
+            ),
+        ),
+        "one scale": dataclasses.replace(scaled, scale_a=Layout.contiguous((1, 1), torch.float32)),
         "rows of a wider buffer": dataclasses.replace(padded, a=dataclasses.replace(padded.a, stride=(2 * k, 1))),
     }
 
@@ -54,6 +63,16 @@ def test_problems_of_other_weights_are_of_other_classes():
     assert row_classes(mm) == row_classes(Problem.mm(9, 64, 32, device_type="cpu"))
 
 
+def test_a_class_has_a_key_and_a_text_whoever_asked_first():
+    """The key is in stores: problems of a few rows more than 1024 stand for their class in all versions."""
+    (found,) = row_classes(Problem.mm(8, 1040, 32, device_type="cpu"))
+    assert (found.problem.m, found.key) == (1040, Problem.mm(1040, 1040, 32, device_type="cpu").key)
+    assert str(found) == "mm Mx1040x32 bfloat16 nt on cpu"
+    assert [found.has(m) for m in (-1, 0, 1, 2)] == [False, False, True, True]
+    (even,) = row_classes(Problem.mm(6, 64, 32, layout="tn", device_type="cpu"))
+    assert even.problem.m == 1026
+
+
 def test_m_in_a_stride_parts_classes_by_what_divides_it():
     first, second = (row_classes(Problem.mm(m, 64, 32, layout="tn", device_type="cpu"))[0] for m in (6, 7))
     assert (first.step, second.step) == (2, 1)
@@ -62,6 +81,7 @@ def test_m_in_a_stride_parts_classes_by_what_divides_it():
     with pytest.raises(InvalidProblemError, match=r"got M = 12, expected .* is 2"):
         first.at(12)
     assert [x.step for x in classes_over(Problem.mm(6, 64, 32, layout="tn", device_type="cpu"), range(1, 100))] == [1, 2, 4, 8, 16]
+    assert [x.step for x in classes_over(Problem.mm(6, 64, 32, layout="tn", device_type="cpu"), range(4, 9))] == [1, 2, 4, 8]
 
 
 def test_one_row_leaves_open_what_follows_m():
@@ -70,12 +90,19 @@ def test_one_row_leaves_open_what_follows_m():
     assert {found.at(5).inp for found in classes} == {
         Layout.contiguous((1, 64), torch.bfloat16), Layout.contiguous((5, 64), torch.bfloat16),
     }  # fmt: skip
-    with pytest.raises(InvalidProblemError, match="expected a problem with M = 2 or more"):
+    assert len(row_classes(Problem.addmm(2, 64, 32, bias="1n", device_type="cpu"))) == 1
+    blocks = row_classes(Problem.scaled_mm(1, 64, 300, scales="block_1x128", device_type="cpu"))
+    scales = [x.size for found in blocks if (x := found.at(300).scale_a) is not None]
+    assert scales == [(300, 3), (3, 3)], "one for each row, or for 128 of them"
+    with pytest.raises(InvalidProblemError, match=r"several readings .* expected a problem with M = 2 or more"):
         classes_over(one, range(1, 9))
 
 
 def test_an_empty_problem_is_of_no_class():
-    assert row_classes(Problem.mm(0, 64, 32, device_type="cpu")) == ()
+    empty = Problem.mm(0, 64, 32, device_type="cpu")
+    assert row_classes(empty) == ()
+    with pytest.raises(InvalidProblemError, match="with an empty result, expected"):
+        classes_over(empty, range(1, 9))
 
 
 CASES = [("aten", "cpu"), ("cpp", "cpu"), ("aten", "sm90"), ("triton", "sm90"), ("cuda", "sm90")]
