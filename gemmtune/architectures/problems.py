@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 
 from ..problem import Layout, Precision, Problem
-from ..problem.operations import BATCHED_OPS, DENSE_OPS, Encoding
+from ..problem.operations import BATCHED_OPS, DENSE_OPS, OPERATIONS, Encoding
 from ..problem.problem import BiasShape, Scales, WeightScales
 from ..problem.trace import trace
 
@@ -39,7 +39,7 @@ def _crossed() -> Iterator[tuple[str, Problem]]:
         turn = i + j + k
         sizes = SHAPES[turn % len(SHAPES)]
         alpha, beta = SCALARS[turn // 3 % len(SCALARS)]
-        added = {"bias": BIASES[turn // 2 % len(BIASES)], "alpha": alpha, "beta": beta} if op in ("addmm", "baddbmm") else {}
+        added = {"bias": BIASES[turn // 2 % len(BIASES)], "alpha": alpha, "beta": beta} if OPERATIONS[op].scalars else {}
         precision = Precision(input_mode="tf32" if dtype == "tf32" else "ieee")
         yield f"{op}-{dtype}-{layout}", getattr(Problem, op)(
             *((BATCH, *sizes) if op in BATCHED_OPS else sizes), dtype=DTYPES[dtype], layout=layout, device_type="cuda",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..problem import Problem
 from ..problem.constructors import BiasShape
+from ..problem.operations import DENSE_OPS
 from ..problem.rows import RowClass
 from ..store.store import Ranged, Store
 
@@ -99,15 +100,9 @@ def _plain(p: Problem) -> bool:
         return False
     bias = _bias_of(p)
     given = {"dtype": p.dtype, "layout": p.layout_letters, "device_type": p.device_type, "precision": p.precision}
-    sizes = (p.m, p.n, p.k)
-    match p.op:
-        case "mm":
-            return p == Problem.mm(*sizes, **given, prepacked=p.prepacked)  # type: ignore[arg-type]
-        case "addmm" if bias is not None:
-            return p == Problem.addmm(*sizes, **given, bias=bias, prepacked=p.prepacked)  # type: ignore[arg-type]
-        case "bmm":
-            return p == Problem.bmm(p.batch, *sizes, **given)  # type: ignore[arg-type]
-        case "baddbmm" if bias is not None:
-            return p == Problem.baddbmm(p.batch, *sizes, **given, bias=bias)  # type: ignore[arg-type]
-        case _:
-            return False
+    if p.op not in DENSE_OPS or (p.operation.operand("inp") is not None and bias is None):
+        return False
+    sizes = ((p.batch,) if p.operation.batched else ()) + (p.m, p.n, p.k)
+    given |= {"bias": bias} if bias is not None else {}
+    given |= {"prepacked": p.prepacked} if p.operation.prepacks else {}
+    return bool(p == getattr(Problem, p.op)(*sizes, **given))

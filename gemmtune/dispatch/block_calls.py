@@ -51,7 +51,9 @@ def bound_block_call(
         raise InvalidProblemError(f"{name}: got epilogue_args without an epilogue; give the function that takes them")
     packed = bsr if isinstance(bsr, PackedOperand) else None
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
-    given = {"x": x, "bsr": weight} | ({"inp": inp} if name == "bsr_addmm" else {})
+    row = OPERATIONS[name]
+    added = {"inp": inp} if row.operand("inp") is not None else {}
+    given = {"x": x, "bsr": weight} | added
     names = tuple(f"epilogue_args[{i}]" for i in range(len(epilogue_args)))
     outs = [("out", out)] if out is not None else []
     check_operands(name, [*given.items(), *zip(names, epilogue_args, strict=True), *outs])
@@ -61,14 +63,13 @@ def bound_block_call(
             f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}; expected bsr [M, K] and x [K, N]"
         )
     size = (weight.shape[0], x.shape[1])
-    added = [("inp", inp)] if name == "bsr_addmm" else []
-    check_extra(name, [*added, *zip(names, epilogue_args, strict=True)], size)
+    check_extra(name, [*added.items(), *zip(names, epilogue_args, strict=True)], size)
     if out is not None and tuple(out.shape) != size:
         raise InvalidProblemError(f"{name}: out must have shape {list(size)}, got {list(out.shape)}")
     return Call(
         name=name,
-        operation=OPERATIONS[name],
-        operands={"a": x.t(), "b": weight} | ({"inp": turned(inp)} if name == "bsr_addmm" else {}),
+        operation=row,
+        operands={"a": x.t(), "b": weight} | {role: turned(x) for role, x in added.items()},
         scalars=tuple(scalars),
         options={"sparsity": sparsity},
         packed=packed,

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ..problem.operations import DENSE_OPS, OPERATIONS
 from ..problem.precision import flags_token
 from .picks import Pick, pick_for
 
 Tensor = torch.Tensor
 GRADIENT_US = 50.0
 """What a step of autograd that is written in Python costs the host, backward pass included: a pick has to save more."""
-_TORCH: dict[str, Callable[..., Tensor]] = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm, "baddbmm": torch.baddbmm}
+_TORCH: dict[str, Callable[..., Tensor]] = {op: getattr(torch, op) for op in DENSE_OPS}
 
 
 def plain_here() -> bool:
@@ -82,7 +83,7 @@ def _kind(x: Tensor) -> tuple[object, ...]:
 
 
 def _scalars(op: str) -> tuple[float, ...]:
-    return (1, 1) if op in ("addmm", "baddbmm") else ()
+    return (1,) * len(OPERATIONS[op].scalars)
 
 
 class _Product(torch.autograd.Function):

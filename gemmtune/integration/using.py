@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from .. import settings
 from ..dispatch.plan import generation
 from ..problem.gradients import grouped_op
+from ..problem.operations import DENSE_OPS, OPERATIONS, Operation
 from .eager import Bound, plain_here
 from .modules import Picks
 
@@ -59,26 +60,16 @@ def _linear(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
     return ("mm" if bias is None else "addmm"), operands, (*x.shape[:-1], weight.shape[0])
 
 
-def _of_two(op: str) -> Callable[[Any, Mapping[str, Any]], Stated | None]:
+def _named(row: Operation) -> Callable[[Any, Mapping[str, Any]], Stated | None]:
+    """Statements of torch's own function of that name, with factors of one."""
+
     def stated(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
-        rank = 2 if op == "mm" else 3
-        if kwargs or len(args) != 2 or not _tensors(*args) or any(x.dim() != rank for x in args):
+        if kwargs.keys() - set(row.scalars) or any(value != 1 for value in kwargs.values()) or len(args) != len(row.operands):
             return None
-        a, b = args
-        return op, (a, b), (*a.shape[:-1], b.shape[-1])
-
-    return stated
-
-
-def _of_three(op: str) -> Callable[[Any, Mapping[str, Any]], Stated | None]:
-    def stated(args: Any, kwargs: Mapping[str, Any]) -> Stated | None:
-        if any(kwargs.get(name, 1) != 1 for name in ("alpha", "beta")) or kwargs.keys() - {"alpha", "beta"} or len(args) != 3:
+        *inp, a, b = args
+        if not _tensors(*args) or not a.dim() == b.dim() == 2 + row.batched:
             return None
-        rank = 2 if op == "addmm" else 3
-        if not _tensors(*args) or any(x.dim() != rank for x in args[1:]):
-            return None
-        inp, a, b = args
-        return op, (a, b, inp), (*a.shape[:-1], b.shape[-1])
+        return row.name, (a, b, *inp), (*a.shape[:-1], b.shape[-1])
 
     return stated
 
@@ -113,14 +104,7 @@ def _tensors(*values: object) -> bool:
 
 _STATEMENTS: dict[Any, Callable[[Any, Mapping[str, Any]], Stated | None]] = {
     functional.linear: _linear,
-    torch.mm: _of_two("mm"),
-    Tensor.mm: _of_two("mm"),
-    torch.bmm: _of_two("bmm"),
-    Tensor.bmm: _of_two("bmm"),
-    torch.addmm: _of_three("addmm"),
-    Tensor.addmm: _of_three("addmm"),
-    torch.baddbmm: _of_three("baddbmm"),
-    Tensor.baddbmm: _of_three("baddbmm"),
+    **{getattr(owner, op): _named(OPERATIONS[op]) for op in DENSE_OPS for owner in (torch, Tensor)},
     torch.matmul: _matmul,
     Tensor.matmul: _matmul,
     Tensor.__matmul__: _matmul,

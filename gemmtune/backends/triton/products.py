@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ...problem.dtypes import FLOAT8
+from ...problem.operations import OPERATIONS
 from .printer import TRITON_DTYPES, cast
 from .quantized import Quantized, ScaleClass
 from .spec import KernelSpec
@@ -85,7 +86,7 @@ def _numbers(quantized: Quantized, spec: KernelSpec) -> Iterator[str]:
     if quantized.encoding:
         yield "both = tl.permute(tl.join(b_block & 15, b_block >> 4), (0, 2, 1))"
         yield f"b_block = tl.reshape(both, ({spec.block_k}, {spec.block_n}))"
-    if quantized.op == "int_mm" and quantized.product != torch.int8:
+    if OPERATIONS[quantized.op].integers and quantized.product != torch.int8:
         yield from (f"{block} = {block}.to(tl.float16)" for block in ("a_block", "b_block"))
     if quantized.encoding == "int4":
         yield "b_block = (b_block ^ 8).to(tl.int8) - 8"
@@ -93,7 +94,7 @@ def _numbers(quantized: Quantized, spec: KernelSpec) -> Iterator[str]:
 
 def _weights(quantized: Quantized, spec: KernelSpec, stride_of: ScaleStride) -> Iterator[str]:
     """Weights of mixed_mm as numbers of a's type: zero points subtracted, and scales applied that change along K."""
-    if quantized.op != "mixed_mm":
+    if not OPERATIONS[quantized.op].widens_b:
         return
     scales = sorted(quantized.on_weights, key=lambda scale: scale.name != "zero_b")
     if scales:

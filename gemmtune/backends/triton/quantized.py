@@ -9,7 +9,7 @@ import torch
 
 from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8
-from ...problem.operations import QUANTIZED_OPS, Encoding, Op
+from ...problem.operations import OPERATIONS, QUANTIZED_OPS, Encoding, Op
 from .classes import IntClass
 
 NATIVE_FLOAT8 = 89
@@ -88,14 +88,14 @@ class Quantized:
     def on_weights(self) -> tuple[ScaleClass, ...]:
         """What is applied to b before it is multiplied: zero points, and where weights are floats of 16 bits or more the scales
         that change along K."""
-        if self.op != "mixed_mm":
+        if not OPERATIONS[self.op].widens_b:
             return ()
         return tuple(scale for scale in self.scales if scale.name == "zero_b" or scale.along_k)
 
     @property
     def on_sums(self) -> tuple[ScaleClass, ...]:
         """What multiplies the sum of each step."""
-        return tuple(scale for scale in self.scales if scale.along_k) if self.op == "scaled_mm" else ()
+        return tuple(scale for scale in self.scales if scale.along_k) if OPERATIONS[self.op].float8 else ()
 
     @property
     def on_result(self) -> tuple[ScaleClass, ...]:
