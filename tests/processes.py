@@ -8,9 +8,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 from unittest import mock
+
+import torch
 
 from gemmtune.workers.worker import Worker
 
@@ -22,10 +23,22 @@ TIMEOUT_S = 280.0
 """Less than a test may take."""
 
 
-def _call(function: Callable[[], object]) -> object:
+def _packed(value: object) -> bytes:
+    """``value`` as bytes: pickle alone cannot write tensors of every dtype."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _call(job: bytes) -> bytes:
     """In the process: what is raised says where."""
     try:
-        return function()
+        function, args, kwargs = _unpacked(job)
+        return _packed(function(*args, **kwargs))
     except Exception as error:
         error.add_note(traceback.format_exc())
         raise
@@ -37,7 +50,9 @@ def process(**environment: str) -> Iterator[Run]:
     with mock.patch.dict(os.environ, environment):
         worker = Worker()
     try:
-        yield lambda function, *args, **kwargs: worker.call(_call, partial(function, *args, **kwargs), timeout_s=TIMEOUT_S)
+        yield lambda function, *args, **kwargs: _unpacked(
+            worker.call(_call, _packed((function, args, kwargs)), timeout_s=TIMEOUT_S)
+        )
     finally:
         worker.close()
 
