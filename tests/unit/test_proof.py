@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,8 @@ from gemmtune.problem.rows import RowClass, row_classes
 from gemmtune.selector import invariant, proof, range_work, ranges
 from gemmtune.selector.handover import MOST_SEGMENTS
 from gemmtune.selector.invariant import few_anchors, one_for_all
-from gemmtune.selector.proof import by_rows, failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
-from gemmtune.selector.range_work import Work, measured, segment_of, uncompiled
+from gemmtune.selector.proof import failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
+from gemmtune.selector.range_work import ROUNDS_S, Work, measured, segment_of, uncompiled, with_kernels
 from gemmtune.selector.segments import Segment
 from gemmtune.selector.session import Sample
 from gemmtune.settings import Settings
@@ -121,12 +122,17 @@ class Drawn(random.Random):
 )  # fmt: skip
 def test_rows_that_are_checked(rows: range, tile: int | None, drawn: tuple[int, ...], expected: list[int]) -> None:
     generator = Drawn(*drawn)
-    assert list(rows_to_check(rows, EVERY, tile, generator)) == expected
+    assert list(rows_to_check(segment(rows[0], rows[-1], "x"), EVERY, tile, generator)) == expected
     assert not generator.numbers, "three are drawn"
 
 
 def test_rows_that_the_class_has_not_are_not_checked() -> None:
-    assert rows_to_check(range(1, 65), TWOS, 16, Drawn(5, 6, 7)) == (6, 34)
+    assert rows_to_check(segment(1, 64, "x"), TWOS, 16, Drawn(5, 6, 7)) == (6, 34)
+
+
+def test_each_kernel_is_checked() -> None:
+    x = dataclasses.replace(segment(10, 100, "x"), kernels=(10, 23, 90, 101))
+    assert {23, 90} < set(rows_to_check(x, EVERY, None, Drawn(10, 10, 10))) < set(range(10, 101))
 
 
 @pytest.mark.parametrize(
@@ -140,11 +146,6 @@ def test_rows_of_a_tile(info: dict[str, Any], rows: int | None) -> None:
     assert tile_rows(stepped(info=info)) == rows
 
 
-def test_what_is_proved_is_sorted_by_m() -> None:
-    x, y = stepped("x"), stepped("y")
-    assert by_rows([(x, (1, 5)), (y, (5, 7))]) == {1: [x], 5: [x, y], 7: [y]}
-
-
 @dataclass
 class Sessions:
     """Stands for sessions of any M: what was asked, and what they answer by name and M."""
@@ -155,21 +156,20 @@ class Sessions:
 
     @contextlib.contextmanager
     def open(self, problem: Problem, *_: object) -> Iterator[Any]:
-        def sample(what: str, choice: Choice) -> Sample:
-            assert choice.problem == problem
-            self.asked.append((what, choice.name, problem.m))
-            reason = self.wrong.get((choice.name, problem.m))
-            if reason is not None:
-                return Sample(status=Status.WRONG_RESULT, reason=reason)
-            return Sample(status=Status.OK, time_us=self.times.get(choice.name))
+        self.asked.append(("open", "", problem.m))
 
-        def rank(choices: Sequence[Choice]) -> Any:
+        def prove(choice: Choice) -> Sample:
+            self.asked.append(("prove", choice.name, choice.problem.m))
+            reason = self.wrong.get((choice.name, choice.problem.m))
+            return Sample(status=Status.OK) if reason is None else Sample(status=Status.WRONG_RESULT, reason=reason)
+
+        def rank(choices: Sequence[Choice], seconds: float) -> Any:
+            assert seconds == ROUNDS_S
+            assert all(c.problem == problem for c in choices)
             self.asked.append(("rank", " ".join(c.name for c in choices), problem.m))
-            return SimpleNamespace(times={c.name: SimpleNamespace(time_us=2 * self.times[c.name]) for c in choices})
+            return SimpleNamespace(times={c.name: SimpleNamespace(time_us=x) for c in choices if (x := self.times.get(c.name))})
 
-        yield SimpleNamespace(
-            prove=lambda choice: sample("prove", choice), examine=lambda choice, _: sample("examine", choice), rank=rank
-        )
+        yield SimpleNamespace(prove_rows=prove, rank=rank)
 
 
 @pytest.fixture
@@ -190,9 +190,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
 def test_what_is_wrong_at_one_m_is_not_tried_at_the_next(sessions: Sessions) -> None:
     x, y, broken = stepped("x"), stepped("y", legal=frozenset({5, 7})), stepped("uncompilable")
     sessions.wrong["x", 5] = "off by one"
-    failed = failures_of({1: [x, y, broken], 5: [x, y], 7: [x, y, broken]}, EVERY, CPU, Settings())
-    assert failed == {"uncompilable": "M = 1: a syntax error", "x": "M = 5: wrong_result: off by one"}
-    assert sessions.asked == [("prove", "x", 1), ("prove", "x", 5), ("prove", "y", 5), ("prove", "y", 7)]
+    failed = failures_of([(x, (1, 5, 7)), (y, (1, 5)), (broken, (1, 9))], EVERY, CPU, Settings())
+    assert failed == {"uncompilable": "M = 9: a syntax error", "x": "M = 5: wrong_result: off by one"}
+    assert sessions.asked == [("open", "", 9), ("prove", "x", 1), ("prove", "x", 5), ("prove", "y", 5)]
 
 
 def work_of(times: dict[int, dict[str, float]], rows: range = range(1, 65), **choices: Stepped) -> Work:
@@ -216,28 +216,40 @@ def test_a_segment_has_its_choices_time_at_the_last_anchor_inside() -> None:
     assert segment_of(work, "y", 3, 9).time_us == 8.0
 
 
-def test_of_two_that_are_right_the_times_of_one_ranking_count(sessions: Sessions) -> None:
+def test_choices_are_ranked_at_an_m_where_they_are_legal(sessions: Sessions) -> None:
     sessions.times |= {"x": 3.0, "y": 5.0, "uncompilable": 1.0, "wrong": 1.0}
-    sessions.wrong["wrong", 6] = "NaN"
-    work = work_of({4: {"x": 1.0, "y": 1.0, "narrow": 1.0, "uncompilable": 1.0, "wrong": 1.0}}, narrow=stepped(legal=frozenset()))
-    assert measured(work, 6, ("x", "narrow", "uncompilable", "wrong", "y")) == {"x": 6.0, "y": 10.0}
-    assert work.wrong == {"uncompilable": "M = 6: a syntax error", "wrong": "M = 6: wrong_result: NaN"}
-    assert ("rank", "x y", 6) in sessions.asked
-    sessions.asked.clear()
-    assert measured(work, 6, ("x", "narrow")) == {"x": 3.0}, "alone there is nothing to rank"
-    assert sessions.asked == [("examine", "x", 6)]
+    names = ("x", "narrow", "uncompilable", "wrong", "dead", "y")
+    work = work_of({4: dict.fromkeys(names, 1.0)}, narrow=stepped(legal=frozenset()))
+    work.wrong["wrong"] = "NaN"
+    assert measured(work, 6, names) == {"x": 3.0, "y": 5.0}
+    assert work.wrong == {"wrong": "NaN", "uncompilable": "M = 6: a syntax error"}
+    assert sessions.asked == [("open", "", 6), ("rank", "x dead y", 6)]
+    assert measured(work, 6, ("narrow", "wrong")) == {}
 
 
 def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
     work = work_of(
         {1: {"x": 1.0, "plain": 1.0, "uncompilable": 1.0}},
-        x=stepped("x", kernel_rows=4, artifact="kernel 0"),
-        uncompilable=stepped("uncompilable", kernel_rows=8, artifact="kernel 0"),
-    )  # fmt: skip
-    segments = [segment_of(work, name, lo, hi) for name, lo, hi in (("x", 1, 9), ("plain", 10, 11), ("uncompilable", 12, 18))]
+        x=stepped("x", kernel_rows=4),
+        uncompilable=stepped("uncompilable", kernel_rows=8),
+    )
+    wanted = (("x", 1, 9), ("plain", 10, 11), ("uncompilable", 12, 18))
+    segments = [with_kernels(work, segment_of(work, name, lo, hi)) for name, lo, hi in wanted]
+    assert [x.kernels for x in segments] == [(1, 4, 8), (10,), (12, 16)]
     assert uncompiled(work, segments) == {"uncompilable": "a syntax error"}
     asked = [("kernel 0", 1), ("kernel 1", 4), ("kernel 2", 8), ("kernel 1", 12), ("kernel 2", 16)]
     assert sessions.asked == [("compile", *x) for x in asked]
+
+
+def test_between_anchors_the_best_of_either_side_and_torch_compete() -> None:
+    times = {4: {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0, "e": 5.0, "f": 6.0}, 64: {"z": 1.0, "a": 2.0, "y": 3.0, "torch": 9.0}}
+    work = work_of(
+        {1: {"x": 1.0}, **times, 256: {"x": 1.0}}, b=stepped("b", legal=frozenset({4})), torch=stepped("torch", baseline=True)
+    )
+    work.wrong["z"] = "off"
+    most = ranges.MOST_BESIDE
+    beside = ["a", "c", "d", "e", "f"][:most]
+    assert ranges._best_beside(work, 16) == list(dict.fromkeys(["torch", *beside, *["a", "y", "torch"][:most]]))
 
 
 @pytest.mark.parametrize(
