@@ -24,7 +24,7 @@ _OPTIONS = {
 
 
 def device_of(text: str | None) -> DeviceInfo:
-    """The device that ``--device`` names; None means the current CUDA device if there is one, else the CPU.
+    """The device that ``--device`` names; None means the current GPU if there is one, else the CPU.
 
     Raises:
         click.UsageError: not the name of a device.

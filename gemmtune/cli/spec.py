@@ -21,7 +21,7 @@ from . import words
 
 ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE_OPS}}
 """Every public function of a product, and the operation that it is."""
-TF32_ON_CPU = "tf32 is a precision of CUDA devices; use --device cuda, or float32"
+TF32_ON_CPU = "tf32 is a precision of GPUs; use --device cuda, or float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

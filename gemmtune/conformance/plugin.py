@@ -3,7 +3,7 @@
     pytest -p gemmtune.conformance.plugin --pyargs gemmtune.conformance --gemm-backend=mypkg.ops:matmul
 
 It is no entry point: who merely has gemmtune installed sees nothing of it. Loaded without ``--gemm-backend`` it does one thing:
-where there is no CUDA device, tests marked ``gpu`` are skipped with the reason, and are an error where ``-m gpu`` asks for them.
+where there is no GPU, tests marked ``gpu`` are skipped with the reason, and are an error where ``-m gpu`` asks for them.
 """
 
 from __future__ import annotations
@@ -75,11 +75,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Skip the tests marked ``gpu`` on a machine without one, so that ``-m sm80`` runs anywhere; asked for, they fail there."""
     reason = ""
     if not torch.cuda.is_available():
-        reason = "needs a CUDA device; torch sees none"
+        reason = "needs a GPU; torch sees none"
         if config.getoption("markexpr") == "gpu":
-            raise pytest.UsageError(
-                "-m gpu: got no CUDA device (torch sees none), expected one; run without -m gpu on this machine"
-            )
+            raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
     elif config.getoption("gemm_sm_compile_only"):
         reason = "runs kernels, and --gemm-sm-compile-only was given"
     for item in items:

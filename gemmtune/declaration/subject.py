@@ -277,7 +277,7 @@ class Impossible(Exception):
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether a CUDA error has made the device unusable for this process, so that nothing after it can be believed."""
+    """Whether a GPU error has made the device unusable for this process, so that nothing after it can be believed."""
     if isinstance(error, ErrorFromChoice):
         return False
     text = str(error)

@@ -111,7 +111,7 @@ class FreshProcess:
             return worker.call(sample_match, *arguments, timeout_s=timeout_s)
         except Exception as error:  # noqa: BLE001 - whatever a choice raises is told as the reason why it was not measured
             if self.device.type != "cpu" and worker.alive:
-                worker.close()  # the error may have ruined the CUDA context
+                worker.close()  # the error may have ruined the GPU context
             if isinstance(error, WorkerTimedOut):
                 return Failed(f"{error.reason}; the limit follows the setting choice_timeout_s")
             return Failed(error.reason if isinstance(error, WorkerCrashed) else f"{type(error).__name__}: {error}")

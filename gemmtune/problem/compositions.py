@@ -12,10 +12,10 @@ from .layout import ALIGNED_BYTES
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, SCALE_BLOCK, Blocks, block_of
 
 Tensor = torch.Tensor
-CUDA_INT_LEAST_ROWS = 17
-CUDA_INT_MULTIPLE = 8
-"""torch's ``_int_mm`` on CUDA takes more than 16 rows of a, and K and N that are multiples of 8."""
-CUDA_INT_COLUMN_MULTIPLE = 4
+GPU_INT_LEAST_ROWS = 17
+GPU_INT_MULTIPLE = 8
+"""torch's ``_int_mm`` on a GPU takes more than 16 rows of a, and K and N that are multiples of 8."""
+GPU_INT_COLUMN_MULTIPLE = 4
 """cuBLASLt multiplies int8 only with leading dimensions that are multiples of this: a column-major a needs so many rows."""
 
 
@@ -72,13 +72,13 @@ def dequantized(
 def int_product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of int8 as int32.
 
-    torch's ``_int_mm`` where it is right: on a CPU it leaves its result unwritten for operands whose rows share memory, on CUDA it
+    torch's ``_int_mm`` where it is right: on a CPU it leaves its result unwritten for operands whose rows share memory, on a GPU it
     has limits of size. Elsewhere a float64 product, exact because sums of int8 products stay below 2^53.
     """
     if a.shape[1] == 0:
         return a.new_zeros((a.shape[0], b.shape[1]), dtype=torch.int32)
-    multiples = not (a.shape[1] % CUDA_INT_MULTIPLE or b.shape[1] % CUDA_INT_MULTIPLE)
-    if not a.is_cuda or (multiples and a.shape[0] >= CUDA_INT_LEAST_ROWS):
+    multiples = not (a.shape[1] % GPU_INT_MULTIPLE or b.shape[1] % GPU_INT_MULTIPLE)
+    if not a.is_cuda or (multiples and a.shape[0] >= GPU_INT_LEAST_ROWS):
         return torch._int_mm(_plain(a), _plain(b))
     return (a.double() @ b.double()).to(torch.int32)
 
@@ -90,7 +90,7 @@ def _plain(x: Tensor) -> Tensor:
     """
     rows, cols = x.shape
     aligned = not x.is_cuda or x.storage_offset() * x.element_size() % ALIGNED_BYTES == 0
-    transposed = x.stride() == (1, rows) and rows > 1 and cols > 1 and not (x.is_cuda and rows % CUDA_INT_COLUMN_MULTIPLE)
+    transposed = x.stride() == (1, rows) and rows > 1 and cols > 1 and not (x.is_cuda and rows % GPU_INT_COLUMN_MULTIPLE)
     if aligned and (x.stride() == (cols, 1) or transposed):
         return x
     return x.clone(memory_format=torch.contiguous_format)

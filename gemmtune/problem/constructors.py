@@ -24,7 +24,7 @@ BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
 
 
 class Constructors:
-    """What ``Problem`` inherits. ``device_type`` is cuda if there is a CUDA device, else cpu."""
+    """What ``Problem`` inherits. ``device_type`` is cuda if there is a GPU, else cpu."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Constructors:
         """out[M, N] = a[M, K] @ b[K, N], as a call with contiguous operands states it.
 
         ``layout`` has BLAS letters: ``nt`` is a row-major, b stored N×K as a Linear weight. ``device_type`` is cuda if there is
-        a CUDA device, else cpu; ``precision`` is what torch's flags say now.
+        a GPU, else cpu; ``precision`` is what torch's flags say now.
         """
         return cls._dense("mm", (m, n, k), dtype, layout, device_type, precision, prepacked=prepacked)
 

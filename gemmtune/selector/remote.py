@@ -1,4 +1,4 @@
-"""A session in a worker process, so that a choice which hangs, crashes or ruins the CUDA context costs one choice."""
+"""A session in a worker process, so that a choice which hangs, crashes or ruins the GPU context costs one choice."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class RemoteSession:
             log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
             return None
         if dead:
-            log.warning("the final rounds of %s ruined the CUDA context", names)
+            log.warning("the final rounds of %s ruined the GPU context", names)
             self._discard()
             return None
         return cast(Ranking, ranking)

@@ -69,7 +69,7 @@ class Ranking:
 class Session:
     """Examine and rank the choices for one problem. A context manager; at its end the operands are freed.
 
-    The caller's random number generators and precision flags are as before afterwards. ``dead`` tells that the CUDA context was
+    The caller's random number generators and precision flags are as before afterwards. ``dead`` tells that the GPU context was
     ruined: nothing can run in this process any more.
     """
 
@@ -223,7 +223,7 @@ class Session:
             torch.cuda.synchronize(self._device.torch_device)
         except RuntimeError:
             self.dead = True
-            return Status.CRASHED, f"{reason} (the CUDA context is lost)"
+            return Status.CRASHED, f"{reason} (the GPU context is lost)"
         return status, reason
 
 

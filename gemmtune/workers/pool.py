@@ -14,7 +14,7 @@ class Pool:
     """Idle workers by kind. A kind is any text; ``compile`` is blind to GPUs, the others name the device that they measure on.
 
     Args:
-        idle_s: seconds after which an unused worker is ended: each holds a few hundred MB, a measuring one a CUDA context too.
+        idle_s: seconds after which an unused worker is ended: each holds a few hundred MB, a measuring one a GPU context too.
     """
 
     def __init__(self, *, idle_s: float = 60.0) -> None:

@@ -1,4 +1,4 @@
-"""A worker process: runs functions that may hang, crash or ruin their CUDA context, so that the caller's process does not.
+"""A worker process: runs functions that may hang, crash or ruin their GPU context, so that the caller's process does not.
 
     worker = Worker()
     worker.call(module.function, argument, timeout_s=60)
@@ -56,7 +56,7 @@ class Worker:
     timed out or was interrupted is dead for good (``alive`` is False): make another one. Calls from several threads take turns.
 
     Args:
-        gpu: False hides every GPU from the child: compilation then cannot create a CUDA context by accident.
+        gpu: False hides every GPU from the child: compilation then cannot create a GPU context by accident.
     """
 
     def __init__(self, *, gpu: bool = True) -> None:

@@ -65,7 +65,7 @@ def test_every_kind_of_choice_is_right_wherever_an_operand_lies(op: str, dtype: 
 
 
 @pytest.mark.cutlass_build
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; torch sees none")
 @wherever
 @of_each_kind
 def test_cutlass_is_right_wherever_an_operand_lies(op: str, dtype: torch.dtype, moved: str) -> None:

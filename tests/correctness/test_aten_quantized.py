@@ -107,7 +107,7 @@ def test_int_mm_gives_its_epilogue_the_sum_as_float32(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("size", [(1, 20, 33), (16, 16, 16), (17, 7, 8), (18, 9, 16), (40, 16, 9)], ids=str)
 def test_int_mm_on_padded_operands(size: tuple[int, int, int]) -> None:
-    """As done on CUDA; the copies are the same anywhere."""
+    """As done on a GPU; the copies are the same anywhere."""
     m, n, k = size
     a, b = integers((m, k), -128, 127, 1), integers((k, n), -128, 127, 2)
     for (_, x), (_, y) in itertools.product(views(a), views(b)):
@@ -128,9 +128,9 @@ def test_what_int_mm_takes_on_cuda_and_why_not() -> None:
 
     assert refusals(17, 8, 8) == refusals(4096, 4096, 4096, "tn") == refusals(20, 24, 40, "tt") == []
     assert "with a multiple of 4 rows if it is column-major" in refusals(17, 24, 40, "tn")[0]
-    assert refusals(16, 8, 8) == ["on CUDA it takes at least 17 rows of a, got 16"]
-    assert refusals(17, 12, 8) == ["on CUDA it takes multiples of 8 for N, got 12"]
-    assert refusals(17, 8, 12) == ["on CUDA it takes multiples of 8 for K, got 12"]
+    assert refusals(16, 8, 8) == ["on a GPU it takes at least 17 rows of a, got 16"]
+    assert refusals(17, 12, 8) == ["on a GPU it takes multiples of 8 for N, got 12"]
+    assert refusals(17, 8, 12) == ["on a GPU it takes multiples of 8 for K, got 12"]
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)

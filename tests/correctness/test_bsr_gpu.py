@@ -1,4 +1,4 @@
-"""Block-sparse products on a CUDA device: every choice verified, capture, and NaN beside absent blocks."""
+"""Block-sparse products on a GPU: every choice verified, capture, and NaN beside absent blocks."""
 
 from __future__ import annotations
 

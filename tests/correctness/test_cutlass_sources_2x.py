@@ -260,7 +260,7 @@ def strides(x: torch.Tensor) -> Strides:
     return Strides(x.stride(1), x.stride(2), x.stride(0))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; torch sees none")
 @compiles
 @pytest.mark.parametrize("batch", [1, 3])
 def test_results_are_exact_for_integers_in_any_order_of_tiles(kernel: str, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""Grouped products on a CUDA device: every choice verified, capture with offsets that change, gradients."""
+"""Grouped products on a GPU: every choice verified, capture with offsets that change, gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mm_plus_mm on a CUDA device: every choice is right by its own claims, the operation with streams, graphs, gradients and out=."""
+"""mm_plus_mm on a GPU: every choice is right by its own claims, the operation with streams, graphs, gradients and out=."""
 
 from __future__ import annotations
 

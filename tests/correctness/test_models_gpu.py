@@ -1,4 +1,4 @@
-"""Models on a CUDA device: operators, compiled graphs and quantized layers, as far as a GPU makes a difference."""
+"""Models on a GPU: operators, compiled graphs and quantized layers, as far as a GPU makes a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public operations on a CUDA device: what only can go wrong there."""
+"""The public operations on a GPU: what only can go wrong there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton kernels launched on a CUDA device: values, layouts, streams, capture, and that no config fails for resources."""
+"""Triton kernels launched on a GPU: values, layouts, streams, capture, and that no config fails for resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels whose programs work off several tiles, on a CUDA device."""
+"""Kernels whose programs work off several tiles, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for few rows, and launches that overlap the kernel before, on a CUDA device."""
+"""Kernels for few rows, and launches that overlap the kernel before, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream-K, atomic split-K and decompose-K on a CUDA device."""
+"""Stream-K, atomic split-K and decompose-K on a GPU."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_the_precision_is_the_one_that_a_call_would_have():
         (Spec(op="mm", bias="n"), (2, 3, 4), "here: bias: not for mm, expected one of addmm, baddbmm, scaled_mm, bsr_addmm"),
         (Spec(prepacked=True), (5, 2, 3, 4),
          "here: prepacked: not for bmm, expected one of mm, addmm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm"),
-        (Spec(dtype="tf32"), (2, 3, 4), "here: tf32 is a precision of CUDA devices; use --device cuda, or float32"),
+        (Spec(dtype="tf32"), (2, 3, 4), "here: tf32 is a precision of GPUs; use --device cuda, or float32"),
     ],
     ids=["bmm-3", "mm-4", "mm-bias", "bmm-prepacked", "tf32-cpu"],
 )  # fmt: skip
@@ -120,7 +120,7 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
     assert [str(s) for s in skipped] == [
         f"skipped {path}: entry 1 (bsr): scatter_mm is not an operation of this version, which has mm, addmm, bmm, baddbmm, "
         "mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, grouped_k_mm",
-        f"skipped {path}: entry 2 (a): tf32 is a precision of CUDA devices; use --device cuda, or float32",
+        f"skipped {path}: entry 2 (a): tf32 is a precision of GPUs; use --device cuda, or float32",
     ]
     assert len(problems_of_file(path, CUDA)[0]) == 2
 
@@ -132,7 +132,7 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({**ENTRY, "m": -1}, "entry 2 (a): m: got -1, expected a whole number"),
         ({**ENTRY, "m": True}, "entry 2 (a): m: got true, expected a whole number"),
         ({**ENTRY, "dtype": "int3"}, 'entry 2 (a): dtype: got "int3", expected one of float64, float32, float16, bfloat16, tf32, '
-         'int8, float8_e4m3fn, float8_e5m2'),
+         'int8, float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz'),
         ({**ENTRY, "layout": ["n"]}, 'entry 2 (a): layout: got ["n"], expected one of nn, nt, tn, tt'),
         ({**ENTRY, "op": "nn"}, 'entry 2 (a): op: got "nn", expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, '
          'int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, grouped_k_mm'),

@@ -209,7 +209,7 @@ def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(
         patched.setattr(session, "_discard", lambda: None)
         ranking = session.rank([running("multiply"), running("slow")])
     assert set(ranking.times) == {"fake:multiply"}
-    assert "the final rounds of fake:multiply, fake:slow ruined the CUDA context" in caplog.text
+    assert "the final rounds of fake:multiply, fake:slow ruined the GPU context" in caplog.text
 
 
 def test_a_worker_that_is_discarded_is_closed_and_another_one_goes_on(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""int_mm by torch: ``_int_mm`` as it is, or on CUDA with operands padded to what it takes."""
+"""int_mm by torch: ``_int_mm`` as it is, or on a GPU with operands padded to what it takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from ...choice import Kernel, Scalars, Tensors
 from ...problem import Layout, Problem
-from ...problem.compositions import CUDA_INT_COLUMN_MULTIPLE, CUDA_INT_LEAST_ROWS, CUDA_INT_MULTIPLE, int_product
+from ...problem.compositions import GPU_INT_COLUMN_MULTIPLE, GPU_INT_LEAST_ROWS, GPU_INT_MULTIPLE, int_product
 from .dense import copied, finished
 
 Tensor = torch.Tensor
@@ -20,24 +20,24 @@ def why_not_native(problem: Problem) -> str | None:
     """Why ``_int_mm`` does not take the operands as they are, or None. On a CPU, and with K = 0, ``int_product`` sees to that."""
     if problem.device_type == "cpu" or problem.k == 0:
         return None
-    if problem.m < CUDA_INT_LEAST_ROWS:
-        return f"on CUDA it takes at least {CUDA_INT_LEAST_ROWS} rows of a, got {problem.m}"
+    if problem.m < GPU_INT_LEAST_ROWS:
+        return f"on a GPU it takes at least {GPU_INT_LEAST_ROWS} rows of a, got {problem.m}"
     for name, size in (("K", problem.k), ("N", problem.n)):
-        if size % CUDA_INT_MULTIPLE:
-            return f"on CUDA it takes multiples of {CUDA_INT_MULTIPLE} for {name}, got {size}"
+        if size % GPU_INT_MULTIPLE:
+            return f"on a GPU it takes multiples of {GPU_INT_MULTIPLE} for {name}, got {size}"
     for name, layout in (("a", problem.a), ("b", problem.b)):
         if not _regular(layout):
             return (
-                f"on CUDA {name} has to lie without gaps at an aligned address, with a multiple of {CUDA_INT_COLUMN_MULTIPLE} rows "
+                f"on a GPU {name} has to lie without gaps at an aligned address, with a multiple of {GPU_INT_COLUMN_MULTIPLE} rows "
                 f"if it is column-major, got {layout}"
             )
     return None
 
 
 def padding_of(problem: Problem) -> tuple[int, int, int]:
-    """The rows, columns and elements along K by which the operands have to grow to be what ``_int_mm`` takes on CUDA."""
-    rows = PADDED_ROWS - problem.m if problem.m < CUDA_INT_LEAST_ROWS else 0
-    return rows, -problem.n % CUDA_INT_MULTIPLE, -problem.k % CUDA_INT_MULTIPLE
+    """The rows, columns and elements along K by which the operands have to grow to be what ``_int_mm`` takes on a GPU."""
+    rows = PADDED_ROWS - problem.m if problem.m < GPU_INT_LEAST_ROWS else 0
+    return rows, -problem.n % GPU_INT_MULTIPLE, -problem.k % GPU_INT_MULTIPLE
 
 
 def padded(x: Tensor, rows: int, cols: int) -> Tensor:
@@ -45,7 +45,7 @@ def padded(x: Tensor, rows: int, cols: int) -> Tensor:
 
     Column-major if it was so and has then as many rows as ``_int_mm`` takes of such a matrix, else row-major.
     """
-    if x.stride(0) == 1 and x.stride(1) != 1 and (x.shape[0] + rows) % CUDA_INT_COLUMN_MULTIPLE == 0:
+    if x.stride(0) == 1 and x.stride(1) != 1 and (x.shape[0] + rows) % GPU_INT_COLUMN_MULTIPLE == 0:
         return pad(x.t(), (0, rows, 0, cols)).contiguous().t()
     return pad(x, (0, cols, 0, rows)).contiguous()
 
@@ -84,7 +84,7 @@ def _padded_product(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _regular(layout: Layout) -> bool:
-    """Whether the matrix, or its transpose, lies in memory as ``_int_mm`` takes it on CUDA."""
+    """Whether the matrix, or its transpose, lies in memory as ``_int_mm`` takes it on a GPU."""
     rows, cols = layout.size
-    transposed = layout.stride == (1, rows) and rows > 1 and cols > 1 and rows % CUDA_INT_COLUMN_MULTIPLE == 0
+    transposed = layout.stride == (1, rows) and rows > 1 and cols > 1 and rows % GPU_INT_COLUMN_MULTIPLE == 0
     return (layout.stride == (cols, 1) or transposed) and layout.offset == 0

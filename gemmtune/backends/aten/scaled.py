@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """``call(a, b, scale_a, scale_b, bias, out)``: into ``out``, or into a new tensor where that is None."""
 MULTIPLE = 16
-"""``_scaled_mm`` on CUDA takes K and N that are multiples of this, and rows of operands that begin at such addresses."""
+"""``_scaled_mm`` on a GPU takes K and N that are multiples of this, and rows of operands that begin at such addresses."""
 FLOAT8_CAPABILITY, HOPPER = 89, 90
 FNUZ_ARCH = "gfx942"
 """The GPU of AMD whose 8-bit floats are those without infinities, the only ones that hipBLASLt has there."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...device import DeviceInfo
 from ...problem import Problem
 from .configs import Config
-from .instances import WAVE, Instance
+from .instances import WAVE, Instance, Version
 from .legality import REGISTERS, registers
 from .pipeline import prefetched
 from .products import Element
@@ -47,6 +47,7 @@ PARTS_US = 2.0
 NARROW = 1.15
 """For each halving of the width of loads."""
 WIDEST_BYTES = 16
+VERSIONS: tuple[Version, ...] = ("v3", "v4", "v5", "v1", "v2")
 SIMDS = 4
 
 
@@ -86,7 +87,7 @@ def _halvings(config: Config) -> int:
 
 def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Config]:
     """The ``count`` likeliest configs (None: all), a tile again only after others had their turn."""
-    ordered = [config for _, config in sorted(timed, key=lambda item: (item[0], -item[1].instance.mfma, item[1].label))]
+    ordered = [config for _, config in sorted(timed, key=lambda item: (item[0], *_preference(item[1])))]
     if count is None:
         return ordered
     taken: list[Config] = []
@@ -97,6 +98,11 @@ def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Con
                 taken.append(config)
                 tiles[_tile(config.instance)] += 1
     return taken
+
+
+def _preference(config: Config) -> tuple[int, int, str]:
+    """What decides between equal times: large instructions, and the pipelines that CK's lists have first where products bound."""
+    return -config.instance.mfma, VERSIONS.index(config.instance.version), config.label
 
 
 def _tile(instance: Instance) -> tuple[int, int]:

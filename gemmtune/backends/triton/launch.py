@@ -160,7 +160,7 @@ def record_of(
 
 
 def bind(loaded: Any, record: Record, *, interpret: bool) -> Kernel:
-    """The kernel for the current CUDA device, which must be the current device again at each call; or with ``interpret`` a function
+    """The kernel for the current GPU, which must be the current device again at each call; or with ``interpret`` a function
     on the CPU, in Triton's interpreter."""
     if interpret:
         return Kernel(run=_interpreted(loaded, record))

@@ -24,7 +24,7 @@ COUNTER_BYTES = 4
 
 @dataclass(kw_only=True)
 class Workspace:
-    """The buffers of one bound kernel: ``size_bytes`` of partial sums, ``counters`` 32-bit counters, on CUDA device ``device``."""
+    """The buffers of one bound kernel: ``size_bytes`` of partial sums, ``counters`` 32-bit counters, on GPU ``device``."""
 
     device: int
     size_bytes: int
@@ -80,7 +80,7 @@ class Buffers:
         )
 
     def on(self, device: int) -> Acquire:
-        """The buffers of one bound kernel on a CUDA device."""
+        """The buffers of one bound kernel on a GPU."""
         words = self.sums * self.dtype.itemsize // COUNTER_BYTES
         workspace = Workspace(device=device, size_bytes=self.partials * self.dtype.itemsize, counters=words + self.counters)
 

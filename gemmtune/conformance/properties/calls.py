@@ -177,7 +177,7 @@ def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, captur
 
 
 def _on_cuda(trait: str) -> Callable[[Scope], str | None]:
-    return lambda scope: "needs a CUDA device" if scope.device_type != "cuda" else declared(trait)(scope)
+    return lambda scope: "needs a GPU" if scope.device_type != "cuda" else declared(trait)(scope)
 
 
 PROPERTIES = (

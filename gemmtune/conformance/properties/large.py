@@ -116,7 +116,7 @@ def _far_cases(name: str, scope: Scope) -> Iterator[Case]:
 
 def _large_needs(scope: Scope) -> str | None:
     if scope.device_type != "cuda":
-        return "needs a CUDA device"
+        return "needs a GPU"
     return None if scope.level >= Level.EXHAUSTIVE else "tested at level exhaustive"
 
 
