@@ -185,17 +185,26 @@ def workspace_of(launcher: Launching) -> Workspace:
     return Workspace(launcher.kernel.driver.capture, launcher.record.workspace_bytes, launcher.kernel.device)
 
 
-def bind(launcher: Launching, problem: Problem, name: str, workspace: Workspace | None = None) -> Run:
-    """A function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device."""
+def bind(
+    launcher: Launching, problem: Problem, name: str, workspace: Workspace | None = None, before: Sequence[Launching] = ()
+) -> Run:
+    """A function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device.
+
+    ``before``: what it launches first, with the same addresses.
+    """
     record, device = launcher.record, launcher.kernel.device
     workspace = workspace or workspace_of(launcher)
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, record.workspace_bytes > 0
+    scratch_bytes = record.scratch_bytes
     alignment, launch, without = record.alignment, launcher.launch, (1.0, 0.0)
-    skipped = _skipped(problem)
+    skipped, first = _skipped(problem), tuple(one.launch for one in before)
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = current_stream(device)
         memory = workspace.address(stream) if needs_workspace else 0
+        if scratch_bytes:  # the allocator gives it to nobody else on this stream before the launches have ended
+            scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=out.device)
+            memory = scratch.data_ptr()
         read = [x.data_ptr() for x in tensors]
         if skipped is not None:
             del read[skipped]
@@ -204,6 +213,8 @@ def bind(launcher: Launching, problem: Problem, name: str, workspace: Workspace 
             if addresses[operand] % multiple:
                 told = " ".join(f"{address:#x}" for address in addresses)
                 raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {told}")
+        for launch_first in first:
+            launch_first(stream, addresses, *(scalars or without))
         launch(stream, addresses, *(scalars or without))
 
     return run

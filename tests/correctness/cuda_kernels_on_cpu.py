@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,19 +18,23 @@ from gemmtune.toolchain.driver import Driver
 from gemmtune.toolchain.launcher import Launcher
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
-BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
-"""The bits of the exponent and of the significand."""
+BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7), torch.float32: (8, 7)}
+"""The bits of the exponent and of the significand of what is multiplied."""
 SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
+STATIC = re.compile(r"__shared__ (\w+) (\w+);")
 
 
 def text_of(choice: CudaChoice) -> str:
     source, (exponent, significand) = choice.source, BITS[choice.problem.dtype]
     bits = f"#define ELEMENT_BITS_E {exponent}\n#define ELEMENT_BITS_M {significand}\n"
-    own = {"barriers": bits + '#include "device.h"', "ptx": "", "device": "", "pointwise": source.values["functions"]}
+    own = {"barriers": bits + '#include "device.h"', "products": "", "ptx": "", "device": ""}
+    own["pointwise"] = source.values["functions"]
     text = source.put_together({**source.parts, **own})
     assert SHARED in text
     text = text.replace(SHARED, "unsigned char* const shared = here().shared;")
-    return f'{text}\n#define KERNEL {source.kernel}\n#include "driver.h"\n'
+    text = STATIC.sub(r"\1& \2 = *reinterpret_cast<\1*>(here().shared);", text)
+    kernels = " ".join(f"X({name})" for name in source.kernels)
+    return f'{text}\n#define KERNELS {kernels}\n#include "driver.h"\n'
 
 
 def compiled(choice: CudaChoice) -> Driver:
@@ -48,12 +53,19 @@ def compiled(choice: CudaChoice) -> Driver:
 
 def kernel(choice: CudaChoice) -> Kernel:
     """The choice's kernel, for a problem on the CPU."""
-    driver = compiled(choice)
-    loaded = driver.load(b"", choice.record.kernel, 0)
-    launcher = Launcher(loaded, choice.record, lambda reason: ErrorFromChoice(choice.name, str(choice.problem), reason))
+    driver, records = compiled(choice), (*choice.record.before, choice.record)
+
+    def refuse(reason: str) -> ErrorFromChoice:
+        return ErrorFromChoice(choice.name, str(choice.problem), reason)
+
+    launchers = [Launcher(driver.load(b"", record.kernel, 0), record, refuse) for record in records]
+    scratch = torch.full((choice.record.scratch_bytes + 128,), 0xFF, dtype=torch.uint8)
+    memory = -(-scratch.data_ptr() // 128) * 128
 
     def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], scalars: tuple[float, ...]) -> None:
+        scratch.fill_(0xFF)
         a, b, *rest = (x.data_ptr() for x in tensors)
-        launcher.launch(0, (out.data_ptr(), 0, a, b, *rest), *(scalars or (1.0, 0.0)))
+        for launcher in launchers:
+            launcher.launch(0, (out.data_ptr(), memory, a, b, *rest), *(scalars or (1.0, 0.0)))
 
     return Kernel(run=run)

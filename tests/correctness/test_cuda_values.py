@@ -11,7 +11,23 @@ from typing import Any
 import pytest
 import torch
 from cpp_kernels import needs_compiler
-from cuda_cases import BF16, F16, F32, INT4, UINT4, UINT8, addmm, biased, choice, gated, gemv_shape, mixed, mm, skinny_shape
+from cuda_cases import (
+    BF16,
+    F16,
+    F32,
+    INT4,
+    UINT4,
+    UINT8,
+    addmm,
+    biased,
+    choice,
+    gated,
+    gemv_shape,
+    mixed,
+    mm,
+    parts_shape,
+    skinny_shape,
+)
 from cuda_kernels_on_cpu import kernel
 from rotation import rotated
 
@@ -91,3 +107,25 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
 def test_one_to_four_rows_are_right(name: str) -> None:
     problem, shape = ONE_TO_FOUR[name]
     assert_right(choice(problem, shape, pdl=True, prefetch_stages=shape.stages))
+
+
+ROW_OF_TILES, NARROW, DIVIDED = parts_shape(64, 32, 3), parts_shape(128, 16, 2), parts_shape(64, 16, 2, 2)
+BY_PARTS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
+    "nt": (mm(70, 40, 104, dtype=F32), ROW_OF_TILES, {}),
+    "nt-from-tile-to-tile": (mm(70, 70, 68, dtype=F32), ROW_OF_TILES, {"blocks": 2}),
+    "nn-swapped": (mm(20, 72, 68, "nn", dtype=F32), ROW_OF_TILES, {"swap_ab": True}),
+    "tn": (mm(72, 17, 96, "tn", dtype=F32), NARROW, {}),
+    "unaligned": (mm(67, 33, 75, dtype=F32), ROW_OF_TILES, {}),
+    "two-blocks": (addmm(9, 17, 168, dtype=F32), DIVIDED, {}),
+    "batched-swapped": (Problem.bmm(2, 9, 65, 70, dtype=F32, layout="tt", device_type="cuda"), ROW_OF_TILES, {"swap_ab": True}),
+    "gated": (gated(mm(33, 20, 64, dtype=F32)), DIVIDED, {}),
+    "prepacked": (dataclasses.replace(mm(20, 21, 100, dtype=F32), prepacked=True), ROW_OF_TILES, {}),
+}
+"""Majors, tails of all sizes, tiles one after the other, clusters, copies, and planes that torch has made."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", rotated([*BY_PARTS], 3, "parts"))
+def test_float32_by_parts_is_right(name: str) -> None:
+    problem, shape, told = BY_PARTS[name]
+    assert_right(choice(problem, shape, **told))

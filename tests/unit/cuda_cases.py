@@ -13,6 +13,7 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
 from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.device import DeviceInfo, preset
@@ -74,6 +75,10 @@ def gemv_shape(block_n: int, stages: int, warps: int) -> gemv.Shape:
     return gemv.Shape(block_n=block_n, stages=stages, warps=warps)
 
 
+def parts_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1) -> parts.Shape:
+    return parts.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k)
+
+
 def skinny_shape(block_m: int, block_n: int, stages: int, warps_n: int, warps_k: int) -> skinny.Shape:
     return skinny.Shape(block_m=block_m, block_n=block_n, stages=stages, warps_n=warps_n, warps_k=warps_k)
 
@@ -88,6 +93,7 @@ def config(shape: Any, **told: Any) -> Any:
     types: dict[Any, Any] = {
         cluster.Shape: cluster.Config,
         gemv.Shape: gemv.Config,
+        parts.Shape: parts.Config,
         skinny.Shape: skinny.Config,
         wgmma.Shape: wgmma.Config,
     }

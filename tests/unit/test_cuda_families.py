@@ -135,7 +135,7 @@ def test_the_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:gemv", "cuda:wgmma"]
+    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:gemv", "cuda:parts", "cuda:wgmma"]
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 

@@ -15,12 +15,14 @@ from .cluster.family import Cluster
 from .family import Family
 from .gemv.family import Gemv
 from .hopper import CAPABILITY
+from .parts.family import Parts
 from .skinny.family import Skinny
 from .wgmma.family import Wgmma
 
-CLUSTER, GEMV, SKINNY, WGMMA = Cluster(), Gemv(), Skinny(), Wgmma()
-FAMILIES: tuple[Family[Any], ...] = (CLUSTER, GEMV, SKINNY, WGMMA)
-"""A folder each: long sums with few results; one to four rows; few rows, and more of them, times weights of four or eight bits."""
+CLUSTER, GEMV, PARTS, SKINNY, WGMMA = Cluster(), Gemv(), Parts(), Skinny(), Wgmma()
+FAMILIES: tuple[Family[Any], ...] = (CLUSTER, GEMV, PARTS, SKINNY, WGMMA)
+"""A folder each: long sums with few results; one to four rows; float32 by parts; few rows, and more of them, times weights of four
+or eight bits."""
 
 
 class CudaBackend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ class CudaChoice(FileChoice):
         return reason or self.of(self.family, self.config, problem, device)
 
     @property
+    def packed_format(self) -> str | None:
+        """What the family wants a prepacked b to be."""
+        return self.family.packed_format(self.problem, self.config)
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """b in that format."""
+        return self.family.pack(b) if self.packed_format else b
+
+    @property
     def batch_invariant(self) -> bool:
         """The config alone says how K is divided."""
         return True
@@ -98,17 +108,23 @@ class CudaChoice(FileChoice):
         """The cubin, made if it is missing. Raises what ``compile`` does."""
         return make_cubin(lambda: self.path, lambda: self.source.text, ARCH, self.name)
 
-    def load(self) -> LoadedKernel:
-        """The kernel, loaded on the current device. Raises what ``opened`` does; UnavailableError: the driver cannot load it."""
-        path = self.opened(lambda path: path)
-        return loaded_kernel(find_driver(), path, self.source.kernel, torch.cuda.current_device())
+    def load(self) -> Mapping[str, LoadedKernel]:
+        """The source's kernels by their names, loaded on the current device.
 
-    def bind(self, loaded: LoadedKernel) -> Kernel:
-        """The launch for the problem. Raises ErrorFromChoice: the device cannot run it."""
-        launcher = Launcher(loaded, self.record, lambda reason: ErrorFromChoice(self.name, str(self.problem), reason))
-        workspace = workspace_of(launcher)
-        run = bind(launcher, self.problem, self.name, workspace)
-        return Kernel(run=run, prepared=prepared(launcher, self.problem, workspace))
+        Raises what ``opened`` does; UnavailableError: the driver cannot load them.
+        """
+        path, driver, device = self.opened(lambda path: path), find_driver(), torch.cuda.current_device()
+        return {name: loaded_kernel(driver, path, name, device) for name in self.source.kernels}
+
+    def bind(self, loaded: Mapping[str, LoadedKernel]) -> Kernel:
+        """The launches for the problem. Raises ErrorFromChoice: the device cannot run them."""
+        *before, last = (Launcher(loaded[record.kernel], record, self._refuse) for record in (*self.record.before, self.record))
+        workspace, several = workspace_of(last), self.record.scratch_bytes > 0 or len(before) > 0
+        run = bind(last, self.problem, self.name, workspace, before)
+        return Kernel(run=run, prepared=None if several else prepared(last, self.problem, workspace))
+
+    def _refuse(self, reason: str) -> ErrorFromChoice:
+        return ErrorFromChoice(self.name, str(self.problem), reason)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
         """The kernel that multiplies; its shared memory and threads are checked where it is compiled."""

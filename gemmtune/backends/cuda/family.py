@@ -100,6 +100,14 @@ class Family(ABC, Generic[C]):
     def record(self, problem: Problem, config: C) -> Record:
         """What launches for the problem are told; all that depends on its sizes is here."""
 
+    def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - most take b as it is
+        """The name of the layout in which a prepacked b is wanted; None: as it is."""
+        return None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        """b in the packed format."""
+        return b
+
     def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[C], count: int | None) -> list[C]:
         """The first ``count`` of ordered configs that are likely, no shape twice; all of them for None."""
         if count is None:
@@ -118,10 +126,22 @@ def float32_sums(*, splits: int = 1, weights: torch.dtype | None = None) -> Clai
 
 def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:
     """Why no kernel of ours serves the device, or the dtypes of a and of the result; or None."""
-    if device.type != "cuda" or device.capability != CAPABILITY:
-        return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
+    if (reason := why_not_device(device)) is not None:
+        return reason
     if problem.dtype not in FACTORS:
         return f"a is {dtype_name(problem.dtype)}, expected bfloat16 or float16"
+    return why_not_result(problem)
+
+
+def why_not_device(device: DeviceInfo) -> str | None:
+    """Why no kernel of ours serves the device, or None."""
+    if device.type != "cuda" or device.capability != CAPABILITY:
+        return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
+    return None
+
+
+def why_not_result(problem: Problem) -> str | None:
+    """Why the result cannot be stored, for its dtype or its sizes, or None."""
     if problem.out.dtype not in RESULTS:
         return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
     if problem.empty or problem.k == 0:

@@ -22,8 +22,13 @@ from .hopper import ARCH
 
 COMMON = tuple((__package__, name) for name in ("barriers.cuh.jinja", "pointwise.cuh.jinja", "epilogue.cuh.jinja"))
 """The parts of every kernel: PTX of barriers, clusters and overlapping launches; elements in memory; from a sum to the result."""
+ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+"""Dtypes as PTX writes them."""
 PRODUCTS = (__package__, "products.cuh.jinja")
 """The part that says when products of warp groups begin and end."""
+
+TILE_SUMS = tuple((__package__, name) for name in ("exchange.cuh.jinja", "store.cuh.jinja"))
+"""The parts that add up the sums of a tile over the blocks of a cluster, and store them."""
 
 
 class Operand(ctypes.Structure):
@@ -96,13 +101,20 @@ class KernelSource:
     """``unit`` is the translation unit, a template by package and name; COMMON and ``files`` are its parts, each of which is given
     the text of those before it.
 
-    All are given ``values``, which are plain data: what the text depends on, and nothing that a launch can be told.
+    All are given ``values``, which are plain data: what the text depends on, and nothing that a launch can be told. ``helpers`` are
+    the names of kernels beside ``kernel``, which multiplies.
     """
 
     kernel: str
+    helpers: tuple[str, ...] = ()
     unit: tuple[str, str]
     files: tuple[tuple[str, str], ...]
     values: Mapping[str, Any]
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The names of all kernels."""
+        return (*self.helpers, self.kernel)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -146,7 +158,7 @@ def common_values(problem: Problem, work: type[Work], pointers: Mapping[str, str
     names = [f"x{i}" for i in range(int(inp is not None), len(operands))]
     return {
         "structs": structs_of(work, {"out": f"{out_type}*"} | dict(pointers or {})),
-        "element": {torch.bfloat16: "bf16", torch.float16: "f16"}[problem.dtype],  # as PTX writes it
+        "element": ELEMENTS[problem.dtype],
         "out_type": out_type,
         "operands": operands,
         "first_operand": len(problem.scales),

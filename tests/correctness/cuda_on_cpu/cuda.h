@@ -1,4 +1,4 @@
-// As much of CUDA as the skinny kernels need, on a CPU: threads are threads, blocks of a cluster run at the same time and clusters one after the other.
+// As much of CUDA as some kernels need, on a CPU: threads are threads, blocks of a cluster run at the same time and clusters one after the other.
 // device.h has what the kernel's own device functions do here.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
@@ -22,6 +23,7 @@
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __shared__
 #define __syncthreads() here().all->arrive_and_wait()
 #define __syncwarp() here().warps[threadIdx.x / 32]->meeting.arrive_and_wait()
 
@@ -35,6 +37,20 @@ struct float2 {
 struct float4 {
   float x, y, z, w;
 };
+struct uint4 {
+  unsigned x, y, z, w;
+};
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+inline int min(int x, int y) { return std::min(x, y); }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   const uint64_t both = uint64_t(y) << 32 | x;
@@ -58,7 +74,10 @@ static_assert(sizeof(TensorMap) == 128);
 struct CUlaunchConfig {
   unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
   void* hStream;
-  void* attrs;
+  struct Attribute {
+    int id, pad;
+    unsigned value[16];
+  }* attrs;
   unsigned numAttrs;
 };
 
@@ -67,11 +86,16 @@ struct Warp {
   std::barrier<> meeting{32};
   unsigned lanes[32][8];
 };
+struct WarpGroup {
+  std::barrier<> meeting{128};
+  unsigned lanes[128][4];
+};
 struct Block {
   std::vector<unsigned char> memory;
   unsigned char* shared;
   std::barrier<>*all, *some;
   std::vector<std::unique_ptr<Warp>> warps;
+  std::vector<std::unique_ptr<WarpGroup>> warp_groups;
   std::mutex mutex;
   std::condition_variable changed;
   struct Barrier {
@@ -86,7 +110,7 @@ struct Cluster {
 };
 inline thread_local Cluster* own_cluster;
 inline thread_local unsigned own_rank;
-inline thread_local dim3 threadIdx, blockIdx;
+inline thread_local dim3 threadIdx, blockIdx, gridDim;
 inline Block& here() { return *own_cluster->blocks[own_rank]; }
 
 template <class... Parameters, size_t... I>
@@ -94,17 +118,19 @@ void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I
   kernel(*static_cast<std::remove_const_t<Parameters>*>(arguments[I])...);
 }
 
+constexpr int STATIC_BYTES = 32768;  // of shared memory, which a kernel may have besides what a launch gives it
+
 template <class... Parameters>
 void run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), void** arguments) {
-  const unsigned threads = config.blockDimX, blocks = config.gridDimX;
-  for (unsigned tile = 0; tile < config.gridDimY; ++tile) {
+  const unsigned threads = config.blockDimX, blocks = config.attrs[0].value[0], clusters = config.gridDimX / blocks;
+  for (unsigned tile = 0; tile < clusters * config.gridDimY; ++tile) {
     Cluster cluster;
     std::barrier<> meeting(threads * blocks);
     std::vector<std::unique_ptr<std::barrier<>>> barriers;
     cluster.meeting = &meeting;
     for (unsigned i = 0; i < blocks; ++i) {
       auto block = std::make_unique<Block>();
-      block->memory.assign(config.sharedMemBytes + 1024, 0xee);
+      block->memory.assign(config.sharedMemBytes + STATIC_BYTES + 1024, 0xee);
       block->shared = block->memory.data() + (1024 - reinterpret_cast<uintptr_t>(block->memory.data()) % 1024);
       barriers.push_back(std::make_unique<std::barrier<>>(threads));
       block->all = barriers.back().get();
@@ -112,6 +138,9 @@ void run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), voi
       block->some = barriers.back().get();
       for (unsigned warp = 0; warp < threads / 32; ++warp) {
         block->warps.push_back(std::make_unique<Warp>());
+      }
+      for (unsigned group = 0; group < threads / 128; ++group) {
+        block->warp_groups.push_back(std::make_unique<WarpGroup>());
       }
       cluster.blocks.push_back(std::move(block));
     }
@@ -121,7 +150,8 @@ void run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), voi
         own_cluster = &cluster;
         own_rank = i / threads;
         threadIdx.x = i % threads;
-        blockIdx = dim3(own_rank, tile, 0);
+        blockIdx = dim3(tile % clusters * blocks + own_rank, tile / clusters, 0);
+        gridDim = dim3(config.gridDimX, config.gridDimY, 1);
         call(kernel, arguments, std::index_sequence_for<Parameters...>());
       });
     }

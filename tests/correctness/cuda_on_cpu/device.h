@@ -36,8 +36,9 @@ inline void barrier_wait(unsigned barrier, unsigned parity) {
   here().changed.wait(lock, [&] { return unsigned(one.phase & 1) != parity; });
 }
 inline void sync_threads(int, int) { here().some->arrive_and_wait(); }
-inline void cluster_arrive() {}
-inline void cluster_wait() { own_cluster->meeting->arrive_and_wait(); }
+inline thread_local std::optional<std::barrier<>::arrival_token> arrived;
+inline void cluster_arrive() { arrived = own_cluster->meeting->arrive(); }
+inline void cluster_wait() { own_cluster->meeting->wait(std::move(*arrived)); }
 inline unsigned at_block(unsigned address, unsigned rank) { return (address & ((1u << BLOCK_SHIFT) - 1)) | rank << BLOCK_SHIFT; }
 inline void store_there(unsigned there, float4 const& x, unsigned barrier) {
   std::memcpy(at_address(there), &x, 16);
@@ -145,6 +146,51 @@ inline unsigned bytes_of(unsigned x, unsigned y, unsigned which) { return __byte
 inline unsigned times_plus(unsigned x, unsigned factor, unsigned more) {
   const unsigned low = encoded(half_of(x, 0) * half_of(factor, 0) + half_of(more, 0));
   return low | encoded(half_of(x, 1) * half_of(factor, 1) + half_of(more, 1)) << 16;
+}
+
+// Products of a warp group; q is in lines of 64 bytes with their swizzle.
+template <int Count>
+inline void give_registers() {}
+template <int Count>
+inline void take_registers() {}
+inline void products_begin() {}
+inline void products_commit() {}
+template <int Pending>
+inline void products_wait() {}
+template <class T>
+inline void pin(T&) {}
+template <class T>
+inline void keep(T&) {}
+inline void copy_bytes(unsigned to, void const* from, unsigned bytes, unsigned barrier) {
+  std::memcpy(at_address(to), from, bytes);
+  barrier_change(barrier, 0, -int64_t(bytes));
+}
+inline void load_quad(float (&x)[4], unsigned from) { std::memcpy(x, at_address(from), 16); }
+inline float load_float(unsigned from) {
+  float x;
+  std::memcpy(&x, at_address(from), 4);
+  return x;
+}
+inline void take_if(float4& to, bool takes, float4 const& x) { to = takes ? x : to; }
+inline unsigned long long descriptor_of_short_lines(unsigned address) { return address; }
+template <int Accumulates, int Count>
+inline void multiply(float (&step)[Count], unsigned const (&p)[4], unsigned long long q) {
+  WarpGroup& group = *here().warp_groups[threadIdx.x / 128];
+  const unsigned thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  std::copy(p, p + 4, group.lanes[thread]);
+  group.meeting.arrive_and_wait();
+  for (int i = 0; i < Count; ++i) {
+    const unsigned row = lane / 4 + i / 2 % 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    double sum = 0;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned at = unsigned(q) + col * 64 + k * 2, word = group.lanes[warp * 32 + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      unsigned short bits;
+      std::memcpy(&bits, at_address(at ^ (at >> 7 & 3) << 4), 2);
+      sum += half_of(word, k % 2) * decoded(bits);
+    }
+    step[i] = float(sum) + (Accumulates ? step[i] : 0.0f);
+  }
+  group.meeting.arrive_and_wait();
 }
 
 // Elements in memory.

@@ -1,5 +1,13 @@
 #pragma once
-// What is called of libcuda, for the one kernel that runs here; KERNEL is its name. It comes after the kernel.
+// What is called of libcuda, for the kernels that run here; KERNELS has "X(name)" for each. It comes after them.
+struct Function {
+  char const* name;
+  void (*launch)(CUlaunchConfig const&, void**);
+};
+#define X(kernel) {#kernel, [](CUlaunchConfig const& config, void** arguments) { run_kernel(config, kernel, arguments); }},
+inline Function functions[] = {KERNELS};
+#undef X
+
 extern "C" {
 int cuInit(unsigned) { return 0; }
 int cuDeviceGet(int* device, int number) { return *device = number, 0; }
@@ -8,7 +16,14 @@ int cuCtxPushCurrent_v2(void*) { return 0; }
 int cuCtxPopCurrent_v2(void**) { return 0; }
 int cuCtxSetCurrent(void*) { return 0; }
 int cuModuleLoadData(void**, void const*) { return 0; }
-int cuModuleGetFunction(void** function, void*, char const*) { return *function = reinterpret_cast<void*>(KERNEL), 0; }
+int cuModuleGetFunction(void** function, void*, char const* name) {
+  for (Function& one : functions) {
+    if (std::strcmp(one.name, name) == 0) {
+      return *function = &one, 0;
+    }
+  }
+  return 500;
+}
 int cuFuncSetAttribute(void*, int, int bytes) { return bytes > 227 * 1024; }
 int cuStreamGetCaptureInfo_v2(void*, int* status, uint64_t*, void*, void*, void*) { return *status = 0; }
 int cuGetErrorString(int, char const** text) { return *text = "", 0; }
@@ -30,5 +45,7 @@ int cuTensorMapEncodeTiled(TensorMap* map, int type, uint32_t rank, void* data, 
   return legal ? 0 : 1;
 }
 
-int cuLaunchKernelEx(CUlaunchConfig const* config, void*, void** arguments, void**) { return run_kernel(*config, KERNEL, arguments), 0; }
+int cuLaunchKernelEx(CUlaunchConfig const* config, void* function, void** arguments, void**) {
+  return static_cast<Function*>(function)->launch(*config, arguments), 0;
+}
 }

@@ -17,11 +17,11 @@ from ....toolchain.structs import strides_of
 from .. import kernel
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
-from ..kernel import PRODUCTS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
+from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
 from .configs import LINE, Config, by_k, clusters_of, grid_of, operands_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
-FILES = ("device", "warp_groups", "steps", "exchange", "store", "groups")
+FILES = ("device", "warp_groups", "steps")
 PATIENCE = 40
 """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
 ALIGNED_BYTES = 128
@@ -139,7 +139,12 @@ class Cluster(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "cluster.cu.jinja"),
-            files=(PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in FILES)),
+            files=(
+                PRODUCTS,
+                *((__package__, f"{name}.cuh.jinja") for name in FILES),
+                *TILE_SUMS,
+                (__package__, "groups.cuh.jinja"),
+            ),
             values=common_values(problem, Work, pointers)
             | dataclasses.asdict(shape)
             | {

@@ -1,0 +1,166 @@
+"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told. One predicate says whether it is legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....device import DeviceInfo
+from ....problem import Layout, Problem
+from ....toolchain.orientation import Oriented, orient
+from ..hopper import BARRIER_BYTES, MOST_CLUSTER, TMA_BYTES, WGMMA_M
+
+BLOCK_K = 32
+"""Elements of K in a stage: a line of 128 bytes of float32, and lines of 64 bytes of each part."""
+PARTS = 3
+LINE_BYTES = 2 * BLOCK_K
+PLANE_LINES = 8
+"""What the lines of a plane are padded to a multiple of: the pattern of its swizzle repeats itself after them."""
+ALIGNED = TMA_BYTES // 4
+"""Elements that addresses and pitches are multiples of for TMA."""
+GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
+"""The registers of a thread that copies, and of those to which it leaves the others."""
+MOST_TILES = 2**28
+SIDE = 64
+"""Lines, and elements along K, that a block of the splitting kernel takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A tile of ``block_m`` by ``block_n`` sums with so many ``stages`` of BLOCK_K; ``cluster_k`` blocks of a cluster divide K."""
+
+    block_m: int
+    block_n: int
+    stages: int
+    cluster_k: int = 1
+
+    @property
+    def warp_groups(self) -> int:
+        """The warp groups that multiply."""
+        return self.block_m // WGMMA_M
+
+    @property
+    def gives_registers(self) -> bool:
+        """Four warps copy, and leave their registers to two warp groups that multiply."""
+        return self.warp_groups == 2
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block, the copying warps included."""
+        return 128 * self.warp_groups + (128 if self.gives_registers else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        """One step of K: float32 of the rows, three parts of the columns."""
+        return 4 * BLOCK_K * self.block_m + PARTS * LINE_BYTES * self.block_n
+
+    @property
+    def sent_bytes(self) -> int:
+        """Sums that a block is sent by the others of its tile."""
+        return 4 * self.block_m * self.block_n // self.cluster_k * (self.cluster_k - 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block: stages, the sums that it is sent, barriers."""
+        return self.stages * self.stage_bytes + self.sent_bytes + BARRIER_BYTES * (2 * self.stages + self.warp_groups)
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}_k{self.cluster_k}"
+
+
+SHAPES: tuple[Shape, ...] = (
+    Shape(block_m=128, block_n=128, stages=5),
+    Shape(block_m=128, block_n=128, stages=4, cluster_k=2),
+    Shape(block_m=128, block_n=128, stages=4, cluster_k=4),
+    Shape(block_m=128, block_n=64, stages=7),
+    Shape(block_m=128, block_n=64, stages=6, cluster_k=2),
+    Shape(block_m=128, block_n=64, stages=6, cluster_k=4),
+    Shape(block_m=128, block_n=64, stages=6, cluster_k=8),
+    Shape(block_m=64, block_n=64, stages=9, cluster_k=2),
+    Shape(block_m=64, block_n=64, stages=9, cluster_k=8),
+    Shape(block_m=128, block_n=32, stages=8, cluster_k=2),
+    Shape(block_m=128, block_n=32, stages=8, cluster_k=4),
+    Shape(block_m=128, block_n=16, stages=10),
+    Shape(block_m=128, block_n=16, stages=10, cluster_k=2),
+    Shape(block_m=64, block_n=16, stages=16, cluster_k=2),
+)
+"""As many stages as there is room for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A shape, and what a launch is told.
+
+    ``swap_ab``: outᵀ = bᵀ aᵀ, so that b's columns are the rows that are split in registers. ``blocks``: so many go on from one tile
+    to the next, or 0 where each tile has a cluster of its own. ``pdl``: the first launch may begin before the one before it has
+    ended.
+    """
+
+    shape: Shape
+    swap_ab: bool = False
+    blocks: int = 0
+    pdl: bool = False
+
+    def __str__(self) -> str:
+        persistent = f"_b{self.blocks}" if self.blocks else ""
+        return f"{self.shape}{persistent}{'_swap' if self.swap_ab else ''}{'_pdl' if self.pdl else ''}"
+
+
+def by_k(operand: Layout) -> bool | None:
+    """Whether K, the last dimension, is the contiguous one; None for an operand that TMA cannot copy."""
+    *batch, row, col = operand.stride
+    if operand.offset % ALIGNED or any(stride % ALIGNED for stride in batch):
+        return None
+    if col == 1 and row % ALIGNED == 0 and row >= operand.size[-1]:
+        return True
+    return False if row == 1 and col % ALIGNED == 0 and col >= operand.size[-2] else None
+
+
+def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Oriented]:
+    """p [rows, K] and q [cols, K], each with a batch dimension first where the problem has one; and the orientation."""
+    oriented = orient(problem, swap_ab=swap_ab)
+    return oriented.a, oriented.b.transposed, oriented
+
+
+def is_packed(problem: Problem, config: Config) -> bool:
+    """q is a prepacked b, split beforehand."""
+    return problem.prepacked and not config.swap_ab
+
+
+def copies_p(problem: Problem, config: Config) -> bool:
+    """p is copied into rows that TMA can read."""
+    return by_k(operands_of(problem, swap_ab=config.swap_ab)[0]) is None
+
+
+def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
+    """Tiles below and beside each other, as many as it takes to cover the result."""
+    rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    return -(-rows // config.shape.block_m), -(-cols // config.shape.block_n)
+
+
+def tiles_of(problem: Problem, config: Config) -> int:
+    """The tiles of all products of a batch."""
+    below, beside = grid_of(problem, config)
+    return below * beside * problem.batch
+
+
+def steps_of(problem: Problem) -> int:
+    """The steps of K."""
+    return -(-problem.k // BLOCK_K)
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    shape, tiles = config.shape, tiles_of(problem, config)
+    if shape.shared_bytes > device.smem_per_block_bytes:
+        return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if shape.cluster_k > MOST_CLUSTER:
+        return f"a cluster has {shape.cluster_k} blocks, at most {MOST_CLUSTER} can be relied on"
+    if shape.cluster_k > steps_of(problem):
+        return f"K has {steps_of(problem)} steps, too few for {shape.cluster_k} parts"
+    if shape.cluster_k > 1 and config.blocks:
+        return "the blocks of a cluster have one tile alone: they are sent its sums once"
+    if tiles * shape.cluster_k > MOST_TILES:
+        return f"{tiles} tiles, at most {MOST_TILES // shape.cluster_k} fit a grid"
+    if is_packed(problem, config) and copies_p(problem, config):
+        return "b is packed, and a would have to be copied first: TMA copies rows or columns that are aligned to 16 bytes"
+    return None

@@ -1,0 +1,259 @@
+"""The family of kernels for float32 by parts: what it serves, what is compiled, and what its launches are told."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....problem import Layout, Problem
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
+from ....toolchain.structs import Strides, strides_of, struct_text
+from ...by_parts import why_not_parts
+from .. import kernel
+from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
+from ..hopper import TMA_BYTES, WGMMA
+from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
+from .configs import (
+    ALIGNED,
+    BLOCK_K,
+    GIVEN_REGISTERS,
+    LEFT_REGISTERS,
+    LINE_BYTES,
+    PARTS,
+    PLANE_LINES,
+    SIDE,
+    Config,
+    by_k,
+    copies_p,
+    grid_of,
+    is_packed,
+    operands_of,
+    steps_of,
+    tiles_of,
+    why_not_config,
+)  # fmt: skip
+from .packing import FORMAT, planes
+from .rank import candidates, estimate_us
+
+GROUP = 8
+"""Rows of tiles that are worked off column by column."""
+INSTRUCTION = {torch.float32: WGMMA[torch.bfloat16]}
+SPLITTING_THREADS = 256
+PLANES_ALIGNED = 1024
+
+
+class Source(ctypes.Structure):
+    """An operand as the splitting kernel reads it: ``lines`` of ``k`` elements."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("data", ctypes.c_void_p), ("strides", Strides), ("lines", ctypes.c_int), ("k", ctypes.c_int),
+    )  # fmt: skip
+
+
+class Split(ctypes.Structure):
+    """What the splitting kernel is told: the first ``q_blocks`` split q into ``planes``, the others copy p."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("planes", ctypes.c_void_p), ("copy", ctypes.c_void_p), ("q", Source), ("p", Source), ("q_blocks", ctypes.c_int),
+        ("steps", ctypes.c_int), ("plane_lines", ctypes.c_int), ("p_pitch", ctypes.c_int),
+    )  # fmt: skip
+
+
+class Work(kernel.Work):
+    """Sizes are those of the product as the kernel sees it, p [rows, K] times q [cols, K] transposed."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("planes", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("tiles_m", ctypes.c_int),
+        ("tiles_n", ctypes.c_int), ("tiles", ctypes.c_int), ("steps", ctypes.c_int), ("plane_lines", ctypes.c_int),
+        ("p_batched", ctypes.c_bool), ("q_batched", ctypes.c_bool), ("paired", ctypes.c_bool),
+    )  # fmt: skip
+
+
+class Parts(Family[Config]):
+    """The family of ``parts.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+
+    name = "parts"
+    kernel = "gemmtune_parts"
+    likely = 1.6
+    instruction = INSTRUCTION
+    why_not_config = staticmethod(why_not_config)
+    candidates = staticmethod(candidates)
+    estimate_us = staticmethod(estimate_us)
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        return why_not_device(device) or why_not_parts(problem, device) or why_not_result(problem) or why_not_epilogue(problem)
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
+        """How it begins; and whether blocks go on from tile to tile."""
+        yield dataclasses.replace(config, pdl=not config.pdl)
+        if config.shape.cluster_k == 1 and tiles_of(problem, config) > device.sm_count:
+            yield dataclasses.replace(config, blocks=0 if config.blocks else device.sm_count)
+
+    def label(self, problem: Problem, config: Config) -> str:  # noqa: ARG002 - the same for all problems
+        return str(config)
+
+    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
+        """Sums of tensor cores go into others that round to nearest after each step of K."""
+        claims = float32_sums(splits=config.shape.cluster_k)
+        return dataclasses.replace(claims, input_mode="parts", promoted_every=BLOCK_K, flush_subnormals=True)
+
+    def info(self, problem: Problem, config: Config) -> dict[str, Any]:
+        shape = config.shape
+        return {
+            "tile": [shape.block_m, shape.block_n, BLOCK_K],
+            "stages": shape.stages,
+            "warps": shape.threads // 32,
+            "cluster": shape.cluster_k,
+            "splits": shape.cluster_k,
+            "swap_ab": config.swap_ab,
+            "blocks": config.blocks,
+            "pdl": config.pdl,
+            "copies": copies_p(problem, config),
+        }
+
+    def packed_format(self, problem: Problem, config: Config) -> str | None:
+        """A prepacked b is split already."""
+        return FORMAT if is_packed(problem, config) else None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        return planes(b.mT)
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        shape = config.shape
+        p = operands_of(problem, swap_ab=config.swap_ab)[0]
+        values = common_values(problem, Work, {"planes": "unsigned char const*"})
+        split = [struct_text(Source, {"data": "float const*"}), struct_text(Split, {"planes": "uint4*", "copy": "float*"})]
+        return KernelSource(
+            kernel=self.kernel,
+            helpers=(f"{self.kernel}_split",),
+            unit=(__package__, "parts.cu.jinja"),
+            files=(PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in ("device", "numbers", "split", "sums")), *TILE_SUMS),
+            values=values
+            | dataclasses.asdict(shape)
+            | {
+                "structs": "\n\n".join([values["structs"], *split]),
+                "name": str(shape),
+                "block_k": BLOCK_K,
+                "group": GROUP,
+                "threads": shape.threads,
+                "shared_bytes": shape.shared_bytes,
+                "gives_registers": shape.gives_registers,
+                "given_registers": GIVEN_REGISTERS,
+                "left_registers": LEFT_REGISTERS,
+                "p_by_k": by_k(p) is not False,
+            },
+        )
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        shape, (p, q, oriented) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
+        memory, (tiles_m, tiles_n), tiles = Memory.of(problem, config), grid_of(problem, config), tiles_of(problem, config)
+        first, second = (B, A) if config.swap_ab else (A, B)
+        packed = is_packed(problem, config)
+        work = Work()
+        fill_common(work, oriented.out, oriented.added)
+        work.rows, work.cols, work.tiles_m, work.tiles_n, work.tiles = p.size[-2], q.size[-2], tiles_m, tiles_n, tiles
+        work.steps, work.plane_lines = steps_of(problem), lines_of(q)
+        work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
+        work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
+        planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
+        told = Record(
+            kernel=self.kernel,
+            grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
+            cluster=shape.cluster_k,
+            threads=shape.threads,
+            shared_bytes=shape.shared_bytes,
+            pdl=config.pdl or not packed,
+            parameters=bytes(work),
+            addresses=(*addresses_of(len(oriented.added)), planes_at),
+            scalars=scalars_of(problem),
+            aligned=aligned,
+            scratch_bytes=memory.size_bytes,
+            alignment=((second, TMA_BYTES),) * packed + ((first, TMA_BYTES),) * (not memory.copies),
+        )
+        if not packed:
+            told = dataclasses.replace(told, before=(self._splitting(problem, config, memory),))
+        return with_maps(told, [_map(problem, p, first, shape.block_m, memory)])
+
+    def _splitting(self, problem: Problem, config: Config, memory: Memory) -> Record:
+        """The launch that splits q and, where it has to, copies p."""
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        first, second = (B, A) if config.swap_ab else (A, B)
+        work = Split(steps=steps_of(problem), plane_lines=lines_of(q), p_pitch=pitch_of(problem.k))
+        for source, layout in ((work.q, q), (work.p, p)):
+            source.strides, source.lines, source.k = strides_of(layout), layout.size[-2], problem.k
+        blocks = [batches(x) * -(-x.size[-2] // SIDE) * -(-problem.k // SIDE) for x in (q, p)]
+        work.q_blocks = blocks[0]
+        data = Source.data.offset
+        return Record(
+            kernel=f"{self.kernel}_split",
+            grid=(blocks[0] + (blocks[1] if memory.copies else 0), 1, 1),
+            cluster=1,
+            threads=SPLITTING_THREADS,
+            shared_bytes=0,
+            pdl=config.pdl,
+            parameters=bytes(work),
+            addresses=(
+                Address(offset=Split.planes.offset, operand=WORKSPACE, more_bytes=memory.planes_at),
+                Address(offset=Split.copy.offset, operand=WORKSPACE),
+                Address(offset=Split.q.offset + data, operand=second),
+                Address(offset=Split.p.offset + data, operand=first),
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a call has beside its operands: p copied, then the planes of q; nothing of what is there already."""
+
+    copies: bool
+    planes_at: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, problem: Problem, config: Config) -> Memory:
+        """That of a launch."""
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        copies = copies_p(problem, config)
+        copied = batches(p) * p.size[-2] * pitch_of(problem.k) * 4 if copies else 0
+        planes_at = -(-copied // PLANES_ALIGNED) * PLANES_ALIGNED
+        size = 0 if is_packed(problem, config) else batches(q) * steps_of(problem) * PARTS * lines_of(q) * LINE_BYTES
+        return cls(copies=copies, planes_at=planes_at, size_bytes=planes_at + size)
+
+
+def lines_of(q: Layout) -> int:
+    """The lines of a plane."""
+    return -(-q.size[-2] // PLANE_LINES) * PLANE_LINES
+
+
+def pitch_of(k: int) -> int:
+    """Elements from one row of a copied p to the next."""
+    return -(-k // ALIGNED) * ALIGNED
+
+
+def batches(layout: Layout) -> int:
+    """The matrices that an operand has; one where all products share it."""
+    return layout.size[0] if strides_of(layout).batch else 1
+
+
+def _map(problem: Problem, p: Layout, operand: int, block_m: int, memory: Memory) -> TensorMap:
+    """p, or its copy, in boxes of swizzled lines."""
+    strides, rows, k = strides_of(p), p.size[-2], problem.k
+    along_k = by_k(p) is not False
+    pitch = pitch_of(k) if memory.copies else strides.row if along_k else strides.col
+    length, lines = (k, rows) if along_k else (rows, k)
+    batch = pitch * lines if memory.copies else strides.batch or pitch * lines
+    return TensorMap(
+        operand=WORKSPACE if memory.copies else operand,
+        dtype=torch.float32,
+        sizes=(length, lines, batches(p)),
+        pitches=(pitch * 4, batch * 4),
+        box=(BLOCK_K, block_m if along_k else BLOCK_K, 1),
+        swizzle=Swizzle.BYTES_128,
+        promotion_bytes=256,
+    )

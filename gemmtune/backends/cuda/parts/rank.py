@@ -1,0 +1,67 @@
+"""Which configs are tried for a problem, best first: a model of what a launch does, one after the other.
+
+Its constants are rates of an H200; for other GPUs they are as good for an order.
+"""
+
+from __future__ import annotations
+
+from ....device import DeviceInfo
+from ....problem import Problem
+from ..hopper import clusters_at_a_time
+from .configs import BLOCK_K, SHAPES, Config, Shape, copies_p, is_packed, operands_of, steps_of, tiles_of
+
+LAUNCH_US, SPLIT_US = 2.5, 2.0
+"""What a launch takes at the least, and the one that splits beside it."""
+SPLIT_GBPS = 3300.0
+"""The rate at which numbers are read and their parts written."""
+DRAM_GBPS = 3800.0
+L2_GBPS = 5500.0
+FLOPS_PER_NS = 5200.0
+"""Of one multiprocessor, in products of bfloat16."""
+ALONE = 1.5
+"""Times as long, where a multiprocessor has one warp group: nothing is multiplied while it splits and adds."""
+SPLIT_STEP_NS = 90.0
+"""What a step of a tile takes at the least."""
+TILE_US = 1.2
+"""What the beginning and the end of a tile take."""
+KEPT_US = 0.5
+"""Of that, what a block saves that goes on to the next tile."""
+EXCHANGE_GBPS = 60.0
+"""The rate at which each block of a cluster sends its sums."""
+
+
+def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
+    """The model's time of all launches, in microseconds."""
+    shape, tiles = config.shape, tiles_of(problem, config)
+    at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
+    waves = -(-tiles // at_a_time)
+    steps = -(-steps_of(problem) // shape.cluster_k)
+    multiplying_ns = 12 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
+    step_ns = max(multiplying_ns * (ALONE if shape.warp_groups == 1 else 1.0), SPLIT_STEP_NS)
+    tile_us = TILE_US - (KEPT_US if config.blocks else 0.0) + steps * step_ns / 1e3
+    if shape.cluster_k > 1:
+        tile_us += 1.0 + shape.sent_bytes / EXCHANGE_GBPS / 1e3
+    p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+    rows, cols = p.size[-2], q.size[-2]
+    read_us = (4 * rows + 6 * cols) * problem.k * problem.batch / DRAM_GBPS / 1e3
+    copied_us = tiles * steps_of(problem) * shape.stage_bytes / L2_GBPS / 1e3
+    return LAUNCH_US + _splitting_us(problem, config, rows, cols) + max(waves * tile_us, read_us, copied_us)
+
+
+def _splitting_us(problem: Problem, config: Config, rows: int, cols: int) -> float:
+    if is_packed(problem, config):
+        return 0.0
+    bytes_of = 10 * cols + (8 * rows if copies_p(problem, config) else 0)
+    return SPLIT_US + bytes_of * problem.k * problem.batch / SPLIT_GBPS / 1e3
+
+
+def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
+    """Every shape, either way round, best first."""
+    found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
+    return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
+
+
+def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swap_ab: bool) -> Config:
+    config = Config(shape=shape, swap_ab=swap_ab, pdl=True)
+    persistent = shape.cluster_k == 1 and tiles_of(problem, config) > device.sm_count
+    return Config(shape=shape, swap_ab=swap_ab, blocks=device.sm_count if persistent else 0, pdl=True)
