@@ -8,7 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cuda_cases import BF16, INT4, SM90, UINT4, UINT8, biased, choice, cluster_shape, gated, gemv_shape, mixed, mm, skinny_shape
+from cuda_cases import (
+    BF16,
+    F32,
+    INT4,
+    SM90,
+    UINT4,
+    UINT8,
+    addmm,
+    biased,
+    choice,
+    cluster_shape,
+    gated,
+    gemv_shape,
+    mixed,
+    mm,
+    parts_shape,
+    skinny_shape,
+)
 from rotation import rotated
 from sass import read_early
 
@@ -17,9 +34,11 @@ from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
+from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.errors import UnavailableError
+from gemmtune.numerics.bounds import PRODUCTS_OF_PARTS
 from gemmtune.toolchain.compiled import find_cuobjdump
 from gemmtune.toolchain.cubin import find_cubin_compiler
 
@@ -58,18 +77,20 @@ def legal(shape: Any, m: int, bits: tuple[int, ...] = (4, 8)) -> list[CudaChoice
 
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
+PARTS = [choice(mm(1024, 1024, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
 ALWAYS = [
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
     choice(mixed(1, **INT4, scales="group_128"), gemv_shape(8, 4, 4)),
     choice(gated(mm(1)), gemv_shape(16, 2, 8)),
+    choice(addmm(512, 512, 512, dtype=F32), parts_shape(128, 128, 5)),
     choice(mixed(64, scales="column"), wgmma.SHAPES[8][0]),
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues."""
-SAMPLE = [one for all in (CLUSTER, GEMV, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
+SAMPLE = [one for all in (CLUSTER, GEMV, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*ALWAYS, *SAMPLE)}
 
 
@@ -88,6 +109,11 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         assert read_early(code) == []
         return
     assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"
+    if isinstance(shape, parts.Shape):
+        assert code.count(f"HGMMA.64x{shape.block_n}x16.F32.BF16") == 2 * PRODUCTS_OF_PARTS * parts.BLOCK_K // 16
+        assert code.count("WARPGROUP.DEPBAR") == code.count("WARPGROUP.ARRIVE") == 2, "products of a step are on their way together"
+        assert read_early(code) == []
+        return
     if isinstance(shape, gemv.Shape):
         weights = gemv.stored(one.problem)
         assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm(weights))

@@ -25,6 +25,7 @@ from cuda_cases import (
     gemv_shape,
     mixed,
     mm,
+    parts_shape,
     skinny_shape,
     wgmma_shape,
 )
@@ -35,9 +36,10 @@ from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import registers_per_thread
 from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
+from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.device import preset
-from gemmtune.problem import Layout, Problem
+from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
 
 ROWS = "TMA copies contiguous rows that are aligned to 16 bytes"
@@ -57,7 +59,9 @@ OF_ALL: list[tuple[Any, str, str]] = [
 
 @pytest.mark.parametrize(("change", "arch", "reason"), OF_ALL, ids=lambda x: x if isinstance(x, str) else "")
 @pytest.mark.parametrize(
-    ("family", "problem"), [("cluster", mm()), ("gemv", mm(1)), ("skinny", mixed()), ("wgmma", mixed(64))], ids=str
+    ("family", "problem"),
+    [("cluster", mm()), ("gemv", mm(1)), ("parts", mm(dtype=F32)), ("skinny", mixed()), ("wgmma", mixed(64))],
+    ids=str,
 )
 def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
     assert FAMILY[family].why_not(change(problem), preset(arch)) == reason
@@ -79,6 +83,48 @@ def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch:
 )
 def test_what_the_cluster_family_does_not_serve(problem: Problem, reason: str) -> None:
     assert FAMILY["cluster"].why_not(problem, SM90) == reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (mm(), "bfloat16: float32 that torch multiplies as it is has parts"),
+        (mm(k=63, dtype=F32), "K = 63: sums of fewer than 64 terms are more exact without parts"),
+        (mm(m=0, dtype=F32), "the product is empty: nothing is launched"),
+        (dataclasses.replace(mm(dtype=F32), precision=Precision(input_mode="tf32")),
+         "tf32: float32 that torch multiplies as it is has parts"),
+        (mixed(), "mixed_mm is not an operation of this backend, which has mm, addmm, bmm, baddbmm"),
+    ],
+)  # fmt: skip
+def test_what_the_family_of_float32_by_parts_does_not_serve(problem: Problem, reason: str) -> None:
+    assert FAMILY["parts"].why_not(problem, SM90) == reason
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+def test_float32_by_parts_is_served_whatever_the_strides(layout: str) -> None:
+    for problem in (mm(33, 20, 64, layout, F32), mm(1001, 999, 1003, layout, F32), bmm(3, 100, 60, 70, layout, F32)):
+        assert FAMILY["parts"].why_not(problem, SM90) is None
+        ways = [{"swap_ab": swap_ab} for swap_ab in (False, True)]
+        assert {FAMILY["parts"].why_not_config(problem, SM90, config(parts.SHAPES[0], **way)) for way in ways} == {None}
+
+
+@pytest.mark.parametrize(
+    ("problem", "shape", "told", "reason"),
+    [
+        (mm(dtype=F32), parts_shape(128, 128, 6), {}, "takes 245872 bytes of shared memory, a block has 232448"),
+        (mm(dtype=F32), parts_shape(64, 128, 2, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
+        (mm(k=64, dtype=F32), parts_shape(64, 64, 9, 8), {}, "K has 2 steps, too few for 8 parts"),
+        (mm(dtype=F32), parts_shape(64, 64, 9, 2), {"blocks": 132},
+         "the blocks of a cluster have one tile alone: they are sent its sums once"),
+        (mm(2**20, 2**20, 64, dtype=F32), parts_shape(64, 16, 16, 2), {},
+         f"{2**30} tiles, at most {2**27} fit a grid"),
+        (dataclasses.replace(mm(k=999, dtype=F32), prepacked=True), parts_shape(64, 64, 9), {},
+         "b is packed, and a would have to be copied first: TMA copies rows or columns that are aligned to 16 bytes"),
+    ],
+)  # fmt: skip
+def test_configs_of_float32_by_parts_that_are_not_legal(problem: Problem, shape: Any, told: dict[str, Any], reason: str) -> None:
+    assert FAMILY["parts"].why_not(problem, SM90) is None
+    assert FAMILY["parts"].why_not_config(problem, SM90, config(shape, **told)) == reason
 
 
 VECTOR = "it is loaded in contiguous rows that are aligned to 16 bytes"

@@ -28,18 +28,23 @@ from cuda_cases import (
     legal_choices,
     mixed,
     mm,
+    parts_shape,
     skinny_shape,
     wgmma_shape,
 )
+from hard_numbers import HARD, assert_as_in_torch, hard_operands
 from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call
 
-from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cuda.backend import PARTS
+from gemmtune.backends.cuda.choice import CudaChoice, offers
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
 from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
+from gemmtune.backends.cuda.parts.configs import Shape as PartsShape
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
+from gemmtune.settings import Settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -149,6 +154,22 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     ),
     "wgmma-by-columns": (lambda k: by_columns(mixed(72, 264, k, scales="column")), 2048, wgmma_shape(64, 2, 1, 128, 4)),
     "wgmma-fused": (lambda k: gated(mixed(64, 264, k, **INT4, scales="group_128")), 4096, wgmma_shape(64, 2, 1, 128, 4)),
+    "parts": (lambda k: mm(256, 384, k, dtype=F32), 4096, parts_shape(128, 128, 5)),
+    "parts-tails": (lambda k: mm(333, 264, k, dtype=F32), 4100, parts_shape(128, 128, 5)),
+    "parts-unaligned": (lambda k: mm(301, 131, k, dtype=F32), 999, parts_shape(128, 128, 4, 2)),
+    "parts-not-by-k": (lambda k: mm(264, 136, k, "tn", F32), 1000, parts_shape(128, 64, 7)),
+    "parts-b-not-by-k": (lambda k: addmm(200, 136, k, "nn", F32), 1028, parts_shape(128, 64, 6, 4)),
+    "parts-batched": (lambda k: bmm(3, 100, 200, k, dtype=F32), 320, parts_shape(128, 128, 5)),
+    "parts-batched-not-by-k": (lambda k: bmm(2, 104, 136, k, "tt", F32), 2056, parts_shape(128, 64, 6, 8)),
+    "parts-16-rows": (lambda k: addmm(16, 1000, k, dtype=F32, bias="mn"), 4096, parts_shape(128, 16, 10, 4)),
+    "parts-few-rows": (lambda k: mm(13, 1000, k, dtype=F32), 2048, parts_shape(64, 16, 16, 2)),
+    "parts-one-group": (lambda k: mm(100, 72, k, dtype=F32), 16384, parts_shape(64, 64, 9, 8)),
+    "parts-short": (lambda k: mm(512, 136, k, dtype=F32), 64, parts_shape(128, 32, 8, 2)),
+    "parts-fused": (lambda k: gated(mm(200, 136, k, dtype=F32)), 2048, parts_shape(128, 128, 4, 4)),
+    "parts-by-columns": (lambda k: by_columns(mm(200, 136, k, dtype=F32)), 512, parts_shape(128, 128, 5)),
+    "parts-prepacked": (
+        lambda k: dataclasses.replace(mm(200, 141, k, dtype=F32), prepacked=True), 1000, parts_shape(128, 128, 5)
+    ),
     "wgmma-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 4096, wgmma_shape(128, 2, 1, 128, 4)),
 }  # fmt: skip
 DIVIDED: list[dict[str, Any]] = [
@@ -163,6 +184,11 @@ DIVIDED: list[dict[str, Any]] = [
 def ways_of(name: str) -> list[dict[str, Any]]:
     if isinstance(CASES[name][2], GemvShape):
         return [{}, {"pdl": True}, {"pdl": True, "prefetch_stages": 4}]
+    if isinstance(CASES[name][2], PartsShape):
+        return [
+            {"swap_ab": swap_ab, "pdl": pdl, "blocks": blocks}
+            for swap_ab, pdl, blocks in itertools.product((False, True), (False, True), (0, 3))
+        ]
     if not isinstance(CASES[name][2], ClusterShape):
         return DIVIDED
     ways = [{}, {"pdl": True, "prefetch_stages": 4}]
@@ -200,6 +226,9 @@ OF_EACH = [
     "fused",
     "gemv-int4",
     "gemv-fused",
+    "parts-tails",
+    "parts-unaligned",
+    "parts-16-rows",
     "skinny-int4",
     "skinny-fused",
     "wgmma-int4",
@@ -214,14 +243,14 @@ def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "gemv-int4", "skinny-int4", "wgmma-int4"]
+    "name", ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "gemv-int4", "parts", "skinny-int4", "wgmma-int4"]
 )
 def test_calls_of_several_streams_do_not_see_each_other(name: str) -> None:
     """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
     assert_streams_apart(choices_of(name)[-1])
 
 
-@pytest.mark.parametrize("name", ["two-tiles", "gemv-one-row", "skinny-int4", "wgmma-int4"])
+@pytest.mark.parametrize("name", ["two-tiles", "gemv-one-row", "parts", "skinny-int4", "wgmma-int4"])
 def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch(name: str) -> None:
     assert_launched_by_a_new_thread(choices_of(name)[0])
 
@@ -259,6 +288,8 @@ CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "small": (mm(64, 64, 8192), cluster("64x64x64_s6_k8"), {}),
     "gemv": (mixed(4, 4096, 4096, **INT4, scales="group_128"), gemv_shape(8, 4, 4), {}),
     "gemv-dense": (mm(1, 4096, 4096), gemv_shape(8, 4, 8), {}),
+    "parts": (mm(512, 1024, 1024, dtype=F32), parts_shape(128, 128, 5), {"blocks": 24}),
+    "parts-divided": (mm(64, 1024, 1024, dtype=F32), parts_shape(128, 64, 6, 4), {"swap_ab": True}),
     "skinny": (mixed(16, 4096, 4096, **INT4, scales="group_128"), skinny_shape(16, 128, 4, 2, 4), {"cluster_k": 2}),
     "wgmma": (mixed(64, 4096, 4096, **INT4, scales="group_128"), wgmma_shape(64, 2, 1, 128, 4, k16_batch=2), {"cluster_k": 2}),
 }
@@ -272,12 +303,12 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, p
     x = random_operands(problem, GPU, seed=8)
     # So that results neither grow nor vanish; int4 has a mean, which multiplies rows by 1200 or so.
     if x.scale_b is None:
-        x = dataclasses.replace(x, b=x.b / 64)
+        x = dataclasses.replace(x, b=x.b / problem.k**0.5)
     else:
         x = dataclasses.replace(x, scale_b=x.scale_b / x.scale_b.max() / 1280)
     results = []
     for pdl in (False, True, True, True):
-        way = {"pdl": pdl, "prefetch_stages": prefetch_stages if pdl else 0}
+        way = {"pdl": pdl} | ({} if isinstance(shape, PartsShape) else {"prefetch_stages": prefetch_stages if pdl else 0})
         run = choice(problem, shape, detect("cuda"), **told, **way).build().run
         operands = [x.a.clone(), x.a.clone()]
         for i in range(12):
@@ -291,6 +322,35 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, p
     assert all(one.isfinite().all() for one in results[0])
     for early in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(early, results[0], strict=True))
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> None:
+    """By the planes that torch makes, too, which are the kernel's own."""
+    problem = mm(len(HARD) + 4, len(HARD) + 8, 64, layout, F32)
+    a, b = hard_operands(problem, GPU)
+    for told in ({}, {"swap_ab": True}):
+        out = torch.empty(problem.out.size, device=GPU)
+        choice(problem, parts_shape(128, 64, 7), detect("cuda"), **told).build().run(out, (a, b), ())
+        assert_as_in_torch(out, a, b)
+    packed = choice(dataclasses.replace(problem, prepacked=True), parts_shape(128, 64, 7), detect("cuda"))
+    packed.build().run(again := torch.empty_like(out), (a, packed.pack(b)), ())
+    assert torch.equal(again.nan_to_num(7.0), out.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    "case", [(4096, 512, 4096), (128, 4096, 1024), (16, 4096, 4096), (512, 512, 64), (256, 256, 16384)], ids=str
+)
+def test_float32_by_parts_is_no_less_exact_than_torch(case: tuple[int, int, int]) -> None:
+    problem, device = mm(*case, dtype=F32), detect("cuda")
+    for draw in (torch.randn, torch.rand):
+        a, b = draw(case[0], case[2], device=GPU), draw(case[1], case[2], device=GPU).t()
+        right, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        torchs = ((torch.mm(a, b).double() - right).abs() / magnitude).max()
+        for one in offers(PARTS, problem, device, Settings()).choices:
+            out = torch.empty(problem.out.size, device=GPU)
+            one.build().run(out, (a, b), ())
+            assert ((out.double() - right).abs() / magnitude).max() <= torchs, one
 
 
 @pytest.mark.parametrize("name", ["two-tiles", "gemv-int8", "skinny-int8-bfloat16", "wgmma-int8"])

@@ -29,6 +29,7 @@ from cuda_cases import (
     skinny_shape,
 )
 from cuda_kernels_on_cpu import kernel
+from hard_numbers import HARD, assert_as_in_torch, hard_operands
 from rotation import rotated
 
 from gemmtune.backends.cuda.choice import CudaChoice
@@ -129,3 +130,15 @@ BY_PARTS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 def test_float32_by_parts_is_right(name: str) -> None:
     problem, shape, told = BY_PARTS[name]
     assert_right(choice(problem, shape, **told))
+
+
+@needs_compiler
+def test_numbers_that_are_hard_to_split_come_out_as_in_torch() -> None:
+    problem = mm(len(HARD), len(HARD) + 1, 64, dtype=F32)
+    a, b = hard_operands(problem, torch.device("cpu"))
+    out, again = (torch.empty(problem.out.size) for _ in range(2))
+    kernel(choice(problem, DIVIDED)).run(out, (a, b), ())
+    assert_as_in_torch(out, a, b)
+    packed = choice(dataclasses.replace(problem, prepacked=True), DIVIDED)
+    kernel(packed).run(again, (a, packed.pack(b)), ())
+    assert torch.equal(again.nan_to_num(7.0), out.nan_to_num(7.0)), "torch makes the same planes"

@@ -42,8 +42,8 @@ def addmm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = F16, 
     return Problem.addmm(m, n, k, dtype=dtype, layout=layout, bias=bias, alpha=2, beta=0.5, device_type="cuda")
 
 
-def bmm(batch: int, m: int, n: int, k: int, layout: str = "nt") -> Problem:
-    return Problem.bmm(batch, m, n, k, dtype=BF16, layout=layout, device_type="cuda")
+def bmm(batch: int, m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = BF16) -> Problem:
+    return Problem.bmm(batch, m, n, k, dtype=dtype, layout=layout, device_type="cuda")
 
 
 def mixed(m: int = 16, n: int = 1024, k: int = 2048, **fields: Any) -> Problem:

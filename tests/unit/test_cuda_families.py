@@ -33,6 +33,7 @@ from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
 from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
+from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.choice import Offers
@@ -146,6 +147,7 @@ def test_the_backend_has_all_families() -> None:
         ("cluster", mm(256, 256, 2048), cluster.SHAPES),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
+        ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),
         ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
     ],
 )
@@ -187,6 +189,7 @@ def test_it_serves_sm90_alone(arch: str) -> None:
 
 OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
 OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
+OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 
 
@@ -196,7 +199,7 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl", "prefetch_stages"):
+        for told in ("pdl", "prefetch_stages") if family != "parts" else ("pdl",):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
@@ -218,6 +221,7 @@ def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, proble
         ("cluster", mm(256, 256, 16384), lambda c: c.clusters_per_tile * c.shape.cluster_k, None),
         ("gemv", mm(2, 4096, 4096), lambda c: 2 * c.shape.warps, None),
         ("gemv", mixed(4, dtype=BF16, **INT4, scales="group_128", zeros=True), lambda c: 2 * c.shape.warps, BF16),
+        ("parts", mm(128, 1024, 4096, dtype=F32), lambda c: c.shape.cluster_k, None),
         ("skinny", mixed(**INT4, scales="group_128"), lambda c: c.cluster_k * c.shape.warps_k, None),
         ("skinny", mixed(**INT4, scales="column", zeros=True), lambda c: c.cluster_k * c.shape.warps_k, F16),
         ("wgmma", mixed(64, scales="column"), lambda c: c.cluster_k, None),
@@ -232,6 +236,7 @@ def test_claims(family: str, problem: Problem, splits: Any, weights: torch.dtype
             assert (claims.accumulate, claims.partials, claims.epilogue_input) == (F32, F32, F32)
             assert (claims.splits, claims.weights) == (splits(variant.config), weights)
             assert variant.info["splits"] == claims.splits
+            assert (claims.input_mode, claims.promoted_every) == (("parts", 32) if family == "parts" else ("ieee", None))
 
 
 def test_clusters_for_a_tile_fill_the_multiprocessors_and_leave_no_block_without_work() -> None:

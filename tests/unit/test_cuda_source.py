@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cuda_cases import (
     BF16,
     F16,
@@ -17,6 +19,7 @@ from cuda_cases import (
     UINT4,
     addmm,
     biased,
+    bmm,
     choice,
     cluster_shape,
     config,
@@ -25,6 +28,7 @@ from cuda_cases import (
     gemv_shape,
     mixed,
     mm,
+    parts_shape,
     skinny_shape,
     wgmma_shape,
 )
@@ -34,6 +38,8 @@ from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
 from gemmtune.backends.cuda.gemv.family import Work as GemvWork
+from gemmtune.backends.cuda.parts.family import Split
+from gemmtune.backends.cuda.parts.family import Work as PartsWork
 from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
@@ -64,6 +70,9 @@ TEXTS: dict[str, list[tuple[Problem, Any]]] = {
     ],
 }  # fmt: skip
 VECTOR = gemv_shape(8, 4, 8)
+BY_PARTS = parts_shape(128, 64, 6, 4)
+TEXTS["parts"] = [(mm(dtype=F32), BY_PARTS), (mm(dtype=F32), parts_shape(128, 128, 4, 4)), (mm(layout="tn", dtype=F32), BY_PARTS)]
+TEXTS["parts"] += [(addmm(128, 128, 8192, dtype=F32), BY_PARTS), (gated(mm(dtype=F32)), BY_PARTS)]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
@@ -76,7 +85,7 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
     for source in sources:
         assert not any(mark in source.text for mark in ("{{", "{%", "{#"))
         assert "#include" not in source.text
-    other = {"cluster": mm(256, 300, 16384), "gemv": mm(4, 300, 16384)}
+    other = {"cluster": mm(256, 300, 16384), "gemv": mm(4, 300, 16384), "parts": mm(99, 301, 777, dtype=F32)}
     again = other.get(family, mixed(13, 2048, 4096, **GROUPS))
     assert source_of(again, TEXTS[family][0][1]).digest == sources[0].digest
 
@@ -165,6 +174,50 @@ def test_what_one_to_four_rows_are_told() -> None:
     assert [one.operand for one in biased.addresses] == [OUT, operand_at(0), A, B]
 
 
+def test_what_float32_by_parts_is_told() -> None:
+    record = choice(mm(300, 136, 1000, dtype=F32), parts_shape(128, 128, 5), blocks=132, pdl=True).record
+    work = work_of(record, PartsWork)
+    assert (work.rows, work.cols, work.tiles_m, work.tiles_n, work.tiles, work.steps, work.plane_lines) == (
+        300,
+        136,
+        3,
+        2,
+        6,
+        32,
+        136,
+    )
+    assert (record.grid, record.cluster, record.threads, record.pdl) == ((6, 1, 1), 1, 384, True)
+    assert [(one.operand, one.sizes, one.pitches, one.box) for one in record.maps] == [
+        (A, (1000, 300, 1), (4000, 1200000), (32, 128, 1))
+    ]
+    assert record.scratch_bytes == 32 * 3 * 136 * 64
+    [first] = record.before
+    split = Split.from_buffer_copy(first.parameters)
+    assert (first.kernel, first.grid, first.threads) == ("gemmtune_parts_split", (3 * 16, 1, 1), 256)
+    assert (split.q.lines, split.q.k, split.q_blocks, split.steps, split.plane_lines) == (136, 1000, 48, 32, 136)
+    assert [one.operand for one in first.addresses] == [WORKSPACE, WORKSPACE, B, A]
+
+
+def test_what_tma_cannot_read_is_copied_before_the_planes() -> None:
+    record = choice(bmm(2, 9, 17, 75, dtype=F32), parts_shape(64, 64, 9, 2), swap_ab=True).record
+    [first] = record.before
+    split, planes_at = Split.from_buffer_copy(first.parameters), 11264
+    assert (split.p.lines, split.p_pitch, split.q.lines, split.q_blocks, first.grid) == (17, 76, 9, 4, (8, 1, 1))
+    assert planes_at >= 2 * 17 * 76 * 4
+    assert [one.more_bytes for one in first.addresses] == [planes_at, 0, 0, 0]
+    assert [(one.operand, one.sizes, one.pitches) for one in record.maps] == [(WORKSPACE, (75, 17, 2), (304, 5168))]
+    assert record.scratch_bytes == planes_at + 2 * 3 * 3 * 16 * 64
+    assert record.alignment == ()
+
+
+def test_a_packed_weight_is_multiplied_by_one_launch() -> None:
+    one = choice(dataclasses.replace(mm(64, 100, 200, dtype=F32), prepacked=True), parts_shape(64, 64, 9))
+    assert one.pack(torch.empty(200, 100)).shape == (7, 3, 104, 32)
+    assert (one.record.before, one.record.scratch_bytes, dict(one.record.alignment)) == ((), 0, {A: 16, B: 16})
+    swapped = choice(one.problem, parts_shape(64, 64, 9), swap_ab=True)
+    assert (swapped.packed_format, len(swapped.record.before)) == (None, 1)
+
+
 # Compilation
 
 
@@ -204,6 +257,7 @@ def missing(reason: str) -> Callable[[], CubinCompiler]:
         ((mm(), mm(100, 120, 32768)), LONG),
         ((mixed(scales="column"), mixed(11, 1000, 2064, scales="column")), SKINNY),
         ((mm(1), mm(4, 100, 136)), VECTOR),
+        ((mm(dtype=F32), mm(100, 120, 999, dtype=F32)), BY_PARTS),
         ((mixed(64, scales="column"), mixed(51, 1000, 2064, scales="column")), WGMMA),
         ((gated(mm()), gated(mm(100, 120, 8192))), LONG),
     ],
