@@ -234,6 +234,7 @@ def _of_terms(
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both are [1, M, N]; a magnitude that is not finite is infinite: the value says what is right there, or anything is."""
+    """Both are [1, M, N]. A magnitude that is no number is infinite, so that anything is right; an infinite one is the largest
+    number, so that only the value is."""
     value, magnitude = products(a.unsqueeze(0), b.unsqueeze(0))
     return value, magnitude.nan_to_num(nan=math.inf)

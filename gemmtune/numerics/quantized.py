@@ -73,7 +73,7 @@ def scale_at(scale: torch.Tensor, size: tuple[int, int], rows: torch.Tensor, col
 
 def _block(count: int, extent: int) -> int:
     """How many lines share one of ``count`` scales; what ``Problem.scale_block`` says, since shapes tell legal blocks apart."""
-    return next((block for block in (1, *GROUPS) if -(-extent // block) == count), max(extent, 1))
+    return next(block for block in (1, *GROUPS) if -(-extent // block) == count)
 
 
 def dequantized_a(operands: Operands, stored: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -79,7 +79,7 @@ def _sample(size: int, count: int, device: torch.device) -> torch.Tensor:
     """``count`` different indices below ``size`` (at least LEAST_SAMPLED of them), the first and the last among them, in order."""
     count = min(size, max(count, LEAST_SAMPLED))
     generator = torch.Generator().manual_seed(SEED)
-    inner = torch.randperm(max(size - 2, 0), generator=generator)[: max(count - 2, 0)] + 1
+    inner = torch.randperm(max(size - 2, 0), generator=generator)[: count - 2] + 1
     return torch.tensor(sorted({0, size - 1, *inner.tolist()}), device=device)
 
 

@@ -22,6 +22,7 @@ from gemmtune.numerics.block_sparse import (
     spread,
 )  # fmt: skip
 from gemmtune.numerics.operands import random_operands
+from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Problem
 from gemmtune.problem.sparsity import Sparsity
 
@@ -140,9 +141,22 @@ def test_random_operands_have_a_weight_of_the_class(wide: bool) -> None:
     values, crow, col = parts(made.weight)
     assert made.weight.shape == (32, 96)
     assert values.shape == (12, 8, 16)
+    assert problem.sparsity is not None
+    assert torch.equal(mask_of(made.weight), random_mask((32, 96), problem.sparsity, torch.Generator().manual_seed(3)))
     assert crow.tolist() == [0, 3, 6, 9, 12]
     assert crow.dtype == col.dtype == (torch.int64 if wide else torch.int32)
     assert 0.9 < float(values.float().std()) < 1.1
     assert made.named["b"] is made.weight
     assert made.b.shape == (96, 32)
     assert made.b.stride() == (0, 0)
+
+
+def test_an_infinity_beside_absent_blocks_shows_where_the_last_row_of_b_has_one() -> None:
+    problem = Problem.bsr_mm(4, 14, 8, block=(2, 1), density=0.5, dtype=torch.float32, device_type="cpu")
+    absent = Probes(problem, CPU).absent()
+    assert absent is not None
+    assert absent.present.tolist() == [col // 2 % 3 != 1 for col in range(14)]
+    assert absent.counts.tolist() == [1 if col // 2 % 3 == 2 else 0 for col in range(14)]
+    assert absent.operands.a[:, :-1].eq(1).all()
+    assert absent.operands.a[:, -1].isinf().all()
+    assert Probes(Problem.mm(4, 14, 8, device_type="cpu"), CPU).absent() is None

@@ -18,18 +18,24 @@ ALWAYS: dict[str, tuple[str, ...]] = {
 }
 """Tests of a package that go through many of its modules without importing them; after those that do, if there is room."""
 BESIDES = {
+    "numerics/absent": ("correctness/test_bsr.py",),
     "numerics/buffers": ("correctness/test_numerics_operands.py",),
     "numerics/judging": ("correctness/test_numerics_compare.py", "correctness/test_conformance_values.py"),
-    "numerics/width": ("correctness/test_numerics_quantized.py", "correctness/test_verify_quantized.py"),
+    "numerics/integers": ("correctness/test_numerics_drawing.py",),
+    "numerics/scaling": ("correctness/test_numerics_quantized.py",),
+    "numerics/width": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
     "numerics/operands": (
         "correctness/test_numerics_operands.py",
         "correctness/test_numerics_quantized.py",
         "correctness/test_numerics_drawing.py",
     ),
     "numerics/probes": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
-    "problem/fields": ("unit/test_sum_problem.py",),
+    "problem/constructors": ("unit/test_rules.py", "unit/test_sparsity.py"),
+    "problem/fields": ("unit/test_sum_problem.py", "unit/test_sparsity.py"),
     "problem/forms": ("unit/test_rebuild.py", "unit/test_cli_shapes.py"),
     "problem/gradients": ("unit/test_rules.py",),
+    "problem/rules": ("unit/test_rules.py", "unit/test_sparsity.py", "correctness/test_grouped.py"),
+    "problem/scales": ("unit/test_rules.py", "unit/test_compositions.py"),
     "selector/select": ("unit/test_limits.py",),
 }
 """Tests of single modules that import something else."""

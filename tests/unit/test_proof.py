@@ -242,14 +242,11 @@ def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
 
 
 def test_between_anchors_the_best_of_either_side_and_torch_compete() -> None:
-    times = {4: {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0, "e": 5.0, "f": 6.0}, 64: {"z": 1.0, "a": 2.0, "y": 3.0, "torch": 9.0}}
-    work = work_of(
-        {1: {"x": 1.0}, **times, 256: {"x": 1.0}}, b=stepped("b", legal=frozenset({4})), torch=stepped("torch", baseline=True)
-    )
+    few = {name: 1.0 + i for i, name in enumerate("abcdefg")}
+    times = {1: {"x": 1.0}, 4: few, 64: {"z": 1.0, "a": 2.0, "y": 3.0, "torch": 9.0}, 256: {"x": 1.0}}
+    work = work_of(times, b=stepped("b", legal=frozenset({4})), torch=stepped("torch", baseline=True))
     work.wrong["z"] = "off"
-    most = ranges.MOST_BESIDE
-    beside = ["a", "c", "d", "e", "f"][:most]
-    assert ranges._best_beside(work, 16) == list(dict.fromkeys(["torch", *beside, *["a", "y", "torch"][:most]]))
+    assert ranges._best_beside(work, 16) == ["torch", "a", "c", "d", "e", "f", "y"], "five of each, once"
 
 
 @pytest.mark.parametrize(
@@ -315,8 +312,10 @@ def test_instead_of_what_is_not_legal_the_fastest_at_the_nearest_anchor_serves()
     assert ranges._instead(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
     assert ranges._instead(work, range(12, 14)) == "z"
     assert ranges._instead(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "of those beside it the first that is legal"
-    work.choices |= {name: stepped(name, legal=frozenset()) for name in ("y", "z", "slow0")}
-    assert ranges._instead(work, range(12, 14)) == "torch", "so many are asked"
+    work.choices |= {name: stepped(name, legal=frozenset()) for name in ("y", "z")}
+    assert ranges._instead(work, range(12, 14)) == "slow0", "the fourth"
+    work.choices["slow0"] = stepped("slow0", legal=frozenset())
+    assert ranges._instead(work, range(12, 14)) == "torch", "four are asked"
     work.wrong["torch"] = "off"
     with pytest.raises(NoValidChoicesError, match=r"none of them is legal for each M of 12\.\.13"):
         ranges._instead(work, range(12, 14))
