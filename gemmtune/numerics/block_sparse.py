@@ -27,7 +27,7 @@ def random_mask(
     """Which blocks of a weight of ``size`` (N, K) exist, bool [block rows, block columns], by that class; of exactly ``density`` if
     that is given.
 
-    It is drawn on the CPU and lies on the generator's device, so that a seed means the same pattern on every device."""
+    It is drawn on the CPU, where the lengths of rows are made, and lies on the generator's device."""
     share = sparsity.density if density is None else density
     rows, cols = size[0] // sparsity.block_n, size[1] // sparsity.block_k
     wanted = torch.full((rows,), round(share * cols), device="cpu")

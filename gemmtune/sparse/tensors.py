@@ -30,7 +30,7 @@ def create_blocked_tensor(
             row to row by a power law, in random order.
         dtype: of the values: standard normal numbers, or for int8 any.
         index_dtype: int32 or int64.
-        seed: of a generator of its own; torch's global state is not touched.
+        seed: of generators of its own; torch's global state is not touched. It means the same pattern on every device.
 
     Raises:
         InvalidProblemError: blocks that do not divide the matrix, another density, or a dtype that no product takes.
@@ -42,9 +42,10 @@ def create_blocked_tensor(
         raise InvalidProblemError(f"create_blocked_tensor: density: got {density}, expected a number from 0 to 1")
     if min(block_n, block_k) < 1 or m % block_n or k % block_k:
         raise InvalidProblemError(f"create_blocked_tensor: blocks of {block_n}x{block_k} do not divide a matrix of {m}x{k}")
-    generator = torch.Generator(device=device).manual_seed(seed)
+    drawing = torch.Generator("cpu").manual_seed(seed)
+    generator = drawing if torch.device(device).type == "cpu" else torch.Generator(device=device).manual_seed(seed)
     sparsity = Sparsity(block_n=block_n, block_k=block_k, density=density_class(density), imbalance=imbalance)
-    mask = random_mask((m, k), sparsity, generator, density=density)
+    mask = random_mask((m, k), sparsity, drawing, density=density).to(device)
     col = mask.nonzero(as_tuple=True)[1]
     shape = (len(col), block_n, block_k)
     if dtype_info(dtype).is_integer:
