@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,18 @@ sleep {seconds}
 """
 
 
+@functools.cache
+def _functions() -> bytes:
+    """The shared object, compiled once for all tests."""
+    found = find_compiler()
+    assert found is not None
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder, "made.cpp"), Path(folder, "made.so")
+        source.write_text(FUNCTIONS)
+        subprocess.run([found.path, "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+        return made.read_bytes()
+
+
 class FakeNvcc:
     """The nvcc that is found first on PATH, in a folder of its own."""
 
@@ -49,12 +63,7 @@ class FakeNvcc:
 
     def compiles(self, seconds: float = 0.0, release: str = "12.8") -> None:
         """Whatever it is given becomes the same shared object."""
-        if not self.made.exists():
-            source = self.folder / "made.cpp"
-            source.write_text(FUNCTIONS)
-            found = find_compiler()
-            assert found is not None
-            subprocess.run([found.path, "-shared", "-fPIC", str(source), "-o", str(self.made)], check=True)
+        self.made.write_bytes(_functions())
         self.does(f'for last; do :; done\ncp {self.made} "$last"', seconds, release)
 
     def refuses(self, text: str, lines: int = 1) -> None:

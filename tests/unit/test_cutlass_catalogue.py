@@ -22,7 +22,7 @@ raise RuntimeError("this generator does nothing")
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Path]:
-    catalogue._operations.cache_clear()
+    operations.cache_clear()
     with settings.patch(cache_dir=str(tmp_path / "cache")):
         yield tmp_path / "cache" / "cutlass"
 
@@ -50,7 +50,7 @@ def toolkit() -> Toolkit:
 def test_operations_are_listed_once(toolkit: Toolkit, cache: Path, runs: list[list[str]]) -> None:
     first = operations(toolkit, 75, "f16")
     assert operations(toolkit, 75, "f16") is first
-    catalogue._operations.cache_clear()  # as in another process
+    operations.cache_clear()  # as in another process
     assert operations(toolkit, 75, "f16") == first
     assert len(runs) == 1
     assert len(list(cache.iterdir())) == 1
@@ -63,7 +63,7 @@ def test_a_damaged_list_is_made_anew(toolkit: Toolkit, cache: Path, runs: list[l
     first = operations(toolkit, 75, "f32")
     [path] = cache.iterdir()
     path.write_text(path.read_text()[:100])
-    catalogue._operations.cache_clear()
+    operations.cache_clear()
     assert operations(toolkit, 75, "f32") == first
     assert len(runs) == 2
     assert json.loads(path.read_text())

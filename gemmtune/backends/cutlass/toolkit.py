@@ -72,37 +72,15 @@ def _toolkit(source: Path, package: Path, complaint: str) -> Toolkit:
     return Toolkit(version=version, package=package, include=(source / "include", source / "tools" / "util" / "include"))
 
 
+@functools.lru_cache(maxsize=32)
 def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
     """Operations with a and b of ``element`` that run on ``capability``: the generator's in the order of their names, then ours.
 
     Raises:
         UnavailableError: the generator of this copy failed, with what it printed.
     """
-    return _operations(toolkit, capability, element, cache_dir("cutlass"))
-
-
-def distinct_operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
-    """``operations``, ``without_twins``. Raises UnavailableError."""
-    return _distinct(toolkit, capability, element, cache_dir("cutlass"))
-
-
-def without_twins(found: Iterable[Operation]) -> list[Operation]:
-    """One of each group that we would make the same kernel of: the type of c, which is never read, does not matter."""
-    kept: dict[Operation, Operation] = {}
-    for op in sorted(found, key=lambda op: op.c != "void"):
-        kept.setdefault(dataclasses.replace(op, name="", c=""), op)
-    return list(kept.values())
-
-
-@functools.lru_cache(maxsize=32)
-def _distinct(toolkit: Toolkit, capability: int, element: str, folder: Path) -> tuple[Operation, ...]:
-    return tuple(without_twins(_operations(toolkit, capability, element, folder)))
-
-
-@functools.lru_cache(maxsize=32)
-def _operations(toolkit: Toolkit, capability: int, element: str, folder: Path) -> tuple[Operation, ...]:
     program = hashlib.blake2b(LISTING.read_bytes(), digest_size=8).hexdigest()
-    path = folder / f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
+    path = cache_dir("cutlass") / f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
     try:
         plain = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):  # it is not there, or damaged
@@ -114,6 +92,20 @@ def _operations(toolkit: Toolkit, capability: int, element: str, folder: Path) -
     listed = [Operation.of(values) for values in plain]
     names = {op.name for op in listed}
     return tuple(listed + [op for op in own_operations(listed) if op.name not in names])
+
+
+@functools.lru_cache(maxsize=32)
+def distinct_operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
+    """``operations``, ``without_twins``. Raises UnavailableError."""
+    return tuple(without_twins(operations(toolkit, capability, element)))
+
+
+def without_twins(found: Iterable[Operation]) -> list[Operation]:
+    """One of each group that we would make the same kernel of: the type of c, which is never read, does not matter."""
+    kept: dict[Operation, Operation] = {}
+    for op in sorted(found, key=lambda op: op.c != "void"):
+        kept.setdefault(dataclasses.replace(op, name="", c=""), op)
+    return list(kept.values())
 
 
 def _listed(toolkit: Toolkit, capability: int, element: str) -> str:
