@@ -6,13 +6,14 @@ that is there is neither read nor written.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
@@ -27,6 +28,8 @@ from parallel import pytest_collection_modifyitems, pytest_runtest_protocol, pyt
 from processes import Run
 
 from gemmtune import settings
+from gemmtune.device import DeviceInfo
+from gemmtune.timing.limits import measure_limits
 from gemmtune.workers import worker
 from gemmtune.workers.pool import WORKERS
 
@@ -99,10 +102,20 @@ def _gpu_memory() -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+@functools.cache
+def _limits(device: DeviceInfo, dtype_label: str) -> Mapping[str, float]:
+    return measure_limits(device, dtype_label)
+
+
 @pytest.fixture(autouse=True)
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured counts as measured on a quiet machine: tests run beside each other."""
+    """What is measured counts as measured on a quiet machine: tests run beside each other. Its limits are measured once, not for
+    each test's own store."""
     monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "")
+    monkeypatch.setattr(
+        "gemmtune.selector.session.measure_limits",
+        lambda device, label, known: {name: value for name, value in _limits(device, label).items() if name not in known},
+    )
 
 
 @pytest.fixture
