@@ -150,6 +150,10 @@ class Choice(ABC):
         """
         return f"{self.name} serves {self.problem} alone"
 
+    def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """``at`` for an M of which it is known that the choice is legal there, and of the same ``compile_key``: in microseconds."""
+        return self.at(problem, device)
+
     def launch_variants(self) -> Sequence[Choice]:
         """Other choices with the same ``compile_key``: what a compiled kernel can be told at launch.
 

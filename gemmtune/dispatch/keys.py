@@ -60,3 +60,25 @@ def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Has
     except (AttributeError, RuntimeError):
         # No tensor at all, or one without memory of its own (a torch.func transform): the checks say what is wrong.
         return None
+
+
+_SHAPE_A, _NAME, _WANTS_GRAD, _FIRST = 0, 11, 14, 15
+"""Places in a key: the shape of a, the operation, whether a gradient is wanted, and the shape of the third tensor."""
+_FIRST_HAS_ROWS = ("addmm", "scaled_mm")
+"""Operations whose third tensor may have a row for each row of a."""
+
+
+def without_rows(key: Any) -> tuple[Hashable, int] | None:
+    """What of a key is the same for every M of a weight, and M; None where M is not the rows of a matrix alone, or 1.
+
+    A tensor whose rows follow M in a way that is not known here keeps M in its part of the key.
+    """
+    shape = key[_SHAPE_A]
+    if len(shape) != 2 or shape[0] < 2 or key[_WANTS_GRAD]:
+        return None
+    m = shape[0]
+    if len(key) > _FIRST and key[_NAME] in _FIRST_HAS_ROWS:
+        size = key[_FIRST]
+        if len(size) == 2 and size[0] == m:
+            return (shape[1], key[1:_FIRST], size[1], key[_FIRST + 1 :]), m
+    return (shape[1], key[1:]), m

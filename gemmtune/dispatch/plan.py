@@ -30,7 +30,8 @@ from ..store.store import open_store
 from .allocate import new_output
 from .asked import command, note
 from .host import host_us
-from .ranges import forget_range_plans, range_plan_for
+from .keys import without_rows
+from .ranges import RangePlan, forget_range_plans, range_plan_for
 
 Origin = Literal["store", "tuned", "only choice", "range", "nearest", "fallback"]
 
@@ -49,6 +50,9 @@ class Plan:
     origin: Origin
     lasting: bool = True
     """May be kept for later calls; false for what torch had to do while a CUDA graph was captured."""
+
+    shared: RangePlan | None = None
+    """The table that the choice is from: its choices for other Ms serve calls that differ in nothing else."""
 
     new: RunNew = field(init=False)
     """``new(tensors, scalars)`` runs into a result of its own."""
@@ -111,6 +115,8 @@ class Ready(Protocol):
 
 ready: dict[Hashable, Ready] = {}
 """Plans by what can be read off the operands in a microsecond: the first look of every call."""
+_by_rows: dict[Hashable, RangePlan] = {}
+"""Tables by the same, without M."""
 _plans: dict[tuple[Problem, int, int], Plan] = {}
 _CAPACITY = 65536
 LEAST_INVARIANT_ROWS = 256
@@ -131,6 +137,7 @@ def forget_plans() -> None:
     """Drop every plan, so that the next call asks the store again."""
     generation.number += 1
     ready.clear()
+    _by_rows.clear()
     _plans.clear()
     forget_range_plans()
     forget(generation.number)
@@ -142,6 +149,26 @@ def keep_ready(key: Hashable | None, entry: Ready | None) -> None:
         if len(ready) >= _CAPACITY:
             ready.clear()
         ready[key] = entry
+        shared = entry.plan.shared
+        if shared is not None and entry is entry.plan and (rest := without_rows(key)) is not None:
+            if len(_by_rows) >= _CAPACITY:
+                _by_rows.clear()
+            _by_rows[rest[0]] = shared
+
+
+def ready_for_rows(key: Hashable) -> Plan | None:
+    """The plan for a call whose M is new, where the weight's table has it: nothing has to be stated or asked again."""
+    rest = without_rows(key) if _by_rows else None
+    shared = _by_rows.get(rest[0]) if rest is not None else None
+    found = shared.proved(rest[1]) if shared is not None and rest is not None else None
+    if found is None:
+        return None
+    problem, choice, kernel = found
+    plan = Plan(problem=problem, choice=choice, kernel=kernel, origin="range", shared=shared)
+    if len(ready) >= _CAPACITY:
+        ready.clear()
+    ready[key] = plan
+    return plan
 
 
 def plan_for(problem: Problem, index: int) -> Plan:
@@ -222,7 +249,8 @@ def _shared(problem: Problem, device: DeviceInfo, settings: Settings) -> tuple[P
         note(known.rows_class, problem.m, fingerprint_text(device, settings.timing), open_store(settings), runs)
     if isinstance(found, str):
         return fallback(problem, device, settings), settings
-    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin), settings
+    shared = known if known.table is not None else None
+    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared), settings
 
 
 def _invariant(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
@@ -243,7 +271,7 @@ def _invariant(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan
     if isinstance(found, str):
         remedy = f"{found}; make a table that has it: {command(row_classes(problem)[0], problem.m)} --batch-invariant"
         raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", remedy)])
-    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin)
+    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=known)
 
 
 def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:

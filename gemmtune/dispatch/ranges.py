@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -13,9 +14,9 @@ from typing import Any, Literal
 
 from ..choice import Choice, Kernel
 from ..device import DeviceInfo
-from ..errors import GemmtuneError, UnavailableError
+from ..errors import GemmtuneError, InvalidProblemError, UnavailableError
 from ..problem import Problem
-from ..problem.rows import RowClass, row_classes
+from ..problem.rows import Relaid, RowClass, row_classes
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import Segment, Table
@@ -47,6 +48,7 @@ class Member:
         self._find = find
         self._choice: Choice | str | None = None
         self._loaded: dict[str | None, Any] = {}
+        self._runs: dict[int, tuple[Choice, Any]] = {}
 
     @property
     def choice(self) -> Choice | str:
@@ -71,7 +73,13 @@ class Member:
             for m in rows:
                 at = self._at(self._class.at(m))
                 if isinstance(at, Choice):
-                    self._loaded_for(at)
+                    self._runs[m] = (at, self._loaded_for(at))
+
+    def proved(self, problem: Problem, start: int) -> tuple[Choice, Kernel] | None:
+        """The kernel for a problem at which the choice was proved, in the run of Ms from ``start`` on; None if none is loaded."""
+        run = self._runs.get(start)
+        at = run[0].proved_at(problem, self._device) if run is not None else None
+        return (at, at.bind(run[1])) if run is not None and isinstance(at, Choice) else None
 
     def _at(self, problem: Problem) -> Choice | str:
         choice = self.choice
@@ -108,6 +116,10 @@ class RangePlan:
         self.tuned = tuned
         self._members = members
         self._loaded = table is None
+        self._relaid: Relaid | None = None
+        if table is not None:
+            with contextlib.suppress(InvalidProblemError):
+                self._relaid = Relaid(rows_class)
 
     def load(self) -> None:
         """Load the kernels of all segments, once: the first call of a weight does it, so that no later one has to."""
@@ -127,6 +139,18 @@ class RangePlan:
                 return Found(choice=choice, kernel=kernel, origin="nearest" if self.table is None else "range")
             reason = found
         return reason
+
+    def proved(self, m: int) -> tuple[Problem, Choice, Kernel] | None:
+        """The kernel for an M within the table, by arithmetic alone; None where only ``find`` knows what is legal."""
+        place = self.table.index(m) if self.table is not None and m > 1 and m not in self.tuned else None
+        if place is None or self.table is None or self._relaid is None:
+            return None
+        self.load()
+        starts = self.table.segments[place].kernels
+        before = bisect.bisect_right(starts, m)
+        problem = self._relaid.at(m)
+        found = self._members[place].proved(problem, starts[before - 1]) if before else None
+        return None if found is None else (problem, *found)
 
     def _candidates(self, m: int) -> Sequence[Member]:
         if self.table is None:

@@ -21,7 +21,7 @@ from ..dispatch.checks import watched, why_composed, why_not_ours, why_unreadabl
 from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.plan import generation, keep_ready, ready
+from ..dispatch.plan import generation, keep_ready, ready, ready_for_rows
 from ..dispatch.prepack import PackedOperand
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
@@ -88,9 +88,12 @@ def _in_python(
             else:
                 key, given = _key_of_more(name, given, asked, out, epilogue, epilogue_args)
             number = generation.number
-            if key is not None and (entry := ready.get(key)) is not None:
-                if missing:
-                    keep(number, entry, (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype))
+            entry = ready.get(key) if key is not None else None
+            if missing and entry is not None:
+                keep(number, entry, (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype))
+            if entry is None and key is not None:
+                entry = ready_for_rows(key)  # kept natively when its M comes again, as few do
+            if entry is not None:
                 b = given[1]
                 packed = b.__class__ is PackedOperand
                 tensors = (given[0], b.for_choice(entry.plan.choice), *given[2:]) if packed else given

@@ -57,6 +57,39 @@ class RowClass:
         return str(self.problem).replace(f"{self.problem.m}x", "Mx", 1)
 
 
+class Relaid:
+    """The problems of a class in which M is part of no stride, made without a check: they are right as the class is.
+
+    Raises InvalidProblemError: M is part of a stride, or there is an epilogue, which may read what M is part of.
+    """
+
+    def __init__(self, rows_class: RowClass) -> None:
+        problem = rows_class.problem
+        if rows_class.step or problem.batched or problem.epilogue is not None or problem.a.stride[-1] != 1:
+            raise InvalidProblemError(f"rows: got {rows_class}, expected a class with row-major operands and no epilogue")
+        self._fields = [(name, getattr(problem, name)) for name in problem.__dataclass_fields__]
+        self._moving = [
+            (place, layout, unit)
+            for place, layout in _operands(problem)
+            if (unit := _rows_of_one(problem, place, layout, ())) is not None
+        ]
+
+    def at(self, m: int) -> Problem:
+        """The problem with ``m`` rows."""
+        made = object.__new__(Problem)
+        put = object.__setattr__
+        for name, value in self._fields:
+            put(made, name, value)
+        for place, layout, unit in self._moving:
+            moved = object.__new__(Layout)
+            put(moved, "size", (-(-m // unit), layout.size[1]))
+            put(moved, "stride", layout.stride)
+            put(moved, "dtype", layout.dtype)
+            put(moved, "offset", layout.offset)
+            put(made, place, moved)
+        return made
+
+
 def row_classes(problem: Problem) -> tuple[RowClass, ...]:
     """The classes that have a problem, the likeliest first; none for an empty one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Sequence
 
@@ -42,18 +43,39 @@ def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: Device
 
 
 def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> list[Choice]:
-    """The choice at one M for each compiled kernel that it needs in the interval."""
-    near = {*rows[:EVERY_ROW], *rows[-EVERY_ROW:]}
+    """The choice at the first M of each run of Ms that need one compiled kernel.
+
+    What a kernel is compiled for changes with M at a few places, and not back: where two Ms need the same one, so do those between.
+    Where M is part of a stride, and of what is divided by it, there may be further runs.
+    """
+
+    @functools.cache
+    def at(m: int) -> Choice | None:
+        found = choice.at(rows_class.at(m), device) if rows_class.has(m) else None
+        return found if isinstance(found, Choice) else None
+
+    asked = {*rows[:EVERY_ROW], *rows[-EVERY_ROW:]}
     power = 16
     while power <= rows[-1]:
-        near |= {m for m in (power - 1, power, power + 1, power + 2, power + 4, power + 8) if m in rows}
+        asked |= {m for m in (power - 1, power, power + 1, power + 2, power + 4, power + 8) if m in rows}
         power *= 2
-    found: dict[str | None, Choice] = {}
-    for m in sorted(near):
-        at = choice.at(rows_class.at(m), device) if rows_class.has(m) else None
-        if isinstance(at, Choice):
-            found.setdefault(at.compile_key, at)
-    return list(found.values())
+    found: list[Choice] = []
+    before: int | None = None
+    for m in sorted(asked):
+        here = at(m)
+        if here is None:
+            continue
+        if found and here.compile_key != found[-1].compile_key and before is not None:
+            low, high = before, m
+            while high - low > 1:
+                middle = (low + high) // 2
+                between = at(middle)
+                low, high = (middle, high) if between is None or between.compile_key == found[-1].compile_key else (low, middle)
+            here = at(high) or here
+        if not found or here.compile_key != found[-1].compile_key:
+            found.append(here)
+        before = m
+    return found
 
 
 def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, generator: random.Random) -> tuple[int, ...]:

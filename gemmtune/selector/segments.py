@@ -26,7 +26,8 @@ class Segment:
     """The choice for ``lo`` to ``hi`` rows, both included.
 
     It is found again as the one with ``content_hash`` among those for ``anchor`` rows, an M at which it was measured with
-    ``time_us``. ``checked`` are the Ms at which it was proved right, ``kernels`` an M for each compiled kernel that it needs.
+    ``time_us``. ``checked`` are the Ms at which it was proved right, ``kernels`` the first M
+    of each run of Ms that need one compiled kernel.
     """
 
     lo: int

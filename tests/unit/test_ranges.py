@@ -378,3 +378,43 @@ def test_our_kernels_are_batch_invariant(own_store: Path, monkeypatch: pytest.Mo
         for m in (1, 2, 13, 14, 15, 29, 39):
             assert torch.equal(gemmtune.mm(a[:m], w), whole[:m])
             assert torch.equal(gemmtune.mm(a[-m:], w), whole[-m:])
+
+
+def test_a_new_m_of_a_table_is_bound_without_being_stated(own_store: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of each kind of call the first M of a segment is looked at; the next ones are found by a key without M."""
+    untimed(monkeypatch, lambda name, m: 1.0 if name.startswith("cpp") else 2.0)
+    scale_b, bias = torch.rand(1, N), torch.randn(N)
+    numbers = torch.randint(-9, 9, (K, N), dtype=torch.int8)
+
+    def rows_of(m: int) -> torch.Tensor:
+        return torch.randn(m, K)
+
+    calls: dict[str, tuple[Callable[[int], tuple[torch.Tensor, ...]], Callable[..., torch.Tensor]]] = {
+        "mm": (lambda m: (rows_of(m), W), gemmtune.mm),
+        "addmm": (lambda m: (torch.randn(m, N), rows_of(m), W), gemmtune.addmm),
+        "addmm ": (lambda m: (bias, rows_of(m), W), gemmtune.addmm),
+        "mixed_mm": (lambda m: (rows_of(m), numbers, scale_b), lambda a, b, s: gemmtune.mixed_mm(a, b, scale_b=s)),
+    }
+    exact = {
+        "mm": torch.mm,
+        "addmm": torch.addmm,
+        "addmm ": torch.addmm,
+        "mixed_mm": lambda a, b, s: a @ (b.float() * s),
+    }
+    for name, (operands, function) in calls.items():
+        with settings.patch(rows="shared", backends=("aten",)):
+            words = {"scale_b": scale_b} if name == "mixed_mm" else {}
+            gemmtune.tune(name.strip(), *operands(2)[: 2 if words else None], m=(1, 40), progress=False, **words)
+            function(*operands(3))
+            with monkeypatch.context() as patched:
+                patched.setattr(plans, "make_plan", lambda *_: pytest.fail("a new M was stated"))
+                for m in (2, 5, 24, 33, 40, 5):
+                    given = operands(m)
+                    torch.testing.assert_close(function(*given), exact[name](*given), atol=1e-4, rtol=1e-4)
+            known = [plan for plan in plans.ready.values() if plan.plan.problem.op == name.strip()]
+            assert {plan.plan.problem.m for plan in known} >= {2, 3, 5, 24, 33, 40}
+            for plan in known:
+                made = plan.plan.problem
+                assert made == row_classes(made)[0].at(made.m), (
+                    "a problem that is made without a check is what it would be with one"
+                )

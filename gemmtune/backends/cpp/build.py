@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import os
@@ -109,6 +110,10 @@ class CppChoice(Choice):
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
         """The configuration for the problem."""
         return refusal(self.config, problem, device) or self.of(self.config, problem, device)
+
+    def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice:  # noqa: ARG002 - it is for the same
+        """The same configuration."""
+        return dataclasses.replace(self, problem=problem)
 
     @property
     def batch_invariant(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections import Counter
@@ -57,6 +58,10 @@ class CudaChoice(FileChoice):
         """The config for the problem."""
         reason = self.family.why_not(problem, device) or self.family.why_not_config(problem, device, self.config)
         return reason or self.of(self.family, self.config, problem, device)
+
+    def proved_at(self, problem: Problem, device: DeviceInfo) -> CudaChoice:  # noqa: ARG002 - it is for the same
+        """The same config."""
+        return dataclasses.replace(self, problem=problem)
 
     @property
     def packed_format(self) -> str | None:

@@ -131,6 +131,12 @@ class KernelChoice(KernelsChoice):
         reason = check_problem(problem, device) or self.why_not(problem, device, self.config)
         return reason or dataclasses.replace(self.of(problem, device, self.config), from_ptx=self.from_ptx)
 
+    def proved_at(self, problem: Problem, device: DeviceInfo) -> Self:
+        """With the source of this one."""
+        made = dataclasses.replace(self, problem=problem, where=self.divided(problem, device, self.config))
+        made.__dict__["source"] = self.source
+        return made
+
     @property
     def batch_invariant(self) -> bool:
         """The config alone says how K is divided, and partial sums are added in a fixed order."""
