@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import misaligned
 import pytest
 import torch
+from rotation import rotated
 
 import gemmtune
 from gemmtune import settings
@@ -79,7 +80,7 @@ def check_wherever(op: str, dtype: torch.dtype, moved: str, backends: tuple[str,
     places["out"] = Layout.contiguous((*size_a[:-1], N), dtype)
     inp = misaligned.filled(Layout.contiguous((N,), dtype), gpu(), seed=2) if op == "addmm" else None
     wrong, served = [], set()
-    for name in NAMES:
+    for name in rotated(NAMES, 2, f"{op} {dtype} {moved}"):
         at = places | {moved: misaligned.layouts(places[moved].size, dtype)[name]}
         a, b = (misaligned.filled(at[letter], gpu(), seed) for seed, letter in enumerate("ab"))
         out, around = allocate(at["out"], gpu()), allocate(at["out"], gpu())
