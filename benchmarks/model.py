@@ -15,6 +15,7 @@ import contextlib
 import gc
 import json
 import math
+import shutil
 import statistics
 import tempfile
 import time
@@ -34,6 +35,7 @@ from gemmtune import settings
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.integration.compile import uninstall
+from gemmtune.native import build
 from gemmtune.timing.timer import collection_paused, median_margin
 
 ROUNDS = 24
@@ -135,7 +137,9 @@ def main(
         },
         "scenarios": [],
     }
+    look_up = build.make()  # once for a machine, as by gemmtune doctor --build: no part of a first call
     with tempfile.TemporaryDirectory(prefix="gemmtune-model-") as folder:
+        shutil.copytree(look_up.parent, Path(folder) / "kernels" / look_up.parent.name)
         for scenario in scenarios(MODELS[name], sizes["batch"], sizes["prefill"], sizes["train"]):
             with settings.patch(store_path=str(Path(folder) / f"{scenario.name}.sqlite"), cache_dir=str(Path(folder) / "kernels")):
                 report["scenarios"].append(_scenario(scenario, name, layers, ways, info, How(**how)))

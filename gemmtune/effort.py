@@ -54,7 +54,9 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cuda:wgmma": (2, 4, None),
     "cpp": (4, 10, None),
 }
-"""For a quick, the default and an exhaustive search. Of 18 measured products, CUTLASS's first 8 always held the fastest of 72."""
+"""For a quick, the default and an exhaustive search. Of 18 measured products, CUTLASS's first 8 always held the fastest of 72.
+Persistent, swapped and vector kernels of Triton take places of its mm template: of 92 measured products, the first 16 of this held
+the fastest of 24, or one slower by 0.4%."""
 
 
 def _configs(column: int) -> Mapping[str, int | None]:

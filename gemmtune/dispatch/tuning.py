@@ -11,12 +11,12 @@ from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.rows import RowClass, classes_over
-from ..selector.candidates import candidates_for
+from ..selector.candidates import Candidates, candidates_for
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, progress_for
 from ..selector.range_result import RangeResult, RangesResult
 from ..selector.ranges import tune_rows
-from ..selector.remote import measuring_kind
+from ..selector.remote import prepare_measuring
 from ..selector.result import ProblemResult
 from ..selector.segments import rows_of
 from ..selector.select import ensure_limits, select
@@ -24,7 +24,6 @@ from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
-from ..workers.pool import WORKERS
 from .asked import asked_rows
 from .host import host_us
 from .named import Operand, Operation, stated
@@ -113,7 +112,9 @@ def tune(
         with settings_module.use(chosen):
             store = open_store(chosen)
             if rows is None:
-                return TuningResult(tuple(_tuned(problems, info, chosen, store, listener)))
+                cost_us = host_us(info, chosen)
+                candidates = [candidates_for(p, info, chosen, host_us=cost_us) for p in problems]
+                return TuningResult(tuple(tuned(candidates, store, listener)))
             classes = [x for p in problems for x in classes_over(p, rows)]
             return RangesResult(tuple(_tuned_rows(x, rows, info, chosen, store, listener) for x in dict.fromkeys(classes)))
     finally:
@@ -152,21 +153,23 @@ def _asked(
     return problems, device
 
 
-def _tuned(
-    problems: Sequence[Problem], device: DeviceInfo, settings: Settings, store: Store, progress: Progress
-) -> Iterable[ProblemResult]:
-    """The results, in order. For a GPU, all problems compile in the background while the first ones are measured."""
-    cost_us = host_us(device, settings)
-    candidates = [candidates_for(p, device, settings, host_us=cost_us) for p in problems]
+def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True) -> Iterable[ProblemResult]:
+    """The results, in order. For a GPU, all problems compile in the background while the first ones are measured.
+
+    Without ``limits`` those of the machine are not measured: only tables show them.
+    """
     missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, reliable=True).missing]
+    if not candidates:
+        return
+    device, settings = candidates[0].device, candidates[0].settings
     if missing and settings.tune_in_subprocess:
-        WORKERS.prepare(measuring_kind(device), 1)
+        prepare_measuring(device)
     # On a CPU, compilers would disturb the measurements: there each problem compiles before it is measured.
     with Compilation(missing if device.type != "cpu" else (), settings) as compilation:
-        for problem, each in zip(problems, candidates, strict=True):
-            progress.begin(problem, len(problems))
-            if not problem.empty:
-                ensure_limits(problem, device, settings, store, progress)
+        for each in candidates:
+            progress.begin(each.problem, len(candidates))
+            if limits and not each.problem.empty:
+                ensure_limits(each.problem, device, settings, store, progress)
             _, result = select(each, store, progress, compilation, reliable=True)
             progress.end(result)
             yield result

@@ -1,4 +1,4 @@
-"""How products of a model are measured: beside other kernels.
+"""How products of a model are measured: beside other kernels, without what only tables show, and fused ones among few kernels.
 
 A product that follows itself may begin while the one before ends, which saves up to 4 µs; in a model, other kernels are between.
 """
@@ -6,11 +6,67 @@ A product that follows itself may begin while the one before ends, which saves u
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from ..device import DeviceInfo
-from ..settings import Settings
+from ..dispatch.host import host_us
+from ..dispatch.plan import forget_plans
+from ..dispatch.tuning import tuned
+from ..problem import Problem
+from ..selector.candidates import Candidates, candidates_for
+from ..selector.precompile import prepare_compiling
+from ..selector.progress import Progress
+from ..selector.remote import prepare_measuring
+from ..settings import Settings, use
+from ..store.store import Store, open_store
+
+INDUCTOR = "torch._inductor.compile_fx"
+"""What the measuring process needs to time what Inductor makes; importing it takes seconds."""
 
 
 def in_models(settings: Settings, device: DeviceInfo) -> Settings:
     """The settings with ``timing="spaced"``, on a GPU and in the place of ``graph``."""
     return dataclasses.replace(settings, timing="spaced") if device.type != "cpu" and settings.timing == "graph" else settings
+
+
+def prepare_tuning(device: DeviceInfo, settings: Settings) -> None:
+    """Start the processes of a tuning, which need seconds for their imports, before it is known what there is to tune."""
+    if settings.tune_in_subprocess:
+        prepare_measuring(device, INDUCTOR)
+    if device.type != "cpu":
+        prepare_compiling(settings)
+
+
+def without_epilogue(problem: Problem) -> Problem:
+    """The product alone, in the dtype that it has by itself."""
+    dtype = problem.operation.result_dtype(problem.dtype, epilogue=False)
+    return dataclasses.replace(problem, epilogue=None, out=dataclasses.replace(problem.out, dtype=dtype))
+
+
+def candidates_in_models(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Candidates:
+    """What is tried for a product of a model: with an epilogue, those that are good without it, where that is known."""
+    cost_us = host_us(device, settings)
+    found = candidates_for(problem, device, settings, host_us=cost_us)
+    if problem.epilogue is None:
+        return found
+    alone = candidates_for(without_epilogue(problem), device, settings, host_us=cost_us).stored(store)
+    return found.narrowed(alone)
+
+
+def tune_products(problems: Iterable[Problem], device: DeviceInfo, settings: Settings, progress: Progress) -> None:
+    """Tune products of a model on a device, those with an epilogue last. What the store knows is not measured again.
+
+    Those of K = 1 are left to torch: there is nothing to add up, and Inductor takes them for pointwise operations.
+    """
+    distinct = [p for p in dict.fromkeys(problems) if p.device_type == device.type and p.k > 1]
+    with use(settings):
+        store = open_store(settings)
+        try:
+            for fused in (False, True):
+                asked = [p for p in distinct if (p.epilogue is not None) == fused]
+                candidates = [candidates_in_models(p, device, settings, store) for p in asked]
+                for _ in tuned(candidates, store, progress, limits=False):
+                    pass
+        finally:
+            progress.close()
+            forget_plans()

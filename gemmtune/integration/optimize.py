@@ -13,9 +13,10 @@ from .. import settings
 from ..device import detect
 from ..dispatch.tuning import tune as run_tuning
 from ..errors import InvalidProblemError
+from ..selector.progress import Progress, progress_for
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
-from .measured import in_models
+from .measured import in_models, prepare_tuning, tune_products
 from .modules import optimized, restored
 from .record import record
 from .sparsify import sparse_problems
@@ -50,16 +51,16 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
             f"optimize: got {type(model).__name__}, expected an nn.Module; for functions there is gemmtune.use()"
         )
     if tune is not None:
+        device = detect(next((x.device.type for x in model.parameters()), "cpu"))
+        prepare_tuning(device, settings.current())
         optimized(model, sparse_only=True)  # torch has no sparse product of some dtypes
         with torch.no_grad(), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
             _run(model, tune)
         lay_out(model, groups)
         with torch.no_grad(), record() as recording:
             _run(model, tune)
-        if recording.counts:
-            problems = recording.problems()
-            chosen = in_models(settings.current(), detect(problems[0].device_type))
-            run_tuning(problems, settings=chosen, progress=progress)
+        chosen = in_models(settings.current(), device)
+        tune_products(recording.problems(), device, chosen, progress_for() if progress else Progress())
         if of_blocks:
             run_tuning(of_blocks, progress=progress)
     optimized(model)

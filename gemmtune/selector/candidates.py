@@ -16,6 +16,11 @@ from .offers import known_variants, offers_for, widest_offers_for
 from .pick import pick
 from .result import DISTURBED, SETTLED, Outcome
 
+NEAR = 1.25
+"""A kernel that is slower than the fastest by this factor does not win by an epilogue, …"""
+MOST_NEAR = 8
+"""… nor do more than so many deserve a compilation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
@@ -85,6 +90,21 @@ class Candidates:
             if digest in choices
         }
         return dataclasses.replace(self, choices=choices, known=_reopened(known))
+
+    def narrowed(self, alone: Candidates) -> Candidates:
+        """Of the compiled offers for a product with an epilogue those that were near the fastest of the product ``alone``.
+
+        A pointwise epilogue adds about the same to each, so that the others would not win with it either.
+        """
+        times = {o.name: o.time_us for o in alone.known.values() if o.time_us and alone.choices[o.content_hash].compile_key}
+        least = min(times.values(), default=0.0)
+        near = sorted((name for name, time_us in times.items() if time_us <= NEAR * least), key=times.__getitem__)
+        offered = [c.name for c in self.offers.choices if c.compile_key]
+        names = [name for name in near if name in offered][:MOST_NEAR]
+        if not names:
+            return self
+        kept = tuple(c for c in self.offers.choices if not c.compile_key or c.name in names)
+        return dataclasses.replace(self, offers=dataclasses.replace(self.offers, choices=kept))
 
     def stored_anyhow(self, store: Store) -> Candidates:
         """What ``stored`` finds; if that is nothing, what is known of kernels that were timed beside others, or by themselves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,6 +19,12 @@ COMPILING = "compile"
 """The pool's kind of the workers that compile."""
 
 Progress = Callable[[int, int], None]
+
+
+def prepare_compiling(settings: Settings) -> None:
+    """Start the processes that compile, unless they wait: they import what they need while the caller does something else."""
+    triton = ("triton",) if importlib.util.find_spec("triton") is not None else ()
+    WORKERS.prepare(COMPILING, settings.compile_processes, (__name__, *triton))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

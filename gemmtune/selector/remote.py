@@ -137,6 +137,12 @@ def measuring_kind(device: DeviceInfo) -> str:
     return f"measure-{device.type}:{device.index}"
 
 
+def prepare_measuring(device: DeviceInfo, *modules: str) -> None:
+    """Start the process that measures on a device, unless one waits: it imports what it needs, and ``modules``, while the caller
+    does something else."""
+    WORKERS.prepare(measuring_kind(device), 1, (__name__, *modules))
+
+
 # The child's side: the session that is open in this process.
 _sessions: list[Session] = []
 

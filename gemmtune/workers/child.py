@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import pickle
 import resource
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 PARENT_CHECK_S = 0.25
 GRACE_S = 10.0
 
 
-def main(fd: int, parent: int) -> None:
-    """Answer the jobs that come over the pipe ``fd`` until it closes or the process ``parent`` ends."""
+def main(fd: int, parent: int, modules: Sequence[str] = ()) -> None:
+    """Import ``modules``, then answer the jobs that come over the pipe ``fd`` until it closes or the process ``parent`` ends."""
     os.set_inheritable(fd, False)  # compilers that this process starts must not keep the pipe open after its death
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means and kills this group
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     faulthandler.enable(all_threads=False)  # the Python stack of a segmentation fault becomes part of the reason
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    for name in modules:
+        importlib.import_module(name)
     connection = Connection(fd)
     connection.send_bytes(b"ready")
     while True:

@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import time
+from collections.abc import Sequence
 
 from .worker import Worker
 
@@ -40,12 +41,12 @@ class Pool:
             self._idle.append((kind, worker, time.monotonic()))
             self._schedule()
 
-    def prepare(self, kind: str, count: int) -> None:
-        """Start workers so that ``count`` of that kind are idle: their imports run while the caller does something else."""
+    def prepare(self, kind: str, count: int, modules: Sequence[str] = ()) -> None:
+        """Start workers so that ``count`` of that kind are idle: they import ``modules`` while the caller does something else."""
         with self._lock:
             present = sum(entry[0] == kind for entry in self._idle)
         for _ in range(count - present):
-            self.give(kind, Worker(gpu=kind != "compile"))
+            self.give(kind, Worker(gpu=kind != "compile", modules=modules))
 
     def close(self) -> None:
         """End all idle workers now."""

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Pipe
 from typing import Any, TypeVar
 
@@ -57,9 +57,10 @@ class Worker:
 
     Args:
         gpu: False hides every GPU from the child: compilation then cannot create a GPU context by accident.
+        modules: what the child imports before it takes the first job, so that this need not wait for it.
     """
 
-    def __init__(self, *, gpu: bool = True) -> None:
+    def __init__(self, *, gpu: bool = True, modules: Sequence[str] = ()) -> None:
         if not sys.executable:
             raise UnavailableError(
                 "worker process: got an empty sys.executable, expected the path of a Python interpreter; "
@@ -79,7 +80,7 @@ class Worker:
         start = f"import os, sys; {hide}sys.path[:] = {path!r}; from gemmtune.workers.child import main; "
         with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"{start}main({child_end.fileno()}, {os.getpid()})"],
+                [sys.executable, "-P", "-c", f"{start}main({child_end.fileno()}, {os.getpid()}, {tuple(modules)!r})"],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from fake_choices import CLAIMS, PROBLEM, Fake
 
 from gemmtune.choice import Offers, Status
@@ -57,3 +59,29 @@ def test_what_lost_to_a_choice_that_may_no_longer_run_is_ranked_again() -> None:
 
 def test_torch_alone_is_complete_where_nothing_looked_faster() -> None:
     assert stored("aten:mm", "fake:slow").complete
+
+
+class Compiled(Named):
+    """A choice that has to be compiled."""
+
+    @property
+    def compile_key(self) -> str:
+        return self.name
+
+
+def test_a_fused_product_is_tried_with_the_kernels_that_are_near_the_fastest_alone() -> None:
+    times = {"aten:mm": 5.0, "fake:best": 10.0, "fake:near": 12.5, "fake:far": 12.6, "fake:only alone": 11.0}
+    kinds = {name: (Named if name == "aten:mm" else Compiled) for name in (*times, "fake:only fused")}
+    made = {
+        name: kind(name=name, backend=name.partition(":")[0], problem=PROBLEM, claims=CLAIMS, run="multiply")
+        for name, kind in kinds.items()
+    }
+    known = {
+        name: Outcome(name=name, backend="fake", content_hash=name, status=Status.OK, time_us=time_us)
+        for name, time_us in times.items()
+    }
+    empty = Candidates(problem=PROBLEM, device=detect("cpu"), settings=current(), offers=Offers(), choices=made, known={})
+    alone = dataclasses.replace(empty, known=known)
+    fused = dataclasses.replace(empty, offers=Offers(choices=[x for name, x in made.items() if name != "fake:only alone"]))
+    assert [c.name for c in fused.narrowed(alone).offers.choices] == ["aten:mm", "fake:best", "fake:near"]
+    assert fused.narrowed(empty) is fused

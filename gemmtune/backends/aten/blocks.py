@@ -91,11 +91,12 @@ def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
 
 
 def has_sparse_mm(problem: Problem) -> bool:
-    """Whether torch multiplies such a sparse_bsr tensor: on a CPU by MKL, which has square blocks and wide floats."""
+    """Whether torch multiplies such a sparse_bsr tensor: of square blocks, and on a CPU by MKL, which has wide floats."""
+    sparsity = problem.sparsity
+    if sparsity is None or sparsity.block_n != sparsity.block_k:
+        return False
     if problem.device_type == "cpu":
-        sparsity = problem.sparsity
-        square = sparsity is not None and sparsity.block_n == sparsity.block_k
-        return square and problem.dtype in (torch.float32, torch.float64) and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        return problem.dtype in (torch.float32, torch.float64) and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     return problem.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -101,13 +101,17 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
         *words_vector_choices(problem, device, counts["triton:words_vector"]),
     ]
     yield from weights
-    # The mm template, or that of a sum, has fewer places where weights have a template of their own.
+    beside: list[Choice] = [
+        *persistent_choices(problem, device, counts["triton:persistent"]),
+        *swapped_choices(problem, device, counts["triton:swapped"]),
+        *vector_choices(problem, device, counts["triton:vector"]),
+    ]
+    # The mm template, or that of a sum, has fewer places where others have kernels for the problem.
     most = counts["triton:mm"]
     configs = chosen_configs(problem, device, search)
-    yield from (kernel_for(problem, device, config) for config in configs[: None if most is None else most - len(weights)])
-    yield from persistent_choices(problem, device, counts["triton:persistent"])
-    yield from swapped_choices(problem, device, counts["triton:swapped"])
-    yield from vector_choices(problem, device, counts["triton:vector"])
+    places = None if most is None else max(most - len(weights) - len(beside), 0)
+    yield from (kernel_for(problem, device, config) for config in configs[:places])
+    yield from beside
     yield from choices_for_long_sums(problem, device, search, lambda divided: chosen_configs(divided, device, search))
 
     def on_copies(aligned: Problem) -> Sequence[KernelChoice]:

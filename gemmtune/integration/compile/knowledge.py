@@ -14,16 +14,16 @@ from ...choice import Choice, Status
 from ...device import DeviceInfo, detect
 from ...dispatch.host import host_us
 from ...dispatch.ranges import range_plan_for
-from ...dispatch.tuning import tune
 from ...problem import Problem
-from ...selector.candidates import Candidates, candidates_for
+from ...selector.candidates import Candidates
+from ...selector.progress import Progress
 from ...selector.remote import open_session
 from ...selector.segments import Table
 from ...settings import Settings
 from ...store.key import canonical, fingerprint_text, now
 from ...store.store import Row, Store, open_store
 from ...timing.rounds import TIE
-from ..measured import in_models
+from ..measured import candidates_in_models, in_models, tune_products
 from .judging import Taken, Verdict
 from .variants import BACKEND_NAME, CompiledVariant, JoinedVariant, Variant, Way
 
@@ -90,7 +90,7 @@ class Knowledge:
         problems = dict.fromkeys(problem for pair in compared for problem in pair if problem is not None)
         problems |= dict.fromkeys(problem for whole, pairs in joined for problem in (whole, *(alone for alone, _ in pairs)))
         if incomplete := [problem for problem in problems if not self._complete(problem)]:
-            tune(incomplete, settings=self.settings, progress=False, device=str(self.device.torch_device))
+            tune_products(incomplete, self.device, self.settings, Progress())
             self._found.clear()
         for alone, fused in compared:
             ways = self._open_ways(alone, fused)
@@ -163,7 +163,8 @@ class Knowledge:
     def _candidates(self, problem: Problem) -> Candidates:
         found = self._found.get(problem)
         if found is None:
-            found = self._found[problem] = candidates_for(problem, self.device, self.settings).stored_anyhow(self.store)
+            offered = candidates_in_models(problem, self.device, self.settings, self.store)
+            found = self._found[problem] = offered.stored_anyhow(self.store)
         return found
 
     def _of_gemm(self, problem: Problem) -> Verdict:

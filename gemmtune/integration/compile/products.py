@@ -89,6 +89,8 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
         return "its sizes are only known when it runs"
     if 0 in (*result.size, a.shape[-1]):
         return "nothing to multiply"
+    if a.shape[-1] == 1:
+        return "K is 1: there is nothing to add up"
     row = OPERATIONS[op]
     fields |= {name: scalar_class(numbers.get(name, 1)) for name in row.scalars}
     fields |= {name: numbers[name] for name in row.options if name in numbers}

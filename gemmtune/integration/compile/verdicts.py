@@ -15,6 +15,7 @@ from ...device import detect
 from ...problem import Problem
 from ...store.key import canonical, fingerprint
 from ...store.store import open_store
+from ..measured import without_epilogue
 from .joins import Join
 from .judging import Verdict
 from .knowledge import Compared, Joined, Knowledge
@@ -92,9 +93,3 @@ def tune_for_compile(problems: Iterable[Problem]) -> None:
         asked.setdefault(problem.device_type, []).append(pair)
     for device_type, compared in asked.items():
         Knowledge.here(detect(device_type).torch_device).measure(compared)
-
-
-def without_epilogue(problem: Problem) -> Problem:
-    """The product alone, in the dtype that it has by itself."""
-    dtype = problem.operation.result_dtype(problem.dtype, epilogue=False)
-    return dataclasses.replace(problem, epilogue=None, out=dataclasses.replace(problem.out, dtype=dtype))
