@@ -18,6 +18,7 @@ from gemmtune.backends.triton.backend import legal_configs
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config, geometry, pool
 from gemmtune.backends.triton.legality import Predicate, check_problem
+from gemmtune.backends.triton.persistent import persistent_choices
 from gemmtune.backends.triton.rank import estimate_us
 from gemmtune.choice import Choice
 from gemmtune.device import PRESETS, preset
@@ -87,8 +88,10 @@ def test_every_block_of_the_sum_belongs_to_one_split(problem: Problem, split_k: 
 @pytest.mark.parametrize("search", EFFORT)
 def test_sets_have_the_size_that_they_promise(search: str) -> None:
     problem = Problem.mm(512, 6144, 4096, device_type="cuda")
-    count = len(_offers(problem, "sm90", search))
-    assert count == (EFFORT[search].configs["triton:mm"] or len(legal_configs(Predicate(problem, preset("sm90")))))
+    count, most = len(_offers(problem, "sm90", search)), EFFORT[search].configs["triton:mm"]
+    beside = len(persistent_choices(problem, preset("sm90"), EFFORT[search].configs["triton:persistent"]))
+    assert beside > 1
+    assert count == (len(legal_configs(Predicate(problem, preset("sm90")))) if most is None else most - beside)
     assert search != "exhaustive" or count > 200
 
 
