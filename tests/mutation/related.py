@@ -36,7 +36,9 @@ BESIDES = {
     "problem/gradients": ("unit/test_rules.py",),
     "problem/rules": ("unit/test_rules.py", "unit/test_sparsity.py", "correctness/test_grouped.py"),
     "problem/scales": ("unit/test_rules.py", "unit/test_compositions.py"),
-    "selector/select": ("unit/test_limits.py",),
+    "selector/offers": ("unit/test_variants.py", "unit/test_candidates.py"),
+    "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
+    "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),
 }
 """Tests of single modules that import something else."""
 NEVER = ("_gpu", "test_cpp", "triton", "cutlass", "test_imports", "test_cuda", "must_list", "cross_compile", "test_architectures")
