@@ -30,7 +30,7 @@ BESIDES = {
         "correctness/test_numerics_drawing.py",
     ),
     "numerics/probes": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
-    "problem/constructors": ("unit/test_rules.py", "unit/test_sparsity.py"),
+    "problem/constructors": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
     "problem/fields": ("unit/test_sum_problem.py", "unit/test_sparsity.py"),
     "problem/forms": ("unit/test_rebuild.py", "unit/test_cli_shapes.py"),
     "problem/gradients": ("unit/test_rules.py",),

@@ -6,8 +6,16 @@ import pytest
 import torch
 
 from gemmtune.errors import InvalidProblemError
-from gemmtune.problem import compositions
-from gemmtune.problem.compositions import _plain, dequantized, int_product, over_blocks, scaled_product, sums_of_blocks
+from gemmtune.problem import Problem, compositions
+from gemmtune.problem.compositions import (
+    _plain,
+    dequantized,
+    int_composed,
+    int_product,
+    over_blocks,
+    scaled_product,
+    sums_of_blocks,
+)
 from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS
 
 F32, F16, BF16, INT8, UINT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8
@@ -146,3 +154,23 @@ def test_scaled_products_are_those_of_the_scaled_numbers(k: int, cuda: bool, sca
 def test_a_scaled_product_over_nothing_is_0() -> None:
     got = scaled_product(torch.empty(2, 0).to(E4M3), torch.empty(0, 3).to(E4M3), torch.ones(1, 1), torch.ones(1, 1))
     assert torch.equal(got, torch.zeros(2, 3))
+
+
+def test_outside_of_function_transforms_integers_go_to_torchs_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[bool] = []
+    original = torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: called.append(True) or original(a, b))
+    a, b = integers(17, 16), integers(16, 8)
+    expected = (a.long() @ b.long()).int()
+    assert torch.equal(int_composed(a, b), expected)
+    assert called
+    called.clear()
+    assert torch.equal(torch.vmap(lambda x: int_composed(x, b))(a.unsqueeze(0))[0], expected)
+    assert not called
+
+
+@pytest.mark.parametrize(("available", "kind"), [(True, "cuda"), (False, "cpu")])
+def test_problems_are_of_the_gpu_if_there_is_one(available: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert Problem.mm(4, 5, 6).device_type == kind
+    assert Problem.mm(4, 5, 6, device_type="cpu").device_type == "cpu"
