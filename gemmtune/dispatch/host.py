@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import Any
 
 import torch
 
 from ..device import DeviceInfo
+from ..native.lookup import native
 from ..settings import Settings
-from .keys import key_of
+from .keys import NOTHING, key_of
 
 BLOCKS = 20
 CALLS = 100
@@ -19,20 +21,26 @@ def host_us(device: DeviceInfo, settings: Settings) -> float:
     """Microseconds of a warm call before it comes to its kernel, where the times of choices are those of whole calls; else 0.
 
     On a GPU that replays a graph, the kernel's time is what counts; on a CPU, and with ``timing="eager"``, the call as a user makes
-    it.
+    it: looked up natively where the module is in use, else by Python.
     """
-    return _look_up_us(device.torch_device) if device.type == "cpu" or settings.timing == "eager" else 0.0
+    if device.type != "cpu" and settings.timing != "eager":
+        return 0.0
+    return _look_up_us(device.torch_device, native.module if settings.native and native.call is not None else None)
 
 
 @functools.cache
-def _look_up_us(device: torch.device) -> float:
-    """The least time of a look-up, as a public operation makes it; measured once in a process."""
+def _look_up_us(device: torch.device, module: Any) -> float:
+    """The least time of a look-up, as a public operation makes it; measured once in a process for each that serves there."""
     x = torch.zeros((1, 1), device=device)
     ready = {key_of("mm", (x, x)): None}
 
     def look_up() -> None:
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
+            return
+        if module is None:
             ready.get(key_of("mm", (x, x)))
+        else:
+            module.found("mm", (x, x), None, None, NOTHING)
 
     best_s = float("inf")
     for _ in range(BLOCKS):

@@ -68,6 +68,8 @@ struct Surroundings {
   PyObject* for_choice_name = nullptr;   // "for_choice"
   PyObject* numbers = nullptr;           // dict: an object that a key holds -> its number
   uint64_t next_number = 1;
+  static constexpr size_t kRecent = 64;
+  std::pair<PyObject*, uint64_t> recent[kRecent] = {};  // objects that the dict has, by address
   uint64_t token = 0;                    // of the settings outside of any patch
   PyObject* last_settings = nullptr;     // patched settings that were asked for their token last
   uint64_t last_token = 0;
@@ -96,8 +98,16 @@ inline bool plain_thread() {
   return plain && !at::impl::torch_function_mode_enabled() && PyDict_GetItem(around.profiler, around.profiling) == Py_False;
 }
 
+// What has a number loses it.
+inline void forget_numbers() {
+  for (auto& one : around.recent) one = {};
+  PyDict_Clear(around.numbers);
+}
+
 // The number of an object that a key holds; 0 with no error: it has none. ``make``: give it one.
 inline uint64_t number_of(PyObject* object, bool make) {
+  auto& recent = around.recent[(reinterpret_cast<uintptr_t>(object) >> 4) % Surroundings::kRecent];
+  if (recent.first == object) return recent.second;
   PyObject* known = PyDict_GetItemWithError(around.numbers, object);
   if (known != nullptr) return PyLong_AsUnsignedLongLong(known);
   if (PyErr_Occurred()) {
@@ -110,6 +120,7 @@ inline uint64_t number_of(PyObject* object, bool make) {
   const bool kept = value != nullptr && PyDict_SetItem(around.numbers, object, value) == 0;
   Py_XDECREF(value);
   if (!kept) PyErr_Clear();
+  if (kept) recent = {object, number};  // the dict keeps it, so that no other object gets its address
   return kept ? number : 0;
 }
 

@@ -10,7 +10,8 @@ namespace {
 Table table;
 uint64_t generation = 0;  // of plans: a record of an older one is not taken
 constexpr size_t kMostRecords = 65536;
-constexpr int kArguments = 9;
+constexpr int kArguments = 9, kLeastArguments = 5;
+PyObject* nothing = nullptr;  // the empty tuple
 
 // A C++ exception becomes the one that torch makes of it in Python. Unlike torch's macro this takes no time where there is none.
 template <class F>
@@ -47,11 +48,35 @@ class WithoutGil {
 
 Arguments arguments_of(PyObject* const* a) { return {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]}; }
 
-bool readable(PyObject* const* a, Py_ssize_t count) {
-  if (count == kArguments && PyTuple_CheckExact(a[1]) && PyTuple_CheckExact(a[5]) && PyTuple_CheckExact(a[6])) return true;
-  PyErr_SetString(PyExc_TypeError, "expected (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)");
-  return false;
-}
+// The arguments of a call. Those behind epilogue_args may be left out.
+class Whole {
+ public:
+  Whole(PyObject* const* args, Py_ssize_t count) : all_(args) {
+    if (count == kArguments || count < kLeastArguments || count > kArguments) {
+      complete_ = count == kArguments;
+    } else {
+      PyObject* const usual[kArguments - kLeastArguments] = {nothing, nothing, Py_None, Py_None};
+      std::copy(args, args + count, filled_);
+      std::copy(usual + (count - kLeastArguments), usual + (kArguments - kLeastArguments), filled_ + count);
+      all_ = filled_;
+      complete_ = true;
+    }
+  }
+  Whole(Whole const&) = delete;
+  PyObject* const* all() const { return all_; }
+
+  // False with an error of Python set.
+  bool readable() const {
+    if (complete_ && PyTuple_CheckExact(all_[1]) && PyTuple_CheckExact(all_[5]) && PyTuple_CheckExact(all_[6])) return true;
+    PyErr_SetString(PyExc_TypeError, "expected (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)");
+    return false;
+  }
+
+ private:
+  PyObject* filled_[kArguments];
+  PyObject* const* all_;
+  bool complete_;
+};
 
 // Whether out lies wholly before or behind each tensor that is read.
 bool apart(Record const& record, Call const& call) {
@@ -169,8 +194,10 @@ PyObject* elsewhere(PyObject* missing, PyObject* const* args) {
 }
 
 // The result of a call: by its record, or by Python.
-PyObject* look_up(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!readable(args, count)) return nullptr;
+PyObject* look_up(PyObject*, PyObject* const* some, Py_ssize_t count) {
+  const Whole whole(some, count);
+  if (!whole.readable()) return nullptr;
+  PyObject* const* args = whole.all();
   Call call;
   return guarded([&]() -> PyObject* {
     const Arguments given = arguments_of(args);
@@ -186,9 +213,10 @@ PyObject* look_up(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // What ``look_up`` would run: the entry that was kept; False: no call like it was; None: it has to be looked at more closely.
 PyObject* found(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-  if (!readable(args, count)) return nullptr;
+  const Whole whole(args, count);
+  if (!whole.readable()) return nullptr;
   Call call;
-  const Reading reading = read_call(arguments_of(args), call, false);
+  const Reading reading = read_call(arguments_of(whole.all()), call, false);
   if (reading == Reading::kUnusual) Py_RETURN_NONE;
   Record* record = reading == Reading::kRead ? table.find(call.key) : nullptr;
   if (record == nullptr) Py_RETURN_FALSE;
@@ -199,13 +227,14 @@ PyObject* found(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // keep(generation, record, *arguments of the call): whether calls like this one are found from now on.
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-  if (count < 2 || !readable(args + 2, count - 2)) return nullptr;
+  const Whole whole(args + 2, count - 2);
+  if (!whole.readable()) return nullptr;
   const uint64_t number = PyLong_AsUnsignedLongLong(args[0]);
   if (PyErr_Occurred()) return nullptr;
   auto record = std::make_unique<Record>();
   if (!parse(args[1], *record)) return nullptr;
   Call call;
-  if (read_call(arguments_of(args + 2), call, true) != Reading::kRead) Py_RETURN_FALSE;
+  if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead) Py_RETURN_FALSE;
   if (static_cast<int>(record->spans.size()) != call.count + 1) Py_RETURN_FALSE;
   record->key = call.key;
   if (number != generation) Py_RETURN_FALSE;
@@ -271,7 +300,7 @@ PyObject* forget(PyObject*, PyObject* args) {
   generation = number;
   around.token = token + 1;
   table.clear();
-  if (table.count() == 0) PyDict_Clear(around.numbers);
+  if (table.count() == 0) forget_numbers();
   Py_RETURN_NONE;
   });
 }
@@ -314,10 +343,11 @@ PyMODINIT_FUNC PyInit_gemmtune_native() {
   static const gemmtune::Ordinary usual;
   gemmtune::ordinary = &usual;
   around.numbers = PyDict_New();
+  gemmtune::nothing = PyTuple_New(0);
   around.profiling = PyUnicode_InternFromString("_is_profiler_enabled");
   around.token_name = PyUnicode_InternFromString("token");
   around.tensor_name = PyUnicode_InternFromString("tensor");
   around.for_choice_name = PyUnicode_InternFromString("for_choice");
-  if (around.numbers == nullptr || around.for_choice_name == nullptr) return nullptr;
+  if (around.numbers == nullptr || gemmtune::nothing == nullptr || around.for_choice_name == nullptr) return nullptr;
   return PyModule_Create(&gemmtune::definition);
 }

@@ -87,7 +87,7 @@ KERNELS: dict[str, tuple[str, tuple[int, int, int], Callable[[Any], bool]]] = {
     "triton swapped": ("triton", (8, 4096, 4096), lambda x: bool(x.info.get("swap_ab"))),
     "triton persistent": ("triton", (2048, 2048, 2048), lambda x: x.info["template"] == "persistent"),
     "cuda with a workspace": ("cuda", (64, 64, 8192), lambda x: x.record.workspace_bytes > 0),
-    "cuda": ("cuda", (128, 128, 8192), lambda x: x.record.workspace_bytes == 0),
+    "cuda": ("cuda", (1, 4096, 4096), lambda x: x.record.workspace_bytes == 0),
     "cutlass": ("cutlass", (256, 256, 256), lambda x: True),
 }
 """By kind of launch: the backend, a size, and which of its choices have it."""

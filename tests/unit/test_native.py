@@ -316,6 +316,20 @@ def test_deterministic_algorithms_have_plans_of_their_own() -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def test_what_is_left_out_behind_the_epilogues_operands_is_nothing() -> None:
+    a, b = operands()
+    call = arguments("mm", a, b)
+    entry = kept(call)
+    inp = torch.ones(6)
+    other = kept(arguments("addmm", a, b, inp, scalars=(1, 2)))
+    for count in range(5, 10):
+        assert native.module.found(*call[:count]) is entry
+        assert torch.equal(native.module.look_up(*call[:count]), run(call))
+        assert native.module.found("addmm", (a, b, inp), *call[2:5], (1, 2), *call[6:count]) is other
+    missing = torch.ones(4, 3)  # the call itself comes to Python with every argument
+    assert torch.equal(native.module.look_up("mm", (a, missing), None, None, ()), a @ missing)
+
+
 def test_threads_forget_and_patch_while_others_call() -> None:
     pairs = [operands(m, 8, n) for m in (2, 3) for n in (4, 5)]
     wants = [a @ b for a, b in pairs]
@@ -428,8 +442,10 @@ def test_capture_of_keys_holds_python_objects_alive() -> None:
 
 
 def test_wrong_use_is_an_error() -> None:
-    with pytest.raises(TypeError, match="expected"):
-        native.module.look_up("mm")
+    a, b = operands()
+    for wrong in (("mm",), ("mm", (a, b), None, None), ("mm", [a, b], None, None, ()), (*arguments("mm", a, b), None)):
+        with pytest.raises(TypeError, match="expected"):
+            native.module.look_up(*wrong)
     with pytest.raises(gemmtune.InvalidProblemError):
         gemmtune.mm(torch.ones(2, 3), torch.ones(2, 3))
 
