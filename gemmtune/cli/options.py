@@ -59,7 +59,7 @@ def problem_options(function: F) -> F:
         click.option("--k2", type=click.IntRange(min=0), help="Columns of c; K when not given (mm_plus_mm)."),
         click.option("--prepacked", is_flag=True, help="b is given through gemmtune.prepack (not for batches)."),
         click.option(
-            "--dtype-b", type=_WeightDtype(tuple(dict.fromkeys((*words.WEIGHT_DTYPES, *words.FLOAT8)))),
+            "--dtype-b", type=_WeightDtype(words.B_DTYPES),
             help="Of b; int8 when not given (mixed_mm; uint8 with --encoding), or that of a (scaled_mm).",
         ),
         click.option("--encoding", type=click.Choice(words.ENCODINGS), help="b has two 4-bit numbers in each byte (mixed_mm)."),

@@ -186,7 +186,7 @@ _WHOLE = (lambda value: isinstance(value, int) and not isinstance(value, bool) a
 _NUMBER = (lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "a number")
 _BLOCK = re.compile(r"\d+(x\d+)?")
 _TRUTH = (lambda value: isinstance(value, bool), "true or false")
-_WEIGHT_DTYPE = _one_of(*words.WEIGHT_DTYPES, hint="; four bits are an encoding, int4 or uint4")
+_WEIGHT_DTYPE = _one_of(*words.B_DTYPES, hint="; four bits are an encoding, int4 or uint4")
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
     "op": _one_of(*words.OPS),

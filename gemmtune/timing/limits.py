@@ -16,7 +16,7 @@ from ..backends.table import load
 from ..device import MIB, DeviceInfo
 from ..numerics.operands import random_operands
 from ..problem import Precision, Problem
-from ..problem.dtypes import FLOAT8, dtype_name, parse_dtype
+from ..problem.dtypes import FLOAT8, FLOAT8_FNUZ, dtype_name, parse_dtype
 from ..problem.flags import precision_scope
 from ..settings import current
 from .contenders import timing_event
@@ -77,7 +77,7 @@ def _gpu_bandwidth(device: DeviceInfo) -> float:
 
 def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
     """The rate of bare fused multiply-adds or, where that is more, of a product."""
-    product = "float32" if dtype_label in ("float16", *map(dtype_name, FLOAT8)) else dtype_label
+    product = "float32" if dtype_label in ("float16", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ))) else dtype_label
     bare = fma_gflops(device, "double" if dtype_label == "float64" else "float")
     return max(bare or 0.0, _product_gflops(device, product))
 
@@ -97,9 +97,10 @@ def _square(dtype_label: str, kind: str) -> Problem:
     size = CPU_SIZE if kind == "cpu" else GPU_SIZE.get(dtype_label, LARGEST_GPU_SIZE)
     if dtype_label == "int8":
         return Problem.int_mm(size, size, size, device_type=kind)
-    for dtype in FLOAT8:
-        if dtype_label == dtype_name(dtype):
-            return Problem.scaled_mm(size, size, size, dtype=dtype, dtype_b=torch.float8_e4m3fn, device_type=kind)
+    for pair in (FLOAT8, FLOAT8_FNUZ):
+        for dtype in pair:
+            if dtype_label == dtype_name(dtype):
+                return Problem.scaled_mm(size, size, size, dtype=dtype, dtype_b=pair[0], device_type=kind)
     precision = Precision(input_mode="tf32") if dtype_label == "tf32" else Precision()
     dtype = torch.float32 if dtype_label == "tf32" else parse_dtype(dtype_label)
     return Problem.mm(size, size, size, dtype=dtype, device_type=kind, precision=precision)

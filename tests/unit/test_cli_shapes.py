@@ -137,7 +137,7 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({**ENTRY, "op": "nn"}, 'entry 2 (a): op: got "nn", expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, '
          'int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, grouped_k_mm'),
         ({**ENTRY, "op": "mixed_mm", "b_dtype": "int4"}, 'entry 2 (a): b_dtype: got "int4", expected one of int8, uint8, '
-         'float8_e4m3fn, float8_e5m2; four bits are an encoding, int4 or uint4'),
+         'float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz; four bits are an encoding, int4 or uint4'),
         ({"n": 1, "k": 1}, "entry 2: m: missing, expected a whole number"),
         ({**ENTRY, "op": "bmm"}, "entry 2 (a): got 3 sizes for bmm, expected BxMxNxK"),
         ({**ENTRY, "layuot": "nt"},
