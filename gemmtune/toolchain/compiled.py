@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 import shutil
@@ -11,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ..choice import Choice
 from ..device import DeviceInfo
@@ -67,9 +68,33 @@ class CompiledChoice(Choice):
         """The same kernels for a GPU newer than ``arch``: ``build`` loads their PTX, which the driver translates for that GPU."""
 
 
+class Digested(Protocol):
+    """The source of a kernel."""
+
+    @property
+    def digest(self) -> str:
+        """A hash over everything that makes the file."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileChoice(CompiledChoice):
     """A choice whose kernel is in one file of the cache folder, which a compiler for CUDA or HIP made."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Digested:
+        """What has to be compiled."""
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over the source, and what its launches are told, which the name says."""
+        return hashlib.blake2b(f"{self.source.digest} {self.name}".encode(), digest_size=16).hexdigest()
+
+    @property
+    def compile_key(self) -> str:
+        """Equal for all sizes and launches of one source."""
+        return f"{self.backend}-{self.source.digest}"
 
     @property
     @abstractmethod

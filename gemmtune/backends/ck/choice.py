@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,16 +104,6 @@ class CkChoice(FileChoice):
     def record(self) -> Record:
         """What its launches are told."""
         return record_of(self.predicate, self.config)
-
-    @property
-    def content_hash(self) -> str:
-        """A hash over the source, and what its launches are told."""
-        return hashlib.blake2b(f"{self.source.digest} {self.name}".encode(), digest_size=16).hexdigest()
-
-    @property
-    def compile_key(self) -> str:
-        """Equal for all sizes of one source."""
-        return f"{NAME}-{self.source.digest}"
 
     @property
     def path(self) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -93,16 +92,6 @@ class CudaChoice(FileChoice):
     def record(self) -> Record:
         """What its launches are told."""
         return self.family.record(self.problem, self.config)
-
-    @property
-    def content_hash(self) -> str:
-        """A hash over the source, and what its launches are told."""
-        return hashlib.blake2b(f"{self.source.digest} {self.name}".encode(), digest_size=16).hexdigest()
-
-    @property
-    def compile_key(self) -> str:
-        """Equal for all sizes and launches of one source."""
-        return f"{NAME}-{self.source.digest}"
 
     @property
     def path(self) -> Path:

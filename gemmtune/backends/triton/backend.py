@@ -38,6 +38,12 @@ INTERPRETER_CONFIGS = (
 """What the interpreter tries: it ignores stages and warps, and serves to check values."""
 
 
+NOTES = {
+    "cpu": ", interpreter", "hip": "; its kernels were compiled and inspected, and never run on an AMD GPU: docs/rocm.md"
+}  # fmt: skip
+"""What is said of the backend beside Triton's version, by type of device."""
+
+
 class TritonBackend:
     """Choices from the mm template and its relatives."""
 
@@ -57,7 +63,7 @@ class TritonBackend:
             )
         if device.type != "cpu" and triton.knobs.runtime.interpret:
             return Availability(ok=False, detail=f"triton {triton.__version__} interprets: unset TRITON_INTERPRET to use a GPU")
-        return Availability(ok=True, detail=f"triton {triton.__version__}" + (", interpreter" if device.type == "cpu" else ""))
+        return Availability(ok=True, detail=f"triton {triton.__version__}{NOTES.get(device.type, '')}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
         """Serves a GPU only: the interpreter is for checking values."""
