@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Sequence
@@ -73,14 +74,14 @@ class Spec:
             raise InvalidProblemError(f"got {len(sizes)} sizes for {op}, expected {form}")
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for field in dataclasses.fields(self):
-            takers = [name for name in ROWS if field.name in _taken_by(name)]
-            if op not in takers and given[field.name] != field.default:
+            if given[field.name] != field.default and field.name not in _taken_by(op):
+                takers = [name for name in ROWS if field.name in _taken_by(name)]
                 raise InvalidProblemError(f"{field.name}: not for {op}, expected {_listed(takers)}")
         if self.encoding and self.dtype_b not in (None, "uint8"):
             raise InvalidProblemError(f"dtype_b: got {self.dtype_b!r} with encoding {self.encoding}, expected uint8 or nothing")
         given |= self._dtypes(op, row) | ({"block": _block(self.block)} if self.block is not None else {})
         constructor = getattr(Problem, row.name)
-        known = inspect.signature(constructor).parameters
+        known = _parameters(row.name)
         problem = constructor(*sizes, **{name: x for name, x in given.items() if name in known and x is not None})
         return self._with_brought(op, cast(Problem, problem))
 
@@ -117,11 +118,17 @@ class Spec:
         return dataclasses.replace(problem, epilogue=factor_epilogue(shape, scale), out=Layout.contiguous((m, n), out))
 
 
+@functools.cache
+def _parameters(op: str) -> frozenset[str]:
+    """The arguments of an operation's constructor."""
+    return frozenset(inspect.signature(getattr(Problem, op)).parameters)
+
+
 def _taken_by(name: str) -> set[str]:
     """The options that a public function takes: what its operation's constructor does, and what is said of what it brings along."""
     brought = BROUGHT.get(name)
     more = () if brought is None else ("scales", "scale_dtype", "out_dtype") if brought.required else ("bias",)
-    return {"op", "dtype", *inspect.signature(getattr(Problem, ROWS[name].name)).parameters, *more}
+    return {"op", "dtype", *_parameters(ROWS[name].name), *more}
 
 
 def _block(text: str | int) -> tuple[int, int]:
