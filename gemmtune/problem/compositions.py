@@ -168,7 +168,7 @@ def grouped_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 
 def masked_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """The same where the offsets stay where they are: each matrix multiplies all rows, of which its own are kept."""
-    rows = torch.arange(a.shape[0], device=a.device)
+    rows = torch.arange(a.shape[0], device=a.device, dtype=offs.dtype)
     group = torch.searchsorted(offs, rows, right=True)
     result = a.new_zeros((a.shape[0], b.shape[-1]))
     for g in range(b.shape[0]):
@@ -186,7 +186,7 @@ def grouped_by_terms(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 
 def masked_by_terms(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """The same where the offsets stay where they are: a product of all terms for each group, those of the others 0."""
-    terms = torch.arange(a.shape[1], device=a.device)
+    terms = torch.arange(a.shape[1], device=a.device, dtype=offs.dtype)
     group = torch.searchsorted(offs, terms, right=True)
     of_group = [(group == g) for g in range(offs.shape[0])]
     pairs = ((torch.where(own, a, 0), torch.where(own.unsqueeze(-1), b, 0)) for own in of_group)
