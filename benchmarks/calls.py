@@ -10,7 +10,7 @@ import gemmtune
 from gemmtune.choice import Scalars, Tensors
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import dequantized
+from gemmtune.problem.compositions import dequantized, widened
 
 __all__ = ["Call", "arguments", "gemmtune_call", "torch_call"]
 
@@ -36,6 +36,8 @@ def gemmtune_call(problem: Problem) -> Call:
             return lambda x, _: gemmtune.mixed_mm(x[0], x[1], **_weights(x), encoding=encoding)
         case "scaled_mm":
             return lambda x, _: gemmtune.scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, fast_accum=fast)
+        case "mixed_grouped_mm":
+            return lambda x, _: gemmtune.mixed_grouped_mm(*x, encoding=encoding)
         case _ if problem.groups:
             return lambda x, _: gemmtune.grouped_mm(*x)
     function = getattr(gemmtune, problem.op)
@@ -60,9 +62,14 @@ def torch_call(problem: Problem) -> Call:
         case "scaled_mm":
             return lambda x, _: torch._scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, use_fast_accum=fast)
         case _ if problem.groups:
-            return lambda x, _: torch._grouped_mm(x[0], x[1], offs=x[2])
+            return lambda x, _: torch._grouped_mm(x[0], _experts(x, encoding), offs=x[-1])
     function = getattr(torch, problem.op)
     return lambda x, _: function(*x)
+
+
+def _experts(tensors: Tensors, encoding: str) -> torch.Tensor:
+    """The matrices of all groups, made of narrow ones where those are given."""
+    return tensors[1] if len(tensors) == 3 else widened(tensors[1], tensors[2], encoding, tensors[0].dtype)
 
 
 def _weights(tensors: Tensors) -> dict[str, torch.Tensor | None]:

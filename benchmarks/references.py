@@ -25,7 +25,7 @@ from gemmtune.choice import Choice, Kernel, Tensors
 from gemmtune.device import DeviceInfo
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import spans
+from gemmtune.problem.compositions import spans, widened
 from gemmtune.problem.operations import GROUPED_OPS, QUANTIZED_OPS, SPARSE_OPS
 from gemmtune.settings import current
 from gemmtune.timing.rotation import SEED, Rotation
@@ -96,7 +96,9 @@ def loop(problem: Problem, device: DeviceInfo) -> Reference:
     ]
 
     def run(out: torch.Tensor, tensors: Tensors, _: object) -> None:
-        a, b, _offs = tensors
+        a, b = tensors[:2]
+        if problem.scale_b is not None:
+            b = widened(b, tensors[2], problem.encoding, a.dtype)
         for g, begin, end in pieces:
             if problem.divides_terms:
                 torch.mm(a[:, begin:end], b[begin:end], out=out[g])

@@ -39,6 +39,7 @@ __all__ = [  # noqa: F405
     "int_bsr_addmm",
     "int_mm",
     "int_mm_mul",
+    "mixed_grouped_mm",
     "mixed_mm",
     "mm",
     "mm_plus_mm",

@@ -113,7 +113,10 @@ def signature_of(name: str) -> inspect.Signature:
     kind = inspect.Parameter
     return inspect.Signature(
         # A QuantizedWeight brings its scale along.
-        [kind(role, kind.POSITIONAL_OR_KEYWORD, default=None if role == "scale_b" else kind.empty) for role in positional]
+        [
+            kind(role, kind.POSITIONAL_OR_KEYWORD, default=None if role == "scale_b" and not row.grouped else kind.empty)
+            for role in positional
+        ]
         + [kind(word, kind.KEYWORD_ONLY, default=value) for word, value in keywords.items()]
     )
 
@@ -124,7 +127,9 @@ def bound_call(name: str, operands: Sequence[object], arguments: Mapping[str, An
     bound = signature_of(name).bind(*operands, **arguments)
     bound.apply_defaults()
     given = bound.arguments
-    if "encoding" in row.options:
+    if row.grouped:
+        pass  # nothing brings its scales along
+    elif "encoding" in row.options:
         parts = parts_of(name, given["b"], given["scale_b"], given["zero_b"], given["encoding"])
         given |= dict(zip(("b", "scale_b", "zero_b", "encoding"), parts, strict=True))
     elif row.operand("scale_b") is not None:

@@ -14,6 +14,8 @@ The offsets are known here, so that a reference is one product for each group. E
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,8 +27,9 @@ from ..problem.compositions import spans
 from .bounds import Bound, Claims, exact_limit
 from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
 from .expectation import Expectation, Part
-from .operands import Operands, fill_random
+from .operands import Operands, fill_random, random_scale, weight_unit
 from .propagate import Approximate
+from .quantized import numbers
 from .reference import Region, products, regions
 
 SEED = 23
@@ -47,6 +50,13 @@ class GroupedExpectation(Expectation):
     exactness: str = ""
     terms: tuple[int, ...] = ()
     """Terms of the sums of each matrix of the result, where groups divide them."""
+
+    @functools.cached_property
+    def _beside_subnormal(self) -> float:
+        """Without the numbers that are not finite: whatever they meet is not finite either."""
+        a, b = self.operands.a, self.operands.b
+        b = b.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if b.is_floating_point() else b
+        return dataclasses.replace(self.operands, a=a.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), b=b).beside_subnormal()
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """One for each region."""
@@ -131,12 +141,11 @@ class _Made:
 
     def integers(self, name: str, ends: list[int]) -> GroupedExpectation:
         """Small integers everywhere."""
-        a, b = (self._integers(layout) for layout in (self.problem.a, self.problem.b))
-        return self._expected(f"integers, {name}", a, b, ends, exactness="integers")
+        return self._expected(f"integers, {name}", self._integers(self.problem.a), self._small(), ends, exactness="integers")
 
     def random(self, ends: list[int]) -> GroupedExpectation:
         """Standard normal numbers, none of them so small that it may be read as 0."""
-        return self._expected("random", self._normal(self.problem.a), self._normal(self.problem.b), ends)
+        return self._expected("random", self._normal(self.problem.a), self._any_b(), ends)
 
     def one_hot(self, ends: list[int]) -> GroupedExpectation | None:
         """One-hot rows of a over a random b, within each group where groups divide the terms; None where a's memory is shared."""
@@ -151,14 +160,14 @@ class _Made:
                 index[0], index[-1] = begin, end - 1
                 terms[rows, index] = 1
         a = placed(problem.a, self.device, terms)
-        return self._expected("one-hot a", a, self._normal(problem.b), ends, exactness="bits")
+        return self._expected("one-hot a", a, self._any_b(), ends, exactness="bits")
 
     def poisoned(self, ends: list[int]) -> GroupedExpectation | None:
         """NaN in the lines behind the last group, and infinities at the ends of one group's matrix or terms."""
         problem = self.problem
         if any(overlapping(x) or distinct_size(x) != x.size for x in (problem.a, problem.b)) or problem.epilogue is not None:
             return None
-        a, b = self._normal(problem.a), self._normal(problem.b)
+        a, b = self._normal(problem.a), self._any_b()
         if problem.divides_terms:
             distinct(a)[:, ends[-1] :] = math.nan
             distinct(b)[ends[-1] :] = math.nan
@@ -169,15 +178,38 @@ class _Made:
         else:
             distinct(a)[ends[-1] :] = math.nan
             begin, end = spans(ends, self.total)[problem.groups // 2]
-            distinct(b)[problem.groups // 2, 0, -1] = math.inf
-            distinct(b)[problem.groups // 2, -1, 0] = math.nan
+            if b.is_floating_point():
+                distinct(b)[problem.groups // 2, 0, -1] = math.inf
+                distinct(b)[problem.groups // 2, -1, 0] = math.nan
             if begin < end:
                 distinct(a)[end - 1, -1] = math.nan
         return self._expected("poisoned", a, b, ends)
 
     def _integers(self, layout: Layout) -> torch.Tensor:
-        values = torch.randint(-1, 2, held_size(layout), generator=self.generator, device=self.device)
+        low = -1 if layout.dtype != torch.uint8 else 0
+        values = torch.randint(low, 2, held_size(layout), generator=self.generator, device=self.device)
         return placed(layout, self.device, values)
+
+    def _small(self) -> torch.Tensor:
+        """A b of small integers, that every encoding has."""
+        return self._integers(self.problem.b) if not self.problem.encoding else self._any_b()
+
+    def _any_b(self) -> torch.Tensor:
+        """A b of normal numbers, or of all integers that it can hold."""
+        layout = self.problem.b
+        if layout.dtype.is_floating_point:
+            return self._normal(layout)
+        bounds = torch.iinfo(layout.dtype)
+        values = torch.randint(bounds.min, bounds.max + 1, held_size(layout), generator=self.generator, device=self.device)
+        return placed(layout, self.device, values)
+
+    def _scale(self, *, exact: bool) -> torch.Tensor | None:
+        """Scales of any numbers, or powers of two."""
+        layout = self.problem.scale_b
+        if layout is None or not exact:
+            return None if layout is None else random_scale(layout, self.generator, self.device, unit=weight_unit(self.problem))
+        powers = torch.randint(0, 3, layout.size, generator=self.generator, device=self.device)
+        return placed(layout, self.device, torch.exp2(powers.double()))
 
     def _normal(self, layout: Layout) -> torch.Tensor:
         values = torch.empty(held_size(layout), dtype=torch.float32, device=self.device)
@@ -191,12 +223,13 @@ class _Made:
         extra = tuple(torch.empty(0, device=self.device) for _ in (problem.epilogue.operands if problem.epilogue else ()))
         operands = Operands(
             a=a, b=b, out=allocate(problem.out, self.device), inp=None, extra=extra, alpha=1.0, beta=0.0,
+            scale_b=self._scale(exact=bool(exactness)), encoding=problem.encoding,
             offs=placed(problem.offs, self.device, torch.tensor(ends, device=self.device)),
         )  # fmt: skip
         pieces = spans(ends, self.total)
         find = _of_terms if problem.divides_terms else _of_rows
         whole = regions(problem.batch, problem.m, problem.n, -(-problem.k // problem.batch), self.device)
-        found = [find(problem, a, b, pieces, region) for region in whole]
+        found = [find(problem, operands, pieces, region) for region in whole]
         values, magnitudes = zip(*found, strict=True)
         terms = tuple(end - begin for begin, end in pieces) if problem.divides_terms else ()
         return GroupedExpectation(
@@ -205,9 +238,10 @@ class _Made:
 
 
 def _of_rows(
-    problem: Problem, a: torch.Tensor, b: torch.Tensor, pieces: list[tuple[int, int]], region: Region
+    problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """a @ b[g] for the rows of each group, and |a| @ |b[g]|; rows of no group are 0 with a magnitude of NaN."""
+    a = operands.a
     rows = torch.arange(problem.m, device=a.device) if region.rows is None else region.rows
     cols = problem.n if region.cols is None else len(region.cols)
     value = torch.zeros((1, len(rows), cols), dtype=torch.float64, device=a.device)
@@ -215,15 +249,25 @@ def _of_rows(
     starts = torch.searchsorted(rows, torch.tensor(pieces, device=a.device)).tolist()
     for g, (first, last) in enumerate(starts):
         if first < last:
-            right = b[g] if region.cols is None else b[g][:, region.cols]
+            matrix = _matrix(operands, g)
+            right = matrix if region.cols is None else matrix[:, region.cols]
             value[:, first:last], magnitude[:, first:last] = _product(a[rows[first:last]], right)
     return value, magnitude
 
 
+def _matrix(operands: Operands, group: int) -> torch.Tensor:
+    """What the b of a group stands for."""
+    if operands.scale_b is None:
+        return operands.b[group]
+    values, scale = numbers(operands.b[group], operands.encoding).double(), operands.scale_b[group].double()
+    return values * scale.repeat_interleave(values.shape[0] // scale.shape[0], 0)
+
+
 def _of_terms(
-    problem: Problem, a: torch.Tensor, b: torch.Tensor, pieces: list[tuple[int, int]], region: Region
+    problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """a[:, g] @ b[g] for the terms of each group, and the product of magnitudes."""
+    a, b = operands.a, operands.b
     left, right = Region(rows=region.rows).of(a), Region(cols=region.cols).of(b)
     size = (problem.groups, left.shape[0], right.shape[1])
     value, magnitude = (torch.zeros(size, dtype=torch.float64, device=a.device) for _ in range(2))

@@ -9,6 +9,7 @@ import torch
 from ..dispatch.block_calls import turned
 from ..dispatch.grouped import form_of
 from ..dispatch.keys import NOTHING
+from ..problem.operations import Encoding
 from .operate import is_compiling, operate
 
 Tensor = torch.Tensor
@@ -60,3 +61,37 @@ def grouped_mm(
     result = a.new_empty((a.shape[1], b.shape[1])) if out is None else out
     operate(form.op, form.operands, result.t(), epilogue, extra)
     return result
+
+
+def mixed_grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    *,
+    encoding: Encoding = "",
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue(a @ (b[g] · scale_b[g]) for each group of rows, *epilogue_args) for narrow weights, widened in the kernel
+
+    Args:
+        a: [M, K] float32, float16 or bfloat16, any strides.
+        b: [G, K, N] int8 or uint8, any strides; or with ``encoding`` uint8 [G, K/2, N], each matrix as ``pack_int4`` makes it.
+        scale_b: [G, S, N], float32 or of a's dtype: with S = 1 one for each column, else one for each K/S = 32, 64 or 128 elements
+            along K of a column.
+        offs, out, epilogue, epilogue_args: as for ``grouped_mm``.
+        encoding: ``int4`` (two's complement) or ``uint4`` for a packed ``b``.
+
+    A kernel may round b · scale_b to the dtype of ``a``, as torch's composition does. There is no gradient.
+
+    Returns:
+        [M, N] of a's dtype, unless the epilogue ends in a cast.
+
+    Raises:
+        InvalidProblemError: operands that do not fit together, or one that requires grad.
+        EpilogueError: an epilogue that is not a pointwise function of known parts.
+    """
+    contiguous = [x.contiguous() if isinstance(x, Tensor) else x for x in (scale_b, offs)]
+    return operate("mixed_grouped_mm", (a, b, *contiguous), out, epilogue, epilogue_args, (), (encoding,))

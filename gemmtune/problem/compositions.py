@@ -210,6 +210,19 @@ def grouped_by_torch(size: Sequence[int], stride: Sequence[int], itemsize: int) 
     return by_rows or by_cols
 
 
+def widened(b: Tensor, scale: Tensor, encoding: str, dtype: torch.dtype) -> Tensor:
+    """b · scale_b for a weight of each group: [G, K, N] of ``dtype``, each step rounded as eager torch does."""
+    numbers = torch.stack([unpacked(matrix, encoding) for matrix in b]) if encoding else b
+    wide = torch.promote_types(dtype, scale.dtype)
+    times = scale.to(wide).repeat_interleave(numbers.shape[1] // max(scale.shape[1], 1), 1)
+    return (numbers.to(wide) * times).to(dtype)
+
+
+def mixed_grouped(a: Tensor, b: Tensor, scale: Tensor, offs: Tensor, encoding: str = "") -> Tensor:
+    """a @ (b[g] · scale_b[g]) for the rows of each group."""
+    return grouped_product(a, widened(b, scale, encoding, a.dtype), offs)
+
+
 def readable(offs: Tensor) -> list[int] | None:
     """Offsets as numbers where that makes nobody wait and torch does not have to see it; else None."""
     if offs.device.type != "cpu" or type(offs) is not Tensor or torch.compiler.is_compiling():

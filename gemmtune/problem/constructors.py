@@ -267,6 +267,33 @@ class Constructors:
         return cls._of(device_type, precision, op="grouped_mm", a=a, b=b, out=out, offs=offs)
 
     @classmethod
+    def mixed_grouped_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        groups: int = 8,
+        dtype: torch.dtype = torch.bfloat16,
+        encoding: Encoding = "",
+        scales: WeightScales = "column",
+        scale_dtype: torch.dtype | None = None,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """``grouped_mm`` with weights b of int8, or with an ``encoding`` of uint8 [G, K/2, N], and scales of a's dtype."""
+        a, _, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        stored = (-(-k // 2), torch.uint8) if encoding else (k, torch.int8)
+        _, b, _ = operand_layouts((groups,), m, n, stored[0], layout, dtype, stored[1], dtype)
+        scale, offs = weight_scale_layout(n, k, scales, scale_dtype or dtype), Layout.contiguous((groups,), torch.int32)
+        if scale is None or len(scale.size) != 2:
+            raise InvalidProblemError(f"scales: got {scales!r}, expected column, group_32, group_64 or group_128")
+        scale = Layout.contiguous((groups, *scale.size), scale.dtype)
+        more: dict[str, Any] = {"scale_b": scale, "encoding": encoding, "offs": offs}
+        return cls._of(device_type, precision, op="mixed_grouped_mm", a=a, b=b, out=out, **more)
+
+    @classmethod
     def grouped_k_mm(
         cls,
         m: int,

@@ -142,6 +142,8 @@ class ProblemFields:
         """Rows and columns of a or b (of its numbers, where it is packed) for which one element of that scale is."""
         operand, layout = self.operation.operand(role), getattr(self, role)
         assert operand is not None
+        if len(layout.size) == 3:  # one for each group
+            return max(1, self.k // layout.size[1]), 1
         block = block_of(layout.size, (self.m, self.k) if operand.of == "a" else self.b_size, operand.blocks)
         assert block is not None  # checked when the problem was made
         return block

@@ -22,6 +22,7 @@ from .compositions import (
     grouped_product,
     int_composed,
     mixed_composed,
+    mixed_grouped,
     scaled_composed,
     two_products,
 )
@@ -317,6 +318,19 @@ _ROWS = (
         gradient=of_grouped,
     ),
     Operation(
+        name="mixed_grouped_mm",
+        formula="a @ (b[g] · scale_b[g]) for each group of rows of a and a narrow b",
+        operands=(
+            Operand(role="a", shape=("M", "K"), dtypes=_NARROW_FLOATS),
+            Operand(role="b", shape=("G", "K", "N"), dtypes=(torch.int8, torch.uint8)),
+            Operand(role="scale_b", shape=("G", "S", "N"), dtypes=_SCALE, like_a=True),
+            _OFFS,
+        ),
+        options=("encoding",),
+        result=Result(dtypes=_NARROW_FLOATS),
+        compose=mixed_grouped,
+    ),
+    Operation(
         name="grouped_k_mm",
         formula="a @ b over each group of terms",
         operands=(*_product(_NARROW_FLOATS), _OFFS),
@@ -330,8 +344,8 @@ OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
 """Every operation that a Problem may state, by name."""
 
 OPS = tuple(OPERATIONS)
-QUANTIZED_OPS = tuple(row.name for row in _ROWS if row.quantized)
-"""Operands of 8 bits or fewer, or one of them."""
+QUANTIZED_OPS = tuple(row.name for row in _ROWS if row.quantized and not row.grouped)
+"""One product of operands of 8 bits or fewer, or one of them."""
 SPARSE_OPS = tuple(row.name for row in _ROWS if row.sparse)
 """b is block-sparse."""
 GROUPED_OPS = tuple(row.name for row in _ROWS if row.grouped)

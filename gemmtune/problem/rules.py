@@ -11,7 +11,7 @@ from .dtypes import FLOAT8_FNUZ, dtype_name
 from .fields import ProblemFields
 from .layout import Layout
 from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES, Operand, Operation
-from .scales import block_of, scale_shapes
+from .scales import GROUPS, block_of, scale_shapes
 
 DEVICE_TYPES = ("cpu", "cuda")
 MOST_GROUPS = 1024
@@ -87,7 +87,7 @@ def _takers(name: str) -> str:
 def _check_matrices(problem: ProblemFields, row: Operation) -> None:
     """Ranks and dtypes of what is multiplied, and of out."""
     result = row.result_of(epilogue=problem.epilogue is not None)
-    named = [(x.role, getattr(problem, x.role), x.dtypes, len(row.symbols(x))) for x in row.matrices]
+    named = [(x.role, getattr(problem, x.role), _dtypes(problem, x), len(row.symbols(x))) for x in row.matrices]
     named.insert(2, ("out", problem.out, result.dtypes, len(row.out_symbols)))
     for name, layout, dtypes, dims in named:
         if dtypes and not (name == "b" and problem.encoding):
@@ -103,6 +103,11 @@ def _check_matrices(problem: ProblemFields, row: Operation) -> None:
                 f"{row.name}: a and {operand.role} must have the same dtype, got {problem.a.dtype} and {layout.dtype}; "
                 "cast one of them"
             )
+
+
+def _dtypes(problem: ProblemFields, operand: Operand) -> tuple[torch.dtype, ...]:
+    """The dtypes that are legal for an operand; none where it has just that of a."""
+    return operand.legal(problem.a.dtype) if operand.dtypes else ()
 
 
 def _expect_dtype(what: str, dtype: torch.dtype, legal: Sequence[torch.dtype]) -> None:
@@ -141,6 +146,12 @@ def _check_blocks(problem: ProblemFields, row: Operation) -> None:
         )
 
 
+def _dense(layout: Layout) -> bool:
+    """Whether a tensor is contiguous: the stride of a dimension of size 1 may be any."""
+    plain = Layout.contiguous(layout.size, layout.dtype).stride
+    return all(n == 1 or given == expected for n, given, expected in zip(layout.size, layout.stride, plain, strict=True))
+
+
 def _check_groups(problem: ProblemFields, row: Operation) -> None:
     """There are groups, and where they end is read as it lies in memory."""
     offs = problem.offs
@@ -148,8 +159,19 @@ def _check_groups(problem: ProblemFields, row: Operation) -> None:
         return
     if not 1 <= offs.size[0] <= MOST_GROUPS:
         raise InvalidProblemError(f"{row.name}: got offs of {offs.size[0]} groups, expected 1 to {MOST_GROUPS}")
-    if offs.stride != (1,):
+    if not _dense(offs):
         raise InvalidProblemError(f"{row.name}: got offs {offs}, expected contiguous ones; give offs.contiguous()")
+    scale, k = problem.scale_b, problem.a.size[-1]
+    if scale is None:
+        return
+    parts = dict.fromkeys((1, *(k // group for group in GROUPS if k % group == 0)))
+    if scale.size[1] not in parts:
+        raise InvalidProblemError(
+            f"{row.name}: got scale_b {list(scale.size)}, expected [G, S, N] with S one of {', '.join(map(str, parts))}: one "
+            f"number for each column, or for each {', '.join(map(str, GROUPS))} elements along K of it"
+        )
+    if not _dense(scale):
+        raise InvalidProblemError(f"{row.name}: got scale_b {scale}, expected a contiguous one; give scale_b.contiguous()")
 
 
 def _size(problem: ProblemFields, role: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,13 +12,13 @@ from grouped_mutants import MUTANTS
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.backends.table import load
+from gemmtune.backends.table import BACKENDS, load
 from gemmtune.choice import Kernel, Status, Tensors
-from gemmtune.device import detect
+from gemmtune.device import detect, preset
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.grouped import awkward_ends
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import grouped_by_terms, grouped_product, spans
+from gemmtune.problem.compositions import grouped_by_terms, grouped_product, masked_by_terms, masked_product, spans, widened
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
@@ -123,10 +124,26 @@ def test_offsets_that_are_no_offsets_touch_nothing_else() -> None:
 def test_the_composition_that_reads_no_offset_gives_the_same() -> None:
     a, b = numbers(M, K), numbers(G, K, N)
     for ends in ENDS.values():
-        unread = torch.vmap(lambda offs: grouped_product(a, b, offs))(offsets(ends)[None])[0]
-        assert close(unread, grouped_product(a, b, offsets(ends)))
-        unread = torch.vmap(lambda offs: grouped_by_terms(a.t(), a, offs))(offsets(ends)[None])[0]
-        assert close(unread, grouped_by_terms(a.t(), a, offsets(ends)))
+        assert close(masked_product(a, b, offsets(ends)), grouped_product(a, b, offsets(ends)))
+        assert close(masked_by_terms(a.t(), a, offsets(ends)), grouped_by_terms(a.t(), a, offsets(ends)))
+
+
+@pytest.mark.parametrize("encoding", ["", "int4", "uint4"])
+def test_narrow_weights_have_scales_of_columns_or_of_parts_of_them(encoding: str) -> None:
+    k, ends, offs = 64, ENDS["once"], offsets(ENDS["once"])
+    a, low = numbers(M, k), 0 if encoding == "uint4" else -8
+    weights = torch.randint(low, low + 16, (G, k, N), generator=torch.Generator().manual_seed(3), dtype=torch.int8)
+    stored = torch.stack([gemmtune.pack_int4(w, encoding=encoding) for w in weights]) if encoding else weights  # type: ignore[arg-type]
+    for parts in (1, 2):
+        scale = torch.rand(G, parts, N) + 0.5
+        want = rows_by_loop(a, weights * scale.repeat_interleave(k // parts, 1), ends)
+        for _ in range(2):
+            assert close(gemmtune.mixed_grouped_mm(a, stored, scale, offs, encoding=encoding), want)  # type: ignore[arg-type]
+        strided = scale.mT.contiguous().mT
+        got = gemmtune.mixed_grouped_mm(a, stored, strided, offs, encoding=encoding, epilogue=torch.relu)  # type: ignore[arg-type]
+        assert close(got, want.relu())
+    explained = gemmtune.explain("mixed_grouped_mm", a, stored, scale, offs, encoding=encoding)
+    assert str(explained.problem).endswith(f"scale_b[32x1] {G} groups on cpu")
 
 
 def times(a: tuple[int, ...], b: tuple[int, ...], offs: Any) -> Callable[[], Any]:
@@ -141,6 +158,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "other terms": (times((M, K), (K + 1, N), offsets([1, M])), "shapes do not fit"),
     "no group": (times((M, K), (0, K, N), offsets([])), "got offs of 0 groups, expected 1 to 1024"),
     "a list": (times((M, K), (G, K, N), [1, 2, 3, M]), "offs must be a torch.Tensor, got list"),
+    "scales": (
+        lambda: gemmtune.mixed_grouped_mm(numbers(M, 64), torch.ones(G, 64, N).char(), torch.ones(G, 4, N), offsets([M] * G)),
+        r"got scale_b \[4, 4, 16\], expected \[G, S, N\] with S one of 1, 2: one number for each column, or for each 32, 64, 128",
+    ),
+    "gradient": (
+        lambda: gemmtune.mixed_grouped_mm(
+            numbers(M, K).requires_grad_(), torch.ones(G, K, N).char(), torch.ones(G, 1, N), offsets([M] * G)
+        ),
+        "mixed_grouped_mm: a requires grad, but the operation has no gradient",
+    ),
     "one dimension": (times((M,), (G, K, N), offsets([M] * G)), r"got a \[19\]"),
     "float64": (
         lambda: gemmtune.grouped_mm(numbers(M, K).double(), numbers(G, K, N).double(), offsets([M] * G)),
@@ -181,6 +208,10 @@ PROBLEMS = {
     "rows-bf16": Problem.grouped_mm(37, 24, 40, groups=5, device_type="cpu"),
     "rows-fp32-few": Problem.grouped_mm(3, 17, 33, groups=9, dtype=torch.float32, layout="tn", device_type="cpu"),
     "rows-one-group": Problem.grouped_mm(16, 24, 40, groups=1, dtype=torch.float16, layout="nn", device_type="cpu"),
+    "rows-int8": Problem.mixed_grouped_mm(21, 24, 40, groups=4, device_type="cpu"),
+    "rows-int4": Problem.mixed_grouped_mm(
+        9, 24, 64, groups=3, encoding="int4", scales="group_32", dtype=torch.float16, layout="nn", device_type="cpu"
+    ),
     "terms-fp16": Problem.grouped_k_mm(24, 16, 40, groups=5, dtype=torch.float16, device_type="cpu"),
     "terms-fp32": Problem.grouped_k_mm(7, 9, 33, groups=3, dtype=torch.float32, layout="nt", device_type="cpu"),
 }
@@ -197,6 +228,32 @@ def test_verification_accepts_torch(name: str) -> None:
     assert [choice.baseline for choice in choices].count(True) == 1
 
 
+NARROW: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "right": lambda b, scale: (b, scale),
+    "scales of the neighbour": lambda b, scale: (b, scale.roll(1, 0)),
+    "first scale of a column for all of it": lambda b, scale: (b, scale[:, :1].expand_as(scale)),
+    "scales of the column beside": lambda b, scale: (b, scale.roll(1, 2)),
+    "halves of bytes exchanged": lambda b, scale: (b >> 4 | b << 4, scale),
+    "scales dropped": lambda b, scale: (b, torch.ones_like(scale)),
+}
+
+
+@pytest.mark.parametrize("mutant", NARROW)
+def test_verification_finds_what_is_wrong_with_narrow_weights(mutant: str) -> None:
+    problem = Problem.mixed_grouped_mm(
+        21, 12, 64, groups=4, encoding="int4", scales="group_32", dtype=torch.float32, device_type="cpu"
+    )
+    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if c.name.endswith("composed")]
+
+    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+        a, b, scale, offs = tensors
+        weights = widened(*NARROW[mutant](b, scale), "int4", torch.float32)
+        out.copy_(grouped_product(a, weights, offs))
+
+    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
+    assert (verdict.status is Status.OK) == (mutant == "right"), verdict
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=" ".join)
 def test_verification_finds_what_is_wrong(mutant: tuple[str, str]) -> None:
     kind, name = mutant
@@ -209,3 +266,12 @@ def test_verification_finds_what_is_wrong(mutant: tuple[str, str]) -> None:
 
     verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
     assert (verdict.status is Status.OK) == (name == "right"), verdict
+
+
+def test_other_backends_refuse_what_is_not_theirs() -> None:
+    makes = (Problem.grouped_mm, Problem.mixed_grouped_mm, Problem.grouped_k_mm)
+    for make, (arch, kind) in itertools.product(makes, (("sm90", "cuda"), ("gfx942", "cuda"), ("avx512", "cpu"))):
+        problem = make(16, 256, 256, device_type=kind)
+        for name in BACKENDS:
+            offers = load(name).enumerate(problem, preset(arch), Settings())
+            assert bool(offers.choices) == (name in ("aten", "triton")), (name, arch)

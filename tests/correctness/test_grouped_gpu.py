@@ -21,6 +21,10 @@ PROBLEMS = {
     "bf16-many-rows": Problem.grouped_mm(1000, 512, 320, groups=5, device_type="cuda"),
     "fp16-row-major-weights": Problem.grouped_mm(300, 200, 256, groups=8, dtype=torch.float16, layout="nn", device_type="cuda"),
     "fp32-unaligned": Problem.grouped_mm(65, 33, 47, groups=4, dtype=torch.float32, device_type="cuda"),
+    "int8": Problem.mixed_grouped_mm(100, 384, 512, groups=8, device_type="cuda"),
+    "int4": Problem.mixed_grouped_mm(
+        40, 256, 512, groups=6, encoding="int4", scales="group_128", dtype=torch.float16, device_type="cuda"
+    ),
     "bf16-terms": Problem.grouped_k_mm(256, 384, 700, groups=6, device_type="cuda"),
     "fp16-terms-row-major": Problem.grouped_k_mm(100, 136, 320, groups=4, dtype=torch.float16, layout="nn", device_type="cuda"),
 }

@@ -52,6 +52,8 @@ def arguments(name: str, *, grad: bool) -> tuple[tuple[torch.Tensor, ...], dict[
         "grouped_mm": ((narrow, floats(3, 6, 5, grad=grad, dtype=torch.float32), groups), {}),
         "grouped_k_mm": ((narrow.mT, floats(4, 5, grad=grad, dtype=torch.float32), groups), {}),
     }
+    weights, scales = integers(6, 5).repeat(3, 1, 1), positive.detach().repeat(3, 1, 1)
+    cases["mixed_grouped_mm"] = ((narrow.detach(), weights, scales, groups), {})
     return cases[name]
 
 

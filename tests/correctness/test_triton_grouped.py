@@ -32,6 +32,11 @@ VERIFIED = {
         Problem.grouped_mm(9, 20, 33, groups=1, layout="tn", dtype=torch.float32, device_type="cpu"),
         replace(SMALL, swap=True),
     ),
+    "int8-descriptors-swapped": (Problem.mixed_grouped_mm(20, 24, 64, groups=3, device_type="cpu"), SWAPPED),
+    "int4-groups-of-32": (
+        Problem.mixed_grouped_mm(20, 24, 64, groups=3, encoding="int4", scales="group_32", **HALF),
+        replace(SMALL, block_k=32, swap=True),
+    ),
     "terms-fp16": (Problem.grouped_k_mm(24, 20, 40, groups=4, **HALF), SMALL),
     "terms-fp32-one-group": (
         Problem.grouped_k_mm(17, 20, 24, groups=1, layout="nt", dtype=torch.float32, device_type="cpu"),

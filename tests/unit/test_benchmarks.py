@@ -55,7 +55,7 @@ def shapes(tmp_path):
         ("sums", "cuda", 6),
         ("few_rows", "cuda", 12),
         ("unaligned", "cuda", 11),
-        ("grouped", "cuda", 27),
+        ("grouped", "cuda", 35),
     ],
 )
 def test_shape_files_are_complete(script, file, device, count):
@@ -71,7 +71,7 @@ def test_entries_are_filtered_and_skips_are_told(script, shapes):
     ]
     assert skipped == [
         "skipped three: scatter_mm is not an operation of this version, which has mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, "
-        "int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, grouped_k_mm"
+        "int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, mixed_grouped_mm, grouped_k_mm"
     ]
     assert [e.name for e in script("entries").read_entries(shapes, "cpu", "^o")[0]] == ["one"]
     with pytest.raises(click.ClickException, match="leave no shape"):

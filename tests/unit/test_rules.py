@@ -67,7 +67,10 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         changed(MIXED, scale_a=scale(4, 1)),
         "mixed_mm: takes no scale_a, got shape [4, 1]; scaled_mm does",
     ),
-    "mm with scales": (changed(FLOAT, scale_b=scale(1, 5)), "mm: takes no scale_b, got shape [1, 5]; mixed_mm and scaled_mm do"),
+    "mm with scales": (
+        changed(FLOAT, scale_b=scale(1, 5)),
+        "mm: takes no scale_b, got shape [1, 5]; mixed_mm, scaled_mm and mixed_grouped_mm do",
+    ),
     "mm with fast_accum": (changed(FLOAT, fast_accum=True), "mm: takes no fast_accum, got True; scaled_mm does"),
     "mixed_mm with fast_accum": (changed(MIXED, fast_accum=True), "mixed_mm: takes no fast_accum, got True; scaled_mm does"),
     "int_mm with alpha": (
@@ -136,7 +139,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         changed(PACKED, encoding="nf4"),
         "mixed_mm: encoding: got 'nf4', expected one of '', 'int4', 'uint4'",
     ),
-    "packed int_mm": (changed(INT, encoding="int4"), "int_mm: takes no encoding, got 'int4'; mixed_mm does"),
+    "packed int_mm": (changed(INT, encoding="int4"), "int_mm: takes no encoding, got 'int4'; mixed_mm and mixed_grouped_mm do"),
     "zero points without scales": (
         changed(MIXED, scale_b=None),
         "mixed_mm: got zero_b without scale_b, expected both: b is read as (b - zero_b) * scale_b",

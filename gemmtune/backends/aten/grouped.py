@@ -13,8 +13,8 @@ import torch
 
 from ...choice import Choice, Claims, Kernel, Scalars, Tensors
 from ...device import DeviceInfo
-from ...problem import Problem
-from ...problem.compositions import grouped_by_terms, grouped_by_torch, grouped_product, masked_by_terms, masked_product
+from ...problem import Layout, Problem
+from ...problem.compositions import grouped_by_terms, grouped_by_torch, grouped_product, masked_by_terms, masked_product, widened
 from ...problem.layout import ALIGNED_BYTES
 from .dense import copied, finished
 
@@ -47,9 +47,13 @@ class GroupedChoice(Choice):
         terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
         composed = (masked_by_terms, masked_product, grouped_by_terms, grouped_product)[2 * on_host + (not terms)]
         function: Callable[..., Tensor] = _native if self.way == NATIVE else composed
+        dtype, encoding, narrow = self.problem.dtype, self.problem.encoding, self.problem.widens_b
 
         def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
-            return function(*tensors)
+            if not narrow:
+                return function(*tensors)
+            a, b, scale, offs = tensors
+            return function(a, widened(b, scale, encoding, dtype), offs)
 
         return finished(copied(run_new), self.problem)
 
@@ -82,7 +86,9 @@ def _choice(problem: Problem, way: str, device: DeviceInfo, *, baseline: bool) -
 
 def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     """Why torch's operation does not take the problem, or would read offsets on the host; None if neither is so."""
-    for role, layout in (("a", problem.a), ("b", problem.b)):
+    # Narrow weights are made anew as a contiguous matrix for each group.
+    b = Layout.contiguous((problem.groups, problem.k, problem.n), problem.dtype) if problem.widens_b else problem.b
+    for role, layout in (("a", problem.a), ("b", b)):
         if layout.offset or not grouped_by_torch(layout.size[-2:], layout.stride[-2:], layout.dtype.itemsize):
             return f"{role} {layout}: torch._grouped_mm takes rows or columns that begin at multiples of {ALIGNED_BYTES} bytes"
     if device.type == "cpu":
@@ -103,5 +109,6 @@ def _claims(problem: Problem, device: DeviceInfo) -> Claims:
         epilogue_input=problem.accumulator if problem.epilogue is None else problem.dtype,
         splits=16 if device.type != "cpu" else 1,
         input_mode="tf32" if tf32 else "ieee",
+        weights=problem.dtype if problem.widens_b else None,
         flush_subnormals=True,
     )

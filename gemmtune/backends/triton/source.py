@@ -119,7 +119,14 @@ class Writer:
 
     def runtime_pointer(self, name: str, dtype: str, *, divisor: int = 16) -> str:
         """A buffer that the launch provides, or a tensor of the call that no hook reads; its address divides by ``divisor``."""
-        short = {"tl.float32": "fp32", "tl.float64": "fp64", "tl.int32": "i32", "tl.int64": "i64"}[dtype]
+        short = {
+            "tl.float32": "fp32",
+            "tl.float64": "fp64",
+            "tl.int32": "i32",
+            "tl.int64": "i64",
+            "tl.float16": "fp16",
+            "tl.bfloat16": "bf16",
+        }[dtype]
         argument = Argument(name=f"{name}_ptr", type=f"*{short}", source=("pointer", name), divisor=divisor)
         return self._pointers.setdefault(name, argument).name
 

@@ -52,7 +52,7 @@ class MixedFamily(Family[C]):
     """Parts of its source beside those of all families."""
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        if not problem.widens_b:
+        if not problem.widens_b or problem.groups:
             return f"{problem.op} is not an operation of this kernel, which has mixed_mm"
         if problem.b.dtype not in (torch.int8, torch.uint8):
             return f"b is {dtype_name(problem.b.dtype)}, expected integers"

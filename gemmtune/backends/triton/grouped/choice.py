@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..artifact import Expected
@@ -15,6 +17,7 @@ from ..configs import Config, Geometry, geometry
 from ..descriptors import turned
 from ..launch import Blocks
 from ..persistent import operand_blocks
+from ..printer import TRITON_DTYPES
 
 LEAST_GROUPS_BLOCK = 16
 
@@ -40,9 +43,10 @@ class GroupedConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGeometry(Geometry):
-    """``groups`` is the number of groups."""
+    """``groups`` is the number of groups, ``scale_rows`` how many scales a column of one has."""
 
     groups: int = 0
+    scale_rows: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class RowsChoice(KernelChoice):
         assert isinstance(config, GroupedConfig)
         where = {field.name: getattr(geometry(problem, config), field.name) for field in dataclasses.fields(Geometry)}
         programs = min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident)
-        return GroupedGeometry(**(where | {"programs": programs}), groups=problem.groups)
+        return GroupedGeometry(**(where | {"programs": programs}), groups=problem.groups, scale_rows=scale_rows_of(problem))
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -72,6 +76,13 @@ class RowsChoice(KernelChoice):
             "b_turned": turned(problem.b),
             "swap": config.swap,
             "flatten": config.flatten,
+            "widen": problem.widens_b,
+            "packed": bool(problem.encoding),
+            "signed": problem.encoding == "int4",
+            "scale_group": scale_group_of(problem),
+            "scale_type": TRITON_DTYPES[problem.scale_b.dtype] if problem.scale_b is not None else "",
+            # numpy, on which the interpreter computes, has no bfloat16.
+            "product_type": TRITON_DTYPES[torch.float32 if self.target is None else problem.dtype],
         }
 
     @property
@@ -105,6 +116,16 @@ class TermsChoice(KernelChoice):
     def batch_invariant(self) -> bool:
         """Not claimed, as for groups of rows."""
         return False
+
+
+def scale_rows_of(problem: Problem) -> int:
+    """Scales of one column of a group's matrix."""
+    return problem.scale_b.size[1] if problem.scale_b is not None else 1
+
+
+def scale_group_of(problem: Problem) -> int:
+    """Elements along K of a column that share a scale; 0 where a column has one."""
+    return problem.k // scale_rows_of(problem) if scale_rows_of(problem) > 1 else 0
 
 
 def most_tiles(problem: Problem, config: Config) -> int:

@@ -23,7 +23,7 @@ from ..descriptors import describable, stacked, turned
 from ..legality import LEAST_BLOCK, Predicate, why_too_large
 from ..persistent import BARRIER_BYTES, persistent_resources
 from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
-from .choice import GroupedConfig, RowsChoice, TermsChoice, most_tiles
+from .choice import GroupedConfig, RowsChoice, TermsChoice, most_tiles, scale_group_of
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 STAGES = (3, 4, 5)
@@ -65,6 +65,13 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) 
         return "more tiles than 32 bits can count"
     if config.split_k > 1:
         return f"split_k {config.split_k}: grouped products do not split"
+    group = scale_group_of(problem)
+    if group and group % config.block_k:
+        return f"block_k {config.block_k}: does not divide the {group} elements that share a scale"
+    if problem.encoding and (problem.k % config.block_k or config.block_k < 2 * LEAST_BLOCK):
+        return f"block_k {config.block_k}: of packed weights whole blocks of {2 * LEAST_BLOCK} or more are read"
+    if problem.scale_b is not None and problem.scale_b.numel >= INT32_LIMIT:
+        return f"scale_b {problem.scale_b}: places in it do not fit 32 bits"
     if config.described:
         return why_not_described(problem, device, config)
     turned_round = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
@@ -84,6 +91,8 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
         return f"{device.arch}: no copy engine that feeds a warp group"
     if problem.dtype not in (torch.float16, torch.bfloat16):
         return f"{problem.dtype_label}: operands of 16 bits are served"
+    if problem.encoding:
+        return "packed weights are read as bytes"
     whole = stacked(problem.b)
     if whole is None or not describable(whole) or not describable(problem.a):
         return f"a {problem.a}, b {problem.b}: rows or columns must be contiguous, aligned, and groups dense"
@@ -129,7 +138,7 @@ def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
     inflight = config.resident * (config.stages - 1) * (config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize
     hidden = min(1.0, inflight / 65536)
     read = used * problem.n * problem.k if not problem.divides_terms else problem.batch * problem.m * problem.n
-    memory_us = 1e-3 * problem.dtype.itemsize * read / (predicate.arch.dram_gbps * device.sm_count * max(hidden, 0.1))
+    memory_us = 1e-3 * predicate.number_bytes[1] * read / (predicate.arch.dram_gbps * device.sm_count * max(hidden, 0.1))
     tile_us = math.ceil(k / config.block_k) * step_us + 0.5
     return LAUNCH_US + max(waves * tile_us, memory_us) + 0.01 * waves * tile_us
 
