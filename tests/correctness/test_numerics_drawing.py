@@ -37,6 +37,12 @@ def test_small_weights_are_minus_one_zero_and_one(dtype_b: torch.dtype, encoding
     signed = encoding == "int4" or (dtype_b != UINT8)
     b = Probes(mixed(dtype_b, encoding), CPU).integers().b
     assert values_of(numbers(b, encoding)) == ({-1, 0, 1} if signed else {0, 1})
+    zeros = Problem.mixed_mm(
+        64, 128, 128, dtype=F16, dtype_b=dtype_b, encoding=encoding, scales="group_32", zeros=True, device_type="cpu"
+    )
+    zero = Probes(zeros, CPU).integers().zero_b
+    assert zero is not None
+    assert values_of(zero) == ({-1, 0, 1} if signed else {0, 1})
 
 
 @pytest.mark.parametrize(("dtype_b", "least"), [(INT8, -3), (UINT8, 0)])

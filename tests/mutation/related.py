@@ -36,6 +36,7 @@ BESIDES = {
     "problem/gradients": ("unit/test_rules.py",),
     "problem/rules": ("unit/test_rules.py", "unit/test_sparsity.py", "correctness/test_grouped.py"),
     "problem/scales": ("unit/test_rules.py", "unit/test_compositions.py"),
+    "selector/candidates": ("unit/test_candidates.py", "unit/test_measure.py"),
     "selector/offers": ("unit/test_variants.py", "unit/test_candidates.py"),
     "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
     "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),

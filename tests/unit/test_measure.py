@@ -1,0 +1,236 @@
+"""Measuring, step by step: what is examined at what best time, who goes to the final rounds, and how times of two sessions meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from fake_choices import PROBLEM, Fake, fake
+
+from gemmtune.choice import Choice, Offers, Status
+from gemmtune.device import detect, preset
+from gemmtune.selector import measure as measuring
+from gemmtune.selector.candidates import Candidates, _reopened
+from gemmtune.selector.measure import drift_since, examine_all, outcome, rank
+from gemmtune.selector.progress import Progress
+from gemmtune.selector.result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
+from gemmtune.selector.session import Ranking, Sample
+from gemmtune.settings import Settings
+from gemmtune.timing.rounds import Ranked
+
+CPU = detect("cpu")
+NAMES = ("torch", "a", "b", "c", "d")
+CHOICES = {c.content_hash: c for c in (fake(name, baseline=name == "torch") for name in NAMES)}
+
+
+def candidates(offered: Sequence[str] = NAMES, **fields: Any) -> Candidates:
+    offers = Offers(choices=tuple(fake(name) for name in offered))
+    values = {"problem": PROBLEM, "device": CPU, "settings": Settings(), "offers": offers, "choices": CHOICES, "known": {}}
+    return Candidates(**(values | fields))
+
+
+def known(name: str, time_us: float | None = None, *, finalist: bool = False, settled: bool = False, **fields: Any) -> Outcome:
+    return Outcome(
+        name=f"fake:{name}", backend="fake", content_hash=f"fake-fake:{name}", time_us=time_us, finalist=finalist,
+        status=Status.WRONG_RESULT if time_us is None else Status.OK, baseline=name == "torch",
+        info={SETTLED: True} if settled else {}, **fields,
+    )  # fmt: skip
+
+
+def by_hash(*outcomes: Outcome) -> dict[str, Outcome]:
+    return {o.content_hash: o for o in outcomes}
+
+
+class FakeSession:
+    """Times by name; what was asked."""
+
+    def __init__(self, **times: float | None) -> None:
+        self.times = times
+        self.asked: list[tuple[Any, ...]] = []
+        self.seen = ""
+
+    def examine(self, choice: Choice, best_us: float | None) -> Sample:
+        name = choice.name.removeprefix("fake:")
+        self.asked.append((name, best_us))
+        time_us = self.times[name]
+        return Sample(status=Status.WRONG_RESULT if time_us is None else Status.OK, time_us=time_us)
+
+    def rank(self, choices: Sequence[Choice]) -> Ranking:
+        names = [c.name.removeprefix("fake:") for c in choices]
+        self.asked.append(tuple(names))
+        times = {f"fake:{x}": Ranked(time_us=t, margin_us=t / 10) for x in names if (t := self.times[x]) is not None}
+        return Ranking(times=times, seen=self.seen)
+
+
+class Stages(Progress):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        self.told.append((name, done, total))
+
+
+def test_each_choice_is_examined_against_the_best_so_far_and_its_time_set_right() -> None:
+    session, outcomes, progress = FakeSession(a=20.0, b=8.0, c=None, d=30.0), by_hash(known("torch", 5.0)), Stages()
+    examine_all(session, [CHOICES[f"fake-fake:{x}"] for x in "abcd"], 2.0, outcomes, progress, candidates())  # type: ignore[arg-type]
+    assert session.asked == [("a", 10.0), ("b", 10.0), ("c", 8.0), ("d", 8.0)]
+    assert [o.time_us for o in outcomes.values()] == [5.0, 10.0, 4.0, None, 15.0]
+    assert progress.told == [("verify and measure", done, 4) for done in range(5)]
+    first = FakeSession(a=20.0)
+    examine_all(first, [CHOICES["fake-fake:a"]], 2.0, {}, progress, candidates())  # type: ignore[arg-type]
+    assert first.asked == [("a", None)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "now_us", "drift"),
+    [
+        ((), 8.0, 1.0),
+        ((known("a"),), 8.0, 1.0),
+        ((known("a", 4.0), known("b", 2.0, finalist=False)), 8.0, 4.0),
+        ((known("a", 4.0, finalist=True), known("b", 2.0)), 8.0, 2.0),
+        ((known("a", 4.0),), None, 1.0),
+    ],
+)
+def test_drift_is_that_of_the_fastest_ranked(outcomes: tuple[Outcome, ...], now_us: float | None, drift: float) -> None:
+    session = FakeSession(a=now_us, b=now_us)
+    assert drift_since(session, candidates(), by_hash(*outcomes)) == drift  # type: ignore[arg-type]
+
+
+def ranked(session: FakeSession, *outcomes: Outcome, entrants: int = 8, **fields: Any) -> dict[str, Outcome]:
+    found = by_hash(*outcomes)
+    progress = Stages()
+    rank(session, entrants, candidates(**fields), found, progress)  # type: ignore[arg-type]
+    assert all(o.settled for o in found.values())
+    count = len(session.asked[0]) if session.asked else 0
+    assert progress.told == ([("final rounds", 0, count), ("final rounds", count, count)] if count else [])
+    return found
+
+
+def test_new_choices_are_ranked_and_settled() -> None:
+    session = FakeSession(torch=50.0, a=10.0, b=20.0)
+    found = ranked(session, known("torch", 5.0), known("a", 1.0), known("b", 2.0), known("c"))
+    assert session.asked == [("a", "b", "torch")]
+    assert [(o.time_us, o.finalist) for o in found.values()] == [(50.0, True), (10.0, True), (20.0, True), (None, False)]
+    assert found["fake-fake:a"].info["margin_us"] == 1.0
+
+
+def test_one_alone_is_not_ranked() -> None:
+    session = FakeSession()
+    assert ranked(session, known("a", 1.0))["fake-fake:a"].finalist is False
+    ranked(session, known("a", 1.0, finalist=True), known("b", 2.0, finalist=True))
+    assert session.asked == []
+
+
+def test_a_new_choice_runs_against_the_fastest_two_and_is_scaled_to_their_earlier_times() -> None:
+    session = FakeSession(a=20.0, b=60.0, d=10.0, torch=500.0)
+    found = ranked(
+        session, known("torch", 40.0, finalist=True), known("a", 10.0, finalist=True), known("b", 20.0, finalist=True),
+        known("c", 30.0, finalist=True), known("d", 9.0),
+    )  # fmt: skip
+    assert session.asked == [("d", "a", "b")]
+    times = {name.removeprefix("fake-fake:"): o.time_us for name, o in found.items()}
+    # a is 2 times slower than when it was ranked, b 3 times: by the median of 1/2 and 1/3
+    assert times == {"torch": 40.0, "a": 10.0, "b": 20.0, "c": 30.0, "d": pytest.approx(10.0 * 5 / 12)}
+
+
+def test_what_left_all_others_behind_runs_against_the_best_of_them() -> None:
+    session = FakeSession(a=100.0, d=4.0)
+    gpu = preset("sm90")
+    found = ranked(session, known("a", 100.0, finalist=True), known("b", 120.0, finalist=True), known("d", 1.0), device=gpu)
+    assert session.asked == [("d", "a")]
+    assert found["fake-fake:d"].time_us == 4.0
+
+
+def test_what_lost_before_is_out_and_so_is_what_failed_in_the_rounds() -> None:
+    session = FakeSession(torch=50.0, a=10.0, b=None)
+    found = ranked(session, known("torch", 5.0), known("a", 1.0), known("b", 2.0), known("c", 0.5, settled=True))
+    assert session.asked == [("a", "b", "torch")]
+    assert [o.finalist for o in found.values()] == [True, True, False, False]
+    assert [o.time_us for o in found.values()] == [50.0, 10.0, 2.0, 0.5]
+
+
+def test_on_a_gpu_only_what_is_near_is_ranked_on_a_cpu_all() -> None:
+    times = {"torch": 9.0, "a": 1.0, "b": 1.2, "c": 1.3}
+    outcomes = [known(name, time_us) for name, time_us in times.items()]
+    for device, names in ((CPU, ("a", "b", "c", "torch")), (preset("sm90"), ("a", "b", "torch"))):
+        session = FakeSession(**times)
+        ranked(session, *outcomes, device=device)
+        assert session.asked == [names]
+    session = FakeSession(**times)
+    ranked(session, *outcomes, entrants=1)
+    assert session.asked == [("a", "torch")]
+
+
+def test_what_was_measured_on_a_busy_machine_is_marked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[tuple[str, float]] = []
+    monkeypatch.setattr(measuring, "disturbance", lambda device, seen, spread: told.append((seen, spread)) or seen)
+    session = FakeSession(torch=50.0, a=10.0)
+    session.seen = "a neighbour"
+    stored = known("b", 20.0, from_store=True, finalist=True)
+    session.times["b"] = 20.0
+    with caplog.at_level(logging.WARNING, "gemmtune"):
+        found = ranked(session, known("torch", 5.0), known("a", 1.0), stored, known("c"))
+    assert told == [("a neighbour", 0.0)]
+    assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
+    assert "was measured on a busy machine (a neighbour): tune it again when it is quiet" in caplog.text
+
+
+def test_an_outcome_knows_its_place_among_the_offers_and_the_hosts_part() -> None:
+    made = candidates(offered=("torch", "a"), host_us=2.5)
+    sample = Sample(status=Status.OK, time_us=3.0, error_over_bound=0.5)
+    first, second, variant = (outcome(CHOICES[f"fake-fake:{x}"], made, sample) for x in ("torch", "a", "b"))
+    assert (first.info[PLACE], second.info[PLACE], PLACE in variant.info) == (0, 1, False)
+    assert (first.info[HOST_US], first.baseline, second.baseline) == (2.5, True, False)
+    assert (first.time_us, first.error_over_bound, first.status, first.reason) == (3.0, 0.5, Status.OK, "")
+    assert HOST_US not in outcome(CHOICES["fake-fake:a"], candidates(), sample).info
+
+
+def test_of_a_product_with_an_epilogue_those_are_tried_that_were_near_without_it() -> None:
+    def compiled(name: str) -> Fake:
+        return fake(name, artifact=f"{name}.so")
+
+    names = [f"k{i}" for i in range(12)]
+    choices = {c.content_hash: c for c in (fake("torch"), *map(compiled, names))}
+    offers = Offers(choices=tuple(choices.values()))
+    times = {name: 10.0 + i / 4 for i, name in enumerate(names)}
+    alone = candidates(choices=choices, known=by_hash(known("torch", 1.0), *(known(name, t) for name, t in times.items())))
+    made = candidates(choices=choices)
+    wide = dataclasses.replace(made, offers=offers).narrowed(alone)
+    assert [c.name for c in wide.offers.choices] == ["fake:torch", *(f"fake:k{i}" for i in range(8))]
+    far = dataclasses.replace(alone, known=by_hash(known("k0", 8.0), known("k1", 10.0), known("k2", 10.1)))
+    kept = dataclasses.replace(made, offers=offers).narrowed(far)
+    assert [c.name for c in kept.offers.choices] == ["fake:torch", "fake:k0", "fake:k1"], "within a quarter"
+    nothing = dataclasses.replace(alone, known=by_hash(known("torch", 1.0)))
+    assert dataclasses.replace(made, offers=offers).narrowed(nothing).offers is offers
+
+
+def test_what_was_dropped_for_the_sake_of_others_that_may_not_run_is_ranked_again() -> None:
+    def opened(*outcomes: Outcome) -> list[str]:
+        found = _reopened(by_hash(*outcomes))
+        return [o.name.removeprefix("fake:") for o in found.values() if o.status is Status.OK and not o.settled]
+
+    torch = known("torch", 5.0, finalist=True, settled=True)
+    faster, slower, failed = known("a", 4.0, settled=True), known("b", 6.0, settled=True), known("c", settled=True)
+    assert opened(torch, faster, slower, failed) == ["a"]
+    assert opened(torch, known("d", 5.0, settled=True)) == ["d"]
+    assert opened(torch, faster, known("d", 3.0, finalist=True, settled=True)) == []
+    assert opened(faster, slower) == []
+
+
+def test_candidates_are_complete_when_every_offer_was_compared() -> None:
+    two = candidates(offered=("torch", "a"))
+    assert (two.only, two.picked, two.complete) == (None, None, False)
+    assert [c.name for c in two.missing] == ["fake:torch", "fake:a"]
+    one = candidates(offered=("a",))
+    assert one.only is not None
+    assert one.only.name == "fake:a"
+    half = dataclasses.replace(two, known=by_hash(known("torch", 5.0, settled=True)))
+    assert ([c.name for c in half.missing], half.complete) == (["fake:a"], False)
+    open_ = dataclasses.replace(two, known=by_hash(known("torch", 5.0, settled=True), known("a", 4.0)))
+    assert (open_.missing, open_.complete) == ([], False)
+    done = dataclasses.replace(two, known=by_hash(known("torch", 5.0, settled=True), known("a", 4.0, settled=True)))
+    assert done.complete
+    assert done.picked is CHOICES["fake-fake:a"]
