@@ -27,7 +27,7 @@ from cuda_cases import (
     skinny_shape,
 )
 from rotation import rotated
-from sass import read_early
+from sass import read_early, touched_on_their_way
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
@@ -84,7 +84,8 @@ ALWAYS = [
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
     choice(mixed(1, **INT4, scales="group_128"), gemv_shape(8, 4, 4)),
     choice(gated(mm(1)), gemv_shape(16, 2, 8)),
-    choice(addmm(512, 512, 512, dtype=F32), parts_shape(128, 128, 5)),
+    choice(addmm(512, 512, 512, dtype=F32), parts_shape(128, 128, 5, halves=2)),
+    choice(mm(512, 512, 512, "tn", dtype=F32), parts_shape(128, 128, 5, halves=2)),
     choice(mixed(64, scales="column"), wgmma.SHAPES[8][0]),
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
@@ -110,9 +111,11 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         return
     assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"
     if isinstance(shape, parts.Shape):
-        assert code.count(f"HGMMA.64x{shape.block_n}x16.F32.BF16") == 2 * PRODUCTS_OF_PARTS * parts.BLOCK_K // 16
-        assert code.count("WARPGROUP.DEPBAR") == code.count("WARPGROUP.ARRIVE") == 2, "products of a step are on their way together"
-        assert read_early(code) == []
+        # Two steps in the loop, and the last two.
+        products = 4 * shape.halves * PRODUCTS_OF_PARTS * parts.BLOCK_K // 16
+        assert code.count(f"HGMMA.64x{shape.block_n // shape.halves}x16.F32.BF16") == products
+        assert code.count("WARPGROUP.ARRIVE") == 4 * shape.halves, "products of a step are not put in sequence by the compiler"
+        assert touched_on_their_way(code) == []
         return
     if isinstance(shape, gemv.Shape):
         weights = gemv.stored(one.problem)
@@ -133,6 +136,19 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
     assert code.count(f"HGMMA.64x{shape.block_m}x16.F32") == products, "products are not put in sequence by the compiler"
     assert read_early(code) == []
     assert one.problem.epilogue is not None or len(code.splitlines()) < MOST_LINES
+
+
+def test_a_listing_in_which_registers_of_products_on_their_way_are_touched_is_found() -> None:
+    first = "HGMMA.64x64x16.F32.BF16 R56, R100, gdesc[UR16], R56, gsb0 ;"
+    second = "HGMMA.64x64x16.F32.BF16 R24, R104, gdesc[UR16], R24, gsb0 ;"
+    one, other = "FADD R3, R3, R87 ;", "IADD3 R103, R1, R2, RZ ;"
+    wait = [f"WARPGROUP.DEPBAR.LE gsb0, {left} ;" for left in ("0x1", "0x0")]
+    assert touched_on_their_way("\n".join([first, second, wait[0], one, other, wait[1], "FADD R3, R3, R24 ;"])) == []
+    assert touched_on_their_way("\n".join([first, second, one, other, wait[0], "FADD R3, R3, R24 ;"])) == [
+        one,
+        other,
+        "FADD R3, R3, R24 ;",
+    ]
 
 
 def test_a_listing_in_which_sums_are_read_before_the_wait_is_found() -> None:

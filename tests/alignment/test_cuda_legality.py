@@ -113,10 +113,10 @@ def test_float32_by_parts_is_served_whatever_the_strides(layout: str) -> None:
     [
         (mm(dtype=F32), parts_shape(128, 128, 6), {}, "takes 245872 bytes of shared memory, a block has 232448"),
         (mm(dtype=F32), parts_shape(64, 128, 2, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
-        (mm(k=64, dtype=F32), parts_shape(64, 64, 9, 8), {}, "K has 2 steps, too few for 8 parts"),
+        (mm(k=64, dtype=F32), parts_shape(64, 64, 9, 8), {}, "K has 2 steps, too few for 8 parts of two"),
         (mm(dtype=F32), parts_shape(64, 64, 9, 2), {"blocks": 132},
          "the blocks of a cluster have one tile alone: they are sent its sums once"),
-        (mm(2**20, 2**20, 64, dtype=F32), parts_shape(64, 16, 16, 2), {},
+        (mm(2**20, 2**20, 128, dtype=F32), parts_shape(64, 16, 16, 2), {},
          f"{2**30} tiles, at most {2**27} fit a grid"),
         (dataclasses.replace(mm(k=999, dtype=F32), prepacked=True), parts_shape(64, 64, 9), {},
          "b is packed, and a would have to be copied first: TMA copies rows or columns that are aligned to 16 bytes"),

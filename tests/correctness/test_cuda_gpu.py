@@ -164,7 +164,11 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "parts-16-rows": (lambda k: addmm(16, 1000, k, dtype=F32, bias="mn"), 4096, parts_shape(128, 16, 10, 4)),
     "parts-few-rows": (lambda k: mm(13, 1000, k, dtype=F32), 2048, parts_shape(64, 16, 16, 2)),
     "parts-one-group": (lambda k: mm(100, 72, k, dtype=F32), 16384, parts_shape(64, 64, 9, 8)),
-    "parts-short": (lambda k: mm(512, 136, k, dtype=F32), 64, parts_shape(128, 32, 8, 2)),
+    "parts-short": (lambda k: mm(512, 136, k, dtype=F32), 128, parts_shape(128, 32, 8, 2)),
+    "parts-shortest": (lambda k: mm(512, 300, k, dtype=F32), 64, parts_shape(128, 128, 5, halves=2)),
+    "parts-halves": (lambda k: mm(300, 520, k, dtype=F32), 4096, parts_shape(128, 128, 5, halves=2)),
+    "parts-halves-not-by-k": (lambda k: addmm(300, 520, k, "tt", F32), 1032, parts_shape(128, 112, 5, halves=2)),
+    "parts-halves-divided": (lambda k: mm(64, 520, k, dtype=F32), 2000, parts_shape(128, 128, 4, 4, halves=2)),
     "parts-fused": (lambda k: gated(mm(200, 136, k, dtype=F32)), 2048, parts_shape(128, 128, 4, 4)),
     "parts-by-columns": (lambda k: by_columns(mm(200, 136, k, dtype=F32)), 512, parts_shape(128, 128, 5)),
     "parts-prepacked": (

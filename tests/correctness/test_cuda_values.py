@@ -111,15 +111,16 @@ def test_one_to_four_rows_are_right(name: str) -> None:
 
 
 ROW_OF_TILES, NARROW, DIVIDED = parts_shape(64, 32, 3), parts_shape(128, 16, 2), parts_shape(64, 16, 2, 2)
+HALVES = parts_shape(64, 32, 3, halves=2)
 BY_PARTS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "nt": (mm(70, 40, 104, dtype=F32), ROW_OF_TILES, {}),
-    "nt-from-tile-to-tile": (mm(70, 70, 68, dtype=F32), ROW_OF_TILES, {"blocks": 2}),
+    "nt-from-tile-to-tile": (mm(70, 70, 68, dtype=F32), HALVES, {"blocks": 2}),
     "nn-swapped": (mm(20, 72, 68, "nn", dtype=F32), ROW_OF_TILES, {"swap_ab": True}),
     "tn": (mm(72, 17, 96, "tn", dtype=F32), NARROW, {}),
-    "unaligned": (mm(67, 33, 75, dtype=F32), ROW_OF_TILES, {}),
-    "two-blocks": (addmm(9, 17, 168, dtype=F32), DIVIDED, {}),
+    "unaligned": (mm(67, 33, 175, dtype=F32), HALVES, {}),
+    "two-blocks": (addmm(9, 17, 328, dtype=F32), DIVIDED, {}),
     "batched-swapped": (Problem.bmm(2, 9, 65, 70, dtype=F32, layout="tt", device_type="cuda"), ROW_OF_TILES, {"swap_ab": True}),
-    "gated": (gated(mm(33, 20, 64, dtype=F32)), DIVIDED, {}),
+    "gated": (gated(mm(33, 20, 104, dtype=F32)), DIVIDED, {}),
     "prepacked": (dataclasses.replace(mm(20, 21, 100, dtype=F32), prepacked=True), ROW_OF_TILES, {}),
 }
 """Majors, tails of all sizes, tiles one after the other, clusters, copies, and planes that torch has made."""
@@ -134,7 +135,7 @@ def test_float32_by_parts_is_right(name: str) -> None:
 
 @needs_compiler
 def test_numbers_that_are_hard_to_split_come_out_as_in_torch() -> None:
-    problem = mm(len(HARD), len(HARD) + 1, 64, dtype=F32)
+    problem = mm(len(HARD), len(HARD) + 1, 72, dtype=F32)
     a, b = hard_operands(problem, torch.device("cpu"))
     out, again = (torch.empty(problem.out.size) for _ in range(2))
     kernel(choice(problem, DIVIDED)).run(out, (a, b), ())

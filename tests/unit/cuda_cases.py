@@ -75,8 +75,8 @@ def gemv_shape(block_n: int, stages: int, warps: int) -> gemv.Shape:
     return gemv.Shape(block_n=block_n, stages=stages, warps=warps)
 
 
-def parts_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1) -> parts.Shape:
-    return parts.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k)
+def parts_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, **more: int) -> parts.Shape:
+    return parts.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k, **more)
 
 
 def skinny_shape(block_m: int, block_n: int, stages: int, warps_n: int, warps_k: int) -> skinny.Shape:

@@ -72,7 +72,11 @@ TEXTS: dict[str, list[tuple[Problem, Any]]] = {
 VECTOR = gemv_shape(8, 4, 8)
 BY_PARTS = parts_shape(128, 64, 6, 4)
 TEXTS["parts"] = [(mm(dtype=F32), BY_PARTS), (mm(dtype=F32), parts_shape(128, 128, 4, 4)), (mm(layout="tn", dtype=F32), BY_PARTS)]
-TEXTS["parts"] += [(addmm(128, 128, 8192, dtype=F32), BY_PARTS), (gated(mm(dtype=F32)), BY_PARTS)]
+TEXTS["parts"] += [
+    (mm(dtype=F32), parts_shape(128, 64, 6, 4, halves=2)),
+    (addmm(128, 128, 8192, dtype=F32), BY_PARTS),
+    (gated(mm(dtype=F32)), BY_PARTS),
+]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
@@ -206,13 +210,13 @@ def test_what_tma_cannot_read_is_copied_before_the_planes() -> None:
     assert planes_at >= 2 * 17 * 76 * 4
     assert [one.more_bytes for one in first.addresses] == [planes_at, 0, 0, 0]
     assert [(one.operand, one.sizes, one.pitches) for one in record.maps] == [(WORKSPACE, (75, 17, 2), (304, 5168))]
-    assert record.scratch_bytes == planes_at + 2 * 3 * 3 * 16 * 64
+    assert record.scratch_bytes == planes_at + 2 * 4 * 3 * 16 * 64
     assert record.alignment == ()
 
 
 def test_a_packed_weight_is_multiplied_by_one_launch() -> None:
     one = choice(dataclasses.replace(mm(64, 100, 200, dtype=F32), prepacked=True), parts_shape(64, 64, 9))
-    assert one.pack(torch.empty(200, 100)).shape == (7, 3, 104, 32)
+    assert one.pack(torch.empty(200, 100)).shape == (8, 3, 104, 32)
     assert (one.record.before, one.record.scratch_bytes, dict(one.record.alignment)) == ((), 0, {A: 16, B: 16})
     swapped = choice(one.problem, parts_shape(64, 64, 9), swap_ab=True)
     assert (swapped.packed_format, len(swapped.record.before)) == (None, 1)

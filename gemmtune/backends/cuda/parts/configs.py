@@ -26,12 +26,16 @@ SIDE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tile of ``block_m`` by ``block_n`` sums with so many ``stages`` of BLOCK_K; ``cluster_k`` blocks of a cluster divide K."""
+    """A tile of ``block_m`` by ``block_n`` sums with so many ``stages`` of BLOCK_K; ``cluster_k`` blocks of a cluster divide K.
+
+    With two ``halves`` of the columns, one is multiplied while the other one's sums are added.
+    """
 
     block_m: int
     block_n: int
     stages: int
     cluster_k: int = 1
+    halves: int = 1
 
     @property
     def warp_groups(self) -> int:
@@ -64,24 +68,26 @@ class Shape:
         return self.stages * self.stage_bytes + self.sent_bytes + BARRIER_BYTES * (2 * self.stages + self.warp_groups)
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}_k{self.cluster_k}"
+        halves = f"_h{self.halves}" if self.halves > 1 else ""
+        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}_k{self.cluster_k}{halves}"
+
+
+def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int, halves: int = 1) -> tuple[Shape, ...]:
+    return tuple(Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=blocks, halves=halves) for blocks in cluster_k)
 
 
 SHAPES: tuple[Shape, ...] = (
-    Shape(block_m=128, block_n=128, stages=5),
-    Shape(block_m=128, block_n=128, stages=4, cluster_k=2),
-    Shape(block_m=128, block_n=128, stages=4, cluster_k=4),
-    Shape(block_m=128, block_n=64, stages=7),
-    Shape(block_m=128, block_n=64, stages=6, cluster_k=2),
-    Shape(block_m=128, block_n=64, stages=6, cluster_k=4),
-    Shape(block_m=128, block_n=64, stages=6, cluster_k=8),
-    Shape(block_m=64, block_n=64, stages=9, cluster_k=2),
-    Shape(block_m=64, block_n=64, stages=9, cluster_k=8),
-    Shape(block_m=128, block_n=32, stages=8, cluster_k=2),
-    Shape(block_m=128, block_n=32, stages=8, cluster_k=4),
-    Shape(block_m=128, block_n=16, stages=10),
-    Shape(block_m=128, block_n=16, stages=10, cluster_k=2),
-    Shape(block_m=64, block_n=16, stages=16, cluster_k=2),
+    *_shapes(128, 128, 5, 1, halves=2),
+    *_shapes(128, 112, 5, 1, halves=2),
+    *_shapes(128, 128, 5, 1),
+    *_shapes(128, 128, 4, 2, 4, halves=2),
+    *_shapes(128, 64, 7, 1),
+    *_shapes(128, 64, 7, 1, halves=2),
+    *_shapes(128, 64, 6, 2, 4, 8),
+    *_shapes(64, 64, 9, 2, 8),
+    *_shapes(128, 32, 8, 2, 4),
+    *_shapes(128, 16, 10, 1, 2),
+    *_shapes(64, 16, 16, 2),
 )
 """As many stages as there is room for."""
 
@@ -144,8 +150,8 @@ def tiles_of(problem: Problem, config: Config) -> int:
 
 
 def steps_of(problem: Problem) -> int:
-    """The steps of K."""
-    return -(-problem.k // BLOCK_K)
+    """The steps of K: an even number, with zeros at its end."""
+    return 2 * -(-problem.k // (2 * BLOCK_K))
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
@@ -155,8 +161,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
     if shape.cluster_k > MOST_CLUSTER:
         return f"a cluster has {shape.cluster_k} blocks, at most {MOST_CLUSTER} can be relied on"
-    if shape.cluster_k > steps_of(problem):
-        return f"K has {steps_of(problem)} steps, too few for {shape.cluster_k} parts"
+    if 2 * shape.cluster_k > steps_of(problem):
+        return f"K has {steps_of(problem)} steps, too few for {shape.cluster_k} parts of two"
     if shape.cluster_k > 1 and config.blocks:
         return "the blocks of a cluster have one tile alone: they are sent its sums once"
     if tiles * shape.cluster_k > MOST_TILES:

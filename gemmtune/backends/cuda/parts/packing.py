@@ -20,7 +20,7 @@ def planes(q: torch.Tensor) -> torch.Tensor:
     swizzle of 64 bytes does.
     """
     cols, k = q.shape[-2:]
-    batch, lines, steps = q.shape[:-2], -(-cols // PLANE_LINES) * PLANE_LINES, -(-k // BLOCK_K)
+    batch, lines, steps = q.shape[:-2], -(-cols // PLANE_LINES) * PLANE_LINES, 2 * -(-k // (2 * BLOCK_K))
     padded = q.new_zeros((*batch, lines, steps * BLOCK_K))
     padded[..., :cols, :k] = q
     # [.., line, step, 16 along K, four, half of it, element]

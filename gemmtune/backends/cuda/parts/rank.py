@@ -16,8 +16,8 @@ SPLIT_GBPS = 3300.0
 """The rate at which numbers are read and their parts written."""
 DRAM_GBPS = 3800.0
 L2_GBPS = 5500.0
-FLOPS_PER_NS = 5200.0
-"""Of one multiprocessor, in products of bfloat16."""
+FLOPS_PER_NS, HALVES_PER_NS = 5000.0, 5400.0
+"""Of one multiprocessor, in products of bfloat16: whole steps, and halves of them that take turns."""
 ALONE = 1.5
 """Times as long, where a multiprocessor has one warp group: nothing is multiplied while it splits and adds."""
 SPLIT_STEP_NS = 90.0
@@ -36,7 +36,7 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
     waves = -(-tiles // at_a_time)
     steps = -(-steps_of(problem) // shape.cluster_k)
-    multiplying_ns = 12 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
+    multiplying_ns = 12 * shape.block_m * shape.block_n * BLOCK_K / (FLOPS_PER_NS if shape.halves == 1 else HALVES_PER_NS)
     step_ns = max(multiplying_ns * (ALONE if shape.warp_groups == 1 else 1.0), SPLIT_STEP_NS)
     tile_us = TILE_US - (KEPT_US if config.blocks else 0.0) + steps * step_ns / 1e3
     if shape.cluster_k > 1:
