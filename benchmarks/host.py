@@ -1,8 +1,10 @@
 """The host's cost of a warm call: gemmtune by the native look-up and by Python, beside torch in the same process.
 
     python benchmarks/host.py --device cpu --sizes 8,64 --backends cpp,aten
-    python benchmarks/host.py --device cuda --sizes 16,128 --backends triton,cuda,cublaslt,aten --json host.json
+    python benchmarks/host.py --device cuda --dtype float16 --sizes 16,128,512,2048 \\
+        --backends triton,cublaslt,cuda,cutlass,aten --json host.json
 
+``launch`` is the kind of the native one, of ``toolchain/prepared.py``.
 Blocks of calls alternate; nothing is waited for within a block. Ratios are medians of gemmtune's time over torch's within a round.
 """
 
@@ -86,12 +88,13 @@ def measure(backend: str, size: int, device: str, dtype: torch.dtype, rounds: in
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(4):
         gemmtune.mm(a, b)
-    choice = next(reversed(ready.values())).plan.choice.name
+    plan = next(reversed(ready.values())).plan
+    launch = type(plan.kernel.prepared).__name__ if plan.kernel.prepared is not None else "by Python"
     cases: dict[str, Call] = {"torch": torch.mm, "python": by_python}
     if native.call is not None:
         cases["native"] = gemmtune.mm
     times = interleaved(cases, a, b, rounds)
-    row: dict[str, Any] = {"backend": backend, "size": size, "choice": choice}
+    row: dict[str, Any] = {"backend": backend, "size": size, "choice": plan.choice.name, "launch": launch}
     for name, spent in times.items():
         row[f"{name}_us"] = round(statistics.median(spent), 3)
         if name != "torch":

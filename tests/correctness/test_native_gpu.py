@@ -134,6 +134,7 @@ def test_each_kind_of_launch_is_native_on_streams_in_graphs_and_threads(name: st
 
     def work() -> None:
         try:
+            torch.cuda.synchronize()  # makes a context current to the thread, without which Python has to see to the first launch
             with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
                 for _ in range(100):
                     if not torch.equal(native.module.look_up(*call), want):

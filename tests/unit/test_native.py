@@ -379,7 +379,7 @@ EPILOGUES = (None, torch.relu, torch.tanh, lambda acc: acc * 2, lambda acc: acc 
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Arguments, bool, str | None]:
-    """A call, whether gradients are off, and a setting."""
+    """A call, whether gradients are off, and a setting; None for that: plans are forgotten before."""
     name = draw(st.sampled_from(["mm", "addmm", "bmm", "baddbmm"]))
     dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
     m, k, n = (draw(st.integers(1, 2)) for _ in range(3))
@@ -412,6 +412,8 @@ def operand(draw: st.DrawFn, size: tuple[int, ...], dtype: torch.dtype) -> Tenso
 @hypothesis_settings(max_examples=40)
 def test_native_and_python_find_the_same_plan(drawn: list[tuple[Arguments, bool, str | None]]) -> None:
     for call, without_grad, search in drawn:
+        if search is None:
+            forget_plans()
         with settings.patch(search=search or "default"), torch.set_grad_enabled(not without_grad):
             agree(call)
             with contextlib.suppress(gemmtune.InvalidProblemError):  # out and an operand that wants a gradient
@@ -423,9 +425,11 @@ def test_native_and_python_find_the_same_plan(drawn: list[tuple[Arguments, bool,
 
 
 def agree(call: Arguments) -> None:
-    """What the native look-up finds is what Python's table has."""
+    """What the native look-up finds is what Python's table has, with as many of the last arguments as it is told."""
     entry = found(call)
     assert not entry or entry is known_to_python(call)
+    least = 6 if call[5] else 5
+    assert all(native.module.found(*call[:count]) is entry for count in range(least, len(call)))
 
 
 def test_capture_of_keys_holds_python_objects_alive() -> None:

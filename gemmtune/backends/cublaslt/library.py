@@ -90,7 +90,7 @@ def function_address(name: str) -> int | None:
     try:
         internal = importlib.import_module("nvmath.bindings._internal.cublasLt")
         return int(internal._inspect_function_pointer(f"__{name}")) or None
-    except (ImportError, AttributeError, KeyError):
+    except (ImportError, AttributeError, KeyError, RuntimeError):
         return None
 
 
