@@ -257,9 +257,9 @@ AMDGCN = Assembly(
     instruction=re.compile(r"^\s+[a-z]\w+"),
     target=re.compile(r"^\s+s_c?branch\w*\s+(\.\w+)"),
     multiplies=re.compile(r"^\s+v_(?:mfma|fma|fmac|pk_fma)_"),
-    spills=re.compile(r"^\s+scratch_(?:load|store)_"),
+    spills=re.compile(r"^\s+(?:scratch_(?:load|store)_|buffer_(?:load|store)_.*Folded (?:Reload|Spill))"),
 )
-"""LLVM's assembly text for AMD GPUs."""
+"""LLVM's assembly text for AMD GPUs; gfx90a has no scratch instructions, and says in a comment what a buffer's are for."""
 
 
 def spilled_share(text: str, assembly: Assembly) -> float:

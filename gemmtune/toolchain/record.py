@@ -85,7 +85,7 @@ class Record:
     ``parameters`` is all that its arguments have, a block of bytes that begins at a multiple of 64; ``arguments`` says where in it
     each argument begins. ``maps`` are at its beginning, one after the other; they, addresses and scalars are zero until a call
     fills them in. With ``pdl`` the launch may begin before the one before it has ended. The workspace is zero before the first
-    launch, and every launch leaves its counters so; or it is ``scratch_bytes`` of a call's own, with anything in it. What has to run
+    launch, and each leaves its counters so; or it is ``scratch_bytes`` of a call's own, with anything in it. What has to run
     ``before`` is launched with the same addresses. ``alignment``: the bytes that addresses of operands are multiples of.
     """
 

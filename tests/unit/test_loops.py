@@ -58,3 +58,8 @@ gemmtune_mm:
 """
     assert spilled_share(text, AMDGCN) == 1 / 4
     assert spilled_share(text.replace("s_cbranch_scc1 .LBB0_1", "s_nop 0"), AMDGCN) == 2 / 6
+    # gfx90a has no scratch instructions; other loads of its loops are told from these by a comment.
+    load = "buffer_load_dword v1, off, s[28:31], 0 offset:8"
+    older = text.replace("scratch_load_dword v1, off, off", f"{load} ; 4-byte Folded Reload")
+    assert spilled_share(older, AMDGCN) == 1 / 4
+    assert spilled_share(older.replace(" ; 4-byte Folded Reload", ""), AMDGCN) == 0
