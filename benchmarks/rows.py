@@ -188,7 +188,7 @@ def trace(weights: Sequence[Weight], asked: Sequence[tuple[int, int]], how: str)
                 f"{again}_max_us": max(spent),
             }
     if how != "torch":
-        origins = Counter(plan.origin for plan in plans._plans.values())
+        origins = Counter(entry.plan.origin for entry in plans.ready.values())
         row |= {"tunings": counts["tunings"], "compilations": counts["compilations"], "origins": dict(origins)}
         row["new_p99_over_p50"] = round(row["new_p99_us"] / row["new_p50_us"], 2)
     click.echo(json.dumps(row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,7 @@ class FunctionChoice(Choice):
         """The choice of a function for a problem. Raises InvalidProblemError for a parameter that is none of its arguments."""
         known = arguments_of(problem)
         strange = [name for name in _parameters(function) if name not in (*known, "out")]
-        name = getattr(function, "__qualname__", type(function).__qualname__)
+        name = name_of(function)
         if strange:
             raise InvalidProblemError(
                 f"multi: {name} has the parameters {', '.join(strange)}, expected some of {', '.join(known)}, out for {problem}"
@@ -75,6 +76,19 @@ class FunctionChoice(Choice):
                 out.copy_(function(**given(tensors, scalars)))
 
         return Kernel(run=run)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called, or the type of an object that is callable."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def importable(function: Callable[..., Any]) -> bool:
+    """Whether another process finds the function by its module and name."""
+    found: Any = sys.modules.get(function.__module__) if function.__module__ != "__main__" else None
+    for name in name_of(function).split("."):
+        found = getattr(found, name, None)
+    return found is function
 
 
 def arguments_of(problem: Problem) -> tuple[str, ...]:

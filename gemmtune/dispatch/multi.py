@@ -29,7 +29,7 @@ from .calls import bound_call
 from .checks import why_not_ours
 from .host import host_us
 from .keys import key_of
-from .members import Wanted, candidates_of, members_for
+from .members import Wanted, candidates_of, importable, members_for, name_of
 from .named import Operand, Operation, stated
 from .plan import Plan
 from .ranges import Member, RangePlan, members_of
@@ -219,7 +219,7 @@ def multi(
         m: the numbers of rows that are decided; by default that of the problem.
         decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first time that an M is called.
         force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one.
-        subprocess: measure in a worker process, by default as the settings say. Functions then have to be importable.
+        subprocess: measure in a worker process, by default as the settings say where all functions can be imported there.
         settings: instead of the settings in force; choices are proved right whatever they say.
 
     What is decided is kept in the store, for later processes.
@@ -236,7 +236,14 @@ def multi(
             f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
         )
     chosen = dataclasses.replace(settings or settings_module.current(), verify=True, batch_invariant=False)
-    chosen = chosen if subprocess is None else dataclasses.replace(chosen, tune_in_subprocess=subprocess)
+    local = [x for x in choices if not isinstance(x, str) and not importable(x)]
+    if subprocess and local:
+        raise InvalidProblemError(
+            f"multi: got {name_of(local[0])} and subprocess=True, expected functions that a worker process can import: "
+            "define it at the top of a module, or leave subprocess out"
+        )
+    in_worker = (chosen.tune_in_subprocess and not local) if subprocess is None else subprocess
+    chosen = dataclasses.replace(chosen, tune_in_subprocess=in_worker)
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
     rows_class = row_classes(problem)[0]
     made = Multi(name, _held(choices, rows_class, problem, rows, info, chosen), rows_class, info, chosen, decide)
@@ -277,8 +284,9 @@ def _asked(
     if isinstance(problem, str):
         raise InvalidProblemError(f"multi: torch alone can do this call, because {problem}; there is nothing to choose from")
     name = getattr(what, "__name__", what)
+    if name not in NAMES:
+        raise InvalidProblemError(f"multi: got {name}, whose weight is block-sparse, expected one of {', '.join(NAMES)}")
     assert isinstance(name, str)
-    assert name in NAMES
     return problem, name, detect(device or str(place))
 
 

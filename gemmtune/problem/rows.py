@@ -54,7 +54,9 @@ class RowClass:
         return with_rows(self.problem, m)
 
     def __str__(self) -> str:
-        return str(self.problem).replace(f"{self.problem.m}x", "Mx", 1)
+        which = {0: "", 1: " with odd M", ALIGNED_BYTES: f" with M a multiple of {ALIGNED_BYTES}"}
+        told = which.get(self.step, f" with M an odd multiple of {self.step}")
+        return str(self.problem).replace(f"{self.problem.m}x", "Mx", 1) + told
 
 
 class Relaid:
@@ -109,9 +111,13 @@ def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
         InvalidProblemError: the result is empty; or the problem has one row, and it is open which operands follow M.
     """
     found = row_classes(problem)
+    if not found:
+        raise InvalidProblemError(f"m: got {problem}, whose result is empty; expected M, N and any batch of at least 1")
     if len(found) != 1:
-        what = "several readings of its operands with one row" if found else "an empty result"
-        raise InvalidProblemError(f"m: got {problem} with {what}, expected a problem with M = 2 or more to stand for all others")
+        raise InvalidProblemError(
+            f"m: got {problem}, whose operands with one row may have one for all rows or just as many; expected a problem with "
+            "M = 2 or more to stand for all others"
+        )
     (known,) = found
     if not known.step:
         return (known,)

@@ -108,14 +108,16 @@ def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
     anchors = anchors_of(work.rows, work.rows_class.has, recorded)
     tuned = few_anchors(anchors) if work.settings.batch_invariant else spread(anchors, EFFORT[work.settings.search].rows_apart)
     _tune(work, store, tuned)
-    others = [] if work.settings.batch_invariant else [m for m in anchors if m not in tuned]
+    compared = len(work.choices) > 1 and not work.settings.batch_invariant
+    others = [m for m in anchors if m not in tuned] if compared else []
     for i, m in enumerate(others):
         work.progress.stage("anchors between", i, len(others))
         times = measured(work, m, _best_beside(work, m))
         if times:
             work.times[m] = dict(times)
             work.anchors.append(m)
-    work.progress.stage("anchors between", len(others), len(others))
+    if others:
+        work.progress.stage("anchors between", len(others), len(others))
 
 
 def _best_beside(work: Work, m: int) -> list[str]:

@@ -156,7 +156,7 @@ def test_results_are_exact_at_every_m(name: str, frozen: Callable[[], None]):
         want = op.exact(*operands)
         for _ in range(2):
             assert torch.equal(op.call(*operands), want), (name, m)
-    planned = [plan for plan in plans._plans.values() if plan.origin == "range"]
+    planned = [entry.plan for entry in plans.ready.values() if entry.plan.origin == "range"]
     assert {plan.choice.name for plan in planned} >= {x.name for x in result.table.segments if x.name.partition(":")[0] != "aten"}
 
 
@@ -218,7 +218,8 @@ w = torch.ones(160, 128, device="cuda", dtype=torch.bfloat16).t()
 for m in (1, 9, 33, 150, 300, 301):
     a = torch.randint(-1, 2, (m, 128), device="cuda").bfloat16()
     assert torch.equal(gemmtune.mm(a, w), (a.double() @ w.double()).bfloat16()), m
-print(*(f"{plan.problem.m}={plan.choice.name}/{plan.origin}" for plan in plans._plans.values()))
+for plan in (entry.plan for entry in plans.ready.values()):
+    print(f"{plan.problem.m}={plan.choice.name}/{plan.origin}")
 """
 
 

@@ -10,6 +10,7 @@ from test_ranges import K, N, RowedBackend, W, backend, problem
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.dispatch.members import importable
 from gemmtune.dispatch.multi import Multi
 from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.selector.session import Session
@@ -175,3 +176,20 @@ def test_another_weight_is_refused(backend: RowedBackend):
         multi(torch.randn(4, K), torch.randn(K, N))
     with pytest.raises(InvalidProblemError, match="a requires grad"):
         multi(torch.randn(4, K, requires_grad=True), W)
+
+
+def test_functions_that_no_worker_finds(backend: RowedBackend):
+    def local(a, b):
+        return a @ b
+
+    assert run(made(choices=[local], force=0), 5).endswith("local")
+    with pytest.raises(InvalidProblemError, match="local and subprocess=True, expected functions that a worker process can import"):
+        made(choices=[local], subprocess=True)
+    assert importable(plain)
+    assert not importable(local)
+
+
+def test_block_sparse_products_are_no_multi():
+    blocks = torch.eye(32).to_sparse_bsr(16)
+    with pytest.raises(InvalidProblemError, match="got bsr_mm, whose weight is block-sparse, expected one of mm"):
+        gemmtune.multi("bsr_mm", blocks, torch.randn(32, 8), choices=["aten:bsr_mm"])
