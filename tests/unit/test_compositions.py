@@ -9,6 +9,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem, compositions
 from gemmtune.problem.compositions import (
     _plain,
+    _torch_takes,
     dequantized,
     int_composed,
     int_product,
@@ -174,3 +175,20 @@ def test_problems_are_of_the_gpu_if_there_is_one(available: bool, kind: str, mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     assert Problem.mm(4, 5, 6).device_type == kind
     assert Problem.mm(4, 5, 6, device_type="cpu").device_type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a_cols", "b_size", "takes"),
+    [
+        (BF16, 8, (4, 8, 16), True), (F32, 8, (4, 8, 16), False), (BF16, 7, (4, 7, 16), False), (BF16, 8, (4, 8, 12), False),
+        (BF16, 8, (8, 16), True),
+    ],
+)  # fmt: skip
+def test_grouped_products_go_to_torch_where_it_takes_both_matrices(
+    dtype: torch.dtype, a_cols: int, b_size: tuple[int, ...], takes: bool
+) -> None:
+    a, b, offs = torch.ones(16, a_cols, dtype=dtype), torch.ones(b_size, dtype=dtype), torch.tensor([4, 16], dtype=torch.int32)
+    assert _torch_takes(a, b, offs) == takes
+    seen: list[bool] = []
+    torch.vmap(lambda x: seen.append(_torch_takes(x, b, offs)) or x)(a.unsqueeze(0))
+    assert seen == [False]

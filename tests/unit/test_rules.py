@@ -18,7 +18,7 @@ from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import accumulator_dtype, dtype_info
-from gemmtune.problem.gradients import of_sum
+from gemmtune.problem.gradients import gradients, grouped_op, of_sum, of_two_products, of_widened, read_by
 from gemmtune.problem.operations import DENSE_OPS, OPERATIONS, QUANTIZED_OPS
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
@@ -334,3 +334,15 @@ def test_gradients_of_the_factors_have_alpha(alpha: float) -> None:
     assert torch.equal(of_sum["a"].of(g, operands, numbers, torch.mm), torch.full((2, 4), 3 * alpha))
     assert torch.equal(of_sum["b"].of(g, operands, numbers, torch.mm), torch.full((4, 3), 2 * alpha))
     assert torch.equal(of_sum["inp"].of(g, operands, numbers, torch.mm), torch.full((2, 3), 2.0))
+
+
+def test_gradients_read_what_their_rules_say_and_have_the_operands_shapes() -> None:
+    assert read_by(of_sum, ("a", "inp")) == {"b"}
+    assert read_by(of_two_products, ("a", "d", "unknown")) == {"b", "c"}
+    assert read_by(of_widened, ("a",)) == {"b", "scale_b", "zero_b"}
+    assert read_by(of_widened, ("scale_b",)) == {"a", "b", "scale_b", "zero_b"}
+    g, operands = torch.ones(2, 3), {"a": torch.ones(2, 4), "b": torch.ones(4, 3)}
+    shapes = {"a": torch.Size((2, 4)), "b": torch.Size((4, 3)), "inp": torch.Size((3,))}
+    found = gradients(of_sum, g, operands, shapes, {"alpha": 1, "beta": 2.0}, ("inp", "b"), torch.mm)
+    assert {role: x.tolist() for role, x in found.items()} == {"inp": [4.0] * 3, "b": [[2.0] * 3] * 4}
+    assert [grouped_op(torch.ones(size)) for size in ((2, 3, 4), (3, 4))] == ["grouped_mm", "grouped_k_mm"]
