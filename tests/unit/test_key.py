@@ -36,6 +36,7 @@ def _fresh_caches() -> Iterator[None]:
 def test_fields_of_a_cpu() -> None:
     assert set(key.fingerprint(CPU, "graph")) == {"device", "arch", "threads", "isa", "torch", "timing", "method"}
     assert key.fingerprint(CPU, "graph")["threads"] == str(torch.get_num_threads())
+    assert key.fingerprint(CPU, "graph")["method"] == "1", "another one forgets all that was measured"
 
 
 def test_fields_of_a_gpu() -> None:

@@ -16,6 +16,7 @@ from store_cases import KEYS, MACHINES, failure, in_child, row
 from gemmtune.choice import Status
 from gemmtune.errors import StoreError
 from gemmtune.settings import Settings
+from gemmtune.store.ranged import Ranged
 from gemmtune.store.store import Store, open_store
 
 
@@ -88,6 +89,51 @@ def test_the_limits_of_one_machine_are_its_own(store: Store) -> None:
     for machine, value in zip(MACHINES[:2], (1.0, 2.0), strict=True):
         store.put_limits(machine, {"bandwidth_gbps": value})
     assert [store.limits(machine) for machine in MACHINES[:2]] == [{"bandwidth_gbps": 1.0}, {"bandwidth_gbps": 2.0}]
+
+
+def fact(value: dict[str, object], kind: str = "segments", **fields: str) -> Ranged:
+    return Ranged(**({"key": KEYS[0], "fingerprint": MACHINES[0]} | fields), kind=kind, value=value)  # type: ignore[arg-type]
+
+
+def test_records_for_all_rows_are_kept_by_class_machine_and_kind(store: Store, path: Path) -> None:
+    assert store.ranged(KEYS[0], MACHINES[0]) == {}
+    digest = store.digest()
+    facts = [
+        fact({"a": 1}),
+        fact({"b": [2.5, None]}, "asked"),
+        fact({"c": 3}, key=KEYS[1]),
+        fact({"d": 4}, fingerprint=MACHINES[1]),
+    ]
+    for one in facts:
+        store.put_ranged(one)
+    for there in (store, Store.open(path)):
+        assert there.ranged(KEYS[0], MACHINES[0]) == {"segments": facts[0], "asked": facts[1]}
+        assert there.ranged(KEYS[1], MACHINES[1]) == {}
+        assert {x.identity for x in there.every_ranged()} == {x.identity for x in facts}
+    later = fact({"a": 2})
+    store.put_ranged(later)
+    assert store.ranged(KEYS[0], MACHINES[0])["segments"] == later
+    assert len(store.every_ranged()) == 4
+    assert store.digest() != digest
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": ""}, "kind: got ''"),
+        ({"key": ""}, "key: got ''"),
+        ({"value": [1]}, r"segments: got \[1\], expected a mapping of names to plain values"),
+        ({"measured_at": "today"}, "measured_at: got 'today'"),
+    ],
+)
+def test_an_illegal_record_for_all_rows_is_refused(fields: dict[str, object], message: str) -> None:
+    legal = fact({"a": math.inf}).to_json()
+    assert legal["value"] == {"a": "inf"}
+    assert Ranged.from_json(legal) == fact({"a": "inf"}, measured_at=legal["measured_at"])
+    with pytest.raises(StoreError, match=message):
+        Ranged.from_json(legal | fields)
+    with pytest.raises(StoreError, match=r"got fields .*, expected key, fingerprint, kind, value, measured_at"):
+        Ranged.from_json({name: legal[name] for name in legal if name != "kind"})
 
 
 def test_the_digest_is_that_of_what_is_kept(store: Store, path: Path) -> None:

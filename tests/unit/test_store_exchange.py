@@ -11,6 +11,7 @@ import pytest
 from store_cases import KEYS, MACHINES, failure, row
 
 from gemmtune.errors import StoreError
+from gemmtune.store.ranged import Ranged
 from gemmtune.store.store import Absorbed, Store
 
 EARLY, LATE = (f"2024-01-0{day}T00:00:00.000000+00:00" for day in (1, 2))
@@ -80,6 +81,26 @@ def test_merge_takes_later_limits(one: Store, two: Store) -> None:
     assert two.path is not None
     one.merge(two.path)
     assert one.limits(MACHINES[0]) == {"bandwidth_gbps": 2.0, "float32_gflops": 3.0}
+
+
+def test_of_two_records_for_all_rows_the_later_one_stays(one: Store, two: Store, tmp_path: Path) -> None:
+    def fact(value: int, measured_at: str, kind: str = "segments") -> Ranged:
+        return Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind=kind, value={"value": value}, measured_at=measured_at)
+
+    def values() -> dict[str, int]:
+        return {kind: found.value["value"] for kind, found in one.ranged(KEYS[0], MACHINES[0]).items()}
+
+    for kind, here, there in (("early", EARLY, LATE), ("late", LATE, EARLY), ("same", EARLY, EARLY)):
+        one.put_ranged(fact(1, here, kind))
+        two.put_ranged(fact(2, there, kind))
+    two.put_ranged(fact(2, EARLY, "new"))
+    assert two.path is not None
+    one.merge(two.path)
+    assert values() == {"early": 2, "late": 1, "same": 1, "new": 2}
+    two.put_ranged(fact(3, "2024-01-03T00:00:00.000000+00:00", "late"))
+    two.export_file(tmp_path / "export.json")
+    one.import_file(tmp_path / "export.json")
+    assert values() == {"early": 2, "late": 3, "same": 1, "new": 2}
 
 
 def test_merge_of_a_missing_or_damaged_store_is_an_error(one: Store, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from store_cases import KEYS, MACHINES, NOBODY, in_child, journals, one_warning,
 
 from gemmtune.errors import StoreError
 from gemmtune.settings import Settings
+from gemmtune.store import storefile
 from gemmtune.store.database import Database
+from gemmtune.store.ranged import Ranged
 from gemmtune.store.store import Store, open_store
 
 
@@ -105,6 +107,16 @@ def test_rows_moved_to_another_key_are_a_miss(path: Path) -> None:
     store = Store.open(path)
     with one_warning("a measurement does not fit its checksum"):
         assert store.rows(KEYS[1], MACHINES[0]) == {}
+
+
+def test_a_record_for_all_rows_that_nobody_wrote_is_a_miss(path: Path) -> None:
+    store = Store.open(path)
+    store.put_ranged(Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind="segments", value={"a": 1}))
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE ranged SET value = '{}'")
+    with one_warning("a record for all M does not fit its checksum"):
+        assert Store.open(path).ranged(KEYS[0], MACHINES[0]) == {}
 
 
 def test_a_limit_that_nobody_measured_is_a_miss(path: Path) -> None:
@@ -327,3 +339,26 @@ def test_a_schema_that_is_no_text_is_corruption(path: Path) -> None:
         store = open_store(settings_for(path))
         store.put([row(7)])
     assert "hash7" in hashes(Store.open(path))
+
+
+@pytest.mark.parametrize(
+    ("folder", "network"),
+    [
+        ("/", False), ("/home/me", False), ("/net", True), ("/net/me/cache", True), ("/network", False), ("/net/local", False),
+        ("/net/local/me", False), ("/my files/me", True), ("/my", False),
+    ],
+)  # fmt: skip
+def test_folders_that_several_hosts_can_write_are_told_by_the_mount_nearest_to_them(
+    folder: str, network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [
+        "/dev/a / ext4 rw 0 0", "host:/x /net nfs4 rw 0 0", "/dev/b /net/local ext4 rw 0 0", "//host/y /my\\040files cifs rw 0 0",
+    ]  # fmt: skip
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "\n".join(mounts))
+    assert storefile._on_network(Path(folder)) == network
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    assert not storefile._on_network(Path(folder))
+
+
+def unreadable(*_: object, **__: object) -> str:
+    raise FileNotFoundError("there is no such list")

@@ -30,6 +30,13 @@ def test_a_row_has_time_rate_shares_and_error():
     assert row_of(text, "aten:mm") == ["aten:mm", "aten", "5000", "107.4", "40.0", "20.0", "0.031", "torch"]
 
 
+def test_a_time_without_a_right_result_is_in_no_row():
+    wrong = dataclasses.replace(FAST, status=Status.WRONG_RESULT, reason="off by one")
+    text = text_of(problem_result(wrong, TORCH))
+    assert not any(line.startswith("cpp:") for line in text.splitlines())
+    assert "wrong_result: cpp:avx512_12x32: off by one" in text
+
+
 def test_the_pick_is_green_on_a_terminal():
     _, table, *_ = renderables(TuningResult((problem_result(FAST, TORCH),)))
     assert [row.style for row in table.rows] == ["green", None]
