@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from gemmtune.backends.panels import panels_of
 from gemmtune.backends.triton.blocks.choice import BlocksConfig
 from gemmtune.backends.triton.blocks.offers import ranked, why_not_config
-from gemmtune.backends.triton.blocks.panels import panels_of
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Problem

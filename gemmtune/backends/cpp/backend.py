@@ -8,6 +8,7 @@ from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...settings import Settings
+from .bsr import block_offers
 from .build import NAME, CppChoice, name_of
 from .compiler import COMPILERS, find_compiler
 from .configs import VECTOR_BYTES, Config, configs, refusal, unsupported
@@ -33,6 +34,8 @@ class CppBackend:
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         """Legal configurations of the search's size; needs neither compiler nor that CPU."""
+        if problem.sparsity is not None:
+            return block_offers(problem, device)
         reason = unsupported(problem) or (f"no kernels for {device.arch}" if device.arch not in VECTOR_BYTES else None)
         if reason is not None:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))

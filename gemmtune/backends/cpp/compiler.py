@@ -9,11 +9,11 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ...cache import cache_dir
 from ...errors import UnavailableError
 from ...toolchain.made_once import compile_text, made_once
-from .source import Source
 
 COMPILERS = ("c++", "g++", "clang++")
 """Names that are looked for on PATH, in this order."""
@@ -25,6 +25,22 @@ class Compiler:
 
     path: str
     version: str
+
+
+class Compilable(Protocol):
+    """What has to be compiled."""
+
+    @property
+    def text(self) -> str:
+        """The C++ source."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The compiler's flags."""
+
+    @property
+    def digest(self) -> str:
+        """A hash over both."""
 
 
 def find_compiler() -> Compiler | None:
@@ -46,13 +62,13 @@ def _version(path: str, modified_ns: int) -> str | None:  # noqa: ARG001 - a rep
     return (printed.splitlines() or [path])[0]
 
 
-def artifact_path(source: Source, compiler: Compiler) -> Path:
+def artifact_path(source: Compilable, compiler: Compiler) -> Path:
     """The file of the shared object of ``source``, made or not."""
     digest = hashlib.blake2b(f"{compiler.version}\n{source.digest}".encode(), digest_size=16).hexdigest()
     return cache_dir("cpp") / f"{digest}.so"
 
 
-def compile_source(source: Source, name: str) -> Path:
+def compile_source(source: Compilable, name: str) -> Path:
     """The shared object of ``source``, made if it is missing. Of several processes that need it, one compiles.
 
     ``name`` is what a CompileError is said of.

@@ -32,6 +32,12 @@ class Plan:
     swapped: bool
 
 
+def thread_count(problem: Problem) -> int:
+    """Threads beyond which another one does not pay."""
+    work_us = problem.flops / _FLOPS_PER_US[problem.accumulator] + problem.bytes / _BYTES_PER_US
+    return max(1, int(work_us / _US_PER_THREAD))
+
+
 def packed_shape(k: int, n: int, nr: int, numbers: int = 1) -> tuple[int, ...]:
     """The shape of a prepacked operand: panels of ``nr`` columns, each with its K rows one after the other, or with so many rows at
     once as ``numbers`` says, column by column."""
@@ -55,12 +61,11 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     block_n = _block(n, nr, most)
     block_m = _block(m, rows, min(most, _SUMS_BYTES // (block_n * itemsize)) if k > kc else most)
     inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
-    work_us = problem.flops / _FLOPS_PER_US[problem.accumulator] + problem.bytes / _BYTES_PER_US
     words = [
         problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
         _even(-(-m // rows), config.task_m), _even(-(-n // nr), config.task_n),
         int(config.mode != "steps"), direct, int(config.mode == "dots"),
-        int(problem.alpha == "zero"), int(problem.beta == "zero"), max(1, int(work_us / _US_PER_THREAD)),
+        int(problem.alpha == "zero"), int(problem.beta == "zero"), thread_count(problem),
         *_scale_words(problem, x.swapped),
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():

@@ -99,20 +99,31 @@ def _environment() -> jinja2.Environment:
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _render(source: Source) -> str:
-    accumulator, vector_bytes = source.accumulator, VECTOR_BYTES[source.arch]
+def rendered(template: str, *, arch: str, accumulator: torch.dtype, numbers: int = 1, **values: object) -> str:
+    """A template with what the vectors of an instruction set are, and further values."""
+    vector_bytes = VECTOR_BYTES[arch]
     kind, suffix = {torch.float64: ("d", "pd"), torch.float32: ("", "ps"), torch.int32: ("i", "epi32")}[accumulator]
-    return _environment().get_template("gemm.cpp.jinja").render(
-        **_operands(source),
-        **_epilogue(source),
+    return _environment().get_template(template).render(
         c_type=_C_TYPES[accumulator],
         suffix=suffix,
         register=f"__m{vector_bytes * 8}{kind}",
         vector_bytes=vector_bytes,
         integers=accumulator == torch.int32,
-        numbers=numbers_per_step(accumulator, source.arch, vnni=source.vnni),
+        numbers=numbers,
+        arch=arch,
+        **values,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _render(source: Source) -> str:
+    return rendered(
+        "gemm.cpp.jinja",
+        **_operands(source),
+        **_epilogue(source),
         arch=source.arch,
+        accumulator=source.accumulator,
+        numbers=numbers_per_step(source.accumulator, source.arch, vnni=source.vnni),
         mr=source.mr,
         nv=source.nv,
         unroll=_UNROLL[source.arch],

@@ -14,12 +14,12 @@ from ....device import DeviceInfo
 from ....numerics.block_sparse import parts
 from ....problem import Problem
 from ....problem.layout import ALIGNED_BYTES
+from ...panels import panels_of
 from ..artifact import Expected
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
 from ..launch import Record, bind, record_of
 from ..legality import Predicate
-from .panels import panels_of
 
 INDICES = ("crow", "col")
 """The names of the kernel's indices, which it gets behind the tensors of a call."""

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ....numerics.block_sparse import assembled, parts, rows_of
+from ..numerics.block_sparse import assembled, parts, rows_of
 
 
 def panels_of(weight: torch.Tensor, panel_n: int, panel_k: int) -> torch.Tensor:
