@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmtune.backends.triton.grouped.choice import GroupedConfig, RowsChoice, TermsChoice, most_tiles
-from gemmtune.backends.triton.grouped.offers import ranked, why_not_config
+from gemmtune.backends.triton.grouped.choice import RowsChoice, TermsChoice
+from gemmtune.backends.triton.grouped.configs import GroupedConfig, most_tiles, why_not_config
+from gemmtune.backends.triton.grouped.offers import ranked
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Problem
@@ -19,6 +20,7 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 
 import triton_jobs
 from interpreter import Run
+from rotation import rotated
 
 SMALL = GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 SWAPPED = replace(SMALL, block_m=32, block_k=32, described=True, swap=True)
@@ -45,7 +47,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.parametrize("name", rotated(list(VERIFIED), 3, "grouped"))
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
     problem, config = VERIFIED[name]
     [verdict] = interpreted(triton_jobs.verdicts, problem, [config], family=triton_jobs.grouped)
@@ -66,7 +68,7 @@ def test_the_grid_has_a_program_for_every_tile_at_most() -> None:
     assert most_tiles(Problem.grouped_mm(3, 16, 16, groups=9, device_type="cpu"), SMALL) == 3
 
 
-@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+@pytest.mark.parametrize("arch", rotated(["sm80", "sm90"], 2, "grouped"))
 def test_every_config_fits_and_the_best_compile(arch: str) -> None:
     device = preset(arch)
     for m, groups in ((16, 128), (8192, 8)):
@@ -102,3 +104,14 @@ def test_what_descriptors_cannot_do_is_refused() -> None:
     for reason, problem in refused.items():
         assert reason.split(" = ")[0] in (why_not_config(problem, device, described) or "")
     assert why_not_config(Problem.grouped_mm(64, 64, 2880 - 32, groups=4, device_type="cuda"), device, described) is None
+
+
+def test_a_choice_serves_other_numbers_of_rows_where_its_config_is_legal() -> None:
+    device = preset("sm90")
+    problem = Problem.grouped_mm(64, 512, 512, groups=4, device_type="cuda")
+    choice = RowsChoice.of(problem, device, ranked(problem, device)[0])
+    other = choice.at(replace(problem, a=replace(problem.a, size=(96, 512)), out=replace(problem.out, size=(96, 512))), device)
+    assert isinstance(other, RowsChoice)
+    assert (other.problem.m, other.compile_key) == (96, choice.compile_key)
+    small = Problem.grouped_mm(64, 512, 504, groups=4, layout="nn", device_type="cuda")
+    assert "does not divide K = 504" in str(choice.at(small, device))

@@ -93,11 +93,22 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
             return f"{role} {layout}: torch._grouped_mm takes rows or columns that begin at multiples of {ALIGNED_BYTES} bytes"
     if device.type == "cpu":
         return None
+    if not _begins_anywhere(problem):
+        return (
+            f"groups may begin anywhere, and torch._grouped_mm asserts that they begin at multiples of {ALIGNED_BYTES} bytes here"
+        )
     if device.type != "cuda" or device.capability // 10 not in NATIVE_MAJORS or problem.dtype != torch.bfloat16:
         return f"torch._grouped_mm has a kernel for bfloat16 on SM90 and SM100: on {device.arch} for {problem.dtype_label} it " + (
             "reads the offsets on the host"
         )
     return None
+
+
+def _begins_anywhere(problem: Problem) -> bool:
+    """Whether the address at which a group begins is aligned whatever the offsets are: neighbours in memory lie along the dimension
+    that is not divided."""
+    a, b = problem.a.stride, problem.b.stride
+    return a[-1] == 1 if not problem.divides_terms else a[-2] == 1 and b[-1] == 1
 
 
 def _claims(problem: Problem, device: DeviceInfo) -> Claims:

@@ -1,4 +1,4 @@
-"""The kernels of grouped products as choices: their configs, and what a launch is told."""
+"""The kernels of grouped products as choices, and what a launch is told."""
 
 from __future__ import annotations
 
@@ -18,27 +18,9 @@ from ..descriptors import turned
 from ..launch import Blocks
 from ..persistent import operand_blocks
 from ..printer import TRITON_DTYPES
+from .configs import GroupedConfig, most_tiles, scale_group_of, scale_rows_of, why_not_config
 
 LEAST_GROUPS_BLOCK = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedConfig(Config):
-    """``described``: a and b come through tensor descriptors. ``swap``: the matrix of a group is the left operand of the
-    instruction, so that its columns fill it where groups have few rows. ``resident`` programs of each multiprocessor go from tile
-    to tile, and with ``flatten`` copies for a tile may start while the one before it is stored.
-    """
-
-    described: bool = False
-    swap: bool = False
-    flatten: bool = False
-    resident: int = 1
-
-    @property
-    def variant(self) -> str:
-        """What the name has beside that of the mm template."""
-        words = (("described", "_tma"), ("swap", "_swap"), ("flatten", "_flat"))
-        return "".join(word for name, word in words if getattr(self, name)) + (f"_r{self.resident}" if self.resident > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +45,12 @@ class RowsChoice(KernelChoice):
         where = {field.name: getattr(geometry(problem, config), field.name) for field in dataclasses.fields(Geometry)}
         programs = min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident)
         return GroupedGeometry(**(where | {"programs": programs}), groups=problem.groups, scale_rows=scale_rows_of(problem))
+
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the config."""
+        assert isinstance(config, GroupedConfig)
+        return why_not_config(problem, device, config)
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -108,28 +96,17 @@ class TermsChoice(KernelChoice):
     family = "grouped_k"
     template = "grouped/terms.py.jinja"
 
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the config."""
+        assert isinstance(config, GroupedConfig)
+        return why_not_config(problem, device, config)
+
     def expected(self, device: DeviceInfo) -> Expected:
-        """As for groups of rows."""
+        """Nothing but that it fits, as for groups of rows."""
         return Expected(instruction=None, smem_bytes=device.smem_per_block_bytes)
 
     @property
     def batch_invariant(self) -> bool:
         """Not claimed, as for groups of rows."""
         return False
-
-
-def scale_rows_of(problem: Problem) -> int:
-    """Scales of one column of a group's matrix."""
-    return problem.scale_b.size[1] if problem.scale_b is not None else 1
-
-
-def scale_group_of(problem: Problem) -> int:
-    """Elements along K of a column that share a scale; 0 where a column has one."""
-    return problem.k // scale_rows_of(problem) if scale_rows_of(problem) > 1 else 0
-
-
-def most_tiles(problem: Problem, config: Config) -> int:
-    """Tiles of all groups at most, whatever the offsets are: each group may have one that is not full, and none without rows."""
-    full = problem.m // config.block_m
-    tiles_m = min(problem.m, full + min(problem.groups, problem.m))
-    return tiles_m * -(-problem.n // config.block_n)

@@ -1,4 +1,4 @@
-"""Which kernels of grouped products are tried for a problem: legality, and an order by what limits each."""
+"""Which kernels of grouped products are tried for a problem, in an order by what limits each."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from ....choice import Offers, Refusal
 from ....device import DeviceInfo
 from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import arch_of, can_overlap
 from ..build import KernelChoice
-from ..classes import INT32_LIMIT
-from ..configs import Config
-from ..descriptors import describable, stacked, turned
-from ..legality import LEAST_BLOCK, Predicate, why_too_large
-from ..persistent import BARRIER_BYTES, persistent_resources
+from ..legality import LEAST_BLOCK, Predicate
+from ..persistent import BARRIER_BYTES
 from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
-from .choice import GroupedConfig, RowsChoice, TermsChoice, most_tiles, scale_group_of
+from .choice import RowsChoice, TermsChoice
+from .configs import GroupedConfig, why_not_config
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 STAGES = (3, 4, 5)
@@ -55,54 +51,6 @@ def grouped_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
 def _interpreted(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, ...]:
     configs = (replace(c, swap=c.swap and not problem.divides_terms) for c in INTERPRETED)
     return tuple(config for config in configs if why_not_config(problem, device, config) is None)
-
-
-def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
-    """Why ``config`` may not be offered, or None."""
-    if problem.divides_terms and (config.described or config.swap or config.flatten or config.resident > 1):
-        return f"{config}: descriptors, swapped operands and resident programs are for groups of rows"
-    if not problem.divides_terms and most_tiles(problem, config) >= INT32_LIMIT // 2:
-        return "more tiles than 32 bits can count"
-    if config.split_k > 1:
-        return f"split_k {config.split_k}: grouped products do not split"
-    group = scale_group_of(problem)
-    if group and group % config.block_k:
-        return f"block_k {config.block_k}: does not divide the {group} elements that share a scale"
-    if problem.encoding and (problem.k % config.block_k or config.block_k < 2 * LEAST_BLOCK):
-        return f"block_k {config.block_k}: of packed weights whole blocks of {2 * LEAST_BLOCK} or more are read"
-    if problem.scale_b is not None and problem.scale_b.numel >= INT32_LIMIT:
-        return f"scale_b {problem.scale_b}: places in it do not fit 32 bits"
-    if config.described:
-        return why_not_described(problem, device, config)
-    turned_round = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
-    return Predicate(problem, device).check(config) or (
-        None if turned_round is config else _why_not_swapped(problem, device, turned_round)
-    )
-
-
-def _why_not_swapped(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """The limits of the instruction, whose left operand has the columns."""
-    return None if device.type == "cpu" else why_too_large(Predicate(problem, device).resources(config), device)
-
-
-def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
-    """Why a and b cannot come through descriptors, or the tile does not fit, or None."""
-    if device.type != "cpu" and (device.type != "cuda" or not arch_of(device).warp_group):
-        return f"{device.arch}: no copy engine that feeds a warp group"
-    if problem.dtype not in (torch.float16, torch.bfloat16):
-        return f"{problem.dtype_label}: operands of 16 bits are served"
-    if problem.encoding:
-        return "packed weights are read as bytes"
-    whole = stacked(problem.b)
-    if whole is None or not describable(whole) or not describable(problem.a):
-        return f"a {problem.a}, b {problem.b}: rows or columns must be contiguous, aligned, and groups dense"
-    if not turned(problem.b) and problem.k % config.block_k:
-        return f"block_k {config.block_k}: does not divide K = {problem.k}, behind which the next group's matrix begins"
-    if max(whole.size) >= INT32_LIMIT // 2:
-        return f"b {problem.b}: places in it do not fit 32 bits"
-    if device.type == "cpu":
-        return None
-    return why_too_large(persistent_resources(problem, device, config), device)
 
 
 @functools.lru_cache(maxsize=256)

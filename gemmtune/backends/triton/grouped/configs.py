@@ -1,0 +1,100 @@
+"""Configs of the kernels of grouped products, and which may be offered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ....device import DeviceInfo
+from ....problem import Problem
+from ..arch import arch_of
+from ..classes import INT32_LIMIT
+from ..configs import Config
+from ..descriptors import describable, stacked, turned
+from ..legality import LEAST_BLOCK, Predicate, why_too_large
+from ..persistent import persistent_resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedConfig(Config):
+    """``described``: a and b come through tensor descriptors. ``swap``: the matrix of a group is the left operand of the
+    instruction, so that its columns fill it where groups have few rows. ``resident`` programs of each multiprocessor go from tile
+    to tile, and with ``flatten`` copies for a tile may start while the one before it is stored.
+    """
+
+    described: bool = False
+    swap: bool = False
+    flatten: bool = False
+    resident: int = 1
+
+    @property
+    def variant(self) -> str:
+        """What the name has beside that of the mm template."""
+        words = (("described", "_tma"), ("swap", "_swap"), ("flatten", "_flat"))
+        return "".join(word for name, word in words if getattr(self, name)) + (f"_r{self.resident}" if self.resident > 1 else "")
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
+    """Why ``config`` may not be offered, or None."""
+    if problem.divides_terms and (config.described or config.swap or config.flatten or config.resident > 1):
+        return f"{config}: descriptors, swapped operands and resident programs are for groups of rows"
+    if not problem.divides_terms and most_tiles(problem, config) >= INT32_LIMIT // 2:
+        return "more tiles than 32 bits can count"
+    if config.split_k > 1:
+        return f"split_k {config.split_k}: grouped products do not split"
+    group = scale_group_of(problem)
+    if group and group % config.block_k:
+        return f"block_k {config.block_k}: does not divide the {group} elements that share a scale"
+    if problem.encoding and (problem.k % config.block_k or config.block_k < 2 * LEAST_BLOCK):
+        return f"block_k {config.block_k}: of packed weights whole blocks of {2 * LEAST_BLOCK} or more are read"
+    if problem.scale_b is not None and problem.scale_b.numel >= INT32_LIMIT:
+        return f"scale_b {problem.scale_b}: places in it do not fit 32 bits"
+    if config.described:
+        return why_not_described(problem, device, config)
+    turned_round = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
+    return Predicate(problem, device).check(config) or (
+        None if turned_round is config else _why_not_swapped(problem, device, turned_round)
+    )
+
+
+def _why_not_swapped(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """The limits of the instruction, whose left operand has the columns."""
+    return None if device.type == "cpu" else why_too_large(Predicate(problem, device).resources(config), device)
+
+
+def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
+    """Why a and b cannot come through descriptors, or the tile does not fit, or None."""
+    if device.type != "cpu" and (device.type != "cuda" or not arch_of(device).warp_group):
+        return f"{device.arch}: no copy engine that feeds a warp group"
+    if problem.dtype not in (torch.float16, torch.bfloat16):
+        return f"{problem.dtype_label}: operands of 16 bits are served"
+    if problem.encoding:
+        return "packed weights are read as bytes"
+    whole = stacked(problem.b)
+    if whole is None or not describable(whole) or not describable(problem.a):
+        return f"a {problem.a}, b {problem.b}: rows or columns must be contiguous, aligned, and groups dense"
+    if not turned(problem.b) and problem.k % config.block_k:
+        return f"block_k {config.block_k}: does not divide K = {problem.k}, behind which the next group's matrix begins"
+    if max(whole.size) >= INT32_LIMIT // 2:
+        return f"b {problem.b}: places in it do not fit 32 bits"
+    if device.type == "cpu":
+        return None
+    return why_too_large(persistent_resources(problem, device, config), device)
+
+
+def scale_rows_of(problem: Problem) -> int:
+    """Scales of one column of a group's matrix."""
+    return problem.scale_b.size[1] if problem.scale_b is not None else 1
+
+
+def scale_group_of(problem: Problem) -> int:
+    """Elements along K of a column that share a scale; 0 where a column has one."""
+    return problem.k // scale_rows_of(problem) if scale_rows_of(problem) > 1 else 0
+
+
+def most_tiles(problem: Problem, config: Config) -> int:
+    """Tiles of all groups at most, whatever the offsets are: each group may have one that is not full, and none without rows."""
+    full = problem.m // config.block_m
+    tiles_m = min(problem.m, full + min(problem.groups, problem.m))
+    return tiles_m * -(-problem.n // config.block_n)
