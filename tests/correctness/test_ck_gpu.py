@@ -35,7 +35,13 @@ PROBLEMS = {
     "mm-bf16-gelu": fused(),
     "mm-bf16-few": Problem.mm(16, 4096, 4096, device_type="cuda"),
     "baddbmm-bf16": Problem.baddbmm(3, 100, 120, 1000, alpha="general", beta="general", device_type="cuda"),
+    "mm-bf16-split": Problem.mm(128, 128, 8192, device_type="cuda"),
     "scaled_mm-row": Problem.scaled_mm(256, 512, 1024, scales="row", device_type="cuda"),
+    "scaled_mm-e5m2": Problem.scaled_mm(
+        256, 512, 1024, dtype=torch.float8_e4m3fn, dtype_b=torch.float8_e5m2, scales="row", device_type="cuda"
+    ),
+    "scaled_mm-e4m3fnuz": Problem.scaled_mm(256, 512, 1024, dtype=torch.float8_e4m3fnuz, scales="row", device_type="cuda"),
+    "scaled_mm-e5m2fnuz": Problem.scaled_mm(256, 512, 1024, dtype=torch.float8_e5m2fnuz, device_type="cuda"),
 }
 
 
