@@ -47,7 +47,7 @@ PROBLEMS = {
     "int8": Problem.bsr_mm(64, 256, 256, block=64, dtype=torch.int8, device_type=CUDA, prepacked=True),
     "bf16-none": Problem.bsr_mm(32, 256, 256, block=64, density=0, device_type=CUDA, prepacked=True),
 }
-MOST_OF_TORCH, MOST_OF_OURS = 4, 2
+MOST_OF_TORCH, MOST_OF_OURS = 2, 2
 """Choices of a backend that are verified for a problem, others for each commit: each takes a second to compile."""
 
 
