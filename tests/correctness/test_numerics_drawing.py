@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from broken_kernels import CPU
@@ -202,3 +204,23 @@ def test_integers_whose_products_int32_can_add_up() -> None:
     for k in (2**17 - 1, 2**17, 2**19):
         most = most_factor(k, INT8)
         assert (most + 1) ** 2 * k < 2**31 + 2**14
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dtype_b", "encoding", "most", "step"),
+    [
+        (F16, INT8, "", 127, 0.25), (F16, UINT8, "", 255, 0.25), (BF16, INT8, "", 127, 1), (BF16, UINT8, "uint4", 15, 0.25),
+        (BF16, UINT8, "int4", 7, 0.25), (F16, E4M3, "", 3, 1),
+    ],
+)  # fmt: skip
+def test_zero_points_of_picked_numbers_have_a_fraction_where_differences_are_exact(
+    dtype: torch.dtype, dtype_b: torch.dtype, encoding: Encoding, most: int, step: float
+) -> None:
+    words: dict[str, Any] = {"dtype": dtype, "dtype_b": dtype_b, "encoding": encoding, "scales": "group_32", "zeros": True}
+    zero = drawing(Problem.mixed_mm(8, 2000, 512, device_type="cpu", **words)).gathered_scaling().zero_b
+    assert zero is not None
+    found = zero.double()
+    assert bool((found % 1 != 0).any()) == (step < 1)
+    assert not (found % step).any()
+    assert found.max() == most
+    assert found.min() == (0 if dtype_b == UINT8 and encoding != "int4" else -most)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +29,11 @@ from hypothesis import strategies as st
 from problem_strategies import problems
 from verify_cases import BF16, F16, F32, F64, addmm, changed, mm, padded, verdict, with_epilogue
 
-from gemmtune.choice import Claims, Status
+from gemmtune.choice import Claims, Kernel, Status
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.problem import Epilogue, Layout, Precision, Problem
 from gemmtune.problem.epilogue import Node, Ref
+from gemmtune.selector import verify
 from gemmtune.selector.verify import Verifier
 
 RIGHT = {
@@ -309,3 +311,24 @@ def test_any_wrong_element_is_found_in_drawn_problems(problem: Problem, data: st
     result = verdict(problem, changed(kernel(problem), nudge))
     assert result.status == Status.WRONG_RESULT
     assert f"out[{', '.join(map(str, index))}]" in result.reason
+
+
+@pytest.mark.parametrize(("most", "run", "run_new"), [(0, 2, 1), (2**33, 5, 1)])
+def test_where_calls_take_long_few_probes_are_run(most: int, run: int, run_new: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cancelling one, one for both operands, and the random numbers through ``run_new`` alone."""
+    called = {"run": 0, "run_new": 0}
+
+    def into(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+        called["run"] += 1
+        torch.mm(*tensors, out=out)
+
+    def new(tensors: tuple[torch.Tensor, ...], _: object) -> torch.Tensor:
+        called["run_new"] += 1
+        return torch.mm(*tensors)
+
+    monkeypatch.setattr(verify, "SEPARATE_PROBES_MACS", most)
+    problem = Problem.mm(8, 9, 8, dtype=torch.float32, device_type="cpu")
+    choice = SimpleNamespace(name="counted", claims=claims_of(torch.float32), packed_format=None, own_results=True)
+    verdict = Verifier(problem, torch.device("cpu")).check(choice, Kernel(run=into, run_new=new))  # type: ignore[arg-type]
+    assert verdict.status is Status.OK
+    assert called == {"run": run, "run_new": run_new}

@@ -362,3 +362,18 @@ def test_folders_that_several_hosts_can_write_are_told_by_the_mount_nearest_to_t
 
 def unreadable(*_: object, **__: object) -> str:
     raise FileNotFoundError("there is no such list")
+
+
+def test_folders_that_are_made_for_a_store_are_its_owners_alone(tmp_path: Path) -> None:
+    Store.open(tmp_path / "a" / "b" / "store.sqlite").put([row(0)])
+    assert [folder.stat().st_mode & 0o777 for folder in (tmp_path / "a", tmp_path / "a" / "b")] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize(("network", "mode"), [(True, "delete"), (False, "wal")])
+def test_a_store_that_several_hosts_may_use_has_a_journal_that_needs_no_shared_memory(
+    network: bool, mode: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storefile, "_on_network", lambda folder: network)
+    Store.open(path).put([row(0)])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == (mode,)
