@@ -1,4 +1,4 @@
-"""Where float32 may be multiplied as bfloat16 parts, whoever does it."""
+"""Where float32 may be multiplied as bfloat16 parts, whoever does it, and what the parts of a number are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,23 @@ LEAST_K = 64
 """Below, torch's own sums are so short that what is left out of the products is the larger error."""
 LEAST_CAPABILITY = 80
 """The first with bfloat16 tensor cores."""
+_HIGH_BITS = -(2**16)
+_ONE_BITS = _HIGH_BITS & ~(1 << 30)
+"""What these leave of an infinity is a 1 with its sign, of a NaN a number."""
+
+
+def parts_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """High, middle and low part as float32 numbers of eight bits: the leading ones of what is left, cut off.
+
+    What is not finite is in the low part beside a high part of ±1: a low part is multiplied with a high one alone, and an infinity
+    then meets no 0 but one that it is really multiplied with.
+    """
+    finite = x.isfinite()
+    kept = torch.where(finite, _HIGH_BITS, _ONE_BITS).to(torch.int32)
+    high = (x.contiguous().view(torch.int32) & kept).view(torch.float32)
+    rest = x - high
+    middle = torch.where(finite, (rest.view(torch.int32) & _HIGH_BITS).view(torch.float32), 0.0)
+    return high, middle, rest.sub_(middle)
 
 
 def why_not_parts(problem: Problem, device: DeviceInfo) -> str | None:

@@ -4,7 +4,7 @@ a's parts lie side by side as [low middle high] and b's as [high middle low], so
 middle·middle + high·low, one of its last (a) and first (b) 2K terms middle·high + high·middle, and one of K terms high·high. The
 small ones come first. A matrix unit may truncate its sums, so the last one is cut along K, and its pieces are added in float32.
 
-The lower parts of what is not finite are 0. An infinity times such a part is NaN: those of the small products count as 0.
+What is not finite is in a low part, which meets a high one alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from ...choice import Kernel, Scalars, Tensors
 from ...problem import Problem
+from ..by_parts import parts_of
 from .dense import finished
 
 Tensor = torch.Tensor
@@ -72,25 +73,12 @@ def side_by_side(x: Tensor, order: tuple[int, int, int]) -> Tensor:
     return made
 
 
-def parts_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """High, middle and low part as float32 numbers of eight bits, cut off. A NaN is in the high part, whose rest is 0."""
-    high = torch.where(x == x, _leading_bits(x), x)  # noqa: PLR0124 - a NaN is not equal to itself
-    rest = torch.sub(x, high).nan_to_num_(0.0)
-    middle = _leading_bits(rest)
-    return high, middle, rest.sub_(middle)
-
-
-def _leading_bits(x: Tensor) -> Tensor:
-    return torch.bitwise_and(x.view(torch.int32), -(2**16)).view(torch.float32)
-
-
 def _multiply(out: Tensor, a: Tensor, b: Tensor) -> None:
     """The sum of the six products of parts, into ``out``."""
     k = a.shape[-1] // 3
     first, add = _calls(out)
     first(a, b)
     add(a[..., k:], b[..., : 2 * k, :])
-    out.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
     for k0 in range(0, k, PROMOTED_EVERY):
         k1 = min(k0 + PROMOTED_EVERY, k)
         add(a[..., 2 * k + k0 : 2 * k + k1], b[..., k0:k1, :])

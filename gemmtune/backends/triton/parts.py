@@ -5,8 +5,8 @@ none overflows, and their sum is x. Of the nine products of parts six are added,
 each step of the loop, which then goes into the sum of the tile by an addition that rounds to nearest. What is left out of a product
 is below 2^-21 of it, and nothing where one factor has eight bits.
 
-The lower parts of an infinity are 0, and those of a NaN. An infinity times a lower part of 0 makes NaN of the small products: those
-then count as 0, since the product of the high parts is what it has to be.
+What is not finite is in the low part, whose only partner is a high part, beside a high part of ±1 (an infinity without its highest
+exponent bit): so an infinity meets no zero but one that it is really multiplied with.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ def leading_bits(x):
     return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
+# 0xFFFF0000, and where that is not finite without the highest bit of the exponent.
 @triton.jit
 def parts_of(x):
-    magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    high = tl.where(magnitude > 0x7F800000, x, leading_bits(x))
-    rest = tl.where(magnitude < 0x7F800000, x - high, 0.0)
-    middle = leading_bits(rest)
+    bits = x.to(tl.int32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    high = (bits & tl.where(finite, -65536, -1073807360)).to(tl.float32, bitcast=True)
+    rest = x - high
+    middle = tl.where(finite, leading_bits(rest), 0.0)
     return {high}, {middle}, {low}
 
 
@@ -64,7 +66,6 @@ def product_by_parts(a, b):
     step = tl.dot(a_high, b_low, step{ieee})
     step = tl.dot(a_middle, b_high, step{ieee})
     step = tl.dot(a_high, b_middle, step{ieee})
-    step = tl.where(step == step, step, 0.0)
     return tl.dot(a_high, b_high, step{ieee})
 """
 """numpy, on which the interpreter computes, has no bfloat16: there parts stay float32, of eight bits, with exact products."""

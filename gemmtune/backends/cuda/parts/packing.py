@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .configs import BLOCK_K, PARTS, PLANE_LINES
+from ...by_parts import parts_of
+from .configs import BLOCK_K, PLANE_LINES
 
 FORMAT = "float32 by parts in planes of 32"
 """The name of the layout of a prepacked b."""
-HIGH_BITS = -(2**16)
-ONE_BITS = HIGH_BITS & ~(1 << 30)
-"""What is left of an infinity is a 1 with its sign, of a NaN a number."""
 
 
 def planes(q: torch.Tensor) -> torch.Tensor:
@@ -29,17 +27,5 @@ def planes(q: torch.Tensor) -> torch.Tensor:
     line, place = torch.arange(lines, device=q.device), torch.arange(BLOCK_K // 8, device=q.device)
     held = place ^ (line[:, None] // 2 % (BLOCK_K // 8))  # by the place of each chunk, the one that is there
     swizzled = chunks.gather(-2, held[:, None, :, None].expand(*batch, lines, steps, BLOCK_K // 8, 8))
-    parts = torch.stack(parts_of(swizzled.reshape(*batch, lines, steps, BLOCK_K)), dim=-4)
+    parts = torch.stack(parts_of(swizzled.reshape(*batch, lines, steps, BLOCK_K)), dim=-4).bfloat16()
     return parts.movedim(-2, -4).contiguous()
-
-
-def parts_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """High, middle and low part, as bfloat16: leading bits of what is left, cut off. What is not finite is in the low part."""
-    finite = x.isfinite()
-    bits = x.contiguous().view(torch.int32)
-    high = (bits & torch.where(finite, HIGH_BITS, ONE_BITS).to(torch.int32)).view(torch.float32)
-    rest = x - high
-    middle = torch.where(finite, (rest.view(torch.int32) & HIGH_BITS).view(torch.float32), 0.0)
-    made = (high, middle, rest - middle)
-    assert len(made) == PARTS
-    return tuple(part.bfloat16() for part in made)
