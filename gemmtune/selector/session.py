@@ -30,7 +30,7 @@ from ..timing.neighbours import Watch
 from ..timing.rounds import Ranked, play
 from ..timing.timer import Timer, collection_paused
 from .some_rows import RowsVerifier
-from .verify import Verifier
+from .verify import Verdict, Verifier
 
 log = logging.getLogger("gemmtune")
 
@@ -135,13 +135,20 @@ class Session:
         """Build and verify a choice for the session's problem with fewer rows, or as many; without a time."""
         try:
             with self._in_force():
-                if self._rows_verifier is None:
-                    self._rows_verifier = RowsVerifier(self._problem, self._device.torch_device)
-                verdict = self._rows_verifier.check(choice, choice.build())
+                verdict = self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
             status, reason = self._failure(error)
             return Sample(status=status, reason=reason)
         return Sample(status=verdict.status, error_over_bound=verdict.error_over_bound, reason=verdict.reason)
+
+    def _rows(self) -> RowsVerifier:
+        if self._rows_verifier is None:
+            self._rows_verifier = RowsVerifier(self._problem, self._device.torch_device)
+        return self._rows_verifier
+
+    def _grouped(self, choice: Choice) -> Verdict:
+        """With operands of its own: which group a row is of depends on how many there are."""
+        return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 
     def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
         """Whether rows have the bits that ``choice`` gives them among all rows of the problem by ``parts``, it with fewer rows too.

@@ -289,3 +289,13 @@ def test_torch_is_left_out_where_it_reads_offsets_on_the_host_or_asserts_what_th
         assert offers.choices[0].baseline
         assert (message is None) == (not offers.refusals)
         assert message is None or message in offers.refusals[0].reason
+
+
+def test_a_table_of_every_number_of_rows_serves_calls() -> None:
+    stated = Problem.grouped_mm(8, N, K, groups=G, dtype=torch.float32, device_type="cpu")
+    with settings.patch(tune="on_miss", verify=True, tune_in_subprocess=False, rows="shared"):
+        gemmtune.tune(stated, m=range(2, 9), progress=False)
+        b, offs = numbers(G, N, K).mT, offsets([1, 1, 4, 7])
+        assert close(gemmtune.grouped_mm(numbers(7, K), b, offs), rows_by_loop(numbers(7, K), b, [1, 1, 4, 7]))
+        explained = gemmtune.explain("grouped_mm", numbers(5, K), b, offs)
+    assert "(from the table of its range)" in str(explained)
