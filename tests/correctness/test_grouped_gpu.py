@@ -71,6 +71,7 @@ def test_nothing_waits_for_the_device(own_store: object) -> None:
         for _ in range(2):
             a.grad = b.grad = None
             gemmtune.grouped_mm(a, b, offs).sum().backward()
+        a.grad = b.grad = None
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
