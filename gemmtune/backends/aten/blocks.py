@@ -87,7 +87,15 @@ def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
         meta = {"GROUP_SIZE_ROW": GROUP, "SPLIT_N": tokens // tile, "num_stages": stages, "num_warps": warps}
         if tokens % tile == 0 and meta not in metas:
             metas.append(meta)
-    return metas
+    return [meta for meta in metas if _shared_bytes(problem, meta) <= device.smem_per_block_bytes]
+
+
+def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
+    """What torch's kernel holds of a block and of its tokens, but for one stage."""
+    sparsity = problem.sparsity
+    assert sparsity is not None
+    elements = sparsity.block_k * (sparsity.block_n + problem.m // meta["SPLIT_N"])
+    return elements * problem.dtype.itemsize * max(meta["num_stages"] - 1, 1)
 
 
 def has_sparse_mm(problem: Problem) -> bool:
