@@ -151,9 +151,9 @@ def test_large_problems_have_fewer_patterns(monkeypatch: pytest.MonkeyPatch) -> 
 def test_samples_are_of_their_rows_and_columns(problem: Problem) -> None:
     made = grouped._Made(problem, CPU)
     whole = made.random([3, 3, 10, 14])
-    a, b, pieces = whole.operands.a, whole.operands.b, spans([3, 3, 10, 14], 16)
+    pieces = spans([3, 3, 10, 14], 16)
     find = grouped._of_terms if problem.divides_terms else grouped._of_rows
     for region in (Region(rows=torch.tensor([0, 3, 5])), Region(cols=torch.tensor([1, 4]))):
-        value, magnitude = find(problem, a, b, pieces, region)
+        value, magnitude = find(problem, whole.operands, pieces, region)
         torch.testing.assert_close(value, region.of(whole.values[0]))
         torch.testing.assert_close(magnitude, region.of(whole.magnitudes[0]), equal_nan=True)

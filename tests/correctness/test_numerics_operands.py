@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gemmtune.errors import GemmtuneError
 from gemmtune.numerics import guards as guards_module
 from gemmtune.numerics.aliasing import can_share, in_one_buffer, is_product_with_itself
 from gemmtune.numerics.buffers import POISONS, allocate, distinct, fill_nan, flat, overlapping, poison, storage_bits
@@ -235,6 +236,9 @@ def test_a_factor_of_the_result_is_of_the_rows_and_columns_asked_for() -> None:
     assert single is not None
     assert single.tolist() == [[6]]
     assert scale_factor(dataclasses.replace(given, scale_a=None)) is None
+    for along_k in ({"scale_a": torch.ones(3, 2)}, {"scale_b": torch.ones(2, 2)}):
+        with pytest.raises(GemmtuneError, match="expected none that changes along K"):
+            scale_factor(dataclasses.replace(given, **along_k))
 
 
 def test_random_scales_and_zero_points_are_of_their_whole_range() -> None:

@@ -332,3 +332,16 @@ def test_where_calls_take_long_few_probes_are_run(most: int, run: int, run_new: 
     verdict = Verifier(problem, torch.device("cpu")).check(choice, Kernel(run=into, run_new=new))  # type: ignore[arg-type]
     assert verdict.status is Status.OK
     assert called == {"run": run, "run_new": run_new}
+
+
+@pytest.mark.parametrize(("factor", "added", "beta", "told"), [(0.0, 0.0, 0, True), (None, 1.0, 0, False), (1.0, 1.0, 1, False)])
+def test_a_verdict_says_that_inp_was_read_with_beta_0(factor: float | None, added: float, beta: int, told: bool) -> None:
+    def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+        a, b, inp = tensors
+        out.copy_(a @ b + added + (0 if factor is None else factor * inp))
+
+    problem = addmm("n", 1, beta)
+    choice = SimpleNamespace(name="reads", claims=claims_of(problem.dtype), packed_format=None, own_results=True)
+    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))  # type: ignore[arg-type]
+    assert verdict.status is Status.WRONG_RESULT
+    assert ("inp is NaN, but must not be read with beta 0" in verdict.reason) == told, verdict.reason
