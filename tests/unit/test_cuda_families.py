@@ -141,6 +141,12 @@ def test_the_backend_has_all_families() -> None:
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
 
+def test_float32_is_multiplied_by_parts_unless_the_setting_says_otherwise() -> None:
+    problem = mm(512, 512, 512, dtype=F32)
+    assert BACKEND.enumerate(problem, SM90, Settings()).choices == tuple(choices("parts", problem))
+    assert not BACKEND.enumerate(problem, SM90, Settings(float32_by_parts=False)).choices
+
+
 @pytest.mark.parametrize(
     ("family", "problem", "shapes"),
     [

@@ -45,7 +45,8 @@ class CudaBackend:
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         """The likeliest kernels of each family; needs neither a compiler nor a GPU."""
-        offered = [offers(family, problem, device, settings) for family in FAMILIES]
+        families = (family for family in FAMILIES if settings.float32_by_parts or family is not PARTS)
+        offered = [offers(family, problem, device, settings) for family in families]
         return Offers(
             choices=tuple(choice for one in offered for choice in one.choices),
             refusals=tuple(refusal for one in offered for refusal in one.refusals),
