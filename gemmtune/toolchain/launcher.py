@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -126,7 +127,7 @@ captures there use the stream's own memory, as nothing may stay in the pool of s
 
 
 class Workspace:
-    """Memory of one bound kernel, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
+    """Memory of a kernel's launches, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
 
     That of a capture is kept until the next one on the same stream: a graph that is replayed zeroes it anew. ``capture`` gives the
     number of the capture that a stream is in, 0 for none.
@@ -180,9 +181,24 @@ class Launching(Protocol):
     def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None: ...
 
 
+_workspaces: weakref.WeakValueDictionary[tuple[int, int, int], Workspace] = weakref.WeakValueDictionary()
+
+
+def shared_workspace(capture: Callable[[int], int], size_bytes: int, device: int, kernel: object) -> Workspace:
+    """Memory of at least that size, the same for all that is bound of ``kernel``, for however many Ms: launches on one stream, and
+    in one capture, follow each other, and each leaves it zero.
+    """
+    size_bytes = 1 << (size_bytes - 1).bit_length() if size_bytes else 0
+    found = _workspaces.get((id(kernel), device, size_bytes))
+    if found is None:
+        found = _workspaces[id(kernel), device, size_bytes] = Workspace(capture, size_bytes, device)
+    return found
+
+
 def workspace_of(launcher: Launching) -> Workspace:
     """The memory that a record's launches on a device need."""
-    return Workspace(launcher.kernel.driver.capture, launcher.record.workspace_bytes, launcher.kernel.device)
+    kernel = launcher.kernel
+    return shared_workspace(kernel.driver.capture, launcher.record.workspace_bytes, kernel.device, kernel)
 
 
 def bind(

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -158,11 +159,11 @@ def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch
 
     def workspace(**sizes: int) -> Any:
         asked.append(sizes)
-        return SimpleNamespace(acquire=lambda _stream: (partials, zeros))
+        return Mock(acquire=lambda _stream: (partials, zeros))
 
     monkeypatch.setattr("gemmtune.backends.triton.workspace.Workspace", workspace)
-    acquired = Buffers(dtype=torch.float32, partials=5, sums=sums, counters=3).on(1)(stream)
-    assert asked == [{"device": 1, "size_bytes": 20, "counters": sums + 3}]
+    acquired = Buffers(dtype=torch.float32, partials=5, sums=sums, counters=3).on(1, object())(stream)
+    assert asked == [{"device": 1, "size_bytes": 32, "counters": 16 if sums else 4}], "powers of two, which several Ms share"
     assert [x.data_ptr() for x in acquired] == [partials.data_ptr(), zeros.data_ptr(), zeros[sums:].data_ptr()]
     record, out = _Recorder(), torch.zeros(4)
     arguments = [Argument(name=name, type="", source=("pointer", name)) for name in ("b", "out", "counters", "workspace")]
@@ -195,9 +196,7 @@ def test_each_family_passes_what_its_arguments_say(stream: int, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(launch, "takes_encoded", lambda compiled, call: call)
     monkeypatch.setattr(launch, "encoder", lambda description, meta: lambda address: [("encoded", address)])
-    monkeypatch.setattr(
-        "gemmtune.backends.triton.workspace.Workspace", lambda **_: SimpleNamespace(acquire=lambda _stream: (partials, zeros))
-    )
+    monkeypatch.setattr("gemmtune.backends.triton.workspace.Workspace", lambda **_: Mock(acquire=lambda _stream: (partials, zeros)))
     operands = random_operands(replace(problem, device_type="cpu"), torch.device("cpu"), seed=0)
     tensors = dict(zip(("out", *(role for role, _ in problem.operands)), (operands.out, *operands.tensors), strict=True))
     offers = load("triton").enumerate(problem, preset("sm90"), Settings(search="exhaustive", deterministic=False))

@@ -16,7 +16,7 @@ from ...choice import Kernel, Run, Scalars, Tensors
 from ...errors import ErrorFromChoice
 from ...problem import Problem
 from ...toolchain.driver import find_driver
-from ...toolchain.launcher import Workspace, memory_of
+from ...toolchain.launcher import Workspace, memory_of, shared_workspace
 from ...toolchain.orientation import Oriented
 from ...toolchain.prepared import DeviceFunction
 from ...toolchain.render import template
@@ -102,7 +102,7 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
     status = library.check(ctypes.addressof(planned))
     if status:
         raise refuse(_said(status))
-    workspace = Workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device)
+    workspace = shared_workspace(library.capture, int(library.workspace_bytes(ctypes.addressof(planned))), device, library)
     launch = DeviceFunction(
         function=ctypes.cast(library.call, ctypes.c_void_p).value or 0,
         plan=ctypes.addressof(planned),

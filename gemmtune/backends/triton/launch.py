@@ -165,7 +165,7 @@ def bind(loaded: Any, record: Record, *, interpret: bool) -> Kernel:
     if interpret:
         return Kernel(run=_interpreted(loaded, record))
     device = torch.cuda.current_device()
-    acquire = record.buffers.on(device) if record.buffers is not None else None
+    acquire = record.buffers.on(device, loaded) if record.buffers is not None else None
     return Kernel(run=_compiled(loaded, record, device, acquire), prepared=prepared(loaded, record, acquire))
 
 

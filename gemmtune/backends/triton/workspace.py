@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ COUNTER_BYTES = 4
 
 @dataclass(kw_only=True)
 class Workspace:
-    """The buffers of one bound kernel: ``size_bytes`` of partial sums, ``counters`` 32-bit counters, on GPU ``device``."""
+    """The buffers of bound kernels: ``size_bytes`` of partial sums, ``counters`` 32-bit counters, on GPU ``device``."""
 
     device: int
     size_bytes: int
@@ -54,6 +55,7 @@ class Workspace:
         return torch.empty(self.size_bytes, dtype=torch.uint8, device=f"cuda:{self.device}")
 
 
+_workspaces: weakref.WeakValueDictionary[tuple[int, int, int, int], Workspace] = weakref.WeakValueDictionary()
 BUFFERS = ("workspace", "sums", "counters")
 """The names by which kernels take what ``Buffers`` have, in the order in which these are acquired."""
 Acquire = Callable[[int], Sequence[torch.Tensor]]
@@ -79,16 +81,24 @@ class Buffers:
             torch.zeros(self.counters, dtype=torch.int32, device="cpu"),
         )
 
-    def on(self, device: int) -> Acquire:
-        """The buffers of one bound kernel on a GPU."""
+    def on(self, device: int, kernel: object) -> Acquire:
+        """The buffers of ``kernel`` on a GPU: the same for all that is bound of it with about as much, for however many Ms."""
         words = self.sums * self.dtype.itemsize // COUNTER_BYTES
-        workspace = Workspace(device=device, size_bytes=self.partials * self.dtype.itemsize, counters=words + self.counters)
+        size_bytes, counters = (_power_of_two(x) for x in (self.partials * self.dtype.itemsize, words + self.counters))
+        workspace = _workspaces.get((id(kernel), device, size_bytes, counters))
+        if workspace is None:
+            workspace = Workspace(device=device, size_bytes=size_bytes, counters=counters)
+            _workspaces[id(kernel), device, size_bytes, counters] = workspace
 
         def acquire(stream: int) -> Sequence[torch.Tensor]:
             partials, zeros = workspace.acquire(stream)
             return partials, zeros, zeros[words:] if words else zeros
 
         return acquire
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 class _Arena:
