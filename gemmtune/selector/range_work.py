@@ -56,9 +56,19 @@ class Work:
         return fingerprint_text(self.device, self.settings.timing)
 
     def candidates(self, m: int) -> Candidates:
-        """The choices that compete at an M."""
+        """The choices that compete at an M: where one has to do all, those that say to be batch-invariant, and torch's own beside
+        them, so that no other pushes them out of the final rounds.
+        """
         problem = self.rows_class.at(m)
-        return self.source(problem) if self.source else candidates_for(problem, self.device, self.settings, host_us=self.host_us)
+        if self.source:
+            return self.source(problem)
+        found = candidates_for(problem, self.device, self.settings, host_us=self.host_us)
+        invariant = [c for c in found.offers.choices if c.batch_invariant]
+        if not self.settings.batch_invariant or not invariant:
+            return found
+        kept = (*(c for c in found.offers.choices if c.baseline and not c.batch_invariant), *invariant)
+        offers = dataclasses.replace(found.offers, choices=kept)
+        return dataclasses.replace(found, offers=offers, choices={c.content_hash: c for c in kept}, closed=True)
 
     def right(self, m: int) -> dict[str, float]:
         """The times at an M of what is not known to be wrong."""
