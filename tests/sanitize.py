@@ -40,13 +40,18 @@ def run(sanitizer: str, arguments: list[str]) -> int:
         print("needs g++", file=sys.stderr)
         return 2
     runtime, variables = SANITIZERS[sanitizer]
-    path = subprocess.run([found.path, f"-print-file-name={runtime}"], capture_output=True, text=True, check=True).stdout.strip()
+    # The runtime of C++ is no library of Python's own program, in which ASan looks for what throws when it begins.
+    names = (runtime, "libstdc++.so.6")
+    paths = [
+        subprocess.run([found.path, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in names
+    ]
     with tempfile.TemporaryDirectory() as folder:
         wrapper = Path(folder) / COMPILERS[0]
         wrapper.write_text(_WRAPPER.format(version=found.version, sanitizer=sanitizer, compiler=found.path))
         wrapper.chmod(0o755)
-        environment = os.environ | variables | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "LD_PRELOAD": path}
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", *TESTS, *arguments]
+        environment = os.environ | variables | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "LD_PRELOAD": " ".join(paths)}
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--capture=sys", *TESTS, *arguments]
         return subprocess.run(command, env=environment, check=False).returncode
 
 
