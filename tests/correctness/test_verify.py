@@ -345,3 +345,9 @@ def test_a_verdict_says_that_inp_was_read_with_beta_0(factor: float | None, adde
     verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))  # type: ignore[arg-type]
     assert verdict.status is Status.WRONG_RESULT
     assert ("inp is NaN, but must not be read with beta 0" in verdict.reason) == told, verdict.reason
+
+
+def test_integers_are_tried_where_elements_cannot_be_chosen() -> None:
+    shared = dataclasses.replace(mm(4, 5, 6), a=Layout(size=(4, 6), stride=(1, 0), dtype=F32))
+    for problem, expected in ((mm(4, 5, 6), False), (shared, True)):
+        assert any(x.name == "P1 integers" for x in Verifier(problem, CPU)._shared) == expected

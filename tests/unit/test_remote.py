@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from fake_choices import PROBLEM, fake
 
 from gemmtune.choice import Status
-from gemmtune.device import detect
+from gemmtune.device import detect, preset
 from gemmtune.selector import remote
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.session import Ranking, Sample, Session
@@ -201,3 +202,15 @@ def test_the_process_of_a_worker_holds_one_session_and_tells_that_it_is_ruined(m
     remote._close()
     assert made[1].closed
     assert remote._sessions == []
+
+
+@pytest.mark.parametrize(("arch", "dead", "emptied"), [("sm90", False, True), ("sm90", True, False), ("cpu", False, False)])
+def test_the_end_of_a_session_frees_what_graphs_held_unless_the_context_is_lost(
+    arch: str, dead: bool, emptied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append(True))
+    session = Session(PROBLEM, CPU if arch == "cpu" else preset(arch), SETTINGS)
+    session.dead = dead
+    session.close()
+    assert bool(called) == emptied
