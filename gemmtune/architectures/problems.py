@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 
 from ..problem import Layout, Precision, Problem
+from ..problem.dtypes import FLOAT8_FNUZ
 from ..problem.operations import BATCHED_OPS, DENSE_OPS, OPERATIONS, Encoding
 from ..problem.problem import BiasShape, Scales, WeightScales
 from ..problem.trace import trace
@@ -55,6 +56,10 @@ def _quantized() -> Iterator[tuple[str, Problem]]:
         pair = (torch.float8_e4m3fn, torch.float8_e5m2)
         yield f"scaled_mm-{scales}", Problem.scaled_mm(
             m, n, k, dtype=pair[i % 2], dtype_b=pair[i // 2], scales=scales, fast_accum=i % 2 == 1, device_type="cuda"
+        )  # fmt: skip
+    for i, (dtype, dtype_b) in enumerate(itertools.product(FLOAT8_FNUZ, repeat=2)):  # gfx942 alone has choices for them
+        yield f"scaled_mm-fnuz-{get_args(Scales)[i]}", Problem.scaled_mm(
+            *SHAPES[i], dtype=dtype, dtype_b=dtype_b, scales=get_args(Scales)[i], device_type="cuda"
         )  # fmt: skip
     product = Problem.int_mm(512, 768, 1024, device_type="cuda")
     factor = torch.empty(768, device="meta")

@@ -36,6 +36,8 @@ class Arch:
     """16-bit matrix instructions take subnormal operands and results for zero (PyTorch notes, "Numerical accuracy", on MI200)."""
     fnuz: bool = False
     """Matrix instructions take the 8-bit floats without infinities (AMD CDNA 3 ISA, v_mfma_f32_16x16x32_fp8_fp8)."""
+    register_transpose: bool = False
+    """Triton for HIP exchanges numbers between threads so that those along K are neighbours in LDS (in-thread transpose)."""
     sync_buffers: int = 1
     """Buffers of an operand that passes through registers, where a warp group multiplies."""
 
@@ -76,7 +78,7 @@ ARCHS: dict[str, Arch] = {
     ),
     "gfx942": Arch(
         **_AMPERE, warp_group=False, fp64_tensor_core=True, tensor_tflops=4.3, fma_tflops=0.5, dram_gbps=17, l2_gbps=40,
-        registers_per_thread=512, fnuz=True,
+        registers_per_thread=512, fnuz=True, register_transpose=True,
     ),
 }  # fmt: skip
 """Facts by architecture."""

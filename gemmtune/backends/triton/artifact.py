@@ -75,10 +75,10 @@ def artifact(compiled: Any, expected: Expected = NOTHING) -> Artifact:
     )
 
 
-def vector_instruction(problem: Problem, device: DeviceInfo) -> str | None:
+def vector_instruction(problem: Problem, device: DeviceInfo) -> str:
     """The instruction of a kernel that multiplies without tensor cores."""
     total = "f64" if problem.accumulator == torch.float64 else "f32"
-    return None if device.type == "hip" else f"fma.rn*.{total}*"
+    return f"v_*fma*_{total}*" if device.type == "hip" else f"fma.rn*.{total}*"
 
 
 def words_instruction(problem: Problem, *, warp_group: bool) -> str:

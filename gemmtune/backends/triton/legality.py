@@ -5,6 +5,7 @@ The shared-memory model follows what Triton's pipeliner allocates and is a close
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,9 +16,9 @@ from ...problem import Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.rules import why_not_fnuz
 from .arch import arch_of
-from .classes import INT32_LIMIT
+from .classes import INT32_LIMIT, IntClass, OperandClass, shaped
 from .configs import Config, blocks_along_k, tiles_of
-from .hip import hip_registers, why_not_on_hip, why_too_many_registers
+from .hip import Read, hip_registers, why_not_on_hip, why_too_many_registers
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
 from .spec import Staging, specialise, staging_of
 
@@ -132,9 +133,13 @@ class Predicate:
                 return f"registers: {most} accumulators of a thread are the most where FMAs multiply {self.problem.dtype_label}"
         if config.stages > 1 and not any(staged.asynchronous for staged in self.staging(config)):
             return f"stages {config.stages}: neither operand can be copied asynchronously, so that stages change nothing"
+        return self.why_no_room(config)
+
+    def why_no_room(self, config: Config) -> str | None:
+        """Why the device lacks shared memory or registers for a config, or None."""
         need = self.resources(config)
-        spilling = why_too_many_registers(need.registers, config) if device.type == "hip" else None
-        return spilling or why_too_large(need, device)
+        spilling = why_too_many_registers(need.registers, config) if self.device.type == "hip" else None
+        return spilling or why_too_large(need, self.device)
 
     def _check_scales(self, config: Config) -> str | None:
         quantized = self.quantized
@@ -216,8 +221,7 @@ class Predicate:
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         if self.device.type == "hip":
-            converted = (self._rewritten(0, how), self._rewritten(1, how))
-            return hip_registers(self.problem, config, self.product.itemsize, self.number_bytes, converted)
+            return self._hip_registers(config, how, staging)
         threads = config.warps * self.device.warp_size
         itemsize = self.product.itemsize
         sums = config.block_m * config.block_n * self.problem.accumulator.itemsize // 4 // threads
@@ -247,6 +251,32 @@ class Predicate:
                 # Each of the many narrow copies holds its offset, and a part of the masks.
                 total += 5 * block_bytes // staged.width // 4
         return total
+
+    def _hip_registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
+        problem, reads = self.problem, []
+        for i, (block, layout, dim) in enumerate(((config.block_m, problem.a, -1), (config.block_n, problem.b, -2))):
+            along_k, width = layout.stride[dim] == 1, staging[i].width
+            size, converted = self.number_bytes[i], self._rewritten(i, how)
+            reads.append(Read(block=block, along_k=along_k, number_bytes=size, width=width, converted=converted))
+        fresh = self.quantized is not None and self.quantized.fresh
+        return hip_registers(
+            problem,
+            config,
+            self.product.itemsize,
+            (reads[0], reads[1]),
+            fresh=bool(fresh),
+            transposes=self.arch.register_transpose,
+            store_bytes=self._store_bytes,
+        )
+
+    @functools.cached_property
+    def _store_bytes(self) -> int:
+        """The width of accesses to the result, of which a thread of a matrix instruction has neighbours in a row."""
+        layout, shape = shaped(self.problem)["out"]
+        out = OperandClass.of(layout, shape, static=False)
+        if out.contiguous_dim != 2:
+            return out.dtype.itemsize
+        return out.vector_bytes(IntClass.of(self.problem.n, static=False).alignment)
 
 
 def _check_shape(problem: Problem, config: Config) -> str | None:

@@ -15,7 +15,7 @@ from ....numerics.block_sparse import parts
 from ....problem import Problem
 from ....problem.layout import ALIGNED_BYTES
 from ...panels import panels_of
-from ..artifact import Expected
+from ..artifact import Expected, instruction
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
 from ..launch import Record, bind, record_of
@@ -42,6 +42,12 @@ class BlocksConfig(Config):
     def as_multiplied(self) -> Self:
         """The config with the rows of the instruction's left operand as ``block_m``."""
         return dataclasses.replace(self, block_m=self.block_n, block_n=self.block_m) if self.swap else self
+
+
+def turned_bytes(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> int:
+    """Shared memory through which the tile of swapped operands is turned round on HIP, where no other tile needs any."""
+    swapped = device.type == "hip" and config.swap
+    return config.block_m * config.block_n * problem.accumulator.itemsize if swapped else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +103,12 @@ class BlocksChoice(KernelChoice):
         }
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Shared memory by the predicate of the dense template."""
+        """Shared memory and, on HIP, the instruction by the predicate of the dense template."""
         assert isinstance(self.config, BlocksConfig)
-        return Expected(
-            instruction=None, smem_bytes=Predicate(self.problem, device).resources(self.config.as_multiplied).smem_bytes
-        )
+        predicate, config = Predicate(self.problem, device), self.config.as_multiplied
+        multiplies = instruction(predicate, config) if device.type == "hip" else None
+        smem_bytes = max(predicate.resources(config).smem_bytes, turned_bytes(self.problem, device, self.config))
+        return Expected(instruction=multiplies, smem_bytes=smem_bytes)
 
     @property
     def packed_format(self) -> str | None:

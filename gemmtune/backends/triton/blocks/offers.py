@@ -17,8 +17,8 @@ from ....problem import Problem
 from ..arch import can_overlap
 from ..classes import INT32_LIMIT
 from ..configs import splits_for, tiles_of
-from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate, why_too_large
-from .choice import BlocksChoice, BlocksConfig
+from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate
+from .choice import BlocksChoice, BlocksConfig, turned_bytes
 
 BLOCKS_M, PANELS_N, PANELS_K = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128)
 STAGES = (4, 3)
@@ -82,9 +82,12 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -
         return "more blocks than indices of 32 bits can count"
     predicate = Predicate(problem, device)
     reason = predicate.check(config)
-    if reason is None and config.swap and device.type != "cpu":
-        return why_too_large(predicate.resources(config.as_multiplied), device)
-    return reason
+    if reason is not None or not config.swap or device.type == "cpu":
+        return reason
+    turned = turned_bytes(problem, device, config)
+    if turned > device.smem_per_block_bytes:
+        return f"shared memory: needs {turned} bytes to turn the tile, a block of {device.arch} has {device.smem_per_block_bytes}"
+    return predicate.why_no_room(config.as_multiplied)
 
 
 @functools.lru_cache(maxsize=256)

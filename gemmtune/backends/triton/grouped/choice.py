@@ -11,11 +11,12 @@ import torch
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..artifact import Expected
+from ..artifact import Expected, instruction
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
 from ..descriptors import turned
 from ..launch import Blocks
+from ..legality import Predicate
 from ..persistent import operand_blocks
 from ..printer import TRITON_DTYPES
 from .configs import GroupedConfig, most_tiles, scale_group_of, scale_rows_of, why_not_config
@@ -80,8 +81,8 @@ class RowsChoice(KernelChoice):
         return operand_blocks(self.problem, self.config) if self.config.described else {}
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Nothing but that it fits: the predicate is that of the dense template, of which this is no instance."""
-        return Expected(instruction=None, smem_bytes=device.smem_per_block_bytes)
+        """That it fits, and on HIP the instruction: the predicate is that of the dense template, of which this is no instance."""
+        return _expected(self.problem, device, self.config)
 
     @property
     def batch_invariant(self) -> bool:
@@ -103,10 +104,15 @@ class TermsChoice(KernelChoice):
         return why_not_config(problem, device, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Nothing but that it fits, as for groups of rows."""
-        return Expected(instruction=None, smem_bytes=device.smem_per_block_bytes)
+        """As for groups of rows."""
+        return _expected(self.problem, device, self.config)
 
     @property
     def batch_invariant(self) -> bool:
         """Not claimed, as for groups of rows."""
         return False
+
+
+def _expected(problem: Problem, device: DeviceInfo, config: Config) -> Expected:
+    multiplies = instruction(Predicate(problem, device), config) if device.type == "hip" else None
+    return Expected(instruction=multiplies, smem_bytes=device.smem_per_block_bytes)

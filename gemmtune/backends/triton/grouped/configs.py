@@ -60,7 +60,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) 
 
 def _why_not_swapped(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """The limits of the instruction, whose left operand has the columns."""
-    return None if device.type == "cpu" else why_too_large(Predicate(problem, device).resources(config), device)
+    return None if device.type == "cpu" else Predicate(problem, device).why_no_room(config)
 
 
 def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
