@@ -68,9 +68,9 @@ CROWDED = 3 / 8
 in a row (of 32 rows and columns, or of 32 and 64 bits): the compiler then finds no room for all of them."""
 CONVERTED = 1.5
 """Registers of a number that is converted on its way."""
-NARROW, NARROW_ACROSS = 2, 4
-"""Registers of an access that is narrower than one, along K and across. Where Triton exchanges numbers in registers, a byte has as
-many as along K and two bytes have one."""
+NARROW, BYTE = 4, 2
+"""Registers of an access that is narrower than one, for its place, its mask and the result, which waits to be packed; and of a byte
+where Triton exchanges numbers in registers, where two bytes take one."""
 REGISTER_BYTES, WIDEST_BYTES = 4, 16
 """Bytes of a register of a thread, and of the widest access."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 1, 256
@@ -167,9 +167,8 @@ def _loaded(read: Read, config: Config, *, masked: bool, exchanged: bool, transp
     numbers = read.block * config.block_k / (config.warps * WAVE)
     registers = numbers * read.number_bytes / REGISTER_BYTES
     accesses = numbers * read.number_bytes / min(read.width, WIDEST_BYTES)
-    # Results wait to be packed, and across K each has a place and a mask of its own.
     if read.width == 1 or (read.width < REGISTER_BYTES and not transposes):
-        accesses *= NARROW if read.along_k or transposes else NARROW_ACROSS
+        accesses *= BYTE if transposes else NARROW
     return registers * (1 + exchanged + MASKED * masked) + accesses + CONVERTED * numbers * read.converted
 
 
