@@ -194,9 +194,16 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     except BaseException:
         with contextlib.suppress(RuntimeError):  # the capture is broken by the error that matters, which is on its way
             graph.capture_end()
+        renew_generator()
         raise
     graph.capture_end()
     return graph
+
+
+def renew_generator() -> None:
+    """Let the current device's generator draw again after a capture that failed, which it would else take to be under way."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _later(call: Call, host_us: float) -> Call:

@@ -20,6 +20,8 @@ from gemmtune.toolchain.launcher import Launcher
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7), torch.float32: (8, 7)}
 """The bits of the exponent and of the significand of what is multiplied."""
+FLAGS = ("-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", "-fno-gnu-unique")
+"""Unique symbols would be those of the kernel that was loaded first, for all that follow."""
 SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
 STATIC = re.compile(r"__shared__ (\w+) (\w+);")
 
@@ -41,11 +43,11 @@ def compiled(choice: CudaChoice) -> Driver:
     """A driver that has the kernel, compiled once, however many tests need it."""
     text = text_of(choice)
     headers = "".join(file.read_text() for file in sorted(FOLDER.iterdir()))
-    path = cache_dir("cuda") / f"{hashlib.sha256((text + headers).encode()).hexdigest()}.so"
+    path = cache_dir("cuda") / f"{hashlib.sha256((text + headers + ' '.join(FLAGS)).encode()).hexdigest()}.so"
     if not path.exists():
         code = path.with_suffix(".cpp")
         code.write_text(text)
-        command = ["g++", "-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", f"-I{FOLDER}", str(code), "-o", str(path)]
+        command = ["g++", *FLAGS, f"-I{FOLDER}", str(code), "-o", str(path)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr
     return Driver(ctypes.CDLL(str(path)))

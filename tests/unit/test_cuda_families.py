@@ -22,6 +22,7 @@ from cuda_cases import (
     family_of,
     mixed,
     mm,
+    parts_shape,
     skinny_shape,
     wgmma_shape,
 )
@@ -141,10 +142,23 @@ def test_the_backend_has_all_families() -> None:
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
 
-def test_float32_is_multiplied_by_parts_unless_the_setting_says_otherwise() -> None:
+def test_float32_is_multiplied_by_parts_where_that_is_named_and_the_setting_allows_it() -> None:
     problem = mm(512, 512, 512, dtype=F32)
-    assert BACKEND.enumerate(problem, SM90, Settings()).choices == tuple(choices("parts", problem))
-    assert not BACKEND.enumerate(problem, SM90, Settings(float32_by_parts=False)).choices
+    named = Settings(choice_allowlist_regex="^cuda:parts")
+    assert BACKEND.enumerate(problem, SM90, named).choices == tuple(choices("parts", problem))
+    assert not BACKEND.enumerate(problem, SM90, dataclasses.replace(named, float32_by_parts=False)).choices
+    for settings in (Settings(), Settings(choice_allowlist_regex="^triton:parts")):
+        unnamed = BACKEND.enumerate(problem, SM90, settings)
+        assert not unnamed.choices
+        [reason] = [refusal.reason for refusal in unnamed.refusals if refusal.name == "cuda:parts"]
+        assert "choice_allowlist_regex names it" in reason
+
+
+def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
+    problem = mm(16, 4096, 4096, dtype=F32)
+    one, four = (config(parts_shape(128, 16, 10, blocks)) for blocks in (2, 4))
+    assert FAMILY["parts"].why_not_config(problem, SM90, one) is None
+    assert FAMILY["parts"].why_not_config(problem, SM90, four) == "2 columns of eight cannot be shared out among 4 blocks"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ...declaration.subject import Refused
 from ...numerics.guards import guarded_out
 from ...numerics.operands import Operands
 from ...numerics.some_rows import same_rows, some_rows
+from ...timing.contenders import renew_generator
 from ..bench.bench import Bench
 from ..cases.sampling import Sample, Size
 from ..cases.scope import Scope
@@ -173,6 +174,7 @@ def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, captur
             return bench.launch(operands, out, wait=False)
     except Exception as error:
         torch.cuda.synchronize(bench.device)  # raises where the broken capture has left the device unusable
+        renew_generator()
         raise Refused(f"while captured in a CUDA graph: {' '.join(str(error).split())[:400]}") from error
 
 

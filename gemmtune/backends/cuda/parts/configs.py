@@ -161,6 +161,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
     if shape.cluster_k > MOST_CLUSTER:
         return f"a cluster has {shape.cluster_k} blocks, at most {MOST_CLUSTER} can be relied on"
+    if shape.block_n // 8 % shape.cluster_k:
+        return f"{shape.block_n // 8} columns of eight cannot be shared out among {shape.cluster_k} blocks"
     if 2 * shape.cluster_k > steps_of(problem):
         return f"K has {steps_of(problem)} steps, too few for {shape.cluster_k} parts of two"
     if shape.cluster_k > 1 and config.blocks:
