@@ -19,7 +19,18 @@ from gemmtune.conformance.gemms import own
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.declaration.labels import ONE_PRODUCT, OPS
 
-__all__ = ["OPERATIONS", "VARIABLE", "WITHOUT_PRODUCTS", "faults", "files", "main", "note", "passed_files", "wanted"]
+__all__ = [
+    "OPERATIONS",
+    "VARIABLE",
+    "WITHOUT_BLOCKS",
+    "WITHOUT_PRODUCTS",
+    "faults",
+    "files",
+    "main",
+    "note",
+    "passed_files",
+    "wanted",
+]
 
 VARIABLE = "TEST_EXECUTED"
 """The environment variable that names the file of notes; without it nothing is noted."""
@@ -27,6 +38,9 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {"aten": OPS, "cpp": ONE_PRODUCT}
 """The backends that run on a CPU, and their operations."""
 WITHOUT_PRODUCTS = ("empty", "k-zero")
 """Properties of the operations themselves: no backend is asked for an empty product."""
+BLOCKS = ("block-patterns", "absent-blocks", "changed-in-place")
+WITHOUT_BLOCKS: Mapping[str, tuple[str, ...]] = {"cublaslt": BLOCKS, "cpp": BLOCKS}
+"""Properties of block-sparse products as they are given: one backend has none, the other those of prepacked weights."""
 FOR_A_GPU = ("_gpu", "_cuda")
 """How the names of files end whose tests need a GPU."""
 Note = tuple[str, str]
@@ -44,7 +58,8 @@ def wanted() -> set[Note]:
     found: set[Note] = {("gemmtune", name) for name in WITHOUT_PRODUCTS}
     for backend, operations in OPERATIONS.items():
         scope = Scope(traits=getattr(own, backend).traits, device_type="cpu", level=Level.SMOKE)
-        names = [p.name for p in PROPERTIES if p.needs(scope) is None and p.name not in WITHOUT_PRODUCTS]
+        left_out = (*WITHOUT_PRODUCTS, *WITHOUT_BLOCKS.get(backend, ()))
+        names = [p.name for p in PROPERTIES if p.needs(scope) is None and p.name not in left_out]
         found |= {(backend, name) for name in (*names, *operations)}
     return found
 

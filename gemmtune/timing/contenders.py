@@ -202,8 +202,9 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 def renew_generator() -> None:
     """Let the current device's generator draw again after a capture that failed, which it would else take to be under way."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator.graphsafe_set_state(generator.clone_state())
+    if torch.cuda.is_available():
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 def _later(call: Call, host_us: float) -> Call:

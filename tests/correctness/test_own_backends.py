@@ -8,11 +8,12 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from executed import OPERATIONS, WITHOUT_PRODUCTS, note
+from executed import OPERATIONS, WITHOUT_BLOCKS, WITHOUT_PRODUCTS, note
 from rotation import rotated
 from torch_faults import makes_nan_of_infinity
 
@@ -34,8 +35,6 @@ EVERY_COMPILED = 2
 PARTS_COMPILED = 3
 """… in so many tests for each property, which are in several processes."""
 NAMES = [p.name for p in PROPERTIES if p.name not in WITHOUT_PRODUCTS]
-WITHOUT_BLOCKS = {"cublaslt": ("block-patterns", "absent-blocks", "changed-in-place")}
-"""Properties of block-sparse products, for a backend that has none."""
 KNOWN = {
     ("aten", "cpu"): ("*:baddbmm-bf16-*alpha.zero*", *(("infinity:*-bf16-*",) if makes_nan_of_infinity() else ())),
     ("aten", "cuda"): ("alpha-beta:baddbmm-f16-*variant.large*",),
@@ -78,6 +77,11 @@ def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, p
     note(backend, {name, *(outcome.case.op for outcome in outcomes if outcome.verdict is Verdict.PASSED)})
 
 
+def properties_of(backends: Iterable[str]) -> list[tuple[str, str]]:
+    """Each backend with each property that it has something for."""
+    return [(backend, name) for backend in backends for name in NAMES if name not in WITHOUT_BLOCKS.get(backend, ())]
+
+
 def assert_conforming(outcomes: list[Outcome]) -> None:
     counts = Counter(o.verdict for o in outcomes)
     bad = [o for o in outcomes if o.verdict.bad]
@@ -89,8 +93,7 @@ def assert_conforming(outcomes: list[Outcome]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", OPERATIONS)
+@pytest.mark.parametrize(("backend", "name"), properties_of(OPERATIONS))
 def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
     check(backend, name, "cpu", EVERY)
 
@@ -102,9 +105,7 @@ def test_each_operation_conforms_on_the_cpu(backend: str, op: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("backend", "name"), [(backend, name) for backend in ON_GPU for name in NAMES if name not in WITHOUT_BLOCKS.get(backend, ())]
-)
+@pytest.mark.parametrize(("backend", "name"), properties_of(ON_GPU))
 def test_backend_conforms_on_a_gpu(backend: str, name: str) -> None:
     if backend == "cublaslt":
         pytest.importorskip("nvmath", reason="the cublaslt backend needs gemmtune[cublaslt]")
