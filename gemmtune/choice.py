@@ -93,7 +93,7 @@ class Choice(ABC):
     problem: Problem = field(repr=False)
     claims: Claims = field(repr=False)
     info: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
-    """For the log: tile, stages, warps, splits, … whatever the backend's configs have."""
+    """What the log tells of the choice: tile, stages, warps, splits, … whatever the backend's configs have."""
     baseline: bool = field(default=False, repr=False)
     """This is what a caller without gemmtune gets: torch's own operation with its default settings."""
 

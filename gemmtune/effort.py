@@ -14,10 +14,10 @@ class Effort:
     """How much one search does for one problem."""
 
     configs: Mapping[str, int | None]
-    """By the name of a template, or of a backend that has one: how many of its configs are tried, the likely best first; None for
+    """How many configs are tried, the likely best first, by the name of a template or of a backend that has one; None for
     every legal one. One takes a second to compile with Triton, three with a C++ compiler, half a minute with CUTLASS or CK."""
     variant_kernels: int
-    """Of how many kernels, the fastest by what is known, the launch variants are tried, …"""
+    """How many kernels, the fastest by what is known, have their launch variants tried, …"""
     variant_near: float
     """… unless they are slower than the fastest choice by more than this factor; …"""
     variant_rounds: int
@@ -28,7 +28,7 @@ class Effort:
     rounds_s: float
     """How long the final rounds go on with what cannot be told apart."""
     rows_apart: float
-    """By which factor Ms of a range differ at which everything competes; at those between, what was among the best of these."""
+    """The factor by which Ms of a range differ at which everything competes; at those between, what was among the best of these."""
 
 
 _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
@@ -54,7 +54,8 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cuda:wgmma": (2, 4, None),
     "cpp": (4, 10, None),
 }
-"""For a quick, the default and an exhaustive search. Of 18 measured products, CUTLASS's first 8 always held the fastest of 72.
+"""The configs tried in a quick, the default and an exhaustive search. Of 18 measured products, CUTLASS's first 8 always held the
+fastest of 72.
 Persistent, swapped and vector kernels of Triton take places of its mm template: of 92 measured products, the first 16 of this held
 the fastest of 24, or one slower by 0.4%."""
 
@@ -76,4 +77,4 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
         ),
     )
 )
-"""By the setting ``search``."""
+"""The effort by the setting ``search``."""

@@ -119,14 +119,14 @@ def uncapped(settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Se
 
 
 def by_determinism(offers: Offers, settings: Settings) -> Offers:
-    """Without the choices that do not claim equal bits for equal inputs, unless the settings allow them."""
+    """The offers without the choices that do not claim equal bits for equal inputs, unless the settings allow them."""
     variable = f"{ENVIRONMENT_PREFIX}DETERMINISTIC=0"
     why = f"equal inputs need not give equal bits: deterministic forbids it ({variable} allows it where torch does)"
     return offers if not settings.deterministic else without(offers, lambda choice: None if choice.claims.deterministic else why)
 
 
 def by_absent_blocks(offers: Offers, settings: Settings) -> Offers:
-    """Without the choices that may multiply by zero what a block-sparse b does not have, if the settings forbid that."""
+    """The offers without the choices that may multiply by zero what a block-sparse b does not have, if the settings forbid that."""
     return offers if settings.absent_blocks == "any" else without(offers, why_not_skipping)
 
 
@@ -139,7 +139,7 @@ def why_not_skipping(choice: Choice) -> str | None:
 
 
 def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[str]) -> Offers:
-    """Without the choices of ``backends`` for products whose M·N·K (of one matrix of a batch) is below ``least``."""
+    """The offers without the choices of ``backends`` for products whose M·N·K (of one matrix of a batch) is below ``least``."""
 
     def reason(choice: Choice) -> str | None:
         problem = choice.problem

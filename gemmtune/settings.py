@@ -49,7 +49,7 @@ class Settings:
     """GEMMs of your own that compete, whatever `backends` says, each as `package.module:function`; what they declare says for which
     problems. None: none but those of installed packages (entry point `gemmtune.backends`)."""
     fallback_to_aten: bool = True
-    """With no valid choice left, warn and run torch. Otherwise raise NoValidChoicesError."""
+    """Whether torch is run, with a warning, if no valid choice is left. Otherwise NoValidChoicesError is raised."""
     tune: Tune = "on_miss"
     """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again."""
     rows: Rows = "shared"

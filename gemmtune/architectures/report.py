@@ -38,7 +38,7 @@ class MatrixReport:
     way: Way
     """How the kernels run on the GPU that is here."""
     device: str
-    """That GPU; empty without one."""
+    """The name of that GPU; empty without one."""
     run: bool
     """It was asked to run them."""
     ran: tuple[Ran, ...]

@@ -22,7 +22,7 @@ from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 
 FIRST_SPECIFIC = 90
-"""From this capability on, kernels use instructions of their own architecture (``sm_90a``), which no newer one has."""
+"""The capability from which on kernels use instructions of their own architecture (``sm_90a``), which no newer one has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def _verify(choice: CompiledChoice, device: DeviceInfo, mode: Literal["native", 
 
 @functools.lru_cache(maxsize=1)
 def _verifier(problem: Problem, device: torch.device) -> Verifier:
-    """That of the last problem: probes and references are shared by its choices."""
+    """The verifier of the last problem is kept: probes and references are shared by its choices."""
     return Verifier(problem, device)
 
 

@@ -1,4 +1,4 @@
-"""Where float32 may be multiplied as bfloat16 parts, whoever does it, and what the parts of a number are."""
+"""Products of float32 as bfloat16 parts: where they are allowed, whoever computes them, and what the parts of a number are."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class DensifiedChoice(Choice):
 
     @property
     def compile_key(self) -> str | None:
-        """That of the dense choice."""
+        """The same as the dense choice's."""
         return self.inner.compile_key
 
     @property
@@ -57,7 +57,7 @@ class DensifiedChoice(Choice):
 
     @property
     def obstacle(self) -> str | None:
-        """That of the dense choice."""
+        """The same as the dense choice's."""
         return self.inner.obstacle
 
     def compile(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the commands write: everything about the work to standard error, JSON to a file; ``printing`` has the text."""
+"""The places that commands write to: everything about the work to standard error, JSON to a file; ``printing`` has the text."""
 
 from __future__ import annotations
 

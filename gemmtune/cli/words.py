@@ -16,10 +16,10 @@ IMBALANCES = ("even", "skewed")
 ENCODINGS = ("int4", "uint4")
 WEIGHT_DTYPES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-"""Of scaled_mm; the last two are those of AMD's gfx942."""
+"""The float8 dtypes of scaled_mm; the last two are those of AMD's gfx942."""
 DTYPES = ("float64", "float32", "float16", "bfloat16", "tf32", "int8", *FLOAT8)
 B_DTYPES = tuple(dict.fromkeys((*WEIGHT_DTYPES, *FLOAT8)))
-"""Of a b that has not the dtype of a: that of mixed_mm and scaled_mm."""
+"""The dtypes of a b that has not the dtype of a: that of mixed_mm and scaled_mm."""
 RESULT_DTYPES = ("float32", "float16", "bfloat16")
 """The dtypes of scales, and of results that the caller names."""
 ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "avx512", "avx2", "portable")

@@ -24,7 +24,7 @@ class Option:
     """Every legal value, where these are few; ``options.RunOptions`` knows the others."""
     shared: bool = False
     spelled: str = ""
-    """Where it is not spelled as it is named."""
+    """How the option is spelled, where that is not its name."""
 
     @property
     def repeated(self) -> bool:
@@ -33,7 +33,7 @@ class Option:
 
     @property
     def word(self) -> str:
-        """Without dashes before it."""
+        """The option as it is spelled, without dashes before it."""
         return self.spelled or self.name
 
     @property

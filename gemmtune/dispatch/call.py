@@ -111,7 +111,7 @@ def prepare_out(call: Call, problem: Problem) -> None:
 
 
 def cast_for_autocast(call: Call) -> None:
-    """Under autocast, torch runs products of floats in the autocast dtype: so do we."""
+    """Products of floats run in the autocast dtype under autocast, as torch's do."""
     kind = call.a.device.type
     dtype = torch.get_autocast_dtype(kind)
     eligible = (torch.float32, torch.float16, torch.bfloat16)

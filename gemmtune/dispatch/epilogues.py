@@ -15,7 +15,7 @@ from ..problem.trace import trace
 
 _traced: dict[Hashable, Epilogue] = {}
 _codes: dict[int, tuple[types.CodeType, int, tuple[str, ...] | None]] = {}
-"""By the id of the code, which is kept so that no other one gets that id: its number and the names that it looks up."""
+"""The number of a code and the names that it looks up, by its id; the code is kept so that no other one gets that id."""
 _numbers = itertools.count()
 _CAPACITY = 4096
 _STABLE_MODULES = ("torch", "math", "operator")

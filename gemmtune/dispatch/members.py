@@ -107,7 +107,7 @@ def _claims(problem: Problem, device: DeviceInfo) -> Claims:
 
 
 def members_for(wanted: Sequence[Wanted], problem: Problem, device: DeviceInfo, settings: Settings) -> list[Choice | str]:
-    """For each of ``wanted`` its choice for the problem, or why there is none."""
+    """The choice for the problem of each of ``wanted``, or why there is none."""
     by_name: dict[str, Choice] = {}
     if any(isinstance(x, str) for x in wanted):
         offered = (*widest_offers_for(problem, device, settings).choices, *offers_for(problem, device, settings).choices)

@@ -1,4 +1,4 @@
-"""From the arguments of a call to the Problem that they state."""
+"""The Problem that the arguments of a call state."""
 
 from __future__ import annotations
 

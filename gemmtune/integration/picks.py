@@ -32,7 +32,7 @@ from .measured import in_models
 
 Tensor = torch.Tensor
 LAUNCH_US = 140.0
-"""Without a CUDA graph a faster product pays only where the host does not wait for nothing: a layer of a Llama takes it a
+"""A faster product without a CUDA graph pays only where the host keeps up: a layer of a Llama takes it a
 millisecond to launch, and has seven products. Measured on an H200: eight layers take 7.9 ms at one token, 2.2 ms in a graph."""
 _CAPACITY = 4096
 

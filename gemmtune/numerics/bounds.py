@@ -74,8 +74,8 @@ class Claims:
     epilogue_input: torch.dtype
     splits: int = 1
     weights: torch.dtype | None = None
-    """To what a kernel of mixed_mm rounds (b − zero_b) · scale_b before it multiplies; None: it multiplies b as it is, and scales
-    sums."""
+    """The dtype to which a kernel of mixed_mm rounds (b − zero_b) · scale_b before it multiplies; None: it multiplies b as it is
+    and scales sums."""
     input_mode: str = "ieee"
     flush_subnormals: bool = False
     deterministic: bool = True

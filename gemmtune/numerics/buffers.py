@@ -10,7 +10,8 @@ from ..problem import Layout
 from ..problem.dtypes import dtype_info
 
 GUARD_BYTES = 256
-"""Between the start of the buffer and the operand, and at least as much behind it; a multiple of every alignment of interest."""
+"""The room between the start of the buffer and the operand, and at least as much behind it; a multiple of every alignment of
+interest."""
 
 _BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -18,7 +18,7 @@ from .quantized import number_range, packed, scale_at
 from .scaling import Scaling, exact_scaling, random_scaling
 
 ALPHA, BETA = 2.0, -3.0
-"""Of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
+"""The scalars of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
 
 _FINITE: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (0, 0x7E), torch.float8_e5m2: (0x08, 0x6F)}
 """Bits of the magnitudes of weights: all that are finite, but for e5m2 only those of which no small multiple leaves the normal

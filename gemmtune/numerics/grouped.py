@@ -34,7 +34,7 @@ from .reference import Region, products, regions
 
 SEED = 23
 EXPENSIVE_MACS = {"cpu": 2**30, "cuda": 2**40}
-"""With more multiplications fewer patterns are tried."""
+"""The number of multiplications beyond which fewer patterns are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class GroupedExpectation(Expectation):
 
     @functools.cached_property
     def _beside_subnormal(self) -> float:
-        """Without the numbers that are not finite: whatever they meet is not finite either."""
+        """Numbers that are not finite do not count: whatever they meet is not finite either."""
         a, b = self.operands.a, self.operands.b
         b = b.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if b.is_floating_point() else b
         return dataclasses.replace(self.operands, a=a.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), b=b).beside_subnormal()
@@ -115,7 +115,7 @@ def grouped_expectations(problem: Problem, device: torch.device) -> list[Expecta
 
 
 def awkward_ends(total: int, groups: int) -> Iterator[tuple[str, list[int]]]:
-    """Where groups end, in patterns on which kernels go wrong, by name. Two of them leave rows or terms behind the last group."""
+    """The ends of groups in patterns on which kernels go wrong, by name. Two of them leave rows or terms behind the last group."""
     generator = torch.Generator().manual_seed(SEED)
     cuts = torch.randint(0, total + 1, (groups - 1,), generator=generator).sort().values.tolist()
     yield "uneven", [*cuts, total]

@@ -11,16 +11,17 @@ from ..problem.dtypes import dtype_info
 from .quantized import number_range
 
 MOST_INTEGER = 31
-"""In a and b of the cancelling probe: exact in 16 bits; so is its result with alpha and beta, even in bfloat16 (2·31 + 3·9)."""
+"""The largest integer in a and b of the cancelling probe: exact in 16 bits; so is its result with alpha and beta, even in bfloat16
+(2·31 + 3·9)."""
 MOST_INTEGERS: dict[torch.dtype, int] = {
     torch.float64: 2**20, torch.int8: 126, torch.float8_e4m3fn: 15, torch.float8_e5m2: 7, torch.float8_e4m3fnuz: 15,
     torch.float8_e5m2fnuz: 7,
 }  # fmt: skip
 """The same for other dtypes: one more is exact too. float64 and int8 get large ones, of which sums in float32 are not exact."""
 MOST_ADDED = 9
-"""In inp."""
+"""The largest integer in inp."""
 MOST_ZERO = 3
-"""In zero points of sums that cancel."""
+"""The largest zero point of sums that cancel."""
 SUM_BITS = 50
 
 

@@ -18,9 +18,9 @@ ALPHA, BETA = 1.25, -0.75
 """The values of alpha and beta in random operands of class ``general``: exact in every dtype, and neither 0, 1 nor equal."""
 
 SCALES = (0.5, 2.0)
-"""Between these lie random scales; those of weights are smaller where the weights are integers, see ``weight_unit``."""
+"""The ends of the range of random scales; those of weights are smaller where the weights are integers, see ``weight_unit``."""
 ZEROS = (0, 7)
-"""Between these lie random zero points: every encoding has them."""
+"""The ends of the range of random zero points: every encoding has them."""
 Lines = slice | torch.Tensor | None
 """Some rows or columns; None means all of them."""
 
@@ -50,7 +50,7 @@ class Operands:
     """The block-sparse weight [N, K] that a kernel gets in b's place: a sparse_bsr tensor, or what a choice packed it into. b is
     what it stands for; where operands are for timing alone, memory for that is not taken."""
     offs: torch.Tensor | None = None
-    """Where each group of a grouped product ends."""
+    """The ends of the groups of a grouped product."""
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:

@@ -44,7 +44,7 @@ from .reference import as_batches
 from .width import LEAST_K, width_rows
 
 LEAST_LINES = 4
-"""Of fewer rows of a or columns of b none gets a special number, unless a probe is for that."""
+"""The least rows of a or columns of b one of which gets a special number; of fewer none does, unless a probe is for that."""
 
 
 class Probes:

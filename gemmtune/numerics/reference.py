@@ -113,7 +113,8 @@ def _restricted(operands: Operands, region: Region) -> tuple[torch.Tensor, torch
 
 
 Reader = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]
-"""From stored rows of a or columns of b, and which of the region's they are, to their values and magnitudes in float64."""
+"""A reader takes stored rows of a or columns of b, and which of the region's they are, to their values and magnitudes in
+float64."""
 
 
 def _readers(operands: Operands, region: Region) -> tuple[Reader, Reader]:

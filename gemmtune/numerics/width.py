@@ -107,5 +107,5 @@ def _floats(room: int, problem: Problem) -> _Numbers:
 
 
 def _exponent(x: float) -> int:
-    """That of the largest power of two up to ``x``."""
+    """The exponent of the largest power of two up to ``x``."""
     return math.frexp(x)[1] - 1

@@ -105,4 +105,4 @@ def _literal(value: object) -> str:
 
 
 OPERATORS = {name: Operator(name=name, row=row, brought=BROUGHT.get(name)) for name, row in NAMES.items()}
-"""By the name of the public function."""
+"""The operators by the name of the public function."""

@@ -28,7 +28,7 @@ class _Joined:
 
 _stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By identity, each made again after an in-place change."""
+"""The diagonals by the identity of their tensor, each made again after an in-place change."""
 
 
 def is_batch(weight: object, x: object) -> bool:

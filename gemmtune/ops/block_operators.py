@@ -37,7 +37,7 @@ class _Weight:
 
 
 _weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By the values, so that indices are read and packed copies made once."""
+"""The weights by their tensor of values, so that indices are read and packed copies made once."""
 
 
 def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> PackedOperand:

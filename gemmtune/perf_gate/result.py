@@ -87,7 +87,7 @@ class GateResult:
     device: str
     versions: Mapping[str, str]
     baselines_file: str = ""
-    """Where baselines were read or written; empty without any."""
+    """The file from which baselines were read or to which they were written; empty without any."""
 
     @property
     def verdict(self) -> Verdict:

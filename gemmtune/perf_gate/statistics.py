@@ -32,7 +32,7 @@ from enum import StrEnum
 SUITE_ALARMS = 0.005
 LARGEST_LEVEL = 0.01
 HALVINGS = 60
-"""Of an interval of angles: more than a float64 tells apart."""
+"""The halvings of an interval of angles: more than a float64 tells apart."""
 
 
 class Verdict(StrEnum):

@@ -233,7 +233,7 @@ def readable(offs: Tensor) -> list[int] | None:
 
 
 def spans(ends: Sequence[int], total: int) -> list[tuple[int, int]]:
-    """Where each group begins and ends. Ends that fall, or lie outside of ``total``, give groups that are shorter or empty."""
+    """The beginning and end of each group. Ends that fall, or lie outside of ``total``, give groups that are shorter or empty."""
     found: list[tuple[int, int]] = []
     begin = 0
     for given in ends:

@@ -51,7 +51,7 @@ class ProblemFields:
     sparsity: Sparsity | None = None
     """b is block-sparse, and this is its class; the layout of b is that of the matrix that it stands for."""
     offs: Layout | None = None
-    """Where each group of rows of a, or of terms, ends: int32 [G] on the device, data like the numbers of a."""
+    """The ends of the groups of rows of a, or of terms: int32 [G] on the device, data like the numbers of a."""
 
     @property
     def operation(self) -> Operation:

@@ -14,7 +14,7 @@ from .operations import OPERATIONS, Operation
 from .trace import trace
 
 RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Of quantized products whose caller names one, and of factors."""
+"""The result dtypes of quantized products whose caller names one, and the dtypes of factors."""
 
 
 def multiply(acc: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ BROUGHT = {
     "int_mm_mul": Brought(op="int_mm", argument="scale", combine=multiply, dtypes=RESULT_DTYPES, required=True, follows=True),
     "scaled_mm": Brought(op="scaled_mm", argument="bias", combine=add_bias, dtypes=(torch.float64, *RESULT_DTYPES)),
 }
-"""By the name of the public function."""
+"""What is brought, by the name of the public function."""
 NAMES: dict[str, Operation] = {
     name: row
     for op, row in OPERATIONS.items()

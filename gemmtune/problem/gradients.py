@@ -63,26 +63,27 @@ def _of_part(role: str) -> Rule:
 
 
 of_product: Gradient = {"a": _left("b"), "b": _right("a")}
-"""For a @ b: grad a = g @ bᴴ, grad b = aᴴ @ g."""
+"""The gradients of a @ b: grad a = g @ bᴴ, grad b = aᴴ @ g."""
 of_sum: Gradient = {**of_product, "inp": Rule((), lambda g, x, numbers, product: g * numbers["beta"])}  # noqa: ARG005
-"""For alpha · a @ b + beta · inp: those of the product times alpha, and beta · g."""
+"""The gradients of alpha · a @ b + beta · inp: those of the product times alpha, and beta · g."""
 of_two_products: Gradient = {**of_product, "c": _left("d"), "d": _right("c")}
-"""For a @ b + c @ d: also grad c = g @ dᴴ, grad d = cᴴ @ g."""
+"""The gradients of a @ b + c @ d: also grad c = g @ dᴴ, grad d = cᴴ @ g."""
 of_widened: Gradient = {
     "a": Rule(("b", "scale_b", "zero_b"), _widened),
     **{role: _of_part(role) for role in ("b", "scale_b", "zero_b")},
 }
-"""For a @ ((b - zero_b) · scale_b)."""
+"""The gradients of a @ ((b - zero_b) · scale_b)."""
 of_grouped: Gradient = {
     "a": Rule(("b", "offs"), lambda g, x, numbers, product: product(g, x["b"].mT, x["offs"])),  # noqa: ARG005
     "b": Rule(("a", "offs"), lambda g, x, numbers, product: product(x["a"].mT, g, x["offs"])),  # noqa: ARG005
 }
-"""For a @ b[g] over groups of rows: grad a = g @ bᵀ of the same groups, grad b = aᵀ @ g over each group of terms."""
+"""The gradients of a @ b[g] over groups of rows: grad a = g @ bᵀ of the same groups, grad b = aᵀ @ g over each group of terms."""
 of_grouped_terms: Gradient = {
     "a": Rule(("b", "offs"), lambda g, x, numbers, product: product(x["b"], g.mT, x["offs"]).mT),  # noqa: ARG005
     "b": Rule(("a", "offs"), lambda g, x, numbers, product: product(x["a"].mT, g, x["offs"])),  # noqa: ARG005
 }
-"""For a @ b over each group of terms, which are rows of b and of aᵀ: products of these rows with one matrix for each group."""
+"""The gradients of a @ b over each group of terms, which are rows of b and of aᵀ: products of these rows with one matrix for each
+group."""
 
 
 def grouped_op(b: Tensor) -> str:

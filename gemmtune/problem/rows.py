@@ -141,7 +141,7 @@ def with_rows(problem: Problem, m: int) -> Problem:
 
 
 Units = tuple[tuple[str, int | None], ...]
-"""For operands that have one row: of how many rows of the result one row of theirs is, None for all of them."""
+"""Operands that have one row, and of how many rows of the result one row of theirs is; None: of all of them."""
 
 
 def _units_of(place: str) -> tuple[int | None, ...]:

@@ -15,7 +15,7 @@ from .scales import GROUPS, block_of, scale_shapes
 
 DEVICE_TYPES = ("cpu", "cuda")
 MOST_GROUPS = 1024
-"""As many as torch takes."""
+"""The most groups, as many as torch takes."""
 
 
 def why_not(problem: ProblemFields, ops: Sequence[str]) -> str | None:

@@ -11,10 +11,10 @@ from ..errors import InvalidProblemError
 from .layout import Layout
 
 Scales = Literal["tensor", "row", "block_1x128", "block_128x128"]
-"""Of scaled_mm: one scale for each operand; one for each row of a and each column of b; one for each 128 elements along K of
-those; or for b one for each 128×128."""
+"""The scales of scaled_mm: one scale for each operand; one for each row of a and each column of b; one for each 128 elements along
+K of those; or for b one for each 128×128."""
 WeightScales = Literal["none", "tensor", "column", "group_32", "group_64", "group_128"]
-"""Of mixed_mm's b: none, one number, one for each column, or one for each so many elements along K of a column."""
+"""The scales of mixed_mm's b: none, one number, one for each column, or one for each so many elements along K of a column."""
 SCALE_BLOCK = 128
 """Elements along K, and of square blocks along M or N too, that one scale of a block-scaled operand covers."""
 GROUPS = (32, 64, 128)
@@ -23,11 +23,11 @@ GROUPS = (32, 64, 128)
 Blocks = tuple[tuple[int | None, int | None], ...]
 """Legal blocks (rows, columns) of an operand for one scale, fewer at its end; None: all there are."""
 BLOCKS_OF_A: Blocks = ((None, None), (1, None), (1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
-"""Of a [M, K] of scaled_mm."""
+"""The blocks of a [M, K] of scaled_mm."""
 BLOCKS_OF_B: Blocks = ((None, None), (None, 1), (SCALE_BLOCK, 1), (SCALE_BLOCK, SCALE_BLOCK))
-"""Of b [K, N] of scaled_mm."""
+"""The blocks of b [K, N] of scaled_mm."""
 BLOCKS_OF_WEIGHTS: Blocks = ((None, None), (None, 1), *((group, 1) for group in GROUPS))
-"""Of b [K, N] of mixed_mm."""
+"""The blocks of b [K, N] of mixed_mm."""
 
 
 def scale_layouts(m: int, n: int, k: int, scales: Scales) -> tuple[Layout, Layout]:

@@ -18,7 +18,7 @@ from .functions import CASTS, FUNCTIONS, GraphBuilder, usable_names
 from .layout import Layout
 
 _HOMES = (operator, torch, torch.nn.functional, torch.special)
-"""Where functions of the names in FUNCTIONS live: a function of the same name from elsewhere is another function."""
+"""The homes of the functions of the names in FUNCTIONS: a function of the same name from elsewhere is another function."""
 _AFTERWARDS = "or call the operation without epilogue= and apply the function to its result"
 
 

@@ -32,9 +32,9 @@ class Candidates:
     offers: Offers
     """What the settings ask to try."""
     choices: Mapping[str, Choice]
-    """By content hash: the offers, and everything else legal that the store has a row for, variants included."""
+    """The choices by content hash: the offers, and everything else legal that the store has a row for, variants included."""
     known: Mapping[str, Outcome]
-    """By content hash."""
+    """The outcomes by content hash."""
     closed: bool = False
     """Nothing but the offers counts, whatever else the store knows."""
     host_us: float = 0.0
@@ -92,7 +92,7 @@ class Candidates:
         return dataclasses.replace(self, choices=choices, known=_reopened(known))
 
     def narrowed(self, alone: Candidates) -> Candidates:
-        """Of the compiled offers for a product with an epilogue those that were near the fastest of the product ``alone``.
+        """The candidates with those compiled offers alone that were near the fastest of the product without an epilogue.
 
         A pointwise epilogue adds about the same to each, so that the others would not win with it either.
         """

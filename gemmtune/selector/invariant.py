@@ -22,7 +22,7 @@ MOST_COMPARED = 512
 
 
 def few_anchors(anchors: list[int]) -> list[int]:
-    """At most FEW_ANCHORS of them, both ends included."""
+    """A choice of at most FEW_ANCHORS of them, both ends included."""
     count = min(FEW_ANCHORS, len(anchors))
     return sorted({anchors[round(i * (len(anchors) - 1) / max(count - 1, 1))] for i in range(count)})
 

@@ -97,7 +97,7 @@ def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, gene
 def failures_of(
     asked: Sequence[tuple[Choice, Sequence[int]]], rows_class: RowClass, device: DeviceInfo, settings: Settings
 ) -> dict[str, str]:
-    """By the name of a choice that is wrong at some of its Ms: at which, and why."""
+    """What is wrong, at which M and why, by the name of a choice that is wrong at some of its Ms."""
     parts = [(c.name, at) for c, rows in asked for m in rows if isinstance(at := c.at(rows_class.at(m), device), Choice)]
     compiled = precompile([at for _, at in parts], settings)
     failed = {name: f"M = {at.problem.m}: {compiled[at.name].reason}" for name, at in parts if at.name in compiled}

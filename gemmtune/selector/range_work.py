@@ -23,7 +23,7 @@ from .segments import Segment
 ROUNDS_S = 0.2
 """How long the rounds go on at an M where a few choices compete."""
 SEED = 20_000
-"""Of the random Ms of a proof; the table says which it was."""
+"""The seed of the random Ms of a proof; the table says which it was."""
 
 
 Source = Callable[[Problem], Candidates]
@@ -43,12 +43,12 @@ class Work:
     source: Source | None = None
     results: dict[int, ProblemResult] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
-    """By name: each as it was at one of its anchors."""
+    """The choices by name, each as it was at one of its anchors."""
     anchors: list[int] = dataclasses.field(default_factory=list)
     anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
     times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
-    """By name: at which M, and why."""
+    """The wrong choices by name: at which M, and why."""
 
     @property
     def fingerprint(self) -> str:

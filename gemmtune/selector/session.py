@@ -35,7 +35,7 @@ from .verify import Verdict, Verifier
 log = logging.getLogger("gemmtune")
 
 HOPELESS = 1.5
-"""After the first calls, a choice slower than the best by this factor is not worth a graph (TunableOp's factor) …"""
+"""A choice that is slower than the best by this factor after the first calls is not worth a graph (TunableOp's factor) …"""
 SLOWER = 1.15
 """… and by this one after a few samples. Both lie far outside of what the noise of so few samples can mistake."""
 LAUNCH_US = 100.0
@@ -147,7 +147,7 @@ class Session:
         return self._rows_verifier
 
     def _grouped(self, choice: Choice) -> Verdict:
-        """With operands of its own: which group a row is of depends on how many there are."""
+        """A grouped product is checked with operands of its own: which group a row is of depends on how many there are."""
         return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 
     def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:

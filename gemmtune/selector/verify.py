@@ -25,11 +25,12 @@ from ..numerics.probes import Probes
 from ..problem import Problem
 
 SEPARATE_PROBES_MACS = 2**33
-"""On a CPU with more multiplications, where each call takes long, a and b share a one-hot probe, and ``run_new`` takes a turn of
+"""The limit on a CPU from which on, as each call takes long, a and b share a one-hot probe, and ``run_new`` takes a turn of
 ``run``'s; else both have probes of their own."""
 
 MOST_SHARED_MACS = 2**30
-"""With more multiplications, what may be a product of one tensor with itself is not tried as such: that takes a reference more."""
+"""The most multiplications of what may be a product of one tensor with itself and is tried as such, which takes a reference
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Under what conditions a process measures: flags, threads and garbage as they should be, and the device to itself."""
+"""The conditions under which a process measures: flags, threads and garbage as they should be, and the device to itself."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOST_SETS = 256
 """Filling more costs longer than it tells: operands that small are fast to fetch, and launches dominate."""
 CPU_BUDGET_BYTES = 1024 * MIB
 GPU_BUDGET_SHARE = 0.25
-"""Of the free device memory: the verifier and the program that is being tuned need the rest."""
+"""The share of the free device memory that operands may have: the verifier and the program that is being tuned need the rest."""
 SEED = 20
 
 

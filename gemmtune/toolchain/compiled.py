@@ -37,7 +37,7 @@ class Artifact:
     stack_bytes: int | None
     code: str = field(repr=False)
     spilled_share: float = 0.0
-    """Of the instructions of the loop that multiplies, the share that loads or stores spilled registers."""
+    """The share of the instructions of the loop that multiplies which loads or stores spilled registers."""
     expected: str | None = None
     """The instruction that multiplies, with ``*`` for what may vary; None for a kernel that multiplies nothing."""
     predicted_bytes: int | None = None
@@ -117,7 +117,7 @@ class FileChoice(CompiledChoice):
 
     @property
     def obstacle(self) -> str | None:
-        """Without a compiler, what was not compiled before cannot be run."""
+        """What was not compiled before cannot be run without a compiler."""
         try:
             self.compiler()
         except UnavailableError as error:

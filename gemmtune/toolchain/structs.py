@@ -12,7 +12,7 @@ from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_name
 
 MOST_OPERANDS = 8
-"""That a launch can pass beside a and b."""
+"""The most operands that a launch can pass beside a and b."""
 
 
 def why_not_epilogue(problem: Problem, most: int, dtypes: Collection[torch.dtype]) -> str | None:

@@ -150,7 +150,7 @@ class Worker:
         return self._connection.recv_bytes()
 
     def _exited(self) -> bool:
-        """Without reaping it: the process group's number must stay taken until ``close`` has used it."""
+        """The process is not reaped: the process group's number must stay taken until ``close`` has used it."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _bury(self) -> str:

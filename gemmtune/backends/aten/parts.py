@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 PROMOTED_EVERY = 1024
 """Terms of high·high that one product adds up."""
 MULTIPLE = 8
-"""To which K is padded with zeros: parts then begin at multiples of 16 bytes."""
+"""K is padded to such a multiple with zeros: parts then begin at multiples of 16 bytes."""
 FORMAT = "float32 by parts"
 """The name of the layout of a prepacked b."""
 

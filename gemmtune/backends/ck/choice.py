@@ -80,7 +80,7 @@ class CkChoice(FileChoice):
 
     @property
     def obstacle(self) -> str | None:
-        """Without a compiler or CK's headers, what was not compiled before cannot be run."""
+        """What was not compiled before cannot be run without a compiler or CK's headers."""
         if self.compiled:
             return None
         try:

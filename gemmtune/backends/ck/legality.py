@@ -29,7 +29,7 @@ SPLITS = (2, 4, 8, 16)
 LEAST_STEPS = 4
 """… where each part has at least so many steps."""
 MOST_WORKSPACE_BYTES = 256 * 2**20
-"""Of partial sums, where K is split."""
+"""The most memory for partial sums, where K is split."""
 REGISTERS = 512
 """Registers of a thread, vector and accumulation registers together, where a SIMD has one wave."""
 OTHER_REGISTERS = 40

@@ -19,7 +19,7 @@ MFMA_K: dict[str, dict[Element, tuple[int, int]]] = {
     "gfx90a": {"f16": (8, 16), "bf16": (8, 16), "f32": (2, 4)},
     "gfx942": {"f16": (8, 16), "bf16": (8, 16), "f32": (2, 4), "f8": (16, 32), "bf8": (16, 32)},
 }
-"""By architecture and element, the elements along K that the matrix instructions of 32 and of 16 rows and columns multiply: v_mfma
+"""The elements along K that the matrix instructions of 32 and of 16 rows and columns multiply, by architecture and element: v_mfma
 in AMD's ISA documents of CDNA 2 and CDNA 3. CDNA 2 has none of 8-bit floats."""
 _MEMORY: dict[torch.dtype, Element] = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float8_e4m3fn: "f8", torch.float8_e5m2: "bf8",
@@ -29,7 +29,7 @@ _MEMORY: dict[torch.dtype, Element] = {
 DTYPES = tuple(_MEMORY)
 _BYTES: dict[Element, int] = {"f16": 2, "bf16": 2, "f32": 4, "f8": 1, "bf8": 1}
 _FACTORS: dict[Change, float] = {"none": 1.0, "halved": 2.0, "shrunk": 256.0, "widened": 1.0}
-"""By what sums have to be multiplied for an operand."""
+"""The factor by which sums have to be multiplied for an operand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

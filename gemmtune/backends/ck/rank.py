@@ -34,18 +34,18 @@ RATES = {
     "gfx942": Rates(cu_tflops=4.3, lds_gbps=269.0, l2_gbps=113.0, dram_gbps=5300.0),
 }
 SHARES: dict[Element, float] = {"f16": 1.0, "bf16": 1.0, "f32": 0.125, "f8": 2.0, "bf8": 2.0}
-"""Of the rate of 16 bits, by element."""
+"""The rate of each element as a share of that of 16 bits."""
 LAUNCH_US = 4.0
 LATENCY_US = 1.0
-"""From the issue of a load to its arrival, memory under load."""
+"""The time from the issue of a load to its arrival, memory under load."""
 STEP_US = 0.02
 """Barriers and addresses of a step."""
 LDS_SHARE = 0.5
-"""Of the time of LDS, what no product hides."""
+"""The share of LDS's time that no product hides."""
 PARTS_US = 2.0
 """The last block of a tile waits for the others' sums."""
 NARROW = 1.15
-"""For each halving of the width of loads."""
+"""The factor on the time for each halving of the width of loads."""
 WIDEST_BYTES = 16
 VERSIONS: tuple[Version, ...] = ("v3", "v4", "v5", "v1", "v2")
 SIMDS = 4

@@ -1,4 +1,4 @@
-"""Where Composable Kernel's headers are on this machine: a checkout, the package amd-aiter, or ROCm."""
+"""The places of Composable Kernel's headers on this machine: a checkout, the package amd-aiter, or ROCm."""
 
 from __future__ import annotations
 

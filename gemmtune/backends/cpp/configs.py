@@ -176,7 +176,7 @@ _INT8_MANY_ROWS = (
 """Products of int8 take a fourth of the time and of the memory: packing weighs more, so neighbouring panels are packed together."""
 
 _TASKS_PER_THREAD = 2
-"""At least so many, where there are enough columns: a thread that was held up then leaves work to the others."""
+"""The least number of tasks, where there are enough columns: a thread that was held up then leaves work to the others."""
 _FEW_PANELS = 4
 """Up to so many panels of a, reading b costs as much as the arithmetic."""
 

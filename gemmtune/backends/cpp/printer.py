@@ -32,7 +32,7 @@ _FUNCTIONS = (
     "maximum",
 )  # fmt: skip
 _ROUNDED_NUMBERS = (*_COMPARISONS, "add", "sub", "clamp", "minimum", "maximum", "where")
-"""Where torch, on a CPU, first makes a Python number a value of the tensor's dtype; elsewhere it takes the number as it is."""
+"""The functions for which torch, on a CPU, first makes a Python number a value of the tensor's dtype; others take it as it is."""
 
 
 def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result: str) -> list[str]:

@@ -63,7 +63,7 @@ class ReductionScheme(IntFlag):
 
     NONE = 0
     INPLACE = 1
-    """In the output buffer, so in the output's type."""
+    """Partial sums stand in the output buffer, so in the output's type."""
     COMPUTE_TYPE = 2
     OUTPUT_TYPE = 4
 

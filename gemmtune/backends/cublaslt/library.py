@@ -38,7 +38,7 @@ from .gemm import Gemm, Matrix
 WORKSPACE_BYTES = 32 * 2**20
 """What NVIDIA recommends for Hopper (cuBLAS documentation, cublasSetWorkspace), and enough for older GPUs."""
 MOST_SPLITS = 16
-"""For an algorithm that tells a negative number: it decides itself."""
+"""The limit for an algorithm that tells a negative number: it decides itself."""
 PLACEHOLDER = 2**32
 """The address that the heuristic query is told of a bias or a scale: it looks at the alignment only."""
 SCALE_MODES: dict[str, tuple[ScaleMode, ScaleMode]] = {
@@ -48,7 +48,7 @@ SCALE_MODES: dict[str, tuple[ScaleMode, ScaleMode]] = {
     "128x128_128x1": (ScaleMode.BLOCK_128X128, ScaleMode.VECTOR_128),
     "1x128_128x1": (ScaleMode.VECTOR_128, ScaleMode.VECTOR_128),
 }
-"""Of a and b, by ``Gemm.scaling``."""
+"""The modes of a's and b's scales, by ``Gemm.scaling``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def bindings() -> Any:
 
 
 def function_address(name: str) -> int | None:
-    """Where the bindings have found a function of cuBLASLt; None where they do not tell."""
+    """The address at which the bindings have found a function of cuBLASLt; None if they do not tell."""
     try:
         internal = importlib.import_module("nvmath.bindings._internal.cublasLt")
         return int(internal._inspect_function_pointer(f"__{name}")) or None

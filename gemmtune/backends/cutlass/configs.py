@@ -18,9 +18,10 @@ from .variants import Variant
 
 INT32_LIMIT = 2**31
 MOST_ACCUMULATORS = 208
-"""Of a thread: with more of them, and a share for everything else, its 255 registers spill."""
+"""The most accumulators of one thread: with more of them, and a share for everything else, its 255 registers spill."""
 MOST_SCALED = 216
-"""Of a thread, with scales of blocks: 192 accumulators and 24 scales fit, with 48 scales some are spilled in the main loop."""
+"""The most of a thread with scales of blocks: 192 accumulators and 24 scales fit, with 48 scales some are spilled in the main
+loop."""
 MOST_SATURATED = (2**31 - 1) >> 14
 """Products of two int8 numbers whose sum fits int32, whatever they are."""
 OPERAND_ELEMENTS: dict[torch.dtype, str] = {

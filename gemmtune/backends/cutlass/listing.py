@@ -40,9 +40,10 @@ GENERATORS: dict[str, dict[int, tuple[str, ...]]] = {
         90: ("GenerateSM90_TensorOp_int8_WGMMA_gemm", "GenerateSM90_TensorOp_int8_WGMMA_alignx_gemm"),
     },
 }
-"""By the element of a and b, and the compute capability that introduced them."""
+"""The generator's functions by the element of a and b, and the compute capability that introduced them."""
 LEVEL = "232"
-"""Of the generator, digit by digit: clusters of up to 2, all multiples of the instruction's tile, 16 to 256 columns of those."""
+"""The generator's level, digit by digit: clusters of up to 2, all multiples of the instruction's tile, 16 to 256 columns of
+those."""
 LAYOUTS = {"RowMajor": "t", "ColumnMajor": "n"}
 KINDS = ("Universal", "Universal3x")
 

@@ -23,7 +23,7 @@ ELEMENTS: dict[str, torch.dtype] = {
 }
 """CUTLASS's names of element types."""
 ENCODED: dict[str, str] = {"s4": "int4", "u4": "uint4"}
-"""Its names of elements of four bits, two of which are in a byte of torch's uint8, and ours."""
+"""CUTLASS's names of elements of four bits, two of which are in a byte of torch's uint8, and ours."""
 FAST_ACCUM = "FP8FastAccum"
 """The end of a schedule's name where sums of 8-bit floats stay in the tensor cores."""
 BLOCKWISE = "FP8Blockwise"
@@ -98,7 +98,7 @@ class Operation:
     scales_b: BlockScales | None = None
     """Both or none: the main loop multiplies sums over SCALE_BLOCK elements by scales of blocks."""
     weights: WeightScales | None = None
-    """Of a, by which the main loop multiplies it where it converts it."""
+    """The scales of a, by which the main loop multiplies it where it converts it."""
     shuffled: bool = False
     """a is prepacked, in the order in which threads have it in registers: ``shuffle.py``."""
     slices: int = 1

@@ -32,7 +32,7 @@ _NAMES_ENCODED = {encoding: name for name, encoding in ENCODED.items()}
 INTEGERS = ("s4", "u4", "s8", "u8")
 """What the shuffled main loop converts."""
 MOST_ROWS_CONVERTED = 128
-"""Of a warp group's tile whose first operand goes through registers."""
+"""The most rows of a warp group's tile whose first operand goes through registers."""
 Name = Literal["scale_a", "scale_b", "zero_b"]
 NAMES: tuple[Literal["scale_a", "scale_b"], ...] = ("scale_a", "scale_b")
 LEAST_GROUP = 64

@@ -18,7 +18,7 @@ from .operation import Operation, bits_of, bytes_of
 from .tiles import is_shared
 
 SM_TFLOPS: dict[int, float] = {75: 1.6, 80: 2.9, 90: 6.2}
-"""Of a multiprocessor's tensor cores with 16-bit operands at sustained clocks, by what an operation was written for."""
+"""The rate of a multiprocessor's tensor cores with 16-bit operands at sustained clocks, by what an operation was written for."""
 SIMT_SHARE = {"f32": 0.07, "f64": 0.035}
 OPERAND_SHARE = {"f16": 1.0, "bf16": 1.0, "tf32": 0.5, "f64": 0.067, "s8": 2.0, "e4m3": 2.0, "e5m2": 2.0, "f32": 0.5}
 L2_GBPS_PER_SM = {75: 30.0, 80: 40.0, 90: 120.0}
@@ -28,15 +28,15 @@ DRAM_GBPS_PER_SM = 80.0
 """What one multiprocessor can have of it."""
 LAUNCH_US = 1.9
 STEP_US = 0.0135
-"""Of the main loop, beyond its products."""
+"""The time of one step of the main loop, beyond its products."""
 LATENCY_US = 1.2
-"""From asking for a stage to having it: with few stages, a step takes its part of that."""
+"""The time from asking for a stage to having it: with few stages, a step takes its part of that."""
 EPILOGUE_US = 0.6
 """Storing 128×128 elements, where no other tile hides it …"""
 HIDDEN = 0.15
 """… and the share of it that is left in the ``pingpong`` schedule, where another tile does."""
 EPILOGUE_BYTES = 16 * 1024
-"""Of shared memory, about; the stages have the rest."""
+"""The epilogue's part of shared memory, about; the stages have the rest."""
 STREAM_K_US = 7.3
 """A division along K, beyond its work …"""
 PART_US = 1.4
@@ -49,7 +49,7 @@ CP_ASYNC = 1.5
 OWN_SHARE = 6
 """One operation of so many in a search is the problem's own; the others are those that problems share, ``tiles.SHARED``."""
 CONVERTED_PS = 28.0
-"""For each element that a warp group converts in registers in CUTLASS's main loop, while it multiplies nothing …"""
+"""The time of each element that a warp group converts in registers in CUTLASS's main loop, while it multiplies nothing …"""
 SHUFFLED_PS = 13.0
 """… and in ours, whose loads are wider, and whose tensor cores multiply meanwhile."""
 SCALED = 0.3
@@ -57,7 +57,8 @@ SCALED = 0.3
 PROMOTED = 0.8
 """The rate that is left where sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
-"""Of two operations that differ in nothing else, the one with operands swapped is taken: more problems share it."""
+"""The handicap of operands as they are: of two operations that differ in nothing else the swapped one, which more problems share,
+is taken."""
 
 
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:

@@ -53,7 +53,7 @@ class Source:
     epilogue: Epilogue | None
     """The graph; of its operands only the dtypes matter."""
     operands: tuple[torch.dtype, ...]
-    """Of inp, where it is read, or of the scales; and of the epilogue's operands."""
+    """The dtypes of inp, where it is read, or of the scales; and of the epilogue's operands."""
     scales: int = 0
     """How many of the operands come first and multiply the sum, or its parts in the main loop."""
 

@@ -115,7 +115,7 @@ SLICED: tuple[Tile, ...] = (
     *_tiles("sliced2", "64x8x2:1x1 64x16x2:1x1 64x32x2:1x1 64x64x2:1x1"),
     *_tiles("sliced3", "64x16x2:1x1"),
 )
-"""Of few columns, where weights are read once: all warp groups of a multiprocessor convert them."""
+"""Tiles of few columns, where weights are read once: all warp groups of a multiprocessor convert them."""
 
 SHARED: frozenset[Tile] = frozenset(
     (

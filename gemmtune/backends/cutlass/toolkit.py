@@ -1,4 +1,4 @@
-"""Where CUTLASS is on this machine, the nvidia-cutlass package or a checkout; and its operations.
+"""The place of CUTLASS on this machine, the nvidia-cutlass package or a checkout; and its operations.
 
 These are listed once by its own generator, and then kept in the cache folder.
 """

@@ -13,12 +13,12 @@ from .operation import Operation
 
 Decomposition = Literal["heuristic", "dataparallel", "splitk", "streamk"]
 DECOMPOSITIONS: tuple[Decomposition, ...] = ("heuristic", "dataparallel", "splitk", "streamk")
-"""In the order of the modes of gemm3x.cu.jinja."""
+"""The decompositions in the order of the modes of gemm3x.cu.jinja."""
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 LEAST_STEPS = 4
-"""Of the main loop in a part of split-K: a shorter one only fills the pipeline."""
+"""The least steps of the main loop in a part of split-K: a shorter one only fills the pipeline."""
 MOST_WAVES = 2.1
-"""Of blocks that split-K makes: more of them only add sums to be stored and read."""
+"""The most waves of blocks that split-K makes: more of them only add sums to be stored and read."""
 STREAM_K_STEPS = 8
 """CUTLASS's least number of steps in a part of stream-K, ``min_iters_per_sk_unit_`` in tile_scheduler_params.h."""
 SWIZZLES = (1, 2, 4, 8)

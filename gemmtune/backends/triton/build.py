@@ -132,7 +132,7 @@ class KernelChoice(KernelsChoice):
         return reason or dataclasses.replace(self.of(problem, device, self.config), from_ptx=self.from_ptx)
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> Self:
-        """With the source of this one."""
+        """The choice for another problem is proved with the source of this one."""
         made = dataclasses.replace(self, problem=problem, where=self.divided(problem, device, self.config))
         made.__dict__["source"] = self.source
         return made

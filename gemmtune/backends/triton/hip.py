@@ -17,7 +17,7 @@ from ...problem import Problem
 from .configs import BLOCKS_K, BLOCKS_M, BLOCKS_N, Config
 
 STAGES = (1, 2)
-"""Of a loop that loads the next block while it multiplies this one, or does not."""
+"""The stages of a loop that does not load the next block while it multiplies this one, and of one that does."""
 SIDES = (16, 32)
 """Rows and columns of a matrix instruction's result (CDNA ISA, v_mfma)."""
 XF32_K = 8

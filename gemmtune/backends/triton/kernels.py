@@ -1,4 +1,4 @@
-"""From source to a kernel in this process: Triton's compiler and its cache, with no GPU; and the module that holds the source."""
+"""The way from source to a kernel: Triton's compiler and its cache, with no GPU; and the module that holds the source."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ LEAST_ROW_BYTES = 64
 LEAST_BLOCK_K_OF_BYTES = 32
 """Elements along K that an instruction for operands of 8 bits multiplies at a time."""
 TENSOR_MEMORY = 100
-"""From this compute capability on tcgen05 is what multiplies for a warp group."""
+"""The compute capability from which on tcgen05 is what multiplies for a warp group."""
 PADDING = 9 / 8
 LEAST_MIXED = 80
 """The least compute capability on which mixed operands are served, as by PyTorch's Inductor."""

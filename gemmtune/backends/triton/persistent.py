@@ -42,17 +42,18 @@ TILES = (
 FEWEST_STAGES, MOST_STAGES = 3, 6
 MOST_RESIDENT = 2
 HALVED_ELEMENTS = 128 * 256
-"""From this size on a tile is stored in two halves."""
+"""The size from which on a tile is stored in two halves."""
 LEAST_SHARE = 3
-"""With fewer tiles than a third of the multiprocessors, what is summed has to be split, which this template does not do."""
+"""The least share of the multiprocessors with a tile, one in so many: with fewer, K has to be split, which this template does not
+do."""
 SLACK = 1.6
-"""By how much a config may be slower than the best one by the model."""
+"""The factor by which a config may be slower than the best one by the model."""
 SHORT_US = 30.0
 """Up to here a launch starts as one that may overlap the kernel before it: the gain is about a microsecond."""
 SUSTAINED = 0.82
-"""Of the matrix units' rate, what large tiles keep up at the clocks that a loaded GPU has."""
+"""The share of the matrix units' rate that large tiles keep up at the clocks that a loaded GPU has."""
 BARRIER_BYTES = 16
-"""Of one stage, where each operand has a barrier."""
+"""The barriers of one stage, where each operand has one."""
 BASE_REGISTERS = 40
 MOST_ALIKE = 1
 """Configs of one tile that differ in their stages alone."""

@@ -13,9 +13,9 @@ from ...problem.operations import OPERATIONS, QUANTIZED_OPS, Encoding, Op
 from .classes import IntClass
 
 NATIVE_FLOAT8 = 89
-"""From this compute capability on a tensor core multiplies 8-bit floats, and Triton converts both kinds of them."""
+"""The compute capability from which on a tensor core multiplies 8-bit floats, and Triton converts both kinds of them."""
 INTEGER_PRODUCTS = 80
-"""From this one on Triton multiplies int8."""
+"""The compute capability from which on Triton multiplies int8."""
 PROMOTING = 90
 """There the multiplication can add its narrow sum to a float32 one (Triton's max_num_imprecise_acc)."""
 NARROW_SUM = 128
@@ -38,7 +38,7 @@ class ScaleClass:
 
     @classmethod
     def of(cls, problem: Problem, name: ScaleName, layout: Layout, *, static: bool) -> ScaleClass:
-        """That of one of the problem's scales."""
+        """The class of one of the problem's scales."""
         pairs = zip(layout.size, layout.stride, strict=True) if len(layout.size) == 2 else ((1, 0), (1, 0))
         rows, cols = (IntClass.of(0 if n == 1 else s, static=static, constants=(0, 1), limit=0) for n, s in pairs)
         block = problem.scale_block(name)

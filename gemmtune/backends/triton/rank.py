@@ -17,7 +17,7 @@ from .configs import Config, geometry, tiles_of
 from .legality import Predicate, Resources
 
 LATENCY_US = 0.8
-"""From the issue of a copy to its arrival, memory under load."""
+"""The time from the issue of a copy to its arrival, memory under load."""
 LAUNCH_US = 2.0
 BLOCK_OVERHEAD_BYTES = 1024
 """Shared memory that the system takes of each block."""
@@ -154,6 +154,6 @@ def select(predicate: Predicate, legal: Sequence[tuple[Config, Resources]], coun
 
 
 SLACKS = (1.25, 1.5, 1.8)
-"""By how much a config may be slower than the best, by the model, in the first round and the later ones."""
+"""The factors by which a config may be slower than the best, by the model, in the first round and the later ones."""
 OTHER_GROUPS = (16, 4)
 LEAST_ROWS_TO_REGROUP = 8

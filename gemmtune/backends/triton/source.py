@@ -21,7 +21,7 @@ __all__ = ["PACKAGE", "SIGNATURE_DTYPES", "Argument", "Source", "Writer", "rende
 
 PACKAGE = "gemmtune.backends.triton"
 SIGNATURE = "<<signature>>"
-"""Where the signature is to stand, which is known only when the body is written."""
+"""The text that stands for the signature, which is known only when the body is written."""
 UNROLLED_REGISTERS = 128
 """Partial sums that a thread reads ahead while it adds up splits."""
 HOOKS = (

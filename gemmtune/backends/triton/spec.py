@@ -158,7 +158,7 @@ class Staging:
 
 
 def staging_of(spec: KernelSpec, *, async_copy: bool, always: bool) -> tuple[Staging, Staging]:
-    """That of a and b. ``async_copy``: wide enough accesses need no registers; ``always``: accesses of any width do not."""
+    """How a and b are staged. ``async_copy``: wide enough accesses need no registers; ``always``: accesses of any width do not."""
     # The alignment, in elements, of the mask along a contiguous dimension; 16 where there is no mask.
     along_k = 16 if spec.even_k else spec.k.alignment
     widths = (

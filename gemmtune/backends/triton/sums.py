@@ -73,7 +73,7 @@ class SumPredicate(Predicate):
         return Resources(smem_bytes=max(x.smem_bytes for x in needs), registers=max(x.registers for x in needs) + SECOND_REGISTERS)
 
     def staging(self, config: Config) -> tuple[Staging, Staging]:
-        """That of the product whose operands come by narrower accesses."""
+        """The staging of the product whose operands come by narrower accesses."""
         return min((product.staging(config) for product in self._products), key=lambda pair: [x.width for x in pair])
 
 

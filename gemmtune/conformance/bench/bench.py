@@ -179,7 +179,7 @@ class Bench:
         return self._held(result, expectation, known=False)[0]
 
     def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
-        """Within the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
+        """Judge by the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
         right, ratio = self._held(result, referenced(self.problem, operands, name=name, integers=exact))
         self.error_over_bound = max(ratio, self.error_over_bound or 0.0)
         return right

@@ -75,7 +75,7 @@ class Outcome:
     verdict: Verdict
     failures: tuple[Failure, ...] = ()
     reason: str = ""
-    """Of a refusal, an error, a crash or a time-out."""
+    """The reason of a refusal, an error, a crash or a time-out."""
     choice: str = ""
     """What ran, where the GEMM says so."""
     error_over_bound: float | None = None

@@ -174,7 +174,7 @@ class Case:
 
     @property
     def b_dtype(self) -> torch.dtype:
-        """That of b as a tensor."""
+        """The dtype of b as a tensor."""
         if self.row.widens_b:
             return WEIGHTS[self.weights or "int8"][0]
         return DTYPES[self.weights or self.dtype]

@@ -43,7 +43,7 @@ BUGS: tuple[Bug, ...] = (
     rounding.partials,
     rounding.accumulators,
 )
-"""From what is certain and cheap to try to what is expensive."""
+"""The known bugs, from what is certain and cheap to try to what is expensive."""
 COSTLY = (rounding.steps, rounding.partials, rounding.accumulators)
 """Bugs that are tried only where no other gives the result."""
 

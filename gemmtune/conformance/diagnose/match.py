@@ -13,14 +13,15 @@ from ...problem.dtypes import dtype_info
 from .evidence import View
 
 LEAST_BITS = 20.0
-"""Of evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in 10^4."""
+"""The least evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in
+10^4."""
 CONFINED_BITS = 36.0
 """The same for a bug that is in some places only."""
 MOST_ELEMENT_BITS = 16.0
 PATTERN_BITS = 20.0
 """What NaN in just the right places tell."""
 MOST_LEFT = 0.5
-"""Of the errors, the part that an explanation may leave."""
+"""The part of the errors that an explanation may leave."""
 
 
 class Suspect(NamedTuple):

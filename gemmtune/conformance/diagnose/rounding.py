@@ -23,14 +23,14 @@ SPLITS = (2, 3, 4, 5, 6, 8, 16)
 SPLIT_UNITS = (1, 16, 32, 64, 128)
 """A part of K is a multiple of one of these."""
 SHARE = 0.9
-"""Of the wrong elements, those that a simulation has to give: another order within a block now and then rounds the other way."""
+"""The share of the wrong elements that a simulation has to give: another order within a block now and then rounds the other way."""
 TYPICAL = 1.6
 """The ratio of two root mean squares up to which round-off looks alike."""
 LEAST_ELEMENTS = 64
 LEAST_TOUCHED = 0.25
 """The share of elements that round-off changes."""
 MOST_RELATIVE, LEAST_RARE, MOST_ALIKE = 0.1, 0.2, 0.5
-"""Of round-off: its size beside that of the result, the share of the rarer sign, the correlation with the result."""
+"""The marks of round-off: its size beside that of the result, the share of the rarer sign, the correlation with the result."""
 
 
 def _narrower(view: View) -> tuple[torch.dtype, ...]:

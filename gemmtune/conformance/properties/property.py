@@ -59,9 +59,9 @@ def tested(ops: Collection[str], otherwise: str) -> Needs:
 
 
 MOST_PRODUCT = 64
-"""Of the integers of the fill ``integers``."""
+"""The largest product of integers of the fill ``integers``."""
 MOST_SCALED = 4
-"""By alpha or by one scale that changes along K, in exact probes."""
+"""The largest factor of alpha or of one scale that changes along K, in exact probes."""
 ZEROED = 2
 """How much larger a · b may be than a · (b − zero_b), in exact probes."""
 MOST_ADDED = 27
@@ -74,7 +74,7 @@ class Probe:
 
     operands: Operands
     one_hot: OneHotProbe | None
-    """Where the result is known exactly without a product; None: integers, whose reference product is exact."""
+    """The probe whose result is known exactly without a product; None: integers, whose reference product is exact."""
 
     def judge(self, bench: Bench, result: torch.Tensor) -> bool:
         """Whether ``result`` is the right one; if not, ``bench`` has a failure more."""

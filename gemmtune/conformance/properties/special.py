@@ -172,7 +172,7 @@ def _has_infinity(case: Case) -> bool:
 
 
 def _dtype(case: Case) -> torch.dtype:
-    """That of the operand which the variant names."""
+    """The dtype of the operand which the variant names."""
     return case.b_dtype if case.variant.startswith("b") else DTYPES[case.dtype]
 
 

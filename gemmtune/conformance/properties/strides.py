@@ -1,4 +1,4 @@
-"""Where operands lie: strides of every kind, pointers off their boundaries, batches, operands that share memory."""
+"""The places of operands in memory: strides of every kind, pointers off their boundaries, batches, operands that share memory."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ APART = 7
 """a and b have different strides at once: each with the one that is so many places further on."""
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40))
 OFFSETS = (1, 4, 2, 7, 3, 8, 5, 6, 12, 15, 9, 10, 11, 13, 14)
-"""In elements; those below 16 bytes count."""
+"""Offsets of pointers in elements; those below 16 bytes count."""
 PADS = (0, 1, 3, 8, 2)
 BOUNDARY_BYTES = 16
 
 BATCHES = ({"batch": 1}, {"batch": 2}, {"batch": 17}, {"batch": 5})
 BATCH_STRIDES = ("row", "row~0", "col", "row~1", "col+8~1", "col~0", "row+1@1~1")
 MOST_BLOCKS = 65535
-"""Of a CUDA grid along its second and third dimension: a larger batch needs more than one launch, or another order."""
+"""The limit of a CUDA grid along its second and third dimension: a larger batch needs more than one launch, or another order."""
 
 SHARED = "wrong where operands share memory"
 SHARINGS: dict[str, Sharing] = {"start": "same start", "overlap": "overlapping"}
-"""By variant."""
+"""How operands share memory, by variant."""
 
 
 def check_relayout(bench: Bench) -> None:

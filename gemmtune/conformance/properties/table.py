@@ -18,7 +18,7 @@ PROPERTIES: tuple[Property, ...] = (
     *calls.PROPERTIES,
     *large.PROPERTIES,
 )
-"""In the order of reports."""
+"""All properties, in the order of reports."""
 
 
 def property_named(name: str) -> Property:

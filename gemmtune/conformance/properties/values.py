@@ -21,7 +21,7 @@ from .property import Check, Property
 
 FILLS = ("normal", "uniform", "wide", "cancelling", "ones")
 GRADED: tuple[Size, ...] = ((64, 96, 256), (128, 96, 1000), (72, 80, 40), (100, 101, 515), (64, 64, 4096))
-"""At least 4096 elements each: their root mean square is then certain to a few percent."""
+"""Sizes of at least 4096 elements each: their root mean square is then certain to a few percent."""
 
 
 def check_integers(bench: Bench) -> None:

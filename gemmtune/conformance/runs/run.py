@@ -35,7 +35,7 @@ EXAMINED = 3
 DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
 PAST_TIME = "not run: the time was over"
 LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
-"""Where the options take in all of a level. What has fewer cases than this was not enumerated as it should be."""
+"""The least cases where the options take in all of a level. What has fewer cases than this was not enumerated as it should be."""
 
 
 def find_ground(options: RunOptions) -> tuple[Ground, Runner]:

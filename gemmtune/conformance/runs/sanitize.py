@@ -31,7 +31,7 @@ from .one_case import arguments_for
 TOOLS = ("memcheck", "racecheck", "initcheck")
 """Out-of-bounds and misaligned accesses; races in shared memory; reads of memory that was never written."""
 MOST_FINDINGS = 20
-"""Of one run, in full; all are counted."""
+"""The most findings of one run that are told in full; all are counted."""
 TIMEOUT_S = 600.0
 CASES_OF_AN_OPERATION = 2
 _PROPERTIES = ("out-of-bounds", "unwritten", "alignment")

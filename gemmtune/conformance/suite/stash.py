@@ -29,11 +29,11 @@ class Found:
 
 
 OPTIONS = pytest.StashKey[RunOptions]()
-"""In the stash of the config, where anything is to be tested."""
+"""The options, in the stash of the config where anything is to be tested."""
 RUN = pytest.StashKey[Run]()
-"""In the stash of the config, once the GEMM has been found."""
+"""The run, in the stash of the config once the GEMM has been found."""
 FOUND = pytest.StashKey[Found]()
-"""In the stash of a test."""
+"""The findings, in the stash of a test."""
 
 
 def encoded(value: object) -> str:

@@ -47,7 +47,7 @@ class Knowledge:
 
     @classmethod
     def here(cls, device: torch.device) -> Knowledge:
-        """That of the settings in force."""
+        """What is known under the settings in force."""
         info, settings = detect(device), settings_module.current()
         return cls(device=info, settings=in_models(settings, info), store=open_store(settings))
 

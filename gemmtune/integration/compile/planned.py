@@ -46,9 +46,9 @@ class Launch:
 
 
 _launches: dict[tuple[str, int], Launch] = {}
-"""By the problem's text and the device's index: kernels for exactly the layouts of the problem."""
+"""Kernels for exactly the layouts of the problem, by its text and the device's index."""
 _by_layout: dict[Hashable, tuple[Run, bool]] = {}
-"""By the problem's text and the layouts that a call has."""
+"""Kernels by the problem's text and the layouts that a call has."""
 
 
 @functools.lru_cache(_CAPACITY)

@@ -135,12 +135,12 @@ DEEP_NIBBLES_FEW = (
     Row(16, 64, 128, 6, 2, 4, swap=False),
     Row(16, 128, 128, 8, 2, 2),
 )
-"""For bfloat16 and for zero points, which take more registers and time for each word."""
+"""Configs for bfloat16 and for zero points, which take more registers and time for each word."""
 SINGLE_SOME = (
     Row(16, 64, 128, 3, 2, 4),
     Row(16, 128, 128, 4, 2, 2),
 )
-"""Without warp groups, or beside them; as the tables for few rows, with as many rows as there are."""
+"""Configs without warp groups, or beside them; as the tables for few rows, with as many rows as there are."""
 BYTES_SOME = (
     Row(64, 64, 128, 3, 4, 3),
     Row(64, 64, 128, 3, 4, 2),
