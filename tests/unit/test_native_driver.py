@@ -25,7 +25,7 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cutlass.launch import GIVEN
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
-from gemmtune.backends.triton.launch import launch_record
+from gemmtune.backends.triton.records import launch_record
 from gemmtune.backends.triton.workspace import BUFFERS
 from gemmtune.choice import Kernel
 from gemmtune.device import preset

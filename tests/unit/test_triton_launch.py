@@ -26,7 +26,8 @@ pytest.importorskip("triton", reason="the launchers are Triton's")
 import triton
 
 from gemmtune.backends.triton import launch
-from gemmtune.backends.triton.launch import Launcher, Record, launcher_of, record_of
+from gemmtune.backends.triton.launch import Launcher, launcher_of
+from gemmtune.backends.triton.records import Record, record_of
 
 PROBLEM = Problem.addmm(100, 200, 300, dtype=torch.float32, alpha=2, beta=3, device_type="cuda")
 GRID = (7, 2, 1)

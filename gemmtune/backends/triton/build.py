@@ -21,9 +21,10 @@ from .artifact import Expected, artifact, expected_of
 from .classes import Source
 from .configs import Config, Geometry, geometry
 from .kernels import Compilation, Target
-from .launch import Blocks, Record, bind, record_of
+from .launch import bind
 from .legality import Predicate, check_problem
 from .quantized import rounds_weights
+from .records import Blocks, Record, record_of
 from .source import render_source
 from .spec import KernelSpec, specialise
 from .workspace import Buffers

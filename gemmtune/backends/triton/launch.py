@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,19 +16,14 @@ import torch
 from torch import Tensor
 
 from ...choice import Kernel, Run, Scalars, Tensors
-from ...problem import Problem
 from ...problem.dtypes import FLOAT8
-from ...toolchain import record as toolchain_record
 from ...toolchain.driver import find_driver
 from ...toolchain.prepared import DriverLaunch, Memory
-from .classes import Argument, shaped, strides_of
-from .configs import Geometry
-from .descriptors import Description, describe, encoded_bytes, encoder
+from .descriptors import describe, encoded_bytes, encoder
 from .kernels import toolchain
-from .workspace import BUFFERS, Acquire, Buffers
+from .records import Record, launch_record, operand_number
+from .workspace import Acquire
 
-Blocks = Mapping[str, tuple[int, int]]
-"""Operands that the kernel has as descriptors, each with the block that is moved at a time."""
 PLAIN = ((1, None), (2, None), (0, None))
 """The operands of a product without bias, scales, epilogue operands or splits: a, b and out."""
 FLAT_VERSIONS = ((3, 6),)
@@ -88,77 +82,6 @@ def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
     return replace(call, function=function)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A launch of a kernel for operands of one problem, as plain data. A kernel's arguments are ``operands``, ``scalars`` and
-    ``constants``, in this order.
-
-    ``operands`` are places among (out, the tensors of a call, the buffers), with a description where the kernel has a descriptor
-    instead of a pointer; ``scalars`` are places among the scalars of a call. ``words`` are the numbers of those operands that a
-    kernel reads as words of 32 bits, whatever they hold. Without ``buffers`` the kernel needs nothing beside its operands. With
-    ``doubles`` the scalars are of 64 bits.
-    """
-
-    grid: tuple[int, int, int]
-    pdl: bool
-    operands: tuple[tuple[int, Description | None], ...]
-    scalars: tuple[int, ...]
-    constants: tuple[int, ...]
-    words: tuple[int, ...] = ()
-    buffers: Buffers | None = None
-    doubles: bool = False
-
-
-def record_of(
-    arguments: Sequence[Argument],
-    problem: Problem,
-    where: Geometry,
-    *,
-    pdl: bool,
-    blocks: Blocks,
-    buffers: Buffers,
-    behind: Sequence[str] = (),
-) -> Record:
-    """The launch of a kernel with these arguments for ``problem``, divided as ``where`` says.
-
-    ``behind`` names further tensors that the kernel is given behind those of a call.
-    """
-    layouts = shaped(problem)
-    extra = (f"x{i}" for i in range(len(problem.epilogue.operands if problem.epilogue else ())))
-    names = ("out", *(role for role, _ in problem.operands), *extra, *behind, *BUFFERS)
-    operands: list[tuple[int, Description | None]] = []
-    scalars, constants, words, doubles = [], [], [], False
-    for argument in arguments:
-        match argument.source:
-            case ("pointer", name):
-                if argument.type == "*i32" and name not in (*behind, *BUFFERS):
-                    words.append(len(operands))
-                operands.append((names.index(name), None))
-            case ("descriptor", name):
-                operands.append((names.index(name), Description.of(getattr(problem, name), blocks[name])))
-            case ("scalar", name):
-                scalars.append(problem.operation.scalars.index(name))
-                doubles = argument.type == "fp64"
-            case ("size", letter):
-                constants.append(getattr(problem, letter))
-            case ("stride", operand, dim):
-                constants.append(strides_of(*layouts[operand])[dim])
-            case ("scale", name, dim):
-                constants.append(getattr(problem, name).stride[dim])
-            case ("runtime", name):
-                constants.append(getattr(where, name))
-    return Record(
-        grid=where.grid,
-        pdl=pdl,
-        operands=tuple(operands),
-        scalars=tuple(scalars),
-        constants=tuple(constants),
-        words=tuple(words),
-        buffers=buffers if any(argument.source[-1] in BUFFERS for argument in arguments) else None,
-        doubles=doubles,
-    )
-
-
 def bind(loaded: Any, record: Record, *, interpret: bool) -> Kernel:
     """The kernel for the current GPU, which must be the current device again at each call; or with ``interpret`` a function
     on the CPU, in Triton's interpreter."""
@@ -210,7 +133,7 @@ def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaun
         skipped=None,
         owner=(loaded, driver),
         memory=None if acquire is None else Memory(tensors=acquire, capture=driver.capture_info),
-        maps=tuple(_number(place) for place, _ in described),
+        maps=tuple(operand_number(place) for place, _ in described),
         encode=lambda number, address: encoded_bytes(encoders[number](address)[0]),
     )
 
@@ -219,54 +142,6 @@ def _metas(loaded: Any, record: Record) -> list[Any]:
     """What Triton says of each operand that is a descriptor; None where the kernel has the numbers of one instead."""
     count = sum(how is not None for _, how in record.operands)
     return list(loaded.metadata.tensordesc_meta or [None] * count) if count else []
-
-
-def _number(place: int) -> int:
-    """The number of the address of an operand, by its place among the result, the tensors of a call, and buffers."""
-    return toolchain_record.OUT if place == 0 else toolchain_record.A + place - 1
-
-
-def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
-    """What the driver is told of a launch. ``metadata`` is Triton's.
-
-    Each parameter has a slot of 8 bytes, of which the kernel reads as many as its type has; descriptors are before all of these.
-    A descriptor is followed by the sizes and strides that it has.
-    """
-    first = toolchain_record.MAP_BYTES * sum(how is not None for _, how in record.operands)
-    slots: list[int] = []
-    arguments: list[int] = []
-    addresses: list[toolchain_record.Address] = []
-    scalars: list[toolchain_record.Scalar] = []
-
-    def add(*values: int) -> None:
-        arguments.extend(range(first + 8 * len(slots), first + 8 * (len(slots) + len(values)), 8))
-        slots.extend(values)
-
-    maps = 0
-    for place, how in record.operands:
-        if how is None:
-            addresses.append(toolchain_record.Address(offset=first + 8 * len(slots), operand=_number(place)))
-            add(0)
-        else:
-            arguments.append(toolchain_record.MAP_BYTES * maps)
-            maps += 1
-            add(*how.shape, *how.strides)
-    for place in record.scalars:
-        scalars.append(toolchain_record.Scalar(offset=first + 8 * len(slots), number=place, wide=record.doubles))
-        add(0)
-    add(*record.constants, 0, 0)
-    return toolchain_record.Record(
-        kernel=metadata.name,
-        grid=record.grid,
-        cluster=0,
-        threads=metadata.num_warps * metadata.target.warp_size,
-        shared_bytes=metadata.shared,
-        pdl=record.pdl,
-        parameters=bytes(first) + struct.pack(f"{len(slots)}q", *slots),
-        arguments=tuple(arguments),
-        addresses=tuple(addresses),
-        scalars=tuple(scalars),
-    )
 
 
 def _interpreted(function: Any, record: Record) -> Run:

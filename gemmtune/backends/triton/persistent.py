@@ -21,9 +21,9 @@ from .build import KernelChoice
 from .classes import INT32_LIMIT
 from .configs import Config, Geometry, geometry, tiles_of, unalike
 from .descriptors import describable, turned
-from .launch import Blocks
 from .legality import Predicate, Resources, why_overhanging, why_too_large
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
+from .records import Blocks
 
 TILES = (
     (128, 256, 64, 8),

@@ -18,8 +18,9 @@ from ...panels import panels_of
 from ..artifact import Expected, instruction
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
-from ..launch import Record, bind, record_of
+from ..launch import bind
 from ..legality import Predicate
+from ..records import Record, record_of
 
 INDICES = ("crow", "col")
 """The names of the kernel's indices, which it gets behind the tensors of a call."""

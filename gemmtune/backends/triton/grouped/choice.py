@@ -15,10 +15,10 @@ from ..artifact import Expected, instruction
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
 from ..descriptors import turned
-from ..launch import Blocks
 from ..legality import Predicate
 from ..persistent import operand_blocks
 from ..printer import TRITON_DTYPES
+from ..records import Blocks
 from .configs import GroupedConfig, most_tiles, scale_group_of, scale_rows_of, why_not_config
 
 LEAST_GROUPS_BLOCK = 16
