@@ -58,14 +58,7 @@ def bound_block_call(
     outs = [("out", out)] if out is not None else []
     check_operands(name, [*given.items(), *zip(names, epilogue_args, strict=True), *outs])
     sparsity = sparsity_of(name, weight)
-    if x.dim() != 2 or x.shape[0] != weight.shape[1]:
-        raise InvalidProblemError(
-            f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}; expected bsr [M, K] and x [K, N]"
-        )
-    size = (weight.shape[0], x.shape[1])
-    check_extra(name, [*added.items(), *zip(names, epilogue_args, strict=True)], size)
-    if out is not None and tuple(out.shape) != size:
-        raise InvalidProblemError(f"{name}: out must have shape {list(size)}, got {list(out.shape)}")
+    _check_sizes(name, weight, x, [*added.items(), *zip(names, epilogue_args, strict=True)], out)
     return Call(
         name=name,
         operation=row,
@@ -78,6 +71,17 @@ def bound_block_call(
         extra=tuple(map(turned, epilogue_args)),
         extra_names=names,
     )
+
+
+def _check_sizes(name: str, weight: Tensor, x: Tensor, extra: list[tuple[str, Tensor]], out: Tensor | None) -> None:
+    if x.dim() != 2 or x.shape[0] != weight.shape[1]:
+        raise InvalidProblemError(
+            f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}; expected bsr [M, K] and x [K, N]"
+        )
+    size = (weight.shape[0], x.shape[1])
+    check_extra(name, extra, size)
+    if out is not None and tuple(out.shape) != size:
+        raise InvalidProblemError(f"{name}: out must have shape {list(size)}, got {list(out.shape)}")
 
 
 def problem_of_blocks(call: Call, epilogue: Epilogue | None) -> Problem:

@@ -231,19 +231,8 @@ def multi(
     if decide not in ("ranges", "first_call"):
         raise InvalidProblemError(f"multi: decide: got {decide!r}, expected ranges or first_call")
     problem, name, info = _asked(what, operands, arguments, device)
-    if not choices or isinstance(choices, str):
-        raise InvalidProblemError(
-            f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
-        )
     chosen = dataclasses.replace(settings or settings_module.current(), verify=True, batch_invariant=False)
-    local = [x for x in choices if not isinstance(x, str) and not importable(x)]
-    if subprocess and local:
-        raise InvalidProblemError(
-            f"multi: got {name_of(local[0])} and subprocess=True, expected functions that a worker process can import: "
-            "define it at the top of a module, or leave subprocess out"
-        )
-    in_worker = (chosen.tune_in_subprocess and not local) if subprocess is None else subprocess
-    chosen = dataclasses.replace(chosen, tune_in_subprocess=in_worker)
+    chosen = dataclasses.replace(chosen, tune_in_subprocess=_in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
     rows_class = row_classes(problem)[0]
     made = Multi(name, _held(choices, rows_class, problem, rows, info, chosen), rows_class, info, chosen, decide)
@@ -252,6 +241,21 @@ def multi(
     elif decide == "ranges" and chosen.multi_kernel is None:
         made.decide(rows)
     return made
+
+
+def _in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Settings) -> bool:
+    """Whether the choices are measured in a worker process, which ``subprocess`` asks for or refuses."""
+    if not choices or isinstance(choices, str):
+        raise InvalidProblemError(
+            f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
+        )
+    local = [x for x in choices if not isinstance(x, str) and not importable(x)]
+    if subprocess and local:
+        raise InvalidProblemError(
+            f"multi: got {name_of(local[0])} and subprocess=True, expected functions that a worker process can import: "
+            "define it at the top of a module, or leave subprocess out"
+        )
+    return (settings.tune_in_subprocess and not local) if subprocess is None else subprocess
 
 
 def _held(

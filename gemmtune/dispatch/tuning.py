@@ -106,20 +106,26 @@ def tune(
         if p.device_type != info.torch_device.type:
             raise InvalidProblemError(f"tune: got a problem for {p.device_type} ({p}), but the device is {info.torch_device}")
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
+    chosen = settings or settings_module.current()
+    chosen = dataclasses.replace(chosen, batch_invariant=True) if batch_invariant else chosen
     try:
-        chosen = settings or settings_module.current()
-        chosen = dataclasses.replace(chosen, batch_invariant=True) if batch_invariant else chosen
         with settings_module.use(chosen):
-            store = open_store(chosen)
-            if rows is None:
-                cost_us = host_us(info, chosen)
-                candidates = [candidates_for(p, info, chosen, host_us=cost_us) for p in problems]
-                return TuningResult(tuple(tuned(candidates, store, listener)))
-            classes = [x for p in problems for x in classes_over(p, rows)]
-            return RangesResult(tuple(_tuned_rows(x, rows, info, chosen, store, listener) for x in dict.fromkeys(classes)))
+            return _tuned_problems(problems, rows, info, chosen, listener)
     finally:
         listener.close()
         forget_plans()
+
+
+def _tuned_problems(
+    problems: Sequence[Problem], rows: range | None, device: DeviceInfo, settings: Settings, progress: Progress
+) -> TuningResult | RangesResult:
+    store = open_store(settings)
+    if rows is None:
+        cost_us = host_us(device, settings)
+        candidates = [candidates_for(p, device, settings, host_us=cost_us) for p in problems]
+        return TuningResult(tuple(tuned(candidates, store, progress)))
+    classes = dict.fromkeys(x for p in problems for x in classes_over(p, rows))
+    return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress) for x in classes))
 
 
 def _tuned_rows(
