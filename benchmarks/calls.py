@@ -38,6 +38,12 @@ def gemmtune_call(problem: Problem) -> Call:
             return lambda x, _: gemmtune.scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, fast_accum=fast)
         case "mixed_grouped_mm":
             return lambda x, _: gemmtune.mixed_grouped_mm(*x, encoding=encoding)
+        case "bsr_mm":
+            return lambda x, _: gemmtune.bsr_mm(x[1], x[0].t(), out=_turned_out(problem, x[0])).t()
+        case "bsr_addmm":
+            return lambda x, s: gemmtune.bsr_addmm(
+                x[2].t(), x[1], x[0].t(), alpha=s[0], beta=s[1], out=_turned_out(problem, x[0])
+            ).t()
         case _ if problem.groups:
             return lambda x, _: gemmtune.grouped_mm(*x)
     function = getattr(gemmtune, problem.op)
@@ -61,10 +67,18 @@ def torch_call(problem: Problem) -> Call:
             return lambda x, _: torch.mm(x[0], dequantized(x[1], *_weights(x).values(), encoding, x[0].dtype))
         case "scaled_mm":
             return lambda x, _: torch._scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, use_fast_accum=fast)
+        case "bsr_mm":
+            return lambda x, _: torch.mm(x[1], x[0].t()).t()
         case _ if problem.groups:
             return lambda x, _: torch._grouped_mm(x[0], _experts(x, encoding), offs=x[-1])
     function = getattr(torch, problem.op)
     return lambda x, _: function(*x)
+
+
+def _turned_out(problem: Problem, x: torch.Tensor) -> torch.Tensor | None:
+    """The transpose of a result as the problem has it, where that is not what the operation makes by itself."""
+    m, n = problem.out.size
+    return x.new_empty(m, n, dtype=problem.out.dtype).t() if problem.out.row_major else None
 
 
 def _experts(tensors: Tensors, encoding: str) -> torch.Tensor:

@@ -25,6 +25,8 @@ class Entry:
 
     name: str
     problem: Problem
+    pattern: str = ""
+    """How the blocks of a block-sparse weight lie, where that is not at random: ``banded``."""
 
 
 def read_entries(path: str, device_type: str, names: str) -> tuple[list[Entry], list[str]]:
@@ -41,7 +43,7 @@ def read_entries(path: str, device_type: str, names: str) -> tuple[list[Entry], 
         if reason:
             skipped.append(f"skipped {name}: {reason}")
         else:
-            found.append(Entry(name=name, problem=_problem(given, f"{path}: {name}", options)))
+            found.append(Entry(name=name, problem=_problem(given, f"{path}: {name}", options), pattern=given.get("pattern", "")))
     if not found:
         raise click.ClickException(f"--names {names!r} and --device {device_type} leave no shape of {path} to measure")
     repeated = {entry.name for entry in found if [e.name for e in found].count(entry.name) > 1}

@@ -15,7 +15,7 @@ import gemmtune
 from gemmtune.choice import Kernel
 from gemmtune.device import DeviceInfo
 from gemmtune.dispatch.plan import Plan
-from gemmtune.numerics.operands import random_operands
+from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.problem import Problem
 from gemmtune.settings import Timing
 from gemmtune.timing.contenders import Contender
@@ -41,13 +41,21 @@ class Comparison:
 
 
 def compare(
-    problem: Problem, device: DeviceInfo, plan: Plan, references: Mapping[str, Reference], regime: Timing, *, seconds: float
+    problem: Problem,
+    device: DeviceInfo,
+    plan: Plan,
+    references: Mapping[str, Reference],
+    regime: Timing,
+    *,
+    seconds: float,
+    operands: Operands | None = None,
 ) -> Comparison:
     """Measure the plan's kernel (``graph`` on a GPU) or the public operation against the references in turn.
 
-    A fifth of ``seconds`` is load without measuring, which brings a GPU to the clocks that it sustains.
+    A fifth of ``seconds`` is load without measuring, which brings a GPU to the clocks that it sustains. ``operands`` are random
+    unless they are given.
     """
-    timer = Timer(problem, device, regime)
+    timer = Timer(problem, device, regime, operands=operands)
     as_called = regime == "eager" or device.type == "cpu"
     ours = _public(problem, plan) if as_called and plan.choice.packed_format is None else plan.kernel
     contenders = {OURS: timer.contender(plan.choice, ours)}

@@ -81,7 +81,13 @@ def sparse_best(problem: Problem, device: DeviceInfo) -> Reference:
 
 
 def torchs_kernel() -> Callable[..., torch.Tensor]:
-    """torch's product by its Triton kernel, imported when it is wanted: torch has it where there is Triton."""
+    """torch's product by its Triton kernel, imported when it is wanted.
+
+    Raises:
+        RuntimeError: there is no GPU, without which it does not run.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch's block-sparse kernel needs a GPU")
     function: Callable[..., torch.Tensor] = importlib.import_module("torch.sparse._triton_ops").bsr_dense_addmm
     return function
 

@@ -2,6 +2,7 @@
 
     python benchmarks/run.py --shapes benchmarks/shapes/reference18.json --device cuda --against torch,inductor --json out.json
     python benchmarks/run.py --shapes benchmarks/shapes/cpu.json --device cpu --names '^fp32' --second-run
+    python benchmarks/run.py --shapes benchmarks/shapes/bsr.json --store kept --json bsr.json --resume --minutes 8
     python benchmarks/run.py --host --device cuda
 
 Tuning is cold: unless ``--store`` is given, store, compiled kernels and the compiler caches of the references are in a temporary
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -26,6 +28,7 @@ import torch
 from entries import Entry, read_entries
 from environment import clocks, describe_environment
 from measure import Comparison, compare, host_cost
+from patterns import banded_operands
 from references import REFERENCES, Reference
 from report import print_row, print_summary, summary
 
@@ -40,6 +43,8 @@ from gemmtune.settings import Search, Timing
 from gemmtune.timing.limits import limit_us, measure_limits
 
 REGIMES: tuple[Timing, ...] = typing.get_args(Timing)
+TUNED_TOGETHER = 12
+"""Shapes that are tuned before the first of them is compared: the next ones' kernels compile while the first ones are measured."""
 
 
 def words(legal: Sequence[str]) -> Any:
@@ -58,7 +63,10 @@ def words(legal: Sequence[str]) -> Any:
 @click.command()
 @click.option("--shapes", "path", help="A JSON file of shapes, as in benchmarks/shapes.")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
-@click.option("--names", default="", help="A regular expression: only the shapes whose name it finds.")
+@click.option("--names", "--only", default="", help="A regular expression: only the shapes whose name it finds.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many shapes, those in front.")
+@click.option("--resume", is_flag=True, help="Go on with what the file of --json has: its shapes are not measured again.")
+@click.option("--minutes", type=float, help="No further shape is begun after this time; --resume does the rest.")
 @click.option("--against", default="torch", callback=words(list(REFERENCES)), show_default=True, help="Comma-separated references.")
 @click.option("--regime", "regimes", default="graph", callback=words(REGIMES), show_default=True, help="graph, eager, or both.")
 @click.option("--backends", callback=words(list(BACKENDS)), help="Comma-separated; the device's own by default.")
@@ -94,31 +102,69 @@ def main(**options: Any) -> None:
 
 
 def _portable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What shaped the measurement: the options without the paths of this machine."""
-    return {name: value for name, value in options.items() if name not in ("path", "out", "store")}
+    """What shaped the measurement: the options without the paths of this machine, and without what says which shapes."""
+    return {name: value for name, value in options.items() if name not in ("path", "out", "store", "limit", "resume", "minutes")}
+
+
+def _resumed(options: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """What the shapes of an earlier run with these options gave; of none where there is no file yet."""
+    before: dict[str, Any] = {"skipped": [], "tuning_s": 0.0, "limits": {}, "shapes": []}
+    if not options["resume"]:
+        return before
+    if not options["out"]:
+        raise click.UsageError("got --resume without --json: nothing says what was measured")
+    if not Path(options["out"]).exists():
+        return before
+    known = json.loads(Path(options["out"]).read_text())
+    asked, had = json.loads(json.dumps(report["options"])), known["options"]
+    other = sorted(name for name in asked | had if name != "names" and asked.get(name) != had.get(name))
+    if other:
+        raise click.UsageError(f"--resume: {options['out']} was measured with other values of {', '.join(other)}")
+    return {name: known.get(name, value) for name, value in before.items()}
 
 
 def _shapes(device: DeviceInfo, options: Mapping[str, Any], report: dict[str, Any]) -> None:
     entries, skipped = read_entries(options["path"], device.torch_device.type, options["names"])
     for line in skipped:
         click.echo(line)
-    begun = time.perf_counter()
-    results = gemmtune.tune([entry.problem for entry in entries], progress=False, device=str(device.torch_device))
-    tuning_s = time.perf_counter() - begun
-    click.echo(f"tuned {len(entries)} shapes in {tuning_s:.1f} s")
-    report |= {"skipped": skipped, "tuning_s": tuning_s, "limits": {}, "shapes": []}
-    for entry, result in zip(entries, results, strict=True):
-        limits = _limits(entry, device, options, report["limits"])
-        row = _row(entry, result, limits)
-        row["regimes"] = _measured(entry, device, options, row)
-        row["clocks"] = clocks(device)
-        report["shapes"].append(row)
-        report["summary"] = summary(report)
-        print_row(row)
-        _write(options["out"], report)
-        if device.type != "cpu":
-            torch.cuda.empty_cache()
+    deadline = time.monotonic() + 60 * options["minutes"] if options["minutes"] else math.inf
+    report |= _resumed(options, report)
+    report["skipped"] = list(dict.fromkeys((*report["skipped"], *skipped)))
+    done = {row["name"] for row in report["shapes"]}
+    todo = [entry for entry in entries if entry.name not in done][: options["limit"]]
+    if done:
+        click.echo(f"{len(done)} shapes are measured already, {len(todo)} are left")
+    for begin in range(0, len(todo), TUNED_TOGETHER):
+        some = todo[begin : begin + TUNED_TOGETHER]
+        if time.monotonic() > deadline:
+            break
+        begun = time.perf_counter()
+        results = gemmtune.tune([entry.problem for entry in some], progress=False, device=str(device.torch_device))
+        report["tuning_s"] += time.perf_counter() - begun
+        click.echo(f"tuned {len(some)} shapes in {time.perf_counter() - begun:.1f} s")
+        for entry, result in zip(some, results, strict=True):
+            if time.monotonic() > deadline:
+                break
+            _shape(entry, result, device, options, report)
+    left = len(todo) - sum(entry.name in {row["name"] for row in report["shapes"]} for entry in todo)
+    if left:
+        click.echo(f"the time is over: {left} shapes are left for --resume")
+    report["summary"] = summary(report)
     print_summary(report)
+
+
+def _shape(entry: Entry, result: ProblemResult, device: DeviceInfo, options: Mapping[str, Any], report: dict[str, Any]) -> None:
+    """Compare one shape and add its row to the report."""
+    limits = _limits(entry, device, options, report["limits"])
+    row = _row(entry, result, limits)
+    row["regimes"] = _measured(entry, device, options, row)
+    row["clocks"] = clocks(device)
+    report["shapes"].append(row)
+    report["summary"] = summary(report)
+    print_row(row)
+    _write(options["out"], report)
+    if device.type != "cpu":
+        torch.cuda.empty_cache()
 
 
 def _row(entry: Entry, result: ProblemResult, limits: Mapping[str, float]) -> dict[str, Any]:
@@ -136,6 +182,7 @@ def _row(entry: Entry, result: ProblemResult, limits: Mapping[str, float]) -> di
 def _measured(entry: Entry, device: DeviceInfo, options: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """The comparison in each regime. A reference that cannot be made is noted in the row and left out."""
     index = -1 if device.type == "cpu" else device.index
+    operands = banded_operands(entry.problem, device) if entry.pattern == "banded" else None
     with torch.no_grad(), precision_scope(entry.problem):
         references: dict[str, Reference] = {}
         for name in options["against"]:
@@ -146,7 +193,7 @@ def _measured(entry: Entry, device: DeviceInfo, options: Mapping[str, Any], row:
                 row["errors"][name] = f"{type(error).__name__}: {error}"
         plan = plan_for(entry.problem, index)
         regimes = {
-            regime: compare(entry.problem, device, plan, references, regime, seconds=options["seconds"])
+            regime: compare(entry.problem, device, plan, references, regime, seconds=options["seconds"], operands=operands)
             for regime in options["regimes"]
         }
     return {regime: _comparison(comparison) for regime, comparison in regimes.items()}

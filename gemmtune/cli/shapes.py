@@ -168,7 +168,7 @@ def problem_of_entry(entry: Mapping[str, Any], where: str, options: Spec) -> Pro
     for field in sizes:
         if field not in entry:
             raise InvalidProblemError(f"{where}: {field}: missing, expected a whole number")
-    given = {field: value for field, value in entry.items() if field not in ("name", "batch", "m", "n", "k")}
+    given = {field: value for field, value in entry.items() if field not in ("name", "batch", "m", "n", "k", "pattern")}
     given = {OTHER_NAMES.get(field, field): value for field, value in given.items()}
     return dataclasses.replace(options, **given).problem([entry[field] for field in sizes], where)
 
@@ -206,5 +206,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "density": (lambda value: _NUMBER[0](value) and 0 <= value <= 1, "a number from 0 to 1"),
     "groups": (lambda value: _WHOLE[0](value) and value >= 1, "a whole number from 1 on"),
     "imbalance": _one_of(*words.IMBALANCES),
+    "pattern": _one_of("banded"),
 }
-"""Field of an entry to the check of its value and what the check expects. ``b_dtype`` is another name of ``dtype_b``."""
+"""Field of an entry to the check of its value and what the check expects. ``b_dtype`` is another name of ``dtype_b``; ``pattern``,
+where the blocks of a weight lie, concerns those who measure, as a problem does not tell it."""

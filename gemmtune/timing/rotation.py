@@ -36,14 +36,15 @@ def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
 
 
 class Rotation:
-    """The operand sets of one problem on one device: random numbers, equal in all sets, in memory that no two of them share."""
+    """The operand sets of one problem on one device: random numbers unless others are given, equal in all sets, in memory that no
+    two of them share."""
 
-    def __init__(self, problem: Problem, device: DeviceInfo) -> None:
+    def __init__(self, problem: Problem, device: DeviceInfo, given: Operands | None = None) -> None:
         target = device.torch_device
         caches = CPU_CACHES if device.type == "cpu" else GPU_CACHES
         budget_bytes = CPU_BUDGET_BYTES if device.type == "cpu" else GPU_BUDGET_SHARE * torch.cuda.mem_get_info(target)[0]
         count = set_count(problem.bytes, int(caches * device.last_level_cache_bytes), int(budget_bytes))
-        first = random_operands(problem, target, seed=SEED)
+        first = given or random_operands(problem, target, seed=SEED)
         self.sets: tuple[Operands, ...] = (first, *(_copy(first) for _ in range(count - 1)))
         self._packed: dict[str, tuple[Operands, ...]] = {}
 
@@ -53,7 +54,8 @@ class Rotation:
         if name is None:
             return self.sets
         if name not in self._packed:
-            self._packed[name] = tuple(_with_b(s, choice.pack(s.named["b"])) for s in self.sets)
+            packed = choice.pack(self.sets[0].named["b"])  # which costs more than copying what it gives
+            self._packed[name] = tuple(_with_b(s, packed if i == 0 else _copy_tensor(packed)) for i, s in enumerate(self.sets))
         return self._packed[name]
 
 

@@ -44,15 +44,24 @@ class Timer:
     """Makes contenders for one problem on one device. Holds the operand sets, which all contenders share.
 
     Where no graph replays the kernel (on a CPU, and with ``eager``) a contender is the call as a user makes it: it allocates its
-    result, and ``host_us`` is what the look-up of a call costs the host before it comes to the kernel.
+    result, and ``host_us`` is what the look-up of a call costs the host before it comes to the kernel. ``operands`` are copied;
+    random ones are made where there are none.
     """
 
-    def __init__(self, problem: Problem, device: DeviceInfo, mode: Timing, *, host_us: float = 0.0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        device: DeviceInfo,
+        mode: Timing,
+        *,
+        host_us: float = 0.0,
+        operands: Operands | None = None,
+    ) -> None:
         self._problem = problem
         self._device = device.torch_device
         self._as_called = mode == "eager" or device.type == "cpu"
         self._host_us = host_us
-        self._rotation = Rotation(problem, device)
+        self._rotation = Rotation(problem, device, operands)
         self._turns = itertools.count()
         self._streams: tuple[torch.cuda.Stream, ...] = ()
         if device.type != "cpu":

@@ -56,6 +56,7 @@ def shapes(tmp_path):
         ("few_rows", "cuda", 12),
         ("unaligned", "cuda", 11),
         ("grouped", "cuda", 35),
+        ("bsr", "cuda", 61),
     ],
 )
 def test_shape_files_are_complete(script, file, device, count):
@@ -241,3 +242,55 @@ def test_torchs_block_sparse_kernel_is_measured_with_its_best_parameters_that_ar
     assert torch.allclose(plain.kernel.run_new(operands.tensors, ()), got, atol=1e-4)
     with pytest.raises(RuntimeError, match="multiples of 16 tokens, got 17"):
         sparse.sparse_best(Problem.bsr_mm(17, 64, 64, block=16, device_type="cpu"), device)
+
+
+BLOCKS = {"op": "bsr_mm", "n": 64, "k": 64, "dtype": "float32", "block": 16, "density": 0.5}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+def test_a_run_in_parts_goes_on_where_it_ended(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    path, out = tmp_path / "blocks.json", tmp_path / "out.json"
+    entries = [
+        {"name": "one", "m": 4, "pattern": "banded"},
+        {"name": "two", "m": 2, "imbalance": "skewed"},
+        {"name": "three", "m": 1},
+    ]
+    path.write_text(json.dumps({"shapes": [BLOCKS | entry for entry in entries]}))
+    words = [
+        "--shapes",
+        str(path),
+        "--device",
+        "cpu",
+        "--backends",
+        "aten",
+        "--seconds",
+        "0.02",
+        "--bandwidth",
+        "40",
+        "--rate",
+        "9",
+    ]
+    words += ["--against", "torch,torch-best", "--store", str(tmp_path / "kept"), "--json", str(out)]
+    for more, count in (
+        (["--limit", "1"], 1),
+        (["--resume", "--only", "t", "--limit", "1"], 2),
+        (["--resume", "--minutes", "9"], 3),
+    ):
+        ran = CliRunner().invoke(script("run").main, [*words, *more], catch_exceptions=False)
+        assert ran.exit_code == 0, ran.output
+        rows = json.loads(out.read_text())["shapes"]
+        assert [row["name"] for row in rows] == ["one", "two", "three"][:count]
+    assert all(row["regimes"]["graph"]["references"].keys() == {"torch"} and "torch-best" in row["errors"] for row in rows)
+    refused = CliRunner().invoke(script("run").main, [*words, "--resume", "--seconds", "0.03"])
+    assert "was measured with other values of seconds" in refused.output
+
+
+def test_a_band_has_as_many_blocks_in_each_row(script):
+    mask = script("patterns").band(4, 6, 0.3)
+    assert mask.int().tolist() == [[1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]]
+    problem = Problem.bsr_mm(2, 32, 48, block=8, density=0.3, dtype=torch.float32, device_type="cpu")
+    weight = script("patterns").banded_operands(problem, detect("cpu")).weight
+    assert torch.equal(weight.to_dense().reshape(4, 8, 6, 8).abs().sum(dim=(1, 3)) > 0, mask)
+    with pytest.raises(RuntimeError, match="expected a block-sparse product, got mm"):
+        script("patterns").banded_operands(Problem.mm(2, 4, 8, device_type="cpu"), detect("cpu"))

@@ -143,7 +143,7 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({**ENTRY, "layuot": "nt"},
          "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, k2, dtype, layout, bias, alpha, beta, "
          "prepacked, dtype_b, b_dtype, encoding, scales, zeros, scale_dtype, out_dtype, fast_accum, block, density, groups, "
-         "imbalance"),
+         "imbalance, pattern"),
         (7, "entry 2: got 7, expected an object with m, n and k"),
     ],
     ids=["text", "negative", "bool", "dtype", "layout", "op", "dtype_b", "missing", "bmm-without-batch", "unknown-field",
