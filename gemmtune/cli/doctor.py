@@ -23,6 +23,7 @@ from ..cache import make_private, why_not_private
 from ..device import DeviceInfo, detect
 from ..errors import GemmtuneError, UnavailableError
 from ..native import build
+from ..selector.offers import enabled_backends
 from ..settings import Settings
 from ..store.key import driver_version, fingerprint_text
 from ..store.store import open_store
@@ -148,6 +149,7 @@ def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
     except ImportError as error:
         return {"ok": False, "problem": f"its module cannot be imported: {error}", "devices": []}
     seen = [(device, backend.available(device)) for device in devices]
+    none_named = dataclasses.replace(settings.current(), backends=None)
     return {
         "ok": any(available.ok for _, available in seen),
         "problem": None,
@@ -156,7 +158,7 @@ def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
                 "device": str(device.torch_device),
                 "ok": available.ok,
                 "detail": available.detail,
-                "by_default": backend.serves_by_default(device),
+                "by_default": name in enabled_backends(device, none_named),
             }
             for device, available in seen
         ],

@@ -13,7 +13,7 @@ from ..problem.dtypes import dtype_info, dtype_name
 from ..problem.fused import factor_epilogue
 from ..problem.layout import ALIGNED_BYTES, Layout
 from ..problem.scales import scale_layouts, weight_scale_layout
-from .labels import FLOAT8, ROWS, SCALES_OF, WEIGHTS
+from .labels import FLOAT8, OPS, ROWS, SCALES_OF, WEIGHTS
 from .layouts import PLAIN, kinds_of
 from .traits import Traits
 
@@ -29,7 +29,7 @@ def why_not(traits: Traits, problem: Problem, device: DeviceInfo) -> str | None:
 def operation_of(problem: Problem) -> str | None:
     """The public function that a problem is a call of, as ``labels.OPS`` has it; None with an epilogue that none of them has."""
     if problem.epilogue is None:
-        return problem.op if problem.op in ROWS else None
+        return problem.op
     if problem.op != "int_mm" or len(problem.epilogue.operands) != 1:
         return None
     factor = problem.epilogue.operands[0]
@@ -38,6 +38,9 @@ def operation_of(problem: Problem) -> str | None:
 
 
 def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[str]:
+    if problem.op not in ROWS:
+        yield f"op: got {problem.op}, which no declaration covers; expected one of {', '.join(OPS)}"
+        return
     op = operation_of(problem)
     if op is None:
         yield f"epilogue: got {problem.epilogue}, expected none, which is what a declared GEMM computes"
@@ -142,17 +145,25 @@ def _of_scales(traits: Traits, problem: Problem, op: str) -> Iterator[str]:
 
 
 def _has_scales(problem: Problem, op: str, kind: str) -> bool:
-    m, n, k = problem.m, problem.n, problem.k
+    """Whether the scales are of that kind. One number is such in any shape of one element."""
+    given = [x for x in (problem.scale_a, problem.scale_b, problem.zero_b) if x is not None]
     if op == "int_mm_mul":
         assert problem.epilogue is not None
-        return problem.epilogue.operands[0].size == {"tensor": (), "row": (m, 1), "column": (n,)}[kind]
+        given = [problem.epilogue.operands[0]]
+    if kind == "tensor":
+        return bool(given) and all(x.numel == 1 for x in given)
+    return bool(given) == (kind != "none") and [x.size for x in given] == _scale_sizes(problem, op, kind, len(given))
+
+
+def _scale_sizes(problem: Problem, op: str, kind: str, count: int) -> list[tuple[int, ...]]:
+    """The sizes that ``count`` scales of that kind have, which is not that of one number."""
+    m, n, k = problem.m, problem.n, problem.k
+    if op == "int_mm_mul":
+        return [{"row": (m, 1), "column": (n,)}[kind]]
     if op == "mixed_mm":
         expected = weight_scale_layout(n, k, kind, problem.dtype)  # type: ignore[arg-type]
-        given = [x.size for x in (problem.scale_b, problem.zero_b) if x is not None]
-        return all(size == expected.size for size in given) and bool(given) if expected is not None else not given
-    pair = scale_layouts(m, n, k, kind)  # type: ignore[arg-type]
-    given = [x.size for x in (problem.scale_a, problem.scale_b) if x is not None]
-    return given == [x.size for x in pair]
+        return [expected.size] * count if expected is not None else []
+    return [x.size for x in scale_layouts(m, n, k, kind)]  # type: ignore[arg-type]
 
 
 def _scales_text(problem: Problem) -> str:

@@ -29,6 +29,7 @@ from .host import host_us
 from .named import Operand, Operation, stated
 from .plan import forget_plans
 
+SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 MOST_RECORDED = 16
 """So many of the Ms that calls have asked for are anchors of a table, the smallest ones."""
 
@@ -142,6 +143,9 @@ def _asked(
     what: Problem | Iterable[Problem] | Operation, operands: Sequence[Operand], arguments: Mapping[str, Any], device: str | None
 ) -> tuple[list[Problem], str | None]:
     """The problems that ``tune`` is asked about, and their device if the question names one."""
+    for name in arguments:
+        if name in SETTINGS:
+            raise InvalidProblemError(f"tune: {name} is a setting; gemmtune.settings.patch({name}=...) sets it for a while")
     if isinstance(what, str) or callable(what):
         problem, place = stated("tune", what, operands, arguments)
         if isinstance(problem, str):

@@ -12,6 +12,7 @@ import torch
 
 from ..choice import Choice, Claims, Kernel, Status, Tensors
 from ..errors import ErrorFromChoice
+from ..numerics import block_sparse
 from ..numerics.aliasing import in_one_buffer, is_product_with_itself
 from ..numerics.bounds import exact_limit
 from ..numerics.buffers import POISONS, poison
@@ -116,7 +117,8 @@ class Verifier:
 
     def _check_memory(self, choice: Choice, result: torch.Tensor, again: torch.Tensor, tensors: Tensors) -> None:
         """Raises ErrorFromChoice where a result has memory that the next call's result has too, or an operand."""
-        memory = [x.untyped_storage().data_ptr() for x in (result, again, *tensors)]
+        read = [x for tensor in tensors for x in block_sparse.parts(tensor)]
+        memory = [x.untyped_storage().data_ptr() for x in (result, again, *read)]
         if memory[0] in memory[1:]:
             whose = "the next call's result" if memory[0] == memory[1] else "an operand"
             reason = f"returned memory that is {whose} too, expected a result of its own from each call"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import ClassVar
 
 import torch
 
@@ -73,6 +74,45 @@ def changes_its_input(a: Tensor, b: Tensor) -> Tensor:
 def undeclared(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b)
 
+
+class EveryOperation:
+    """A GEMM for each operation that a declaration may name, called as torch's and gemmtune's own are."""
+
+    gemm_traits: ClassVar = {
+        "deterministic": True, "alpha": True, "beta": True, "bias": ["n", "mn"],
+        "weights": ["int4"], "scales": ["tensor", "column"],
+    }  # fmt: skip
+    mm, addmm, bmm, baddbmm = torch.mm, torch.addmm, torch.bmm, torch.baddbmm
+    int_mm = torch._int_mm
+
+    @staticmethod
+    def mm_plus_mm(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return torch.addmm(torch.mm(a, b), c, d)
+
+    @staticmethod
+    def int_mm_mul(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+        return torch._int_mm(a, b) * scale
+
+    @staticmethod
+    def mixed_mm(a: Tensor, b: Tensor, *, scale_b: Tensor, encoding: str) -> Tensor:
+        low, high = (b << 4).view(torch.int8) >> 4, b.view(torch.int8) >> 4
+        assert encoding == "int4"
+        return a @ (torch.stack([low, high], 1).flatten(0, 1) * scale_b)
+
+    @staticmethod
+    def scaled_mm(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
+        return (a.float() @ b.float() * scale_a * scale_b).to(out_dtype)
+
+    @staticmethod
+    def bsr_mm(bsr: Tensor, x: Tensor) -> Tensor:
+        return bsr.to_dense() @ x
+
+    @staticmethod
+    def bsr_addmm(inp: Tensor, bsr: Tensor, x: Tensor, *, beta: float, alpha: float) -> Tensor:
+        return beta * inp + alpha * (bsr.to_dense() @ x)
+
+
+every_operation = EveryOperation()
 
 BROKEN = {
     "off_by_little": ("wrong_result", "expected"),

@@ -19,6 +19,7 @@ from fake_choices import LIMITS_S
 import gemmtune
 from gemmtune import cli, settings
 from gemmtune.backends.own import targets
+from gemmtune.declaration.labels import OPS
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.integration.compile.verdicts import StoreJudge
 from gemmtune.problem import Problem
@@ -61,6 +62,48 @@ def test_broken_ones_cost_themselves_alone(own_store: Path):
         assert (outcome.status, bool(re.search(reason, outcome.reason))) == (status, True), outcome
     assert outcomes[name_of("right")].status == "ok"
     assert outcomes[name_of("right")].time_us > 0
+
+
+def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
+    """Operands of a call for each operation that a declaration may name."""
+    a, b, batch = torch.randn(32, 64), torch.randn(64, 32), torch.randn(2, 32, 32)
+    i, j = (torch.randint(-9, 9, size, dtype=torch.int8) for size in ((32, 64), (64, 32)))
+    narrow, scale = torch.randn(32, 64).to(torch.float8_e4m3fn), torch.rand(32) + 1
+    bsr = gemmtune.sparse.create_blocked_tensor(32, 64, block=16)
+    return {
+        "mm": ((a, b), {}),
+        "addmm": ((torch.randn(32), a, b), {"alpha": 2.0}),
+        "bmm": ((batch, batch), {}),
+        "baddbmm": ((batch, batch, batch), {"beta": 0.5}),
+        "mm_plus_mm": ((a, b, a, b), {}),
+        "int_mm": ((i, j), {}),
+        "int_mm_mul": ((i, j, scale), {}),
+        "mixed_mm": ((a, j[:32].view(torch.uint8)), {"encoding": "int4", "scale_b": scale[None]}),
+        "scaled_mm": ((narrow, narrow.t(), scale[:1], scale[:1]), {}),
+        "bsr_mm": ((bsr, b), {}),
+        "bsr_addmm": ((b[:32], bsr, b), {"alpha": 2.0}),
+    }
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_each_operation_is_raced_and_called(op: str, own_store: Path):
+    operands, keywords = _calls()[op]
+    expected = getattr(gemmtune, op)
+    with only("own_gemms:every_operation", tune_in_subprocess=False, search="quick"):
+        outcomes = {o.name: o for o in gemmtune.tune(op, *operands, progress=False, **keywords)[0].outcomes}
+        assert outcomes[name_of("every_operation")].status == "ok", outcomes
+    with settings.patch(backends=("aten",), tune="never"):
+        right = expected(*operands, **keywords)
+    with only("own_gemms:every_operation", choice_denylist_regex="^aten", tune="never"):
+        assert gemmtune.explain(op, *operands, **keywords).pick == name_of("every_operation")
+        torch.testing.assert_close(expected(*operands, **keywords), right, rtol=1e-2, atol=1e-2)
+
+
+def test_what_no_declaration_covers_says_what_is():
+    problem = Problem.grouped_mm(16, 32, 64, groups=2, dtype=torch.float32, device_type="cpu")
+    with only("own_gemms:right") as chosen:
+        [refusal] = [x for x in offers_for(problem, gemmtune.device.detect("cpu"), chosen).refusals if x.name == name_of("right")]
+    assert re.fullmatch(r"op: got grouped_mm, which no declaration covers; expected one of mm, .*, bsr_addmm", refusal.reason)
 
 
 def test_it_is_picked_called_explained_and_stored_and_another_store_takes_it_in(own_store: Path, tmp_path: Path):

@@ -247,6 +247,10 @@ BAD_CALLS = {
         lambda: gemmtune.explain("mm", A, B, scale_b=ONE),
         "explain: mm: got an unexpected keyword argument 'scale_b'",
     ),
+    "a setting as an argument": (
+        lambda: gemmtune.tune("mm", A, B, extra_choices=["mylib.ops:matmul"]),
+        r"tune: extra_choices is a setting; gemmtune.settings.patch\(extra_choices=...\) sets it for a while",
+    ),
 }
 
 
