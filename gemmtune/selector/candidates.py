@@ -82,7 +82,7 @@ class Candidates:
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
         if rows.keys() - choices:
             wider = widest_offers_for(self.problem, self.device, self.settings).choices
-            choices |= {c.content_hash: c for c in wider if c.content_hash in rows and c.content_hash not in choices}
+            choices |= {c.content_hash: c for c in wider if c.content_hash in rows}
             choices |= known_variants(wider, rows.keys() - choices, self.settings)
         known = {
             digest: dataclasses.replace(outcome_of(row), name=choices[digest].name)

@@ -70,8 +70,10 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
             while high - low > 1:
                 middle = (low + high) // 2
                 between = at(middle)
-                low, high = (middle, high) if between is None or between.compile_key == found[-1].compile_key else (low, middle)
-            here = at(high) or here
+                if between is None or between.compile_key == found[-1].compile_key:
+                    low = middle
+                else:
+                    high, here = middle, between
         if not found or here.compile_key != found[-1].compile_key:
             found.append(here)
         before = m

@@ -63,10 +63,9 @@ class Work:
         if self.source:
             return self.source(problem)
         found = candidates_for(problem, self.device, self.settings, host_us=self.host_us)
-        invariant = [c for c in found.offers.choices if c.batch_invariant]
-        if not self.settings.batch_invariant or not invariant:
+        if not self.settings.batch_invariant or not any(c.batch_invariant for c in found.offers.choices):
             return found
-        kept = (*(c for c in found.offers.choices if c.baseline and not c.batch_invariant), *invariant)
+        kept = tuple(c for c in found.offers.choices if c.baseline or c.batch_invariant)
         offers = dataclasses.replace(found.offers, choices=kept)
         return dataclasses.replace(found, offers=offers, choices={c.content_hash: c for c in kept}, closed=True)
 

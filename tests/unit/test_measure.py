@@ -49,6 +49,7 @@ class FakeSession:
 
     def __init__(self, **times: float | None) -> None:
         self.times = times
+        self.spreads: dict[str, float] = {}
         self.asked: list[tuple[Any, ...]] = []
         self.seen = ""
 
@@ -61,7 +62,11 @@ class FakeSession:
     def rank(self, choices: Sequence[Choice]) -> Ranking:
         names = [c.name.removeprefix("fake:") for c in choices]
         self.asked.append(tuple(names))
-        times = {f"fake:{x}": Ranked(time_us=t, margin_us=t / 10) for x in names if (t := self.times[x]) is not None}
+        times = {
+            f"fake:{x}": Ranked(time_us=t, margin_us=t / 10, spread=self.spreads.get(x, 0.0))
+            for x in names
+            if (t := self.times[x]) is not None
+        }
         return Ranking(times=times, seen=self.seen)
 
 
@@ -173,7 +178,10 @@ def test_what_was_measured_on_a_busy_machine_is_marked(monkeypatch: pytest.Monke
     session.times["b"] = 20.0
     with caplog.at_level(logging.WARNING, "gemmtune"):
         found = ranked(session, known("torch", 5.0), known("a", 1.0), stored, known("c"))
-    assert told == [("a neighbour", 0.0)]
+    for torch_us in (50.0, None):
+        session.asked, session.spreads, session.times["torch"] = [], {"torch": 0.3, "a": 0.9}, torch_us
+        ranked(session, known("a", 1.0), known("b", 2.0), known("torch", 5.0))
+    assert told == [("a neighbour", 0.0), ("a neighbour", 0.3), ("a neighbour", 0.0)], "the spread of torch's own times"
     assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
     assert "was measured on a busy machine (a neighbour): tune it again when it is quiet" in caplog.text
 

@@ -25,8 +25,10 @@ from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import session
+from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
+from gemmtune.selector.result import ProblemResult
 from gemmtune.selector.segments import TABLE
 from gemmtune.selector.session import Ranking, Sample, Session
 from gemmtune.settings import Settings
@@ -162,6 +164,34 @@ def test_a_range_is_cut_where_one_choice_hands_over_to_the_next(backend: RowedBa
     assert {1, CROSSING - 1} <= set(low.checked)
     assert {CROSSING, 64} <= set(high.checked)
     assert "1..19" in str(result)
+
+
+class Told(Progress):
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def begin(self, problem: Problem, total_problems: int) -> None:
+        self.events.append(("begin", problem.m, total_problems))
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        if name not in ("compile", "verify and measure", "final rounds"):
+            self.events.append((name, done, total))
+
+    def end(self, result: ProblemResult) -> None:
+        self.events.append(("end", result.problem.m))
+
+
+def test_who_waits_is_told_how_far_it_is(backend: RowedBackend):
+    told = Told()
+    (result,) = gemmtune.tune(problem(2), m=range(1, 65), progress=told)
+    tuned = [x.problem.m for x in result.anchors]
+    between = [m for m in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if m not in tuned]
+    assert tuned == [1, 8, 64]
+    assert told.events == [
+        *(event for m in tuned for event in (("begin", m, len(tuned)), ("end", m))),
+        *(("anchors between", i, len(between)) for i in range(len(between) + 1)),
+        ("hand-overs", 0, 1), ("prove", 0, 2), ("prove", 2, 2),
+    ]  # fmt: skip
 
 
 def test_the_second_time_it_comes_from_the_store(backend: RowedBackend):
@@ -332,7 +362,9 @@ def one_for_all(rows: range = range(1, 65)) -> gemmtune.selector.range_result.Ra
 def test_a_batch_invariant_table_has_one_choice(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Session, "same_rows", lambda *_: Sample(status=Status.OK))
     backend.kinds = ("torch", "low", "high", "narrow")
-    assert intervals(one_for_all()) == [(1, 64, "low")], "by the mean of ratios, of what is legal for every M"
+    result = one_for_all()
+    assert intervals(result) == [(1, 64, "low")], "by the mean of ratios, of what is legal for every M"
+    assert all({o.name for o in x.outcomes} >= {"fake:torch", "fake:low"} for x in result.anchors), "torch's is measured beside"
     assert intervals(tuned())[0] == (1, 5, "low"), "the table for speed is another one"
     with settings.patch(batch_invariant=True):
         assert {call(m) for m in (1, 7, 33, 64, 100)} == {"fake:low"}
