@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -11,9 +12,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import fake_choices
 import filelock
@@ -23,9 +26,10 @@ from fake_choices import LIMITS_S, PROBLEM, Fake, OutOfResources, fake, wait_unt
 from rotation import rotated
 
 from gemmtune.choice import Choice, Status
-from gemmtune.device import detect
+from gemmtune.device import detect, preset
 from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
+from gemmtune.selector import session as sessions
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.session import Ranking, Session, failure_of
 from gemmtune.settings import Settings
@@ -112,7 +116,7 @@ TUNING = """
     import dataclasses, sys
     sys.path.insert(0, {tests!r})
     from fake_choices import PROBLEM, fake
-    from gemmtune.device import detect
+    from gemmtune.device import detect, preset
     from gemmtune.selector.precompile import precompile
     from gemmtune.selector.remote import RemoteSession
     from gemmtune.settings import Settings
@@ -183,6 +187,77 @@ def test_rank_leaves_out_what_fails(settings: Settings, caplog: pytest.LogCaptur
     with Session(PROBLEM, DEVICE, settings) as session, caplog.at_level(logging.WARNING, "gemmtune"):
         assert set(session.rank([running("fail"), running("multiply")]).times) == {"fake:multiply"}
     assert "fake:fail failed in the final rounds" in caplog.text
+
+
+class FakeContender:
+    """Gives its samples one after the other, the last one for ever."""
+
+    def __init__(self, *samples_us: float, rough_us: float = 0.0, takes_capture: bool = True) -> None:
+        self.samples_us, self.rough_us, self.takes_capture, self.taken = samples_us, rough_us, takes_capture, 0
+
+    def sample_us(self) -> float:
+        self.taken += 1
+        return self.samples_us[min(self.taken, len(self.samples_us)) - 1]
+
+
+@pytest.mark.parametrize(
+    ("contender", "best_us", "time_us", "taken"),
+    [
+        (FakeContender(9, 1, 5), None, 5, 15),
+        (FakeContender(9, 1, 5, takes_capture=False), None, 1, 15),
+        (FakeContender(9, 1, 5, rough_us=116), 10.0, 116, 0),
+        (FakeContender(9, 1, 5, rough_us=115), 10.0, 5, 15),
+        (FakeContender(9, 1, 5, rough_us=116, takes_capture=False), 10.0, 1, 15),
+        (FakeContender(23, 24, 25), 20.0, 25, 15),
+        (FakeContender(24, 30, 25), 20.0, 25, 3),
+    ],
+)
+def test_a_short_measurement_ends_early_where_a_choice_is_clearly_slower(
+    contender: FakeContender, best_us: float | None, time_us: float, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "STAGE_S", 100.0)
+    contender.taken = 0
+    assert sessions._short_measurement(contender, best_us) == time_us  # type: ignore[arg-type]
+    assert contender.taken == taken
+
+
+def test_a_stage_of_samples_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((1.0, 1.01, 1.03, 1.05))
+    monkeypatch.setattr(sessions.time, "perf_counter", lambda: next(clock))
+    assert sessions._samples(FakeContender(1, 2, 3, 4), 9) == [1, 2, 3]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arch", "rounds_s", "budget_s", "warm_up_s"),
+    [("cpu", 2.0, 5.0, 0.0), ("sm90", 2.0, 2.0, 0.2), ("sm90", 0.3, 0.3, 0.15), ("sm90", None, None, None)],
+)
+def test_final_rounds_of_a_gpu_begin_at_sustained_clocks(
+    arch: str, rounds_s: float | None, budget_s: float | None, warm_up_s: float | None, settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    played: list[dict[str, Any]] = []
+
+    def play(contenders: dict[str, FakeContender], **words: Any) -> dict[str, Ranked]:
+        played.append(words | {"sampled": {name: x.taken for name, x in contenders.items()}})
+        return {}
+
+    for name in ("conditions", "device_to_itself"):
+        monkeypatch.setattr(sessions, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(sessions, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda *_: FakeContender(1.0)))
+    monkeypatch.setattr(sessions, "play", play)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    choices = [running("multiply"), dataclasses.replace(running("slow"), baseline=True)]
+    with Session(PROBLEM, DEVICE if arch == "cpu" else preset(arch), settings) as session:
+        session.rank(choices, rounds_s)
+    quick = sessions.EFFORT["quick"].rounds_s
+    assert played == [
+        {
+            "budget_s": quick if budget_s is None else budget_s,
+            "warm_up_s": min(0.2, quick / 2) if warm_up_s is None else warm_up_s,
+            "keep": {"fake:slow"},
+            "sampled": dict.fromkeys(("fake:multiply", "fake:slow"), int(arch != "cpu")),
+        }
+    ]
 
 
 def test_rank_survives_a_crash(settings: Settings) -> None:
