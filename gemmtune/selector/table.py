@@ -105,9 +105,10 @@ def pick_line(result: ProblemResult) -> str:
     text = f"pick: {picked.name}"
     if picked.time_us is not None:
         text += f", {_number(picked.time_us)} µs"
-    if result.speedup_over_torch is None or baseline is None or baseline.direct_us is None:
+    if result.speedup_over_torch is None:
         return f"{text}; torch was not measured"
-    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.direct_us)} µs)"
+    assert baseline is not None
+    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.direct_us or 0.0)} µs)"
 
 
 def summary_line(result: Sequence[ProblemResult]) -> str:

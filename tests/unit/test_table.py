@@ -38,8 +38,12 @@ def test_a_time_without_a_right_result_is_in_no_row():
 
 
 def test_the_pick_is_green_on_a_terminal():
-    _, table, *_ = renderables(TuningResult((problem_result(FAST, TORCH),)))
+    heading, table, *others = renderables(
+        TuningResult((problem_result(FAST, TORCH, refusals=(Refusal(name="cpp:a", reason="no"),)),))
+    )
     assert [row.style for row in table.rows] == ["green", None]
+    assert [text.style for text in (heading, *others)] == ["bold", "dim", "dim", "bold green"]
+    assert [text.style for text in renderables(TuningResult((problem_result(),)))] == ["bold", "bold red"]
 
 
 def test_heading_and_pick_line():
