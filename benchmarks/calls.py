@@ -44,6 +44,8 @@ def gemmtune_call(problem: Problem) -> Call:
             return lambda x, s: gemmtune.bsr_addmm(
                 x[2].t(), x[1], x[0].t(), alpha=s[0], beta=s[1], out=_turned_out(problem, x[0])
             ).t()
+        case "scaled_grouped_mm":
+            return lambda x, _: gemmtune.scaled_grouped_mm(*x, out_dtype=out_dtype, fast_accum=fast)
         case _ if problem.groups:
             return lambda x, _: gemmtune.grouped_mm(*x)
     function = getattr(gemmtune, problem.op)
@@ -69,6 +71,10 @@ def torch_call(problem: Problem) -> Call:
             return lambda x, _: torch._scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, use_fast_accum=fast)
         case "bsr_mm":
             return lambda x, _: torch.mm(x[1], x[0].t()).t()
+        case "scaled_grouped_mm":  # which takes scales of rows and columns, as vectors
+            return lambda x, _: torch._scaled_grouped_mm(
+                *x[:2], x[2].squeeze(1), x[3].squeeze(1), offs=x[4], out_dtype=out_dtype, use_fast_accum=fast
+            )
         case _ if problem.groups:
             return lambda x, _: torch._grouped_mm(x[0], _experts(x, encoding), offs=x[-1])
     function = getattr(torch, problem.op)

@@ -2,7 +2,7 @@
 
 OPS = (
     "mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm", "bsr_mm", "bsr_addmm",
-    "grouped_mm", "mixed_grouped_mm", "grouped_k_mm",
+    "grouped_mm", "mixed_grouped_mm", "scaled_grouped_mm", "grouped_k_mm",
 )  # fmt: skip
 """Every operation that can be tuned: int_mm_mul is int_mm with an epilogue."""
 LAYOUTS = ("nn", "nt", "tn", "tt")

@@ -119,7 +119,7 @@ def cast_for_autocast(call: Call) -> None:
         x = call.operands.get(operand.role)
         if x is None or x.dtype not in eligible or x.dtype == dtype:
             continue
-        if not operand.blocks:
+        if not operand.scales:
             call.operands[operand.role] = x.to(dtype)
             call.packed = None if operand.role == "b" else call.packed
         elif operand.like_a:

@@ -108,7 +108,9 @@ def signature_of(name: str) -> inspect.Signature:
     keywords |= {option: OPTIONS[option] for option in row.options}
     if own is not None:
         positional += [own.argument] * own.required
-        keywords |= {"out_dtype": None} if own.required else {own.argument: None, "out_dtype": None}
+        keywords |= {} if own.required else {own.argument: None}
+    if own is not None or row.names_result:
+        keywords |= {"out_dtype": None}
     keywords |= {"out": None} if own is not None and own.required else {"out": None, "epilogue": None, "epilogue_args": ()}
     kind = inspect.Parameter
     return inspect.Signature(

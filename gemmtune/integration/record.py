@@ -19,12 +19,15 @@ from ..errors import InvalidProblemError
 from ..operators.schema import NAMESPACE, OPERATORS
 from ..problem import Problem
 from .recording import Recording
+from .scaled_groups import SCALES, stated
+from .scaled_groups import TARGETS as SCALED_GROUPS
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _OPERATIONS: dict[Any, str] = {
     aten.mm: "mm", aten.bmm: "bmm", aten.addmm: "addmm", aten.baddbmm: "baddbmm", aten.addmm_: "addmm",
     aten.baddbmm_: "baddbmm", aten._int_mm: "int_mm", aten._scaled_mm: "scaled_mm", aten._grouped_mm: "grouped_mm",
+    **{target.overloadpacket: "scaled_grouped_mm" for target in SCALED_GROUPS},
 }  # fmt: skip
 """torch's products, and the operations that they are."""
 _COMPOSED = (aten.linear.default, aten.matmul.default, aten.einsum.default)
@@ -119,6 +122,8 @@ def _own_call(func: Any, given: Mapping[str, Any]) -> Call:
 
 
 def _call(name: str, given: Mapping[str, Any]) -> Call:
+    if name == "scaled_grouped_mm":
+        return _scaled_grouped(given)
     a, b = ("mat1", "mat2") if "mat1" in given else ("batch1", "batch2") if "batch1" in given else ("self", "mat2")
     operands = {"a": given[a], "b": given[b]}
     if name in ("addmm", "baddbmm"):
@@ -134,3 +139,12 @@ def _call(name: str, given: Mapping[str, Any]) -> Call:
             options=(bool(given.get("use_fast_accum", False)),), out_dtype=given.get("out_dtype"),
         )  # fmt: skip
     return call_of(name, operands)
+
+
+def _scaled_grouped(given: Mapping[str, Any]) -> Call:
+    found = stated({name: value for name, value in given.items() if value is not None and value is not False and value != []})
+    if isinstance(found, str) or any(x.dim() != dims for x, dims in ((found[0]["a"], 2), (found[0]["b"], 3))):
+        raise InvalidProblemError("scaled_grouped_mm: torch alone has its bias, its other scales and its other forms")
+    operands, numbers = found
+    operands |= {name: operands[name].unsqueeze(1) for name in SCALES}
+    return call_of("scaled_grouped_mm", operands, options=(numbers["fast_accum"],), out_dtype=numbers["out_dtype"])

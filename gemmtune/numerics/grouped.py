@@ -24,6 +24,7 @@ import torch
 
 from ..problem import Layout, Problem
 from ..problem.compositions import spans
+from ..problem.scales import SCALE_BLOCK
 from .bounds import Bound, Claims, exact_limit
 from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
 from .expectation import Expectation, Part
@@ -54,9 +55,8 @@ class GroupedExpectation(Expectation):
     @functools.cached_property
     def _beside_subnormal(self) -> float:
         """Numbers that are not finite do not count: whatever they meet is not finite either."""
-        a, b = self.operands.a, self.operands.b
-        b = b.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if b.is_floating_point() else b
-        return dataclasses.replace(self.operands, a=a.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), b=b).beside_subnormal()
+        a, b = map(_finite, (self.operands.a, self.operands.b))
+        return dataclasses.replace(self.operands, a=a, b=b).beside_subnormal()
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """One for each region."""
@@ -98,6 +98,13 @@ class GroupedExpectation(Expectation):
             for name in ("relative", "absolute")
         ]
         return made[0], made[1]
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    wide = x.float() if x.element_size() == 1 else x
+    return wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).to(x.dtype)
 
 
 def grouped_expectations(problem: Problem, device: torch.device) -> list[Expectation]:
@@ -203,9 +210,8 @@ class _Made:
         values = torch.randint(bounds.min, bounds.max + 1, held_size(layout), generator=self.generator, device=self.device)
         return placed(layout, self.device, values)
 
-    def _scale(self, *, exact: bool) -> torch.Tensor | None:
+    def _scale(self, layout: Layout | None, *, exact: bool) -> torch.Tensor | None:
         """Scales of any numbers, or powers of two."""
-        layout = self.problem.scale_b
         if layout is None or not exact:
             return None if layout is None else random_scale(layout, self.generator, self.device, unit=weight_unit(self.problem))
         powers = torch.randint(0, 3, layout.size, generator=self.generator, device=self.device)
@@ -223,7 +229,9 @@ class _Made:
         extra = tuple(torch.empty(0, device=self.device) for _ in (problem.epilogue.operands if problem.epilogue else ()))
         operands = Operands(
             a=a, b=b, out=allocate(problem.out, self.device), inp=None, extra=extra, alpha=1.0, beta=0.0,
-            scale_b=self._scale(exact=bool(exactness)), encoding=problem.encoding,
+            scale_a=self._scale(problem.scale_a, exact=bool(exactness)),
+            scale_b=self._scale(problem.scale_b, exact=bool(exactness)),
+            encoding=problem.encoding,
             offs=placed(problem.offs, self.device, torch.tensor(ends, device=self.device)),
         )  # fmt: skip
         pieces = spans(ends, self.total)
@@ -241,26 +249,40 @@ def _of_rows(
     problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """a @ b[g] for the rows of each group, and |a| @ |b[g]|; rows of no group are 0 with a magnitude of NaN."""
-    a = operands.a
-    rows = torch.arange(problem.m, device=a.device) if region.rows is None else region.rows
+    device = operands.a.device
+    rows = torch.arange(problem.m, device=device) if region.rows is None else region.rows
     cols = problem.n if region.cols is None else len(region.cols)
-    value = torch.zeros((1, len(rows), cols), dtype=torch.float64, device=a.device)
+    value = torch.zeros((1, len(rows), cols), dtype=torch.float64, device=device)
     magnitude = torch.full_like(value, math.nan)
-    starts = torch.searchsorted(rows, torch.tensor(pieces, device=a.device)).tolist()
+    starts = torch.searchsorted(rows, torch.tensor(pieces, device=device)).tolist()
     for g, (first, last) in enumerate(starts):
         if first < last:
-            matrix = _matrix(operands, g)
+            matrix = _matrix(problem, operands, g)
             right = matrix if region.cols is None else matrix[:, region.cols]
-            value[:, first:last], magnitude[:, first:last] = _product(a[rows[first:last]], right)
+            value[:, first:last], magnitude[:, first:last] = _product(_lines(operands, rows[first:last]), right)
     return value, magnitude
 
 
-def _matrix(operands: Operands, group: int) -> torch.Tensor:
+def _lines(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
+    """What rows of a stand for."""
+    if operands.scale_a is None:
+        return operands.a[rows]
+    values, scale = operands.a.double()[rows], operands.scale_a[rows].double()
+    return values * _spread(scale, values.shape[1], 1, SCALE_BLOCK)
+
+
+def _matrix(problem: Problem, operands: Operands, group: int) -> torch.Tensor:
     """What the b of a group stands for."""
     if operands.scale_b is None:
         return operands.b[group]
     values, scale = numbers(operands.b[group], operands.encoding).double(), operands.scale_b[group].double()
-    return values * scale.repeat_interleave(values.shape[0] // scale.shape[0], 0)
+    rows, cols = problem.scale_block("scale_b")
+    return values * _spread(_spread(scale, values.shape[0], 0, rows), values.shape[1], 1, cols)
+
+
+def _spread(scale: torch.Tensor, size: int, dim: int, block: int) -> torch.Tensor:
+    """A scale so that it has a number for each line along ``dim``, or one for all."""
+    return scale if scale.shape[dim] == 1 else scale.repeat_interleave(block, dim).narrow(dim, 0, size)
 
 
 def _of_terms(

@@ -44,6 +44,11 @@ class Operator:
         """What ``torch.ops`` has: the form that returns a new tensor."""
         return getattr(torch.ops.gemmtune, self.name).default  # type: ignore[no-any-return]
 
+    @property
+    def names_result(self) -> bool:
+        """A call may name the dtype of the result."""
+        return self.brought is not None or self.row.names_result
+
     def schema(self, *, out: bool) -> str:
         """The text of the schema: of the form that returns a new tensor, or of the one that writes into ``out``."""
         optional = {x.role for x in self.row.operands if not x.required}
@@ -52,7 +57,7 @@ class Operator:
         tensors = [f"Tensor? {name}=None" if name in optional else f"Tensor {name}" for name in self.tensors]
         words = [f"float {scalar}=1.0" for scalar in self.row.scalars]
         words += [f"{_TYPES[type(OPTIONS[x])]} {x}={_literal(OPTIONS[x])}" for x in self.row.options]
-        words += ["ScalarType? out_dtype=None"] * (self.brought is not None) + ["Tensor(a!) out"] * out
+        words += ["ScalarType? out_dtype=None"] * self.names_result + ["Tensor(a!) out"] * out
         arguments = ", ".join([*tensors, *(["*"] if words else []), *words])
         return f"{self.name}{'.out' if out else ''}({arguments}) -> {'()' if out else 'Tensor'}"
 
@@ -87,6 +92,7 @@ class Operator:
         words: dict[str, Any] = dict(zip(self.row.scalars, map(float, call.scalars), strict=True)) | dict(call.options)
         if self.brought is not None:
             given |= dict(zip(call.extra_names, call.extra, strict=True))
+        if self.names_result:
             words["out_dtype"] = call.out_dtype if callers_epilogue(call)[0] is None else torch.float32
         words = {word: value for word, value in words.items() if value is not None}
         return [given.get(name) for name in self.tensors], words

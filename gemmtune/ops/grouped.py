@@ -95,3 +95,46 @@ def mixed_grouped_mm(
     """
     contiguous = [x.contiguous() if isinstance(x, Tensor) else x for x in (scale_b, offs)]
     return operate("mixed_grouped_mm", (a, b, *contiguous), out, epilogue, epilogue_args, (), (encoding,))
+
+
+def scaled_grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    fast_accum: bool = False,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
+    """out = epilogue((a · scale_a) @ (b[g] · scale_b[g]) for each group of rows, *epilogue_args) for 8-bit floats
+
+    Args:
+        a: [M, K] float8_e4m3fn, float8_e5m2 or their fnuz forms, any strides.
+        b: [G, K, N] of one of these dtypes, any strides.
+        scale_a, scale_b: float32. One number for each row of a and each column of each matrix: [M] or [M, 1] with [G, N] or
+            [G, 1, N]. Or one for each 128 elements along K of a row, [M, K/128], with one for each 128 along K of a column,
+            [G, K/128, N], or for each 128×128 of a matrix, [G, K/128, N/128]; fewer elements at the ends.
+        offs, out, epilogue, epilogue_args: as for ``grouped_mm``.
+        out_dtype: float32, float16 or bfloat16; bfloat16 unless the epilogue ends in a cast.
+        fast_accum: a permission for sums in the narrow registers of 8-bit tensor cores, as in ``scaled_mm``.
+
+    There is no gradient.
+
+    Returns:
+        [M, N]. Rows behind the last group hold anything.
+
+    Raises:
+        InvalidProblemError: operands that do not fit together, or one that requires grad.
+        EpilogueError: an epilogue that is not a pointwise function of known parts.
+    """
+    if isinstance(scale_a, Tensor) and scale_a.dim() == 1:
+        scale_a = scale_a.unsqueeze(-1)
+    if isinstance(scale_b, Tensor) and scale_b.dim() == 2:
+        scale_b = scale_b.unsqueeze(1)
+    scale_b, offs = (x.contiguous() if isinstance(x, Tensor) else x for x in (scale_b, offs))
+    operands = (a, b, scale_a, scale_b, offs)
+    return operate("scaled_grouped_mm", operands, out, epilogue, epilogue_args, (), (fast_accum,), out_dtype=out_dtype)

@@ -159,21 +159,36 @@ def grouped_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 
     Offsets that the host can read divide the rows; others are torch's business where its operation takes the operands.
     """
+    if readable(offs) is None and _torch_takes(a, b, offs):
+        return torch._grouped_mm(a, b, offs=offs)
+    return of_each_group(lambda rows, g: a[rows] @ b[g], a.shape[0], offs)
+
+
+def of_each_group(product: Callable[[slice, int], Tensor], total: int, offs: Tensor) -> Tensor:
+    """``product(rows, g)`` for the rows of each group g as one matrix of ``total`` rows. Where the offsets cannot be read each
+    group has all rows, of which its own are kept."""
     ends = readable(offs)
-    if ends is not None:
-        pieces = [a[start:end] @ b[g] for g, (start, end) in enumerate(spans(ends, a.shape[0]))]
-        return torch.cat([*pieces, a.new_zeros((a.shape[0] - sum(map(len, pieces)), b.shape[-1]))])
-    return torch._grouped_mm(a, b, offs=offs) if _torch_takes(a, b, offs) else masked_product(a, b, offs)
+    if ends is None:
+        return masked(product, total, offs)
+    pieces = [product(slice(start, end), g) for g, (start, end) in enumerate(spans(ends, total))]
+    behind = total - sum(map(len, pieces))
+    return torch.cat([*pieces, pieces[0].new_zeros((behind, pieces[0].shape[-1]))])
+
+
+def masked(product: Callable[[slice, int], Tensor], total: int, offs: Tensor) -> Tensor:
+    """``of_each_group`` where the offsets stay where they are."""
+    rows = torch.arange(total, device=offs.device, dtype=offs.dtype)
+    group = torch.searchsorted(offs, rows, right=True)
+    wholes = (product(slice(None), g) for g in range(offs.shape[0]))
+    result = torch.zeros((), device=offs.device)
+    for g, whole in enumerate(wholes):
+        result = torch.where((group == g).unsqueeze(-1), whole, result.to(whole.dtype))
+    return result
 
 
 def masked_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """The same where the offsets stay where they are: each matrix multiplies all rows, of which its own are kept."""
-    rows = torch.arange(a.shape[0], device=a.device, dtype=offs.dtype)
-    group = torch.searchsorted(offs, rows, right=True)
-    result = a.new_zeros((a.shape[0], b.shape[-1]))
-    for g in range(b.shape[0]):
-        result = torch.where((group == g).unsqueeze(-1), a @ b[g], result)
-    return result
+    """``grouped_product`` where each matrix multiplies all rows."""
+    return masked(lambda rows, g: a[rows] @ b[g], a.shape[0], offs)
 
 
 def grouped_by_terms(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -241,6 +256,23 @@ def spans(ends: Sequence[int], total: int) -> list[tuple[int, int]]:
         found.append((begin, end))
         begin = end
     return found
+
+
+def scaled_grouped(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    fast_accum: bool = False,  # noqa: ARG001
+) -> Tensor:
+    """(a · scale_a) @ (b[g] · scale_b[g]) for the rows of each group, as float32."""
+    return of_each_group(lambda rows, g: scaled_composed(a[rows], b[g], scale_a[rows], scale_b[g]), a.shape[0], offs)
+
+
+def masked_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor) -> Tensor:
+    """``scaled_grouped`` where each matrix multiplies all rows."""
+    return masked(lambda rows, g: scaled_composed(a[rows], b[g], scale_a[rows], scale_b[g]), a.shape[0], offs)
 
 
 def two_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:

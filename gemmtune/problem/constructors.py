@@ -294,6 +294,32 @@ class Constructors:
         return cls._of(device_type, precision, op="mixed_grouped_mm", a=a, b=b, out=out, **more)
 
     @classmethod
+    def scaled_grouped_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        groups: int = 8,
+        dtype: torch.dtype = torch.float8_e4m3fn,
+        dtype_b: torch.dtype | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+        scales: Scales = "row",
+        fast_accum: bool = False,
+        layout: str = "nt",
+        device_type: str | None = None,
+    ) -> Self:
+        """``grouped_mm`` of 8-bit floats, with scales as ``scaled_mm`` names them, but for ``tensor``."""
+        a, _, out = operand_layouts((), m, n, k, layout, dtype, dtype, out_dtype)
+        _, b, _ = operand_layouts((groups,), m, n, k, layout, dtype, dtype_b or dtype, out_dtype)
+        if scales == "tensor":
+            raise InvalidProblemError("scales: got 'tensor', expected row, block_1x128 or block_128x128")
+        scale_a, scale_b = scale_layouts(m, n, k, scales)
+        more: dict[str, Any] = {"scale_a": scale_a, "scale_b": Layout.contiguous((groups, *scale_b.size), scale_b.dtype)}
+        offs = Layout.contiguous((groups,), torch.int32)
+        return cls._of(device_type, op="scaled_grouped_mm", a=a, b=b, out=out, offs=offs, fast_accum=fast_accum, **more)
+
+    @classmethod
     def grouped_k_mm(
         cls,
         m: int,

@@ -12,7 +12,7 @@ from .epilogue import Epilogue
 from .layout import Layout
 from .operations import OPERATIONS, ROLES, Encoding, Op, Operation
 from .precision import Precision
-from .scales import block_of
+from .scales import SCALE_BLOCK, block_of
 from .sparsity import Sparsity
 
 ScalarClass = Literal["zero", "one", "general"]
@@ -142,11 +142,20 @@ class ProblemFields:
         """Rows and columns of a or b (of its numbers, where it is packed) for which one element of that scale is."""
         operand, layout = self.operation.operand(role), getattr(self, role)
         assert operand is not None
-        if len(layout.size) == 3:  # one for each group
-            return max(1, self.k // layout.size[1]), 1
+        if self.groups:
+            return self._grouped_block(role, layout)
         block = block_of(layout.size, (self.m, self.k) if operand.of == "a" else self.b_size, operand.blocks)
         assert block is not None  # checked when the problem was made
         return block
+
+    def _grouped_block(self, role: str, scale: Layout) -> tuple[int, int]:
+        """``scale_block`` of a grouped product, whose scale_b [G, S, T] has the scales of a group's matrix in its last two
+        dimensions, and whose scale_a is [M, S]."""
+        along_k = scale.size[-1 if role == "scale_a" else -2]
+        if self.scale_a is None:
+            return max(1, self.k // along_k), 1
+        step = SCALE_BLOCK if along_k > 1 else max(1, self.k)
+        return (1, step) if role == "scale_a" else (step, 1 if scale.size[-1] == self.n else SCALE_BLOCK)
 
     @property
     def accumulator(self) -> torch.dtype:

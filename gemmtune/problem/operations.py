@@ -24,6 +24,7 @@ from .compositions import (
     mixed_composed,
     mixed_grouped,
     scaled_composed,
+    scaled_grouped,
     two_products,
 )
 from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ
@@ -61,6 +62,11 @@ class Operand:
     required: bool = True
     of: str = ""
     blocks: Blocks = ()
+
+    @property
+    def scales(self) -> bool:
+        """It is a scale or a zero point."""
+        return self.role in ("scale_a", "scale_b", "zero_b")
 
     def legal(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         """The dtypes that it may have beside an a of ``dtype``."""
@@ -146,6 +152,11 @@ class Operation:
         """The symbol of the summed dimension of a second product c @ d; empty where there is one product."""
         c = self.operand("c")
         return c.shape[1] if c is not None and c.shape is not None else ""
+
+    @property
+    def names_result(self) -> bool:
+        """A call may name the dtype of the result, which is not that of a."""
+        return self.result.default is not None and len(self.result.dtypes) > 1
 
     @property
     def quantized(self) -> bool:
@@ -329,6 +340,20 @@ _ROWS = (
         options=("encoding",),
         result=Result(dtypes=_NARROW_FLOATS),
         compose=mixed_grouped,
+    ),
+    Operation(
+        name="scaled_grouped_mm",
+        formula="(a · scale_a) @ (b[g] · scale_b[g]) of 8-bit floats for each group of rows of a",
+        operands=(
+            Operand(role="a", shape=("M", "K"), dtypes=(*FLOAT8, *FLOAT8_FNUZ)),
+            Operand(role="b", shape=("G", "K", "N"), dtypes=(*FLOAT8, *FLOAT8_FNUZ)),
+            Operand(role="scale_a", shape=("M", "S"), dtypes=_SCALE),
+            Operand(role="scale_b", shape=("G", "S", "T"), dtypes=_SCALE),
+            _OFFS,
+        ),
+        options=("fast_accum",),
+        compose=scaled_grouped,
+        result=Result(dtypes=_NARROW_FLOATS, default=torch.bfloat16),
     ),
     Operation(
         name="grouped_k_mm",

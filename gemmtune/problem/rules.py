@@ -11,7 +11,7 @@ from .dtypes import FLOAT8_FNUZ, dtype_name
 from .fields import ProblemFields
 from .layout import Layout
 from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES, Operand, Operation
-from .scales import GROUPS, block_of, scale_shapes
+from .scales import GROUPS, SCALE_BLOCK, block_of, scale_shapes
 
 DEVICE_TYPES = ("cpu", "cuda")
 MOST_GROUPS = 1024
@@ -164,14 +164,32 @@ def _check_groups(problem: ProblemFields, row: Operation) -> None:
     scale, k = problem.scale_b, problem.a.size[-1]
     if scale is None:
         return
+    if not _dense(scale):
+        raise InvalidProblemError(f"{row.name}: got scale_b {scale}, expected a contiguous one; give scale_b.contiguous()")
+    if problem.scale_a is not None:
+        _check_float8_scales(problem, row, scale)
+        return
     parts = dict.fromkeys((1, *(k // group for group in GROUPS if k % group == 0)))
     if scale.size[1] not in parts:
         raise InvalidProblemError(
             f"{row.name}: got scale_b {list(scale.size)}, expected [G, S, N] with S one of {', '.join(map(str, parts))}: one "
             f"number for each column, or for each {', '.join(map(str, GROUPS))} elements along K of it"
         )
-    if not _dense(scale):
-        raise InvalidProblemError(f"{row.name}: got scale_b {scale}, expected a contiguous one; give scale_b.contiguous()")
+
+
+def _check_float8_scales(problem: ProblemFields, row: Operation, scale_b: Layout) -> None:
+    """Scales of a grouped product of 8-bit floats are for rows and columns, or for SCALE_BLOCK elements along K of those."""
+    k, n = problem.b.size[-2:]
+    along_k, along_n = -(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK)
+    legal = {(1, n), (along_k, n), (along_k, along_n)}
+    if scale_b.size[1:] not in legal:
+        m, groups = problem.a.size[0], scale_b.size[0]
+        pairs = [f"[{m}, {s}] and [{groups}, {s}, {t}]" for s, t in sorted(legal)]
+        raise InvalidProblemError(
+            f"{row.name}: got scale_a {list(problem.scale_a.size)} and scale_b {list(scale_b.size)}, expected "  # type: ignore[union-attr]
+            f"{' or '.join(pairs)}: one number for each row and column, or for each {SCALE_BLOCK} elements along K of it, or "
+            f"for each {SCALE_BLOCK}x{SCALE_BLOCK} of b"
+        )
 
 
 def _size(problem: ProblemFields, role: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from compiled_graphs import (
 )
 
 import gemmtune
+from gemmtune.integration.compile.rewriting import RewriteProducts
 
 Tensor = torch.Tensor
 
@@ -160,6 +161,39 @@ def test_operators_of_our_own_are_fused_too(function, inputs, expected):
         compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)
         torch.testing.assert_close(compiled(*inputs), function(*inputs))
     assert [(d.taken, str(d.fused and d.fused.epilogue)) for d in made] == [("fused", expected)]
+
+
+@pytest.mark.parametrize("name", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
+def test_torchs_scaled_grouped_products_become_ours(name: str):
+    """A graph as a GPU would have it: a CPU has no kernel of torch's operator."""
+    target = getattr(torch.ops.aten, name, None)
+    if target is None:
+        assert torch.__version__ < "2.11"
+        return
+    values = {
+        "a": normal(8, 16).to(torch.float8_e4m3fn),
+        "b": normal(3, 16, 16).to(torch.float8_e4m3fn).mT,
+        "scale_a": torch.rand(8) + 0.5,
+        "scale_b": torch.rand(3, 16) + 0.5,
+        "offs": torch.tensor([2, 2, 8], dtype=torch.int32),
+    }
+    graph = torch.fx.Graph()
+    nodes = {role: graph.placeholder(role) for role in values}
+    for role, node in nodes.items():
+        node.meta["val"] = values[role]
+    a, b, scale_a, scale_b, offs = nodes.values()
+    row: list[int] = [1]
+    given = (a, b, [scale_a], row, [], [scale_b], row, [], offs) if name.endswith("v2") else (a, b, scale_a, scale_b, offs)
+    product = graph.call_function(target.default, given, {"out_dtype": torch.bfloat16})
+    product.meta["val"] = torch.empty(8, 16, dtype=torch.bfloat16)
+    graph.output(product)
+    with decided() as made:
+        RewriteProducts(Always("alone"))(graph)
+    [decision] = made
+    assert (decision.taken, decision.alone.op, str(decision.alone.scale_b.size)) == ("alone", "scaled_grouped_mm", "(3, 1, 16)")
+    got = torch.fx.GraphModule(torch.nn.Module(), graph)(*values.values())
+    want = gemmtune.scaled_grouped_mm(*values.values())
+    assert torch.equal(got, want)
 
 
 def test_torchs_grouped_products_become_ours():

@@ -18,10 +18,20 @@ from gemmtune.device import detect, preset
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.grouped import awkward_ends
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import grouped_by_terms, grouped_product, masked_by_terms, masked_product, spans, widened
+from gemmtune.problem.compositions import (
+    grouped_by_terms,
+    grouped_product,
+    masked_by_terms,
+    masked_product,
+    masked_scaled,
+    scaled_grouped,
+    spans,
+    widened,
+)
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
+Tensor = torch.Tensor
 CPU = torch.device("cpu")
 G, M, N, K = 4, 19, 16, 24
 ENDS = dict(awkward_ends(M, G)) | {"once": [5, 5, 11, M]}
@@ -124,6 +134,8 @@ def test_the_composition_that_reads_no_offset_gives_the_same() -> None:
     for ends in ENDS.values():
         assert close(masked_product(a, b, offsets(ends)), grouped_product(a, b, offsets(ends)))
         assert close(masked_by_terms(a.t(), a, offsets(ends)), grouped_by_terms(a.t(), a, offsets(ends)))
+        narrow = (a.to(F8), b.to(F8), torch.rand(M, 1), torch.rand(G, 1, N), offsets(ends))
+        assert close(masked_scaled(*narrow), scaled_grouped(*narrow))
 
 
 @pytest.mark.parametrize("encoding", ["", "int4", "uint4"])
@@ -144,6 +156,66 @@ def test_narrow_weights_have_scales_of_columns_or_of_parts_of_them(encoding: str
     assert str(explained.problem).endswith(f"scale_b[32x1] {G} groups on cpu")
 
 
+F8 = torch.float8_e4m3fn
+SCALES = {"rows": (1, 160), "parts of columns": (2, 160), "squares": (2, 2)}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_8_bit_floats_have_scales_of_rows_or_blocks(name: str) -> None:
+    (s, t), k, n, ends, offs = SCALES[name], 200, 160, ENDS["once"], offsets(ENDS["once"])
+    a, b = numbers(M, k).to(F8), numbers(G, n, k).to(F8).mT
+    scale_a, scale_b = torch.rand(M, s) + 0.5, torch.rand(G, s, t) + 0.5
+    along_k, along_n = torch.arange(k) // 128 if s > 1 else torch.zeros(k).long(), torch.arange(n) // (128 if t == 2 else 1)
+    wide_a, wide_b = a.double() * scale_a[:, along_k], b.double() * scale_b[:, along_k][:, :, along_n]
+    want = rows_by_loop(wide_a, wide_b, ends)
+    for _ in range(2):
+        assert close(gemmtune.scaled_grouped_mm(a, b, scale_a, scale_b, offs, out_dtype=torch.float32), want)
+    assert gemmtune.scaled_grouped_mm(a, b, scale_a, scale_b, offs).dtype == torch.bfloat16
+    relu = gemmtune.scaled_grouped_mm(a, b, scale_a, scale_b, offs, out_dtype=torch.float32, epilogue=torch.relu)
+    assert close(relu, want.relu())
+    if name == "rows":  # as torch has them
+        vectors = gemmtune.scaled_grouped_mm(a, b, scale_a[:, 0], scale_b[:, 0], offs, out_dtype=torch.float32)
+        assert close(vectors, want)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert close(gemmtune.scaled_grouped_mm(a, b, scale_a, scale_b, offs, out_dtype=torch.float32), want)
+
+
+FLOAT8: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "right": lambda a, b: (a, b),
+    "scales of the neighbour": lambda a, b: (a, b.roll(1, 0)),
+    "scales of the row beside": lambda a, b: (a.roll(1, 0), b),
+    "first scale of a row for all of it": lambda a, b: (a[:, :1].expand_as(a), b),
+    "scales of the block beside": lambda a, b: (a, b.roll(1, 2)),
+    "scales dropped": lambda a, b: (a, torch.ones_like(b)),
+}
+
+
+@pytest.mark.parametrize("mutant", FLOAT8)
+def test_verification_finds_what_is_wrong_with_scales_of_8_bit_floats(mutant: str) -> None:
+    problem = Problem.scaled_grouped_mm(21, 136, 160, groups=4, scales="block_128x128", device_type="cpu")
+    [choice] = load("aten").enumerate(problem, detect("cpu"), Settings()).choices
+
+    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+        a, b, scale_a, scale_b, offs = tensors
+        out.copy_(scaled_grouped(a, b, *FLOAT8[mutant](scale_a, scale_b), offs))
+
+    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
+    assert (verdict.status is Status.OK) == (mutant == "right"), verdict
+
+
+def test_torchs_product_of_8_bit_floats_is_asked_for_where_it_has_one() -> None:
+    for problem, arch, message in (
+        (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm90", None),
+        (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm80", "has a kernel for SM90"),
+        (Problem.scaled_grouped_mm(16, 256, 256, scales="block_1x128", device_type="cuda"), "sm90", "one scale for each row"),
+        (Problem.scaled_grouped_mm(16, 256, 256, layout="nn", device_type="cuda"), "sm90", "takes a row-major a and column-major"),
+        (Problem.scaled_grouped_mm(16, 256, 256, out_dtype=torch.float16, device_type="cuda"), "sm90", "into bfloat16"),
+    ):
+        offers = load("aten").enumerate(problem, preset(arch), Settings())
+        assert [c.name for c in offers.choices] == [f"aten:{'_scaled_grouped_mm' if message is None else 'grouped_composed'}"]
+        assert (message or "") in (offers.refusals[0].reason if offers.refusals else "")
+
+
 def times(a: tuple[int, ...], b: tuple[int, ...], offs: Any) -> Callable[[], Any]:
     return lambda: gemmtune.grouped_mm(numbers(*a), numbers(*b), offs)
 
@@ -159,6 +231,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "scales": (
         lambda: gemmtune.mixed_grouped_mm(numbers(M, 64), torch.ones(G, 64, N).char(), torch.ones(G, 4, N), offsets([M] * G)),
         r"got scale_b \[4, 4, 16\], expected \[G, S, N\] with S one of 1, 2: one number for each column, or for each 32, 64, 128",
+    ),
+    "scales of 8-bit floats": (
+        lambda: gemmtune.scaled_grouped_mm(
+            numbers(M, 256).to(F8), numbers(G, 256, N).to(F8), torch.ones(M, 4), torch.ones(G, 4, N), offsets([M] * G)
+        ),
+        r"scale_a \[19, 4\] and scale_b \[4, 4, 16\], expected \[19, 1\] and \[4, 1, 16\] or \[19, 2\] and \[4, 2, 1\]",
     ),
     "gradient": (
         lambda: gemmtune.mixed_grouped_mm(
@@ -267,7 +345,7 @@ def test_verification_finds_what_is_wrong(mutant: tuple[str, str]) -> None:
 
 
 def test_other_backends_refuse_what_is_not_theirs() -> None:
-    makes = (Problem.grouped_mm, Problem.mixed_grouped_mm, Problem.grouped_k_mm)
+    makes = (Problem.grouped_mm, Problem.mixed_grouped_mm, Problem.grouped_k_mm, Problem.scaled_grouped_mm)
     for make, (arch, kind) in itertools.product(makes, (("sm90", "cuda"), ("gfx942", "cuda"), ("avx512", "cpu"))):
         problem = make(16, 256, 256, device_type=kind)
         for name in BACKENDS:

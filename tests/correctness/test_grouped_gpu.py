@@ -25,6 +25,12 @@ PROBLEMS = {
     "int4": Problem.mixed_grouped_mm(
         40, 256, 512, groups=6, encoding="int4", scales="group_128", dtype=torch.float16, device_type="cuda"
     ),
+    "fp8-rows-few": Problem.scaled_grouped_mm(40, 384, 512, groups=16, device_type="cuda"),
+    "fp8-rows": Problem.scaled_grouped_mm(700, 512, 384, groups=5, device_type="cuda"),
+    "fp8-blocks": Problem.scaled_grouped_mm(300, 384, 1024, groups=6, scales="block_128x128", device_type="cuda"),
+    "fp8-blocks-unaligned": Problem.scaled_grouped_mm(
+        33, 136, 272, groups=3, scales="block_1x128", layout="nn", out_dtype=torch.float32, device_type="cuda"
+    ),
     "bf16-terms": Problem.grouped_k_mm(256, 384, 700, groups=6, device_type="cuda"),
     "fp16-terms-row-major": Problem.grouped_k_mm(100, 136, 320, groups=4, dtype=torch.float16, layout="nn", device_type="cuda"),
 }

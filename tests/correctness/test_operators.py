@@ -53,6 +53,10 @@ def arguments(name: str, *, grad: bool) -> tuple[tuple[torch.Tensor, ...], dict[
         "grouped_k_mm": ((narrow.mT, floats(4, 5, grad=grad, dtype=torch.float32), groups), {}),
     }
     weights, scales = integers(6, 5).repeat(3, 1, 1), positive.detach().repeat(3, 1, 1)
+    cases["scaled_grouped_mm"] = (
+        (floats(4, 6).to(F8), floats(3, 6, 5).to(F8), torch.rand(4, 1) + 0.5, scales, groups),
+        {"out_dtype": torch.float32},
+    )
     cases["mixed_grouped_mm"] = ((narrow.detach(), weights, scales, groups), {})
     return cases[name]
 

@@ -39,6 +39,15 @@ VERIFIED = {
         Problem.mixed_grouped_mm(20, 24, 64, groups=3, encoding="int4", scales="group_32", **HALF),
         replace(SMALL, block_k=32, swap=True),
     ),
+    "fp8-rows-swapped": (Problem.scaled_grouped_mm(20, 24, 64, groups=3, device_type="cpu"), SWAPPED),
+    "fp8-blocks": (
+        Problem.scaled_grouped_mm(20, 136, 160, groups=3, scales="block_128x128", layout="nn", device_type="cpu"),
+        replace(SMALL, block_k=32),
+    ),
+    "fp8-blocks-swapped": (
+        Problem.scaled_grouped_mm(20, 24, 160, groups=3, scales="block_1x128", out_dtype=torch.float32, device_type="cpu"),
+        SWAPPED,
+    ),
     "terms-fp16": (Problem.grouped_k_mm(24, 20, 40, groups=4, **HALF), SMALL),
     "terms-fp32-one-group": (
         Problem.grouped_k_mm(17, 20, 24, groups=1, layout="nt", dtype=torch.float32, device_type="cpu"),

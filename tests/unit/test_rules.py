@@ -69,7 +69,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "mm with scales": (
         changed(FLOAT, scale_b=scale(1, 5)),
-        "mm: takes no scale_b, got shape [1, 5]; mixed_mm, scaled_mm and mixed_grouped_mm do",
+        "mm: takes no scale_b, got shape [1, 5]; mixed_mm, scaled_mm, mixed_grouped_mm and scaled_grouped_mm do",
     ),
     "mm with fast_accum": (changed(FLOAT, fast_accum=True), "mm: takes no fast_accum, got True; scaled_mm does"),
     "mixed_mm with fast_accum": (changed(MIXED, fast_accum=True), "mixed_mm: takes no fast_accum, got True; scaled_mm does"),

@@ -14,7 +14,16 @@ import torch
 from ...choice import Choice, Claims, Kernel, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
-from ...problem.compositions import grouped_by_terms, grouped_by_torch, grouped_product, masked_by_terms, masked_product, widened
+from ...problem.compositions import (
+    grouped_by_terms,
+    grouped_by_torch,
+    grouped_product,
+    masked_by_terms,
+    masked_product,
+    masked_scaled,
+    scaled_grouped,
+    widened,
+)
 from ...problem.layout import ALIGNED_BYTES
 from .dense import copied, finished
 
@@ -22,13 +31,16 @@ Tensor = torch.Tensor
 NAME = "aten"
 NATIVE = "_grouped_mm"
 COMPOSED = "grouped_composed"
+NATIVE_SCALED = "_scaled_grouped_mm"
 NATIVE_MAJORS = (9, 10)
 """Compute capabilities, without the minor one, for which torch has a kernel; elsewhere it reads the offsets on the host."""
+SCALED_CAPABILITY = 90
+"""The compute capability on which torch's grouped product of 8-bit floats is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedChoice(Choice):
-    """``torch._grouped_mm``, or a product for each group."""
+    """``torch._grouped_mm`` or ``torch._scaled_grouped_mm``, or a product for each group."""
 
     way: str
 
@@ -39,11 +51,13 @@ class GroupedChoice(Choice):
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
         """The same way for the problem, where torch has it."""
-        reason = why_not_native(problem, device) if self.way == NATIVE else None
+        reason = why_not_native(problem, device) if self.way != COMPOSED else None
         return reason or dataclasses.replace(self, problem=problem)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         """The calls."""
+        if self.problem.float8:
+            return self._of_float8()
         terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
         composed = (masked_by_terms, masked_product, grouped_by_terms, grouped_product)[2 * on_host + (not terms)]
         function: Callable[..., Tensor] = _native if self.way == NATIVE else composed
@@ -57,6 +71,28 @@ class GroupedChoice(Choice):
 
         return finished(copied(run_new), self.problem)
 
+    def _of_float8(self) -> Kernel:
+        """torch's operation, or products of wider floats."""
+        problem, native = self.problem, self.way == NATIVE_SCALED
+        composed = scaled_grouped if problem.device_type == "cpu" else masked_scaled
+        dtype = problem.out.dtype
+
+        def sums(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
+            return _native_scaled(*tensors, fast=problem.fast_accum) if native else composed(*tensors)
+
+        def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+            return sums(tensors, scalars).to(dtype)
+
+        kernel = copied(sums)
+        return finished(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
+
+
+def _native_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor, *, fast: bool) -> Tensor:
+    """torch's operation, which takes scales as vectors."""
+    vector, matrix = scale_a.reshape(-1).contiguous(), scale_b.reshape(scale_b.shape[0], -1)
+    result = torch._scaled_grouped_mm(a, b, vector, matrix, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=fast)
+    return result.contiguous()
+
 
 def _native(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """torch's operation, whose rows may be padded, as a contiguous tensor."""
@@ -66,10 +102,15 @@ def _native(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 def choices(problem: Problem, device: DeviceInfo) -> tuple[list[GroupedChoice], str | None]:
     """What torch has, the baseline first, and why its own operation is not among it."""
     reason = why_not_native(problem, device)
-    made = [] if reason is not None else [_choice(problem, NATIVE, device, baseline=True)]
+    made = [] if reason is not None else [_choice(problem, native_name(problem), device, baseline=True)]
     if reason is not None or device.type == "cpu":
         made.append(_choice(problem, COMPOSED, device, baseline=reason is not None))
     return made, reason
+
+
+def native_name(problem: Problem) -> str:
+    """torch's own operation for the problem."""
+    return NATIVE_SCALED if problem.float8 else NATIVE
 
 
 def _choice(problem: Problem, way: str, device: DeviceInfo, *, baseline: bool) -> GroupedChoice:
@@ -77,7 +118,7 @@ def _choice(problem: Problem, way: str, device: DeviceInfo, *, baseline: bool) -
         name=f"{NAME}:{way}" + "+eager" * (problem.epilogue is not None),
         backend=NAME,
         problem=problem,
-        claims=_claims(problem, device),
+        claims=_claims(problem, device, native=way != COMPOSED),
         info={"aten": way},
         baseline=baseline,
         way=way,
@@ -86,6 +127,8 @@ def _choice(problem: Problem, way: str, device: DeviceInfo, *, baseline: bool) -
 
 def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     """Why torch's operation does not take the problem, or would read offsets on the host; None if neither is so."""
+    if problem.float8:
+        return _why_not_scaled(problem, device)
     # Narrow weights are made anew as a contiguous matrix for each group.
     b = Layout.contiguous((problem.groups, problem.k, problem.n), problem.dtype) if problem.widens_b else problem.b
     for role, layout in (("a", problem.a), ("b", b)):
@@ -104,6 +147,21 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     return None
 
 
+def _why_not_scaled(problem: Problem, device: DeviceInfo) -> str | None:
+    """Why ``torch._scaled_grouped_mm`` does not take the problem, or None."""
+    if device.capability != SCALED_CAPABILITY:
+        return f"torch._scaled_grouped_mm has a kernel for SM90 that is asked for here: on {device.arch} it is not tried"
+    if {problem.a.dtype, problem.b.dtype} != {torch.float8_e4m3fn} or problem.out.dtype != torch.bfloat16:
+        return "torch._scaled_grouped_mm multiplies float8_e4m3fn into bfloat16"
+    if len(problem.scales) != 2 or any(problem.scale_block(x)[x == "scale_a"] < problem.k for x in ("scale_a", "scale_b")):
+        return "torch._scaled_grouped_mm has one scale for each row and column"
+    for role, layout in (("a", problem.a), ("b", problem.b.transposed)):
+        row, along = layout.stride[-2:]
+        if layout.offset or along != 1 or row < problem.k or row % ALIGNED_BYTES or problem.n % ALIGNED_BYTES:
+            return f"{role} {layout}: torch._scaled_grouped_mm takes a row-major a and column-major matrices of b, aligned"
+    return None
+
+
 def _begins_anywhere(problem: Problem) -> bool:
     """Whether the address at which a group begins is aligned whatever the offsets are: neighbours in memory lie along the dimension
     that is not divided."""
@@ -111,8 +169,17 @@ def _begins_anywhere(problem: Problem) -> bool:
     return a[-1] == 1 if not problem.divides_terms else a[-2] == 1 and b[-1] == 1
 
 
-def _claims(problem: Problem, device: DeviceInfo) -> Claims:
+def _claims(problem: Problem, device: DeviceInfo, *, native: bool) -> Claims:
     """Sums in float32, rounded to the dtype of the operands before an epilogue."""
+    if problem.float8:
+        rounded = problem.epilogue is not None and native
+        return Claims(
+            accumulate=torch.float32,
+            partials=torch.float32,
+            epilogue_input=torch.bfloat16 if rounded else torch.float32,
+            splits=1 if native or device.type == "cpu" else 16,
+            accumulator_bits=None if native else 24,
+        )
     tf32 = problem.precision.input_mode == "tf32"
     return Claims(
         accumulate=problem.accumulator,

@@ -141,7 +141,7 @@ def _blocks(problem: Problem, device: DeviceInfo) -> Offers:
 
 def _grouped(problem: Problem, device: DeviceInfo) -> Offers:
     made, reason = grouped.choices(problem, device)
-    refused = () if reason is None else (Refusal(name=f"{NAME}:{grouped.NATIVE}", reason=reason),)
+    refused = () if reason is None else (Refusal(name=f"{NAME}:{grouped.native_name(problem)}", reason=reason),)
     return Offers(choices=tuple(made), refusals=refused)
 
 

@@ -148,6 +148,8 @@ def _interpreted(function: Any, record: Record) -> Run:
     """A ``Run`` in the interpreter, which reads 8-bit floats as bytes, and words as those of the first column."""
 
     def readable(index: int, value: Any) -> Any:
+        if isinstance(getattr(value, "base", None), Tensor):  # a descriptor
+            return replace(value, base=value.base.view(torch.uint8)) if value.base.dtype in FLOAT8 else value
         if not isinstance(value, Tensor) or value.dtype.itemsize > 1:
             return value
         if index in record.words:

@@ -110,7 +110,7 @@ class Predicate:
     def check(self, config: Config) -> str | None:
         """Why ``config`` may not be offered, or None."""
         device = self.device
-        reason = _check_shape(self.problem, config) or self._check_scales(config)
+        reason = _check_shape(self.problem, config) or self.check_scales(config)
         if reason or device.type == "cpu":
             return reason
         reason = why_not_on_hip(config, self.product, tf32=self.arch.tf32 and self.problem.precision.input_mode == "tf32")
@@ -141,7 +141,8 @@ class Predicate:
         spilling = why_too_many_registers(need.registers, config) if self.device.type == "hip" else None
         return spilling or why_too_large(need, self.device)
 
-    def _check_scales(self, config: Config) -> str | None:
+    def check_scales(self, config: Config) -> str | None:
+        """Why the config does not go with the problem's scales, or with sums of 8-bit floats; None if it does."""
         quantized = self.quantized
         if quantized is None:
             return None
@@ -229,11 +230,7 @@ class Predicate:
         if how == "fma":
             rewritten = config.block_m * self._rewritten(0, how) + config.block_n * self._rewritten(1, how)
             return total + config.block_k * rewritten // threads
-        # Sums of one step are beside those that they are added to; a warp group that promotes its own has those of 64 rows in hand.
-        if self.quantized is not None and self.quantized.fresh:
-            total += sums
-        elif self.quantized is not None and self.quantized.imprecise is not None and how == "warp_group":
-            total += sums // max(config.block_m // (16 * config.warps), 1)
+        total += self.step_registers(config, how, sums)
         if how == "mma":
             total += fragment_registers(config, itemsize, self.device.warp_size)
         elif itemsize == 4 and self.problem.a.stride[-1] != 1:
@@ -251,6 +248,15 @@ class Predicate:
                 # Each of the many narrow copies holds its offset, and a part of the masks.
                 total += 5 * block_bytes // staged.width // 4
         return total
+
+    def step_registers(self, config: Config, how: str, sums: int) -> int:
+        """Registers for sums of one step, beside those that they are added to; a warp group that promotes its own has those of 64
+        rows in hand."""
+        if self.quantized is not None and self.quantized.fresh:
+            return sums
+        if self.quantized is not None and self.quantized.imprecise is not None and how == "warp_group":
+            return sums // max(config.block_m // (16 * config.warps), 1)
+        return 0
 
     def _hip_registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         problem, reads = self.problem, []

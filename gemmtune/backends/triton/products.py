@@ -38,7 +38,7 @@ def scale_load(stride_of: ScaleStride, scale: ScaleClass, rows: str, cols: str, 
 
     Those of ``vector`` are vectors, the others scalars: the result is a column, a row or, without a vector that counts, a scalar.
     """
-    terms, vectors = [f"{scale.name}_ptr"], []
+    terms, vectors = [scale.base], []
     for dim, index in enumerate((rows, cols)):
         stride = stride_of(scale, dim)
         if stride == "0":
@@ -55,8 +55,9 @@ def scale_load(stride_of: ScaleStride, scale: ScaleClass, rows: str, cols: str, 
     return f"tl.load({address}, mask={mask}, other=0.0).to(tl.float32){shape}"
 
 
-def product(spec: KernelSpec, stride_of: ScaleStride) -> list[str]:
-    """Statements that add the product of ``a_block`` and ``b_block``, as they were loaded, to ``acc``; they begin at ``k0``."""
+def product(spec: KernelSpec, stride_of: ScaleStride, *, swap: bool = False) -> list[str]:
+    """Statements that add the product of ``a_block`` and ``b_block``, as they were loaded, to ``acc``; they begin at ``k0``. With
+    ``swap`` that is the transposed product."""
     quantized = spec.quantized
     assert quantized is not None
     acc = TRITON_DTYPES[spec.accumulator]
@@ -66,7 +67,8 @@ def product(spec: KernelSpec, stride_of: ScaleStride) -> list[str]:
         # numpy, on which the interpreter computes, has no bfloat16.
         lines += [f"{block} = {block}.to({acc})" for block in ("a_block", "b_block")]
     floats = spec.accumulator == torch.int32 and quantized.product != torch.int8
-    dot = f'tl.dot(a_block, b_block, {{}}input_precision="{spec.input_precision}", out_dtype={"tl.float32" if floats else acc}{{}})'
+    left, right = ("tl.trans(b_block)", "tl.trans(a_block)") if swap else ("a_block", "b_block")
+    dot = f'tl.dot({left}, {right}, {{}}input_precision="{spec.input_precision}", out_dtype={"tl.float32" if floats else acc}{{}})'
     if not quantized.fresh:
         precise = "" if quantized.imprecise is None else f", max_num_imprecise_acc={quantized.imprecise}"
         return [*lines, "acc = " + dot.format("acc, ", precise)]
@@ -74,7 +76,12 @@ def product(spec: KernelSpec, stride_of: ScaleStride) -> list[str]:
     for scale in quantized.on_sums:
         rows, cols = ("rows", "k0") if scale.name == "scale_a" else ("k0", "cols")
         vector = (0,) if scale.name == "scale_a" else (1,)
-        lines.append(f"part = part * {scale_load(stride_of, scale, rows, cols, vector=vector)}")
+        load = scale_load(stride_of, scale, rows, cols, vector=vector)
+        if swap:
+            load = (
+                load.removesuffix("[:, None]") + "[None, :]" if scale.name == "scale_a" else load.replace("[None, :]", "[:, None]")
+            )
+        lines.append(f"part = part * {load}")
     return [*lines, f"acc = acc + {'part.to(tl.int32)' if floats else 'part'}"]
 
 

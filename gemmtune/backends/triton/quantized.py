@@ -35,11 +35,13 @@ class ScaleClass:
     dtype: torch.dtype
     strides: tuple[IntClass, IntClass]
     block: tuple[int, int]
+    of_group: bool = False
+    """Each group of a grouped product has scales of its own, which begin at ``base``."""
 
     @classmethod
     def of(cls, problem: Problem, name: ScaleName, layout: Layout, *, static: bool) -> ScaleClass:
         """The class of one of the problem's scales."""
-        pairs = zip(layout.size, layout.stride, strict=True) if len(layout.size) == 2 else ((1, 0), (1, 0))
+        pairs = zip(layout.size[-2:], layout.stride[-2:], strict=True) if len(layout.size) >= 2 else ((1, 0), (1, 0))
         rows, cols = (IntClass.of(0 if n == 1 else s, static=static, constants=(0, 1), limit=0) for n, s in pairs)
         block = problem.scale_block(name)
         # Of a block that is all there is, the size does not matter, and would only split kernels.
@@ -48,7 +50,13 @@ class ScaleClass:
             dtype=layout.dtype,
             strides=(rows, cols),
             block=(1 if rows.constant == 0 else block[0], 1 if cols.constant == 0 else block[1]),
+            of_group=len(layout.size) == 3,
         )
+
+    @property
+    def base(self) -> str:
+        """Where the kernel finds the first one."""
+        return f"{self.name}_of_group" if self.of_group else f"{self.name}_ptr"
 
     @property
     def k_dim(self) -> int:
@@ -130,7 +138,7 @@ def rounds_weights(problem: Problem) -> torch.dtype | None:
 
 def quantized_of(problem: Problem, block_k: int, *, capability: int, static: bool) -> Quantized | None:
     """What the kernel of a problem is told beside the classes of its operands; None for the dense operations."""
-    if problem.op not in QUANTIZED_OPS:
+    if problem.op not in QUANTIZED_OPS and not problem.float8:
         return None
     given: tuple[tuple[ScaleName, Layout | None], ...] = (
         ("scale_a", problem.scale_a),

@@ -88,7 +88,7 @@ def _constant(source: tuple[Any, ...], problem: Problem, where: Geometry) -> int
         case ("stride", operand, dim):
             value = strides_of(*shaped(problem)[operand])[dim]
         case ("scale", name, dim):
-            value = getattr(problem, name).stride[dim]
+            value = getattr(problem, name).stride[dim - 2]
         case (_, name):  # "runtime"
             value = getattr(where, name)
     return value

@@ -153,9 +153,9 @@ class Writer:
         """The stride of a scale along its rows or columns as an expression."""
         return self._int(f"stride_{scale.name}_{'rc'[dim]}", scale.strides[dim], ("scale", scale.name, dim))
 
-    def product(self, *, indent: int) -> str:
-        """The statements that add one product of blocks to ``acc``, for the quantized operations."""
-        return textwrap.indent("\n".join(product(self.spec, self.scale_stride)), " " * indent).lstrip()
+    def product(self, *, indent: int, swap: bool = False) -> str:
+        """The statements that add one product of blocks, or the transposed one, to ``acc``, for the quantized operations."""
+        return textwrap.indent("\n".join(product(self.spec, self.scale_stride, swap=swap)), " " * indent).lstrip()
 
     def _scalar(self, name: str) -> str:
         """alpha or beta, of the accumulator's type."""

@@ -19,6 +19,8 @@ from ...problem.fields import scalar_class
 from ...problem.gradients import grouped_op
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.operations import OPERATIONS
+from ..scaled_groups import SCALES, named, stated
+from ..scaled_groups import TARGETS as SCALED_GROUPS
 from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
 
 aten = torch.ops.aten
@@ -32,7 +34,7 @@ TORCHS: dict[Any, tuple[str, ...]] = {
 }
 """torch's operators, which have the names of operations: the roles of their first arguments."""
 OURS = {operator.overload: operator for operator in OPERATORS.values()}
-PRODUCTS = frozenset((*TORCHS, *OURS))
+PRODUCTS = frozenset((*TORCHS, *SCALED_GROUPS, *OURS))
 """The targets of nodes that are GEMMs: torch's operators and gemmtune's."""
 _REDUCTIONS = frozenset({
     "mean", "sum", "amax", "amin", "max", "min", "var_mean", "var", "prod", "_softmax", "native_layer_norm", "argmax", "logsumexp",
@@ -62,7 +64,7 @@ class Product:
     @property
     def torchs(self) -> bool:
         """It is one of torch's operators, and not one of ours that another way of torch would do."""
-        return self.gemm.target in TORCHS
+        return self.gemm.target in TORCHS or self.gemm.target in SCALED_GROUPS
 
     @property
     def shape(self) -> str:
@@ -83,7 +85,7 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
     scalars = [numbers.get(name, 1) for name in ("alpha", "beta")]
     if not all(isinstance(x, (int, float)) for x in scalars):
         return "alpha or beta is only known when it runs"
-    fields: dict[str, Any] = {role: _layout(x.meta["val"]) for role, x in nodes.items()}
+    fields: dict[str, Any] = {role: _layout(as_operand(op, role, x.meta["val"])) for role, x in nodes.items()}
     result = _layout(out)
     if result is None or None in fields.values():
         return "its sizes are only known when it runs"
@@ -116,6 +118,8 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
 
 def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
     """The operation of a node, its operands by role, and its numbers and options; or why it is none of these."""
+    if node.target in SCALED_GROUPS:
+        return _scaled_groups(node)
     words = dict(node.kwargs)
     if (roles := TORCHS.get(node.target)) is not None:
         nodes = {role: x for role, x in zip(roles, node.args, strict=False) if isinstance(x, fx.Node)}
@@ -131,6 +135,23 @@ def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | s
     if operator.brought is not None and operator.brought.argument in nodes:
         return f"the {operator.brought.argument} is part of the operator, which runs its own plan"
     return operator.row.name, nodes, operator.numbers({name: x for name, x in words.items() if name not in nodes})
+
+
+def as_operand(op: str, role: str, value: Any) -> Any:
+    """A tensor, or node's value, with the dimensions that the operation has: torch has scales of a grouped product as vectors."""
+    return value.unsqueeze(1) if op == "scaled_grouped_mm" and role in SCALES and value.dim() == 1 + (role == "scale_b") else value
+
+
+def _scaled_groups(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
+    """torch's grouped product of 8-bit floats, groups of rows alone."""
+    found = stated(named(node.target, node.args, node.kwargs))
+    if isinstance(found, str):
+        return found
+    nodes, numbers = found
+    value = node.meta["val"]
+    if nodes["a"].meta["val"].dim() != 2 or nodes["b"].meta["val"].dim() != 3 or not value.is_contiguous():
+        return "torch alone has its other forms, and pads the rows of its result"
+    return "scaled_grouped_mm", nodes, numbers
 
 
 def _grouped(node: fx.Node, nodes: dict[str, fx.Node]) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:

@@ -14,13 +14,14 @@ from torch import fx
 from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from ...problem import Problem
 from ...version import __version__
 from .joins import Join, joins_of
 from .judging import Judge, Verdict
 from .planned import OPERATOR, ready_plan
 from .planned_join import OPERATOR as JOIN
 from .planned_join import ready_join
-from .products import PRODUCTS, Product, product_of
+from .products import PRODUCTS, Product, as_operand, product_of
 from .report import Decision, Graph, keep
 from .tails import Extra
 
@@ -122,7 +123,11 @@ def _rewrite(graph: fx.Graph, product: Product, verdict: Verdict) -> str:
         extra = [_as_operand(graph, x, value) for x in tail.extra] if tail else []
         alpha, beta = product.scalars
         keywords: dict[str, Any] = {"dynamic": product.dynamic, "alpha": alpha, "beta": beta}
-        new = graph.call_function(OPERATOR, ([*product.tensors, *extra], problem.key), keywords)
+        operands = [
+            _with_dimensions(graph, product.alone, role, x)
+            for (role, _), x in zip(product.alone.operands, product.tensors, strict=True)
+        ]
+        new = graph.call_function(OPERATOR, ([*operands, *extra], problem.key), keywords)
         new.meta.update({name: last.meta[name] for name in _ORIGIN if name in last.meta})
         new.meta["val"] = result.new_empty(value.shape)
         if tail is not None and tail.sizes is not None:
@@ -160,6 +165,17 @@ def _move_before(first: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> No
         for source in node.all_input_nodes:
             _move_before(first, source, order)
         first.prepend(node)
+
+
+def _with_dimensions(graph: fx.Graph, problem: Problem, role: str, node: fx.Node) -> fx.Node:
+    """An operand with the dimensions that the Problem has."""
+    value = node.meta["val"]
+    shaped = as_operand(problem.op, role, value)
+    if shaped is value:
+        return node
+    made = graph.call_function(aten.unsqueeze.default, (node, 1))
+    made.meta["val"] = shaped
+    return made
 
 
 def _as_operand(graph: fx.Graph, extra: Extra, gemm: torch.Tensor) -> fx.Node:

@@ -26,10 +26,12 @@ LEAST_GROUPS_BLOCK = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGeometry(Geometry):
-    """``groups`` is the number of groups, ``scale_rows`` how many scales a column of one has."""
+    """``groups`` is the number of groups, ``scale_rows`` how many scales a column of one has, ``scale_size`` how many its matrix
+    has."""
 
     groups: int = 0
     scale_rows: int = 1
+    scale_size: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,10 @@ class RowsChoice(KernelChoice):
         assert isinstance(config, GroupedConfig)
         where = {field.name: getattr(geometry(problem, config), field.name) for field in dataclasses.fields(Geometry)}
         programs = min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident)
-        return GroupedGeometry(**(where | {"programs": programs}), groups=problem.groups, scale_rows=scale_rows_of(problem))
+        size = 1 if problem.scale_b is None else problem.scale_b.numel // problem.groups
+        return GroupedGeometry(
+            **(where | {"programs": programs}), groups=problem.groups, scale_rows=scale_rows_of(problem), scale_size=size
+        )
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
@@ -71,7 +76,7 @@ class RowsChoice(KernelChoice):
             "scale_group": scale_group_of(problem),
             "scale_type": TRITON_DTYPES[problem.scale_b.dtype] if problem.scale_b is not None else "",
             # numpy, on which the interpreter computes, has no bfloat16.
-            "product_type": TRITON_DTYPES[torch.float32 if self.target is None else problem.dtype],
+            "product_type": TRITON_DTYPES[torch.float32 if self.target is None else problem.dtype] if problem.widens_b else "",
         }
 
     @property

@@ -67,8 +67,12 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
     """Why a and b cannot come through descriptors, or the tile does not fit, or None."""
     if device.type != "cpu" and (device.type != "cuda" or not arch_of(device).warp_group):
         return f"{device.arch}: no copy engine that feeds a warp group"
-    if problem.dtype not in (torch.float16, torch.bfloat16):
-        return f"{problem.dtype_label}: operands of 16 bits are served"
+    if problem.float8:
+        reason = _why_not_float8_described(problem, device) or Predicate(problem, device).check_scales(config)
+        if reason is not None:
+            return reason
+    elif problem.dtype not in (torch.float16, torch.bfloat16):
+        return f"{problem.dtype_label}: operands of 8 or 16 bits are served"
     if problem.encoding:
         return "packed weights are read as bytes"
     whole = stacked(problem.b)
@@ -80,7 +84,18 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
         return f"b {problem.b}: places in it do not fit 32 bits"
     if device.type == "cpu":
         return None
-    return why_too_large(persistent_resources(problem, device, config), device)
+    need, sums = persistent_resources(problem, device, config), config.block_m * config.block_n // (32 * config.warps)
+    step = Predicate(problem, device).step_registers(config, "warp_group", sums)
+    return why_too_large(replace(need, registers=need.registers + step), device)
+
+
+def _why_not_float8_described(problem: Problem, device: DeviceInfo) -> str | None:
+    """8-bit operands reach the multiplication as they lie in shared memory, where K has to be contiguous (PTX ISA, wgmma)."""
+    if device.type != "cpu" and Predicate(problem, device).product.itemsize > 1:
+        return f"{device.arch}: 8-bit floats are converted on their way"
+    if turned(problem.a) or not turned(problem.b):
+        return f"a {problem.a}, b {problem.b}: 8-bit operands whose K is not contiguous go through registers"
+    return None
 
 
 def scale_rows_of(problem: Problem) -> int:
@@ -89,8 +104,8 @@ def scale_rows_of(problem: Problem) -> int:
 
 
 def scale_group_of(problem: Problem) -> int:
-    """Elements along K of a column that share a scale; 0 where a column has one."""
-    return problem.k // scale_rows_of(problem) if scale_rows_of(problem) > 1 else 0
+    """Elements along K of a column of narrow integers that share a scale; 0 where a column has one."""
+    return problem.k // scale_rows_of(problem) if problem.widens_b and scale_rows_of(problem) > 1 else 0
 
 
 def most_tiles(problem: Problem, config: Config) -> int:

@@ -93,7 +93,8 @@ def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
 
 def _pool(problem: Problem, device: DeviceInfo) -> Iterator[GroupedConfig]:
     overlaps = device.type == "cuda" and can_overlap(device.capability)
-    warp_groups = device.type == "cuda" and arch_of(device).warp_group and problem.dtype.itemsize == 2
+    narrow = problem.dtype.itemsize == 2 or problem.float8
+    warp_groups = device.type == "cuda" and arch_of(device).warp_group and narrow
     rows = problem.m if problem.divides_terms else -(-problem.m // problem.groups)
     blocks_m = [block for block in BLOCKS_M if block == LEAST_BLOCK or block < 4 * rows]
     for block_m, block_n, block_k, stages in itertools.product(blocks_m, BLOCKS_N, BLOCKS_K, STAGES):
