@@ -112,9 +112,9 @@ def _large_enough(offers: Offers, settings: Settings, rows: Sequence[FilterSetti
     return offers
 
 
-def uncapped(settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> Settings:
+def uncapped(settings: Settings) -> Settings:
     """The settings without their caps."""
-    none: dict[str, Any] = dict.fromkeys(row.cap for row in rows)
+    none: dict[str, Any] = dict.fromkeys(row.cap for row in FILTERS)
     return dataclasses.replace(settings, **none)
 
 

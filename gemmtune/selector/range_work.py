@@ -78,7 +78,7 @@ class Work:
         return self.choices[name].at(self.rows_class.at(m), self.device)
 
 
-def segment_of(work: Work, name: str, lo: int, hi: int, checked: tuple[int, ...] = ()) -> Segment:
+def segment_of(work: Work, name: str, lo: int, hi: int) -> Segment:
     """The interval for a choice, with its time at the last anchor inside."""
     inside = sorted(m for m, times in work.times.items() if lo <= m <= hi and name in times)
     anchor = work.anchor_of[name]
@@ -89,7 +89,6 @@ def segment_of(work: Work, name: str, lo: int, hi: int, checked: tuple[int, ...]
         content_hash=work.choices[name].content_hash,
         anchor=anchor,
         time_us=work.times[inside[-1] if inside else anchor].get(name),
-        checked=checked,
     )
 
 

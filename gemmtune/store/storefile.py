@@ -209,7 +209,7 @@ def explain(path: Path | None, error: Exception) -> str:
     """What happened to the file, what was expected, what to do."""
     if isinstance(error, StoreError):
         return str(error)
-    code, system = code_of(error), getattr(error, "errno", 0)
+    code, system = code_of(error), getattr(error, "errno", None)
     if code == sqlite3.SQLITE_FULL or system in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "Free some space there"
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or isinstance(error, TimeoutError):

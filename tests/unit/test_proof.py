@@ -209,9 +209,9 @@ def work_of(times: dict[int, dict[str, float]], rows: range = range(1, 65), **ch
 
 def test_a_segment_has_its_choices_time_at_the_last_anchor_inside() -> None:
     work = work_of({2: {"x": 1.0, "y": 8.0}, 4: {"x": 2.0}, 8: {"x": 3.0}})
-    found = segment_of(work, "x", 2, 7, (2, 3))
+    found = segment_of(work, "x", 2, 7)
     assert (found.lo, found.hi, found.name, found.content_hash) == (2, 7, "x", "fake-x")
-    assert (found.anchor, found.time_us, found.checked) == (2, 2.0, (2, 3))
+    assert (found.anchor, found.time_us, found.checked) == (2, 2.0, ())
     assert [segment_of(work, "x", lo, hi).time_us for lo, hi in ((8, 20), (1, 2), (5, 7), (4, 8))] == [3.0, 1.0, 1.0, 3.0]
     assert segment_of(work, "y", 3, 9).time_us == 8.0
 

@@ -57,10 +57,9 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("config", [CONFIG, SPLIT], ids=["whole", "split"])
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_source_is_python_and_declares_each_argument_once(name: str, static: bool, config: Config) -> None:
-    source = _source(PROBLEMS[name], config, static=static)
+def test_the_source_is_python_and_declares_each_argument_once(name: str, config: Config) -> None:
+    source = _source(PROBLEMS[name], config)
     tree = ast.parse(source.text)
     function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == source.function)
     declared = [a.arg for a in function.args.args]
@@ -70,11 +69,9 @@ def test_the_source_is_python_and_declares_each_argument_once(name: str, static:
     assert set(declared) <= used
 
 
-def test_sizes_and_strides_are_arguments_when_dynamic_and_constants_when_static() -> None:
-    dynamic, static = _source(PROBLEMS["mm"]), _source(PROBLEMS["mm"], static=True)
-    assert {"size_m", "size_n", "size_k", "stride_a_r", "stride_b_c", "stride_out_r"} <= {a.name for a in dynamic.arguments}
-    assert [a.name for a in static.arguments] == ["a_ptr", "b_ptr", "out_ptr", "group_m"]
-    assert "N = 1024" in static.text
+def test_sizes_and_strides_are_arguments() -> None:
+    names = {a.name for a in _source(PROBLEMS["mm"]).arguments}
+    assert names >= {"size_m", "size_n", "size_k", "stride_a_r", "stride_b_c", "stride_out_r"}
 
 
 def test_shapes_of_one_alignment_class_share_a_source() -> None:

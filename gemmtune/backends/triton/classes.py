@@ -35,9 +35,9 @@ class IntClass:
     wide: bool = False
 
     @classmethod
-    def of(cls, value: int, *, static: bool, constants: tuple[int, ...] = (), limit: int = INT32_LIMIT) -> IntClass:
-        """The class of ``value``: a constant if ``static`` or one of ``constants``, else an argument with its divisor."""
-        if static or value in constants:
+    def of(cls, value: int, *, constants: tuple[int, ...] = (), limit: int = INT32_LIMIT) -> IntClass:
+        """The class of ``value``: a constant if it is one of ``constants``, else an argument with its divisor."""
+        if value in constants:
             return cls(constant=value)
         return cls(divisor=divisor(value), wide=value >= limit)
 
@@ -60,15 +60,15 @@ class OperandClass:
     wide: bool
 
     @classmethod
-    def of(cls, layout: Layout, shape: tuple[int, int, int], *, static: bool, broadcast: bool = False) -> OperandClass:
+    def of(cls, layout: Layout, shape: tuple[int, int, int], *, broadcast: bool = False) -> OperandClass:
         """The class of ``layout`` broadcast to (batch, rows, columns). ``broadcast``: it is an operand of the epilogue."""
         strides = strides_of(layout, shape)
         reach = sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True))
         # A stride along a dimension of size 1 is an argument that happens to be 0, so that M = 1 and M = 16 share a kernel.
         classes = [
             IntClass(divisor=ALIGNED_BYTES)
-            if n == 1 and s != 1 and not broadcast and not static
-            else IntClass.of(s, static=static, constants=(0, 1), limit=INT32_LIMIT if dim == 0 else STEP_LIMIT)
+            if n == 1 and s != 1 and not broadcast
+            else IntClass.of(s, constants=(0, 1), limit=INT32_LIMIT if dim == 0 else STEP_LIMIT)
             for dim, (n, s) in enumerate(zip(shape, strides, strict=True))
         ]
         return cls(

@@ -104,7 +104,7 @@ class Predicate:
         self.number_bytes = (problem.a.dtype.itemsize, problem.b.dtype.itemsize / per_byte(problem))
         """Bytes in memory of a number of a, and of b."""
         self.scales_weights = rounds_weights(problem) is not None
-        self.quantized = quantized_of(problem, NARROW_SUM, capability=device.capability, static=False)
+        self.quantized = quantized_of(problem, NARROW_SUM, capability=device.capability)
         self._staging: dict[int, tuple[Staging, Staging]] = {}
 
     def check(self, config: Config) -> str | None:
@@ -279,10 +279,10 @@ class Predicate:
     def _store_bytes(self) -> int:
         """The width of accesses to the result, of which a thread of a matrix instruction has neighbours in a row."""
         layout, shape = shaped(self.problem)["out"]
-        out = OperandClass.of(layout, shape, static=False)
+        out = OperandClass.of(layout, shape)
         if out.contiguous_dim != 2:
             return out.dtype.itemsize
-        return out.vector_bytes(IntClass.of(self.problem.n, static=False).alignment)
+        return out.vector_bytes(IntClass.of(self.problem.n).alignment)
 
 
 def _check_shape(problem: Problem, config: Config) -> str | None:

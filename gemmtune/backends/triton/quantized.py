@@ -39,10 +39,10 @@ class ScaleClass:
     """Each group of a grouped product has scales of its own, which begin at ``base``."""
 
     @classmethod
-    def of(cls, problem: Problem, name: ScaleName, layout: Layout, *, static: bool) -> ScaleClass:
+    def of(cls, problem: Problem, name: ScaleName, layout: Layout) -> ScaleClass:
         """The class of one of the problem's scales."""
         pairs = zip(layout.size[-2:], layout.stride[-2:], strict=True) if len(layout.size) >= 2 else ((1, 0), (1, 0))
-        rows, cols = (IntClass.of(0 if n == 1 else s, static=static, constants=(0, 1), limit=0) for n, s in pairs)
+        rows, cols = (IntClass.of(0 if n == 1 else s, constants=(0, 1), limit=0) for n, s in pairs)
         block = problem.scale_block(name)
         # Of a block that is all there is, the size does not matter, and would only split kernels.
         return cls(
@@ -132,11 +132,11 @@ def rounds_weights(problem: Problem) -> torch.dtype | None:
     """The dtype to which the mm template rounds weights before it multiplies them, None where it multiplies them as they are."""
     if not problem.widens_b:
         return None
-    grouped = problem.scale_b is not None and ScaleClass.of(problem, "scale_b", problem.scale_b, static=False).along_k
+    grouped = problem.scale_b is not None and ScaleClass.of(problem, "scale_b", problem.scale_b).along_k
     return problem.dtype if grouped or problem.zero_b is not None else None
 
 
-def quantized_of(problem: Problem, block_k: int, *, capability: int, static: bool) -> Quantized | None:
+def quantized_of(problem: Problem, block_k: int, *, capability: int) -> Quantized | None:
     """What the kernel of a problem is told beside the classes of its operands; None for the dense operations."""
     if problem.op not in QUANTIZED_OPS and not problem.float8:
         return None
@@ -145,7 +145,7 @@ def quantized_of(problem: Problem, block_k: int, *, capability: int, static: boo
         ("scale_b", problem.scale_b),
         ("zero_b", problem.zero_b),
     )
-    scales = tuple(ScaleClass.of(problem, name, layout, static=static) for name, layout in given if layout is not None)
+    scales = tuple(ScaleClass.of(problem, name, layout) for name, layout in given if layout is not None)
     product = product_dtype(problem, capability)
     along_k = any(scale.along_k for scale in scales)
     narrow = problem.float8 and not problem.fast_accum and capability >= NATIVE_FLOAT8

@@ -73,25 +73,24 @@ def specialise(
     problem: Problem,
     config: Config,
     *,
-    static: bool = False,
     interpret: bool = False,
     dependent: bool = False,
     capability: int = 0,
 ) -> KernelSpec:
     """The kernel that serves ``problem`` with ``config``.
 
-    With ``static``, sizes and strides are constants of the kernel; else they are arguments, of which the kernel knows whether they
-    are 0 or 1, by which power of two they divide, and whether they need 64 bits. ``capability`` is that of a CUDA device, else 0.
+    Sizes and strides are arguments, of which the kernel knows whether they are 0 or 1, by which power of two they divide, and
+    whether they need 64 bits. ``capability`` is that of a CUDA device, else 0.
     """
-    quantized = quantized_of(problem, config.block_k, capability=capability, static=static)
-    classes = _classes(problem, quantized, static=static)
+    quantized = quantized_of(problem, config.block_k, capability=capability)
+    classes = _classes(problem, quantized)
     lefts = [classes[name] for name in ("a", "c") if name in classes]
     rights = [classes[name] for name in ("b", "d") if name in classes]
     after = [operand for name, operand in classes.items() if name not in ("a", "b", "c", "d")]
     along_m, along_n = any(x.contiguous_dim == 1 for x in lefts), any(x.contiguous_dim == 2 for x in rights)
     # A partial block of a summed dimension is masked.
     sums = [
-        _size(k, masks=k % config.block_k != 0 and (left.contiguous_dim == 2 or right.contiguous_dim == 1), static=static)
+        _size(k, masks=k % config.block_k != 0 and (left.contiguous_dim == 2 or right.contiguous_dim == 1))
         for k, left, right in zip(problem.summed, lefts, rights, strict=True)
     ]
     return KernelSpec(
@@ -100,8 +99,8 @@ def specialise(
         out=classes["out"],
         inp=classes.get("inp"),
         extra=tuple(operand for name, operand in classes.items() if name.startswith("x")),
-        m=_size(problem.m, masks=along_m or any(x.contiguous_dim == 1 for x in after), static=static),
-        n=_size(problem.n, masks=along_n or any(x.contiguous_dim == 2 for x in after), static=static),
+        m=_size(problem.m, masks=along_m or any(x.contiguous_dim == 1 for x in after)),
+        n=_size(problem.n, masks=along_n or any(x.contiguous_dim == 2 for x in after)),
         k=sums[0],
         batched=problem.batch > 1,
         even_k=problem.k % config.block_k == 0,
@@ -127,22 +126,22 @@ def specialise(
     )
 
 
-def _classes(problem: Problem, quantized: Quantized | None, *, static: bool) -> dict[str, OperandClass]:
+def _classes(problem: Problem, quantized: Quantized | None) -> dict[str, OperandClass]:
     """The class of every matrix that is read or written, by name."""
     by_bits = quantized is not None and quantized.by_bits
     classes: dict[str, OperandClass] = {}
     for name, (layout, shape) in shaped(problem).items():
         if name != "inp" or problem.inp_read is not None:
-            operand = OperandClass.of(layout, shape, static=static, broadcast=name == "inp" or name.startswith("x"))
+            operand = OperandClass.of(layout, shape, broadcast=name == "inp" or name.startswith("x"))
             bits = by_bits and name in ("a", "b") and operand.dtype in FLOAT8
             classes[name] = replace(operand, dtype=torch.uint8) if bits else operand
     return classes
 
 
-def _size(value: int, *, masks: bool, static: bool) -> IntClass:
+def _size(value: int, *, masks: bool) -> IntClass:
     """A divisor helps where the size bounds the contiguous dimension of a masked access; elsewhere it would split kernels."""
-    whole = IntClass.of(value, static=static)
-    return whole if static or masks else IntClass(wide=whole.wide)
+    whole = IntClass.of(value)
+    return whole if masks else IntClass(wide=whole.wide)
 
 
 def _edge(contiguous: bool, size: int, block: int) -> str:

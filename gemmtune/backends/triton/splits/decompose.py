@@ -58,7 +58,7 @@ class AddingChoice(KernelChoice):
     def spec(self) -> KernelSpec:
         """Partial sums are one number after the other, of the accumulator's type."""
         partials = Layout.contiguous((1, 1, 1), self.problem.accumulator)
-        return dataclasses.replace(super().spec, a=OperandClass.of(partials, (1, 1, 1), static=False))
+        return dataclasses.replace(super().spec, a=OperandClass.of(partials, (1, 1, 1)))
 
     @property
     def values(self) -> Mapping[str, Any]:
