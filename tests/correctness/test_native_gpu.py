@@ -108,6 +108,21 @@ def planned(name: str) -> tuple[Plan, tuple[torch.Tensor, ...]]:
     return plan, random_operands(problem, torch.device("cuda"), seed=1).tensors
 
 
+@dataclasses.dataclass
+class Seen:
+    """Results of threads with streams of their own, each with what was read on the stream right behind the launch."""
+
+    ours: list[tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=list)
+    torchs: list[tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=list)
+    errors: list[BaseException] = dataclasses.field(default_factory=list)
+
+
+def wrong(seen: list[tuple[torch.Tensor, torch.Tensor]], want: torch.Tensor) -> str:
+    """How many differ from ``want``, in words."""
+    results, read = (sum(not torch.equal(pair[i], want) for pair in seen) for i in range(2))
+    return f"{results} of {len(seen)} results and {read} of {len(seen)} that were read on the same stream"
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_each_kind_of_launch_is_native_and_right_on_streams_in_graphs_and_threads(name: str) -> None:
     plan, tensors = planned(name)
@@ -131,24 +146,29 @@ def test_each_kind_of_launch_is_native_and_right_on_streams_in_graphs_and_thread
     assert torch.equal(native.module.look_up(*arguments("mm", *copies)), want), "at other addresses"
     assert native.module.keep(native.generation, record_of(plan), *call)  # other streams and captures are left to Python
     torch.cuda.synchronize()  # the streams of threads do not wait for what made the operands
-    wrong: list[object] = []
+    first, second = tensors[:2]
+    torchs, seen = torch.mm(first, second), Seen()
 
     def work() -> None:
         try:
             torch.cuda.synchronize()  # makes a context current to the thread, without which Python has to see to the first launch
             with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-                for _ in range(100):
-                    if not torch.equal(native.module.look_up(*call), want):
-                        wrong.append(1)
+                for _ in range(20):
+                    result = native.module.look_up(*call)
+                    seen.ours.append((result, result.clone()))
+                    result = torch.mm(first, second)
+                    seen.torchs.append((result, result.clone()))
         except BaseException as error:  # noqa: BLE001 - told by the test
-            wrong.append(error)
+            seen.errors.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    torch.cuda.synchronize()
+    assert not seen.errors
+    assert wrong(seen.ours, want) == wrong(seen.torchs, torchs) == "0 of 160 results and 0 of 160 that were read on the same stream"
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # type: ignore[no-untyped-call]
         captured = native.module.look_up(*call)
