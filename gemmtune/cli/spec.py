@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InvalidProblemError
 from ..problem import Layout, Precision, Problem
-from ..problem.constructors import BiasShape, inp_layout
+from ..problem.contiguous import BiasShape, inp_layout
 from ..problem.dtypes import dtype_name, parse_dtype
 from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue
 from ..problem.operations import OPERATIONS, SPARSE_OPS, Operation

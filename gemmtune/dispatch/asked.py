@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 
 from ..problem import Problem
-from ..problem.constructors import BiasShape
+from ..problem.contiguous import BiasShape
 from ..problem.operations import DENSE_OPS
 from ..problem.rows import RowClass
 from ..store.store import Ranged, Store

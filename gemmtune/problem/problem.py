@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .constructors import BiasShape, Constructors
+from .constructors import Constructors
+from .contiguous import BiasShape
 from .fields import ProblemFields, ScalarClass, scalar_class
 from .forms import describe, fields_of, plain
 from .operations import OPTIONS, ROLES

@@ -17,7 +17,7 @@ from gemmtune.cli import commands, words
 from gemmtune.cli.output import warnings_as_lines
 from gemmtune.device import PRESETS
 from gemmtune.errors import StoreError
-from gemmtune.problem.constructors import BiasShape
+from gemmtune.problem.contiguous import BiasShape
 from gemmtune.problem.dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, dtype_name
 from gemmtune.problem.operations import ENCODINGS, OPS
 from gemmtune.problem.scales import Scales, WeightScales

@@ -1,0 +1,69 @@
+"""Layouts of contiguous operands, by the letters of BLAS."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+
+from ..errors import InvalidProblemError
+from .layout import Layout
+
+MOST = 2**31 - 1
+"""The largest size of a dimension: the libraries count in 32 bits."""
+MOST_ELEMENTS = 2**46
+"""More than an address space has room for."""
+
+BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
+
+
+def operand_layouts(
+    lead: tuple[int, ...], m: int, n: int, k: int, letters: str, a: torch.dtype, b: torch.dtype, out: torch.dtype
+) -> tuple[Layout, Layout, Layout]:
+    """a, b and out of these sizes and dtypes. ``letters`` says for a and for b: ``n`` row-major, ``t`` stored transposed.
+
+    Raises:
+        InvalidProblemError: other letters, or a size that no operand has.
+    """
+    for name, size in (*((("batch", lead[0]),) if lead else ()), ("m", m), ("n", n), ("k", k)):
+        check_size(name, size)
+    if len(letters) != 2 or set(letters) - {"n", "t"}:
+        raise InvalidProblemError(f"layout: got {letters!r}, expected one of nn, nt, tn, tt")
+    first, second = (letter == "t" for letter in letters)
+    return (
+        _layout((*lead, m, k), a, transposed=first),
+        _layout((*lead, k, n), b, transposed=second),
+        Layout.contiguous((*lead, m, n), out),
+    )
+
+
+def blocked_layouts(m: int, n: int, k: int, letters: str, dtype: torch.dtype) -> tuple[Layout, Layout, Layout]:
+    """a, b and out around a block-sparse b."""
+    if letters not in ("nt", "tt"):
+        raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
+    result = dtype if dtype.is_floating_point else torch.int32
+    a, b, out = operand_layouts((), m, n, k, letters, dtype, dtype, result)
+    return a, b, out if letters == "nt" else _layout((m, n), result, transposed=True)
+
+
+def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: torch.dtype) -> Layout:
+    """The added operand of shape [N], [M, N] (with the batch before it), [M, 1], [1, N] or a scalar."""
+    shapes = {"n": (n,), "mn": (*lead, m, n), "m1": (m, 1), "1n": (1, n), "scalar": ()}
+    if bias not in shapes:
+        raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
+    return Layout.contiguous(shapes[bias], dtype)
+
+
+def check_size(name: str, size: object) -> None:
+    """Raises InvalidProblemError unless ``size`` is an integer that a dimension of an operand can have."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST:
+        raise InvalidProblemError(f"{name}: got {size!r}, expected an integer from 0 to {MOST}")
+
+
+def _layout(size: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> Layout:
+    if math.prod(size) > MOST_ELEMENTS:
+        raise InvalidProblemError(f"sizes: got an operand of {size}, expected at most 2^46 elements; take smaller sizes")
+    if not transposed:
+        return Layout.contiguous(size, dtype)
+    return Layout.contiguous((*size[:-2], size[-1], size[-2]), dtype).transposed
