@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import pytest
 import torch
 from rotation import rotated
@@ -11,6 +14,7 @@ from gemmtune.backends.cpp.bsr import BlockChoice
 from gemmtune.choice import Status
 from gemmtune.device import detect, preset
 from gemmtune.problem import Problem
+from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
@@ -18,7 +22,25 @@ CPU = torch.device("cpu")
 F16, F32, F64, I8 = torch.float16, torch.float32, torch.float64, torch.int8
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 WORDS = {"device_type": "cpu", "prepacked": True}
+
+
+def _fused(problem: Problem, function: Callable[..., torch.Tensor], *extra: torch.Tensor) -> Problem:
+    """The problem with an epilogue, which reads ``extra``."""
+    epilogue = trace(function, problem.epilogue_dtype, extra)
+    out = dataclasses.replace(problem.out, dtype=epilogue.result_dtype or (F32 if problem.integers else problem.dtype))
+    return dataclasses.replace(problem, epilogue=epilogue, out=out)
+
+
+ROWS, COLUMNS = torch.ones(37, 1), torch.ones(96)
+FACTORS = lambda acc, left, right: acc * left * right  # noqa: E731
 PROBLEMS = {
+    "int8": Problem.bsr_mm(37, 96, 192, block=(16, 64), dtype=I8, **WORDS),
+    "int8-odd": Problem.bsr_mm(3, 96, 60, block=(8, 6), dtype=I8, layout="tt", density=0.3, **WORDS),
+    "int8-factors": _fused(Problem.bsr_mm(37, 96, 64, block=16, dtype=I8, imbalance="skewed", **WORDS), FACTORS, ROWS, COLUMNS),
+    "fp32-factors": _fused(Problem.bsr_mm(37, 96, 64, block=(32, 8), dtype=F32, layout="tt", **WORDS), FACTORS, ROWS, COLUMNS),
+    "bf16-sum-gelu": _fused(
+        Problem.bsr_addmm(37, 96, 64, block=16, alpha=2, beta=0.5, **WORDS), lambda acc: torch.nn.functional.gelu(acc)
+    ),
     "fp32": Problem.bsr_mm(17, 96, 64, block=16, dtype=F32, **WORDS),
     "bf16-sum": Problem.bsr_addmm(
         5, 48, 64, block=(16, 8), density=0.2, imbalance="skewed", wide_index=True, alpha=2, beta=0.5, **WORDS
@@ -57,7 +79,6 @@ def test_what_is_offered() -> None:
     ("problem", "reason"),
     [
         (Problem.bsr_mm(8, 64, 64, block=16, dtype=F32, device_type="cpu"), "panels are made of a prepacked weight"),
-        (Problem.bsr_mm(8, 64, 64, block=16, dtype=I8, **WORDS), "got torch.int8, expected one of"),
         (Problem.bsr_mm(8, 64, 64, block=16, device_type="cuda", prepacked=True), "these kernels run on a CPU"),
     ],
 )

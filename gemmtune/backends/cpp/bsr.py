@@ -13,16 +13,16 @@ import torch
 from ...choice import Choice, Claims, Kernel, Offers, Refusal, Scalars, Tensors
 from ...device import DeviceInfo
 from ...numerics.block_sparse import assembled, parts
-from ...problem import Problem
-from ...problem.dtypes import dtype_info
+from ...problem import Epilogue, Layout, Problem
+from ...problem.dtypes import accumulator_dtype, dtype_info
 from ...toolchain.made_once import opened
 from ..panels import panels_of
 from .build import NAME, load
 from .compiler import artifact_path, compile_source, find_compiler
-from .configs import VECTOR_BYTES, VECTOR_REGISTERS
+from .configs import VECTOR_BYTES, VECTOR_REGISTERS, why_not_epilogue
+from .operands import Side, numbers_per_step, uses_vnni
 from .plan import thread_count
-from .printer import STORAGE_TYPES
-from .source import flags, rendered
+from .source import epilogue_values, flags, operand_values, rendered
 
 WIDTHS = (2, 1, 4)
 """Vectors of a row of the micro-tile, those that are tried first in front."""
@@ -30,7 +30,7 @@ LEAST_HEIGHT = 4
 """Rows of a micro-tile below which loads of the weight are the limit, and it is not offered."""
 MOST_JOINED = 8
 """Blocks of which a panel is joined at most: beyond, nearly all of it is zeros."""
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,21 @@ class BlockSource:
 
     arch: str
     dtype: torch.dtype
+    out_dtype: torch.dtype
     nv: int
     panel_k: int
+    vnni: bool = False
+    epilogue: Epilogue | None = None
 
     @property
     def accumulator(self) -> torch.dtype:
         """The dtype in which products are summed."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
+        return accumulator_dtype(self.dtype)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers along K that are multiplied at once, and lie side by side in a panel."""
+        return numbers_per_step(self.accumulator, self.arch, vnni=self.vnni)
 
     @property
     def nr(self) -> int:
@@ -61,7 +69,7 @@ class BlockSource:
     @property
     def flags(self) -> tuple[str, ...]:
         """The compiler's flags."""
-        return flags(self.arch)
+        return flags(self.arch, vnni=self.vnni)
 
     @property
     def text(self) -> str:
@@ -76,15 +84,19 @@ class BlockSource:
 
 @functools.lru_cache(maxsize=256)
 def _render(source: BlockSource) -> str:
+    side = Side(dtype=source.dtype)
     return rendered(
         "bsr.cpp.jinja",
+        **operand_values((side, side), (), source.out_dtype, vnni=source.vnni),
+        **epilogue_values(source.epilogue),
         arch=source.arch,
         accumulator=source.accumulator,
+        numbers=source.numbers,
         mr=max(source.heights),
         nv=source.nv,
-        storage=STORAGE_TYPES[source.dtype],
         panel_k=source.panel_k,
         heights=source.heights,
+        fused=source.arch != "portable",
     )
 
 
@@ -99,15 +111,23 @@ class BlockChoice(Choice):
         """The choice for a problem on a device."""
         sparsity, accumulator = problem.sparsity, problem.accumulator
         assert sparsity is not None
-        source = BlockSource(arch=device.arch, dtype=problem.dtype, nv=nv, panel_k=sparsity.block_k)
+        source = BlockSource(
+            arch=device.arch,
+            dtype=problem.dtype,
+            out_dtype=problem.out.dtype,
+            nv=nv,
+            panel_k=sparsity.block_k,
+            vnni=uses_vnni(problem, device),
+            epilogue=problem.epilogue,
+        )
         return cls(
-            name=f"{NAME}:bsr_{device.arch}_{max(source.heights)}x{source.nr}",
+            name=f"{NAME}:bsr_{device.arch}{'vnni' * source.vnni}_{max(source.heights)}x{source.nr}",
             backend=NAME,
             problem=problem,
             claims=Claims(
                 accumulate=accumulator,
                 partials=accumulator,
-                epilogue_input=accumulator,
+                epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 skips_absent=sparsity.block_n % source.nr == 0,
             ),
             info={"template": "bsr", "mr": max(source.heights), "nr": source.nr},
@@ -140,29 +160,38 @@ class BlockChoice(Choice):
 
     @property
     def packed_format(self) -> str:
-        """Panels whose rows lie side by side."""
-        return f"cpp_bsr_{dtype_info(self.problem.dtype).short}_{self.source.nr}x{self.source.panel_k}"
+        """Panels whose rows lie side by side, or that many numbers of each."""
+        numbers = f"x{self.source.numbers}" if self.source.numbers > 1 else ""
+        return f"cpp_bsr_{dtype_info(self.problem.dtype).short}{numbers}_{self.source.nr}x{self.source.panel_k}"
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
         """A sparse_bsr weight in panels of ``nr`` rows, each transposed: so the blocks of a sparse_bsr tensor of other sides."""
-        nr, panel_k = self.source.nr, self.source.panel_k
+        nr, panel_k, numbers = self.source.nr, self.source.panel_k, self.source.numbers
         values, crow, col = parts(panels_of(b, nr, panel_k))
-        size = ((len(crow) - 1) * panel_k, b.shape[1] // panel_k * nr)
-        return assembled(crow, col, values.mT.contiguous(), size)
+        columns = b.shape[1] // panel_k
+        if numbers > 1:
+            panel_k = -(-panel_k // numbers) * numbers
+            whole = torch.nn.functional.pad(values, (0, panel_k - values.shape[2]))
+            packed = whole.reshape(-1, nr, panel_k // numbers, numbers).transpose(1, 2).reshape(-1, panel_k, nr)
+        else:
+            packed = values.mT.contiguous()
+        return assembled(crow, col, packed, ((len(crow) - 1) * panel_k, columns * nr))
 
     def bind(self, loaded: ctypes.CDLL) -> Kernel:
         """The compiled function with the plan of the problem."""
         function, words, problem = loaded.gemmtune_blocks, _plan(self.problem, self.source), self.problem
-        function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_double] * 2 + [ctypes.c_int]
+        extras = len(problem.epilogue.operands) if problem.epilogue else 0
+        function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_double] * 2 + [ctypes.c_int] + [ctypes.c_void_p] * extras
         function.restype = ctypes.c_int
-        address, threads, name = ctypes.addressof(words), torch.get_num_threads, self.name
+        address, threads, name, added = ctypes.addressof(words), torch.get_num_threads, self.name, problem.inp is not None
 
         def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars, _words: object = words) -> None:
-            a, weight, *inp = tensors
+            a, weight, *rest = tensors
             values, crow, col = parts(weight)
-            added = inp[0].data_ptr() if inp else None
-            pointers = (out.data_ptr(), a.data_ptr(), values.data_ptr(), crow.data_ptr(), col.data_ptr(), added)
-            if function(address, *pointers, *(scalars or (1.0, 0.0)), threads()):
+            given = [x.data_ptr() for x in rest]
+            inp = given.pop(0) if added else None
+            pointers = (out.data_ptr(), a.data_ptr(), values.data_ptr(), crow.data_ptr(), col.data_ptr(), inp)
+            if function(address, *pointers, *(scalars or (1.0, 0.0)), threads(), *given):
                 raise MemoryError(f"{name}: not enough memory for the converted rows of a {problem.m}x{problem.k} operand")
 
         return Kernel(run=run)
@@ -193,11 +222,9 @@ def why_not_blocks(problem: Problem, device: DeviceInfo) -> str | None:
         return f"no kernels for {device.arch}"
     if problem.dtype not in DTYPES:
         return f"got {problem.dtype}, expected one of {', '.join(map(str, DTYPES))}"
-    if problem.epilogue is not None:
-        return "the kernel has no epilogue"
     if not problem.prepacked:
         return "panels are made of a prepacked weight; see gemmtune.prepack"
-    return None
+    return None if problem.epilogue is None else why_not_epilogue(problem.epilogue)
 
 
 def _plan(problem: Problem, source: BlockSource) -> ctypes.Array[ctypes.c_int64]:
@@ -205,9 +232,16 @@ def _plan(problem: Problem, source: BlockSource) -> ctypes.Array[ctypes.c_int64]
     heights = source.heights
     tall = -(-problem.m // max(heights))
     rows = next(height for height in sorted(heights) if height * tall >= problem.m)
-    inp = (0, 0) if problem.inp is None else problem.inp.expanded(problem.out.size).stride
-    words = (
-        problem.m, problem.n, problem.k, *problem.a.stride, *problem.out.stride, *inp, rows,
+    words = [
+        problem.m, problem.n, problem.k // source.panel_k, *problem.a.stride,
+        *_strides(problem.out, problem), *_strides(problem.inp, problem), rows,
         int(problem.alpha == "zero"), int(problem.beta == "zero"), thread_count(problem),
-    )  # fmt: skip
+    ]  # fmt: skip
+    for layout in problem.epilogue.operands if problem.epilogue else ():
+        words += _strides(layout, problem)
     return (ctypes.c_int64 * len(words))(*words)
+
+
+def _strides(layout: Layout | None, problem: Problem) -> tuple[int, ...]:
+    """Those of a batch, which there is none of, of a row and of a column of what broadcasts to the result."""
+    return (0, 0, 0) if layout is None else (0, *layout.expanded(problem.out.size).stride)

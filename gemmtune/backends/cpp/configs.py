@@ -11,7 +11,7 @@ import torch
 
 from ...device import DeviceInfo
 from ...effort import EFFORT
-from ...problem import Problem
+from ...problem import Epilogue, Problem
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not, why_not_fnuz
 from ...settings import Search
@@ -77,11 +77,15 @@ def unsupported(problem: Problem) -> str | None:
         return reason
     if problem.prepacked and problem.batched:
         return "a prepacked operand is 2-D"
-    if problem.epilogue is not None:
-        dtypes = {node.dtype for node in problem.epilogue.nodes} - set(COMPUTE_TYPES)
-        dtypes |= {layout.dtype for layout in problem.epilogue.operands} - set(STORAGE_TYPES)
-        if dtypes:
-            return f"the epilogue has values of {', '.join(sorted(map(str, dtypes)))}, expected float dtypes or bool"
+    return None if problem.epilogue is None else why_not_epilogue(problem.epilogue)
+
+
+def why_not_epilogue(epilogue: Epilogue) -> str | None:
+    """Why an epilogue has no C++ form, or None."""
+    dtypes = {node.dtype for node in epilogue.nodes} - set(COMPUTE_TYPES)
+    dtypes |= {layout.dtype for layout in epilogue.operands} - set(STORAGE_TYPES)
+    if dtypes:
+        return f"the epilogue has values of {', '.join(sorted(map(str, dtypes)))}, expected float dtypes or bool"
     return None
 
 

@@ -119,8 +119,8 @@ def rendered(template: str, *, arch: str, accumulator: torch.dtype, numbers: int
 def _render(source: Source) -> str:
     return rendered(
         "gemm.cpp.jinja",
-        **_operands(source),
-        **_epilogue(source),
+        **operand_values((source.a, source.b), source.scales, source.out_dtype, vnni=source.vnni),
+        **epilogue_values(source.epilogue),
         arch=source.arch,
         accumulator=source.accumulator,
         numbers=numbers_per_step(source.accumulator, source.arch, vnni=source.vnni),
@@ -135,7 +135,9 @@ def _render(source: Source) -> str:
     )  # fmt: skip
 
 
-def _operands(source: Source) -> dict[str, object]:
+def operand_values(
+    sides: tuple[Side, Side], scales: tuple[torch.dtype, ...], out_dtype: torch.dtype, *, vnni: bool
+) -> dict[str, object]:
     """What the template asks for about a, b, their scales, and the result."""
     found = [
         {
@@ -145,11 +147,11 @@ def _operands(source: Source) -> dict[str, object]:
             "scale": side.scale,
             "zero": side.zero,
         }
-        for name, side in (("a", source.a), ("b", source.b))
+        for name, side in zip("ab", sides, strict=True)
     ]
     types = [str(side["c_type"]) for side in found]
     narrow = any(name in _NARROW_TYPES.values() for name in types)
-    if source.vnni:
+    if vnni:
         found[1]["c_type"] = "o8"
     return {
         "a": found[0],
@@ -157,14 +159,13 @@ def _operands(source: Source) -> dict[str, object]:
         "sides": found,
         "narrow": narrow,
         "halves": [name for name in ("i4", "u4") if name in types],
-        "scales": [STORAGE_TYPES[dtype] for dtype in source.scales],
-        "t_out": "int32_t" if source.out_dtype == torch.int32 else STORAGE_TYPES[source.out_dtype],
+        "scales": [STORAGE_TYPES[dtype] for dtype in scales],
+        "t_out": "int32_t" if out_dtype == torch.int32 else STORAGE_TYPES[out_dtype],
     }
 
 
-def _epilogue(source: Source) -> dict[str, object]:
+def epilogue_values(epilogue: Epilogue | None) -> dict[str, object]:
     """The statements of the epilogue, and the operands that these read."""
-    epilogue = source.epilogue
     if epilogue is None:
         return {"extras": [], "statements": [], "result_type": ""}
     names = [f"e{i}[j]" for i in range(len(epilogue.operands))]
