@@ -163,6 +163,23 @@ class Choice(ABC):
         return ()
 
     @property
+    def axes(self) -> Mapping[str, Sequence[int]]:
+        """Parameters with more values than a table of configs has a place for: what each may be, rising, by name. None as a rule.
+
+        From the fastest choices that have such, the selector goes along these axes (``selector/minimize.py``).
+        """
+        return {}
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        """What the parameters of ``axes`` are here."""
+        return {}
+
+    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - for those that have axes
+        """The choice with other ``parameters``, all else alike; or why it is not legal."""
+        return f"{self.name} has no axes"
+
+    @property
     def own_results(self) -> bool:
         """Whether each result of ``run_new`` is known to be memory of its own; where it is not, verification calls twice to see."""
         return True

@@ -22,6 +22,10 @@ class Effort:
     """… unless they are slower than the fastest choice by more than this factor; …"""
     variant_rounds: int
     """… and how often at most: those of a variant that won are others."""
+    axis_points: int
+    """How many further points are tried along the axes of the fastest choice of a template that has such; …"""
+    axis_near: float
+    """… unless it is slower than the fastest of all by more than this factor."""
     entrants: int
     """How many choices enter the final rounds at most. Short measurements come one after the other, each beside what the machine
     does just then, and tell little of those that are near."""
@@ -67,13 +71,37 @@ def _configs(column: int) -> Mapping[str, int | None]:
 EFFORT: Mapping[str, Effort] = MappingProxyType(
     dict[Search, Effort](
         quick=Effort(
-            configs=_configs(0), variant_kernels=1, variant_near=1.1, variant_rounds=1, entrants=8, rounds_s=0.3, rows_apart=16.0
+            configs=_configs(0),
+            variant_kernels=1,
+            variant_near=1.1,
+            variant_rounds=1,
+            axis_points=0,
+            axis_near=1.0,
+            entrants=8,
+            rounds_s=0.3,
+            rows_apart=16.0,
         ),
         default=Effort(
-            configs=_configs(1), variant_kernels=3, variant_near=1.25, variant_rounds=3, entrants=16, rounds_s=0.6, rows_apart=8.0
+            configs=_configs(1),
+            variant_kernels=3,
+            variant_near=1.25,
+            variant_rounds=3,
+            axis_points=12,
+            axis_near=1.25,
+            entrants=16,
+            rounds_s=0.6,
+            rows_apart=8.0,
         ),
         exhaustive=Effort(
-            configs=_configs(2), variant_kernels=8, variant_near=1.6, variant_rounds=6, entrants=32, rounds_s=2.5, rows_apart=1.0
+            configs=_configs(2),
+            variant_kernels=8,
+            variant_near=1.6,
+            variant_rounds=6,
+            axis_points=160,
+            axis_near=1.6,
+            entrants=32,
+            rounds_s=2.5,
+            rows_apart=1.0,
         ),
     )
 )

@@ -118,6 +118,9 @@ class Settings:
     """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
     native: bool = True
     """Look warm calls up in C++, compiled beside the first tuning of a process or by `gemmtune doctor --build`."""
+    meta_table: str | None = None
+    """A JSON file that ``gemmtune.sparse.MetaTable.dump`` wrote: parameters with which torch's block-sparse kernel is tried first,
+    before those of torch's own table."""
     log_file: str | None = None
     """A file to which one JSON line for each choice and problem is appended."""
     store_path: str | None = None

@@ -12,7 +12,7 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import known_variants, offers_for, widest_offers_for
+from .offers import known_variants, moved_choices, offers_for, widest_offers_for
 from .pick import pick
 from .result import DISTURBED, SETTLED, Outcome
 
@@ -80,10 +80,12 @@ class Candidates:
         if self.closed:
             rows = {digest: row for digest, row in rows.items() if digest in choices}
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
+        choices |= moved_choices(choices, rows, self.device, self.settings)
         if rows.keys() - choices:
             wider = widest_offers_for(self.problem, self.device, self.settings).choices
             choices |= {c.content_hash: c for c in wider if c.content_hash in rows}
             choices |= known_variants(wider, rows.keys() - choices, self.settings)
+            choices |= moved_choices(choices, rows, self.device, self.settings)
         known = {
             digest: dataclasses.replace(outcome_of(row), name=choices[digest].name)
             for digest, row in rows.items()

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import disturbance
+from .axes import origins, search_axes
 from .candidates import Candidates
 from .offers import untried_variants
 from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
+from .result import DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
 from .session import Sample
 
 log = logging.getLogger("gemmtune")
@@ -53,6 +54,7 @@ def measure(
             batch = untried_variants(candidates.choices, outcomes, settings)
             if not batch:
                 break
+        candidates = search_all_axes(session, drift, outcomes, progress, candidates)
         rank(session, effort.entrants, candidates, outcomes, progress)
     return candidates
 
@@ -74,6 +76,29 @@ def examine_all(
         undrifted = dataclasses.replace(sample, time_us=sample.time_us / drift if sample.time_us else None)
         outcomes[choice.content_hash] = outcome(choice, candidates, undrifted)
     progress.stage("verify and measure", len(choices), len(choices))
+
+
+def search_all_axes(
+    session: AnySession, drift: float, outcomes: dict[str, Outcome], progress: Progress, candidates: Candidates
+) -> Candidates:
+    """Go on along the axes of the fastest choices that have such. Returns the candidates with the choices that were come to."""
+    tried = dict(candidates.choices)
+
+    def try_one(choice: Choice, origin: Choice) -> Outcome:
+        tried[choice.content_hash] = choice
+        here = dataclasses.replace(candidates, choices=tried)
+        examine_all(session, [choice], drift, outcomes, progress, here)
+        known = outcomes[choice.content_hash]
+        way = {"from": origin.content_hash, **choice.parameters}
+        outcomes[choice.content_hash] = known = dataclasses.replace(known, info=known.info | {MOVED: way})
+        return known
+
+    def ready(choices: Sequence[Choice]) -> None:
+        precompile(choices, candidates.settings, functools.partial(progress.stage, "compile"))
+
+    for origin in origins(candidates, outcomes) if any(not o.settled for o in outcomes.values()) else ():
+        search_axes(origin, candidates, outcomes, try_one, ready)
+    return dataclasses.replace(candidates, choices=tried)
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:

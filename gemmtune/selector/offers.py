@@ -18,8 +18,9 @@ from ..effort import EFFORT
 from ..filters import FILTERS, filtered, nothing_left, uncapped, without
 from ..problem import Problem
 from ..settings import Settings, use
+from ..store.store import Row
 from .pick import right
-from .result import Outcome
+from .result import MOVED, Outcome
 
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
@@ -90,6 +91,25 @@ def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings:
         fresh = {v.content_hash: v for choice in asked for v in choice.launch_variants() if v.content_hash in wanted}
         asked = [v for digest, v in fresh.items() if digest not in found]
         found |= fresh
+    passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
+    return {choice.content_hash: choice for choice in passed}
+
+
+def moved_choices(
+    choices: Mapping[str, Choice], rows: Mapping[str, Row], device: DeviceInfo, settings: Settings
+) -> dict[str, Choice]:
+    """What an earlier search went to along the axes of one of ``choices``, of the rows of the store; by content hash."""
+    found: dict[str, Choice] = {}
+    ways = {digest: row.info[MOVED] for digest, row in rows.items() if MOVED in row.info and digest not in choices}
+    count = -1
+    while count < len(found):  # a later search may have begun where an earlier one ended
+        count = len(found)
+        for digest, way in ways.items():
+            origin = choices.get(way["from"]) or found.get(way["from"])
+            if origin is not None and digest not in found:
+                made = origin.moved({name: way[name] for name in origin.axes}, device)
+                if isinstance(made, Choice) and made.content_hash == digest:
+                    found[digest] = made
     passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
     return {choice.content_hash: choice for choice in passed}
 

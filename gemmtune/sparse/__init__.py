@@ -2,8 +2,9 @@
 
 from ..backends.aten.metas import Family, Found, MetaTable, Shape
 from ..backends.aten.metas import torch_table as import_torch_meta
+from ..selector.minimize import Minimum, minimize
+from .learned import measured_metas
 from .scatter import bsr_scatter_mm, scatter_mm
-from .search import Minimum, minimize
 from .tensors import create_blocked_tensor
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "bsr_scatter_mm",
     "create_blocked_tensor",
     "import_torch_meta",
+    "measured_metas",
     "minimize",
     "scatter_mm",
 ]

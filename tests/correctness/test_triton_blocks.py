@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gemmtune.backends.panels import panels_of
-from gemmtune.backends.triton.blocks.choice import BlocksConfig
-from gemmtune.backends.triton.blocks.offers import ranked, why_not_config
+from gemmtune.backends.triton.blocks.configs import BlocksConfig, why_not_config
+from gemmtune.backends.triton.blocks.offers import ranked
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Problem

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from fake_choices import CLAIMS, PROBLEM, Fake, fake
 
+from gemmtune import settings
+from gemmtune.choice import Choice, Offers, Status
+from gemmtune.device import DeviceInfo, detect
 from gemmtune.errors import GemmtuneError
+from gemmtune.selector import measure as measure_module
+from gemmtune.selector import offers as offers_module
+from gemmtune.selector.candidates import candidates_for
+from gemmtune.selector.progress import Progress
+from gemmtune.selector.select import select
+from gemmtune.selector.session import Ranking, Sample
 from gemmtune.sparse import minimize
+from gemmtune.store.store import open_store
+from gemmtune.timing.rounds import Ranked
 
 
 def step(name: str, value: int, direction: int, _: Mapping[str, int]) -> int:
@@ -69,3 +84,71 @@ def test_the_result_is_never_worse_than_the_reference() -> None:
     values = {1: 4.0, 2: 5.0, 3: 6.0, 9: 3.0}
     found = minimize(lambda p: values.get(p["x"], 7.0), {"x": 1}, step, reference={"x": 9})
     assert (found.parameters, found.value, found.speedup) == ({"x": 9}, 3.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deep(Fake):
+    """A choice with two axes, whose time is a bowl; deep ones are not legal."""
+
+    stages: int = 1
+    warps: int = 1
+
+    @property
+    def axes(self) -> Mapping[str, Sequence[int]]:
+        return {"stages": range(1, 10), "warps": (1, 2, 4, 8, 16, 32, 64)}
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        return {"stages": self.stages, "warps": self.warps}
+
+    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
+        return "too deep" if parameters["stages"] > 7 else deep(**parameters)
+
+
+def deep(stages: int, warps: int) -> Deep:
+    return Deep(name=f"triton:s{stages}_w{warps}", backend="triton", problem=PROBLEM, claims=CLAIMS, stages=stages, warps=warps)
+
+
+class TimedSession:
+    """Measures by ``bowl``, plain choices 9 µs."""
+
+    def __init__(self, *_: object) -> None:
+        self.examined: list[str] = []
+
+    def __enter__(self) -> TimedSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def examine(self, choice: Choice, best_us: float | None) -> Sample:
+        self.examined.append(choice.name)
+        return Sample(status=Status.OK, time_us=self.time(choice))
+
+    def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
+        return Ranking(times={c.name: Ranked(time_us=self.time(c), margin_us=0.0, spread=0.0) for c in choices})
+
+    @staticmethod
+    def time(choice: Choice) -> float:
+        return bowl(choice.parameters) if isinstance(choice, Deep) else 9.0
+
+
+@pytest.mark.parametrize(("search", "picked", "points"), [("quick", "fake:plain", 2), ("default", "triton:s6_w8", 14)])
+def test_a_tuning_goes_along_the_axes_and_finds_them_in_the_store(
+    search: str, picked: str, points: int, own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = Offers(choices=(fake("plain", baseline=True), deep(3, 4)))
+    monkeypatch.setattr(offers_module, "legal_offers", lambda *_, **__: offered)
+    session = TimedSession()
+    monkeypatch.setattr(measure_module, "open_session", lambda *_: session)
+    chosen = dataclasses.replace(settings.current(), search=search)  # type: ignore[arg-type]
+    candidates = candidates_for(PROBLEM, detect("cpu"), chosen)
+    pick, result = select(candidates, open_store(chosen), Progress())
+    assert pick is not None
+    assert (pick.name, len(session.examined), len(set(session.examined))) == (picked, points, points)
+    again, known = select(candidates_for(PROBLEM, detect("cpu"), chosen), open_store(chosen), Progress())
+    assert again == pick
+    assert (known.source, len(session.examined)) == ("store", points)
+    ours = [o for o in known.outcomes if o.backend == "triton"]
+    assert min(o.time_us or 0 for o in ours) <= bowl({"stages": 3, "warps": 4})
+    assert result.pick == picked

@@ -17,16 +17,24 @@ from ...device import DeviceInfo
 from ...numerics.block_sparse import parts, rows_of
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
+from ...settings import current
 from .dense import copied, finished
-from .metas import Family, Shape, starting_point
+from .metas import PARAMETERS, Family, MetaTable, Shape, starting_points
 
 Tensor = torch.Tensor
 NAME = "aten"
 LEAST_BLOCK = 16
 """torch's kernel takes blocks whose sides are powers of two from this on, and tokens in multiples of it."""
-METAS = ((128, 3, 4), (64, 3, 4), (128, 4, 8), (32, 3, 4), (16, 3, 4), (16, 4, 2), (64, 1, 4))
-"""(tokens of a tile, stages, warps) of torch's kernel; other group sizes than GROUP change little."""
+METAS = ((64, 3, 4), (16, 3, 4), (128, 4, 8))
+"""(tokens of a tile, stages, warps) with which torch's kernel is tried beside those of a table; a search goes on from the best."""
 GROUP = 4
+AXES: Mapping[str, tuple[int, ...]] = {
+    "GROUP_SIZE_ROW": (1, 2, 4, 8, 16),
+    "num_stages": (1, 2, 3, 4, 5),
+    "num_warps": (1, 2, 4, 8, 16),
+}
+"""The parameters along which a search goes on, beside SPLIT_N, which gives tiles of powers of two."""
+MOST_TILE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +54,25 @@ class BlocksChoice(Choice):
         """The calls."""
         make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
         return finished(copied(make[self.way](self.problem)), self.problem)
+
+    @property
+    def axes(self) -> Mapping[str, tuple[int, ...]]:
+        """The parameters of torch's kernel: all that its table has."""
+        tokens = self.problem.m
+        tiles = [tile for tile in (16, 32, 64, 128, MOST_TILE) if tokens % tile == 0]
+        return {**AXES, "SPLIT_N": tuple(tokens // tile for tile in reversed(tiles))} if self.meta else {}
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        """Those of this choice."""
+        return dict(self.meta)
+
+    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
+        """torch's kernel with other parameters."""
+        needed = _shared_bytes(self.problem, parameters)
+        if needed > device.smem_per_block_bytes:
+            return f"shared memory: needs {needed} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
+        return _choice(self.problem, "triton", self.claims, meta=parameters)
 
     def _by_triton(self, problem: Problem) -> RunNew:
         function = importlib.import_module("torch.sparse._triton_ops").bsr_dense_addmm
@@ -73,21 +100,23 @@ def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
 
 
 def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
-    """Parameters of torch's kernel: what torch's table comes to first, then ours, each once."""
-    sparsity, tokens = problem.sparsity, problem.m
-    assert sparsity is not None
-    family = Family("bsr_dense_addmm", device.name, dtype_name(problem.dtype), round(1 - sparsity.density, 2))
-    one = problem.alpha == "one"
-    shape = Shape(
-        problem.n, problem.k, tokens, sparsity.block_n, sparsity.block_k, problem.beta == "zero", problem.beta == "one", one
-    )
-    first = starting_point(family, shape)
-    metas = [] if first is None else [first]
+    """Parameters of torch's kernel: what the user's table and torch's come to first, then ours, each once."""
+    tokens = problem.m
+    metas = starting_points(*row_of(problem, device), current().meta_table)
     for tile, stages, warps in METAS:
         meta = {"GROUP_SIZE_ROW": GROUP, "SPLIT_N": tokens // tile, "num_stages": stages, "num_warps": warps}
         if tokens % tile == 0 and meta not in metas:
             metas.append(meta)
     return [meta for meta in metas if _shared_bytes(problem, meta) <= device.smem_per_block_bytes]
+
+
+def row_of(problem: Problem, device: DeviceInfo) -> tuple[Family, Shape]:
+    """Where a table of parameters has the problem."""
+    sparsity, beta = problem.sparsity, problem.beta
+    assert sparsity is not None
+    family = Family("bsr_dense_addmm", device.name, dtype_name(problem.dtype), round(1 - sparsity.density, 2))
+    sides, one = (sparsity.block_n, sparsity.block_k), problem.alpha == "one"
+    return family, Shape(problem.n, problem.k, problem.m, *sides, beta == "zero", beta == "one", one)
 
 
 def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
@@ -96,6 +125,12 @@ def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
     assert sparsity is not None
     elements = sparsity.block_k * (sparsity.block_n + problem.m // meta["SPLIT_N"])
     return elements * problem.dtype.itemsize * max(meta["num_stages"] - 1, 1)
+
+
+def learn(table: MetaTable, problem: Problem, device: DeviceInfo, parameters: Mapping[str, object]) -> None:
+    """Add the parameters of a choice of torch's kernel, as its ``info`` has them, to a table."""
+    family, shape = row_of(problem, device)
+    table.update(family, shape, tuple(int(str(parameters[name])) for name in PARAMETERS[family.op]))
 
 
 def has_sparse_mm(problem: Problem) -> bool:

@@ -164,9 +164,31 @@ def torch_rows() -> MetaTable:
     return torch_table()
 
 
-def starting_point(family: Family, shape: Shape) -> Mapping[str, int] | None:
-    """The parameters that torch's table has for a shape, or comes to; None where they make a tile that the kernel has not."""
-    parameters = torch_rows().lookup(family, shape).parameters
-    tile = shape.n // parameters["SPLIT_N"]
-    whole = tile * parameters["SPLIT_N"] == shape.n
-    return parameters if whole and tile >= LEAST_TILE and tile & (tile - 1) == 0 else None
+@functools.lru_cache(maxsize=4)
+def _loaded(path: str, modified_ns: int) -> MetaTable:  # noqa: ARG001 - a file that was replaced is read again
+    return MetaTable.load(path)
+
+
+def starting_points(family: Family, shape: Shape, path: str | None = None) -> list[Mapping[str, int]]:
+    """The parameters that the table in the file ``path`` and torch's own have for a shape, or come to, in the order of trial.
+
+    Left out are those that make a tile which the kernel has not. Without a row that comes near, a table of one's own has none.
+
+    Raises:
+        InvalidProblemError: the file is no table.
+    """
+    tables = [torch_rows()]
+    if path is not None:
+        try:
+            tables.insert(0, _loaded(path, Path(path).stat().st_mtime_ns))
+        except OSError as error:
+            raise InvalidProblemError(f"meta_table: cannot read {path}: {error.strerror}; give a file of MetaTable.dump") from error
+    found: list[Mapping[str, int]] = []
+    for table in tables:
+        known = table.lookup(family, shape)
+        tile = shape.n // known.parameters["SPLIT_N"]
+        whole = tile * known.parameters["SPLIT_N"] == shape.n
+        given = known.how != "default" or table is tables[-1]
+        if given and whole and tile >= LEAST_TILE and tile & (tile - 1) == 0 and known.parameters not in found:
+            found.append(known.parameters)
+    return found

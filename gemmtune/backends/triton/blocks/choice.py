@@ -1,15 +1,15 @@
-"""The kernel of block-sparse products as a choice: its configs, and what a launch is told of the indices."""
+"""The kernel of block-sparse products as a choice, and what a launch is told of the indices."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from ....choice import Kernel, Run, Scalars, Tensors
+from ....choice import Choice, Kernel, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....numerics.block_sparse import parts
 from ....problem import Problem
@@ -21,34 +21,12 @@ from ..configs import Config, Geometry, geometry
 from ..launch import bind
 from ..legality import Predicate
 from ..records import Record, record_of
+from .configs import AXES, BlocksConfig, turned_bytes, why_not_config
 
 INDICES = ("crow", "col")
 """The names of the kernel's indices, which it gets behind the tensors of a call."""
 MOST_BOUND = 64
 """Launches that one kernel keeps ready, one for each number of blocks that it was called with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlocksConfig(Config):
-    """``swap``: the weight is the left operand of the instruction, so that its rows fill it where there are few tokens."""
-
-    swap: bool = False
-
-    @property
-    def variant(self) -> str:
-        """Whether operands are swapped."""
-        return "_swap" * self.swap
-
-    @property
-    def as_multiplied(self) -> Self:
-        """The config with the rows of the instruction's left operand as ``block_m``."""
-        return dataclasses.replace(self, block_m=self.block_n, block_n=self.block_m) if self.swap else self
-
-
-def turned_bytes(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> int:
-    """Shared memory through which the tile of swapped operands is turned round on HIP, where no other tile needs any."""
-    swapped = device.type == "hip" and config.swap
-    return config.block_m * config.block_n * problem.accumulator.itemsize if swapped else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +56,23 @@ class BlocksChoice(KernelChoice):
         assert sparsity is not None
         joins = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
         return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not joins))
+
+    @property
+    def axes(self) -> Mapping[str, Sequence[int]]:
+        """Those of the config, on a GPU."""
+        return {} if self.target is None else AXES
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        """What the config has of them."""
+        return {name: getattr(self.config, name) for name in self.axes}
+
+    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
+        """The choice with a config that has these parameters."""
+        assert isinstance(self.config, BlocksConfig)
+        changes: dict[str, Any] = dict(parameters)
+        config = dataclasses.replace(self.config, **changes)
+        return why_not_config(self.problem, device, config) or self.of(self.problem, device, config)
 
     @property
     def panel(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Which kernels of the blocks template are tried for a problem: legality, and an order by what limits each."""
+"""Which kernels of the blocks template are tried for a problem: an order by what limits each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ....device import DeviceInfo
 from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import can_overlap
-from ..classes import INT32_LIMIT
 from ..configs import splits_for, tiles_of
-from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate
-from .choice import BlocksChoice, BlocksConfig, turned_bytes
+from ..legality import LEAST_BLOCK
+from .choice import BlocksChoice
+from .configs import MOST_SPLITS, BlocksConfig, why_not_blocks, why_not_config
 
 BLOCKS_M, PANELS_N, PANELS_K = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128)
 STAGES = (4, 3)
@@ -26,11 +26,8 @@ FEW_TOKENS = 32
 """Up to so many, the weight is the left operand of the instruction."""
 WARP_GROUP_ROWS = 64
 """Rows of the weight that fill a warp group's instruction, so that it may be the left operand for many tokens too."""
-MOST_SPLITS = 16
 MOST_ALIKE = 3
 """Configs of one tile of the result that are tried."""
-MOST_JOINED = 8
-"""Blocks of which one panel is joined at most along either side: beyond, nearly all of it is zeros."""
 INTERPRETED = (
     BlocksConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1),
     BlocksConfig(block_m=32, block_n=32, block_k=32, stages=1, warps=1, swap=True),
@@ -50,44 +47,6 @@ def block_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
         configs = tuple(config for config in INTERPRETED if why_not_config(problem, device, config) is None)
     chosen = configs[: EFFORT[search].configs["triton:blocks"]]
     return Offers(choices=tuple(BlocksChoice.of(problem, device, config) for config in chosen))
-
-
-def why_not_blocks(problem: Problem) -> str | None:
-    """Why the template has nothing for the problem, or None."""
-    sparsity = problem.sparsity
-    assert sparsity is not None
-    if problem.integers and problem.epilogue is not None:
-        return "an epilogue of integers is torch's"
-    sides = (sparsity.block_n, sparsity.block_k)
-    if not problem.prepacked and any(side % LEAST_BLOCK for side in sides):
-        return (
-            f"blocks of {sides[0]}x{sides[1]}: without gemmtune.prepack, which joins them, sides must be multiples of {LEAST_BLOCK}"
-        )
-    return None
-
-
-def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> str | None:
-    """Why ``config`` may not be offered, or None. Assumes that ``why_not_blocks`` found nothing."""
-    sparsity = problem.sparsity
-    assert sparsity is not None
-    sides = (sparsity.block_n, sparsity.block_k)
-    tile = (config.block_n, config.block_k)
-    if not problem.prepacked and any(side % step for side, step in zip(sides, tile, strict=True)):
-        return f"tile {tile[0]}x{tile[1]}: does not divide the blocks of {sides[0]}x{sides[1]}"
-    if problem.prepacked and any(step > MOST_JOINED * side for side, step in zip(sides, tile, strict=True)):
-        return f"tile {tile[0]}x{tile[1]}: joins more than {MOST_JOINED} blocks of {sides[0]}x{sides[1]} along a side"
-    if problem.integers and config.block_k < LEAST_BLOCK_K_OF_BYTES:
-        return f"block_k {config.block_k}: products of 8 bits need {LEAST_BLOCK_K_OF_BYTES} at least"
-    if problem.k * problem.n >= INT32_LIMIT * LEAST_BLOCK * LEAST_BLOCK:
-        return "more blocks than indices of 32 bits can count"
-    predicate = Predicate(problem, device)
-    reason = predicate.check(config)
-    if reason is not None or not config.swap or device.type == "cpu":
-        return reason
-    turned = turned_bytes(problem, device, config)
-    if turned > device.smem_per_block_bytes:
-        return f"shared memory: needs {turned} bytes to turn the tile, a block of {device.arch} has {device.smem_per_block_bytes}"
-    return predicate.why_no_room(config.as_multiplied)
 
 
 @functools.lru_cache(maxsize=256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import GemmtuneError
@@ -61,7 +61,7 @@ def minimize(
         raise GemmtuneError(f"minimize: neither start has a value: {search.tried[search.key(initial)]}")
     better: Parameters | None = here
     while better is not None:
-        better = search.better(better, _vectors(len(initial), max_step), step)
+        better = search.better(better, step, max_step)
     chosen, least = search.stable(initial, noise)
     if before is not None and least > before:
         chosen, least = dict(reference), before
@@ -96,26 +96,15 @@ class _Search:
         value = self.tried[key]
         return value if isinstance(value, float) else None
 
-    def better(self, here: Parameters, vectors: Iterable[tuple[int, ...]], step: Step) -> dict[str, int] | None:
-        """The first new point, these vectors away, that is better than ``here``, which has a value; None if none is."""
-        for vector in vectors:
-            there = self.moved(here, vector, step)
-            if there is None or self.key(there) in self.tried:
+    def better(self, here: Parameters, step: Step, max_step: int) -> dict[str, int] | None:
+        """The first new point that near that is better than ``here``, which has a value; None if none is."""
+        for there in neighbours(here, step, max_step):
+            if self.key(there) in self.tried:
                 continue
             value, best = self.value(there), self.value(here)
             if value is not None and best is not None and value < best:
                 return there
         return None
-
-    def moved(self, here: Parameters, vector: tuple[int, ...], step: Step) -> dict[str, int] | None:
-        """The point that many steps away; None where some parameter ends before."""
-        there = dict(here)
-        for name, direction in zip(self.names, vector, strict=True):
-            if direction:
-                there[name] = step(name, here[name], direction, here)
-                if there[name] == here[name]:
-                    return None
-        return there
 
     def stable(self, initial: Parameters, noise: float) -> tuple[dict[str, int], float]:
         """The initial point if it is as good as the best, else the one with the least values among those that are."""
@@ -133,6 +122,26 @@ class _Search:
             if isinstance(value, float) and here:
                 ratios.append(value / here)
         return max(ratios)
+
+
+def neighbours(here: Parameters, step: Step, max_step: int) -> Iterator[dict[str, int]]:
+    """The points that are tried from ``here``, in their order."""
+    names = tuple(sorted(here))
+    for vector in _vectors(len(names), max_step):
+        there = _moved(here, names, vector, step)
+        if there is not None:
+            yield there
+
+
+def _moved(here: Parameters, names: tuple[str, ...], vector: tuple[int, ...], step: Step) -> dict[str, int] | None:
+    """The point that many steps away; None where some parameter ends before."""
+    there = dict(here)
+    for name, direction in zip(names, vector, strict=True):
+        if direction:
+            there[name] = step(name, here[name], direction, here)
+            if there[name] == here[name]:
+                return None
+    return there
 
 
 def _vectors(count: int, max_step: int) -> list[tuple[int, ...]]:
