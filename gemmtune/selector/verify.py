@@ -85,8 +85,9 @@ class Verifier:
         for number, expectation in enumerate(expectations):
             if self._expensive and kernel.run_new is not None and expectation is expectations[-1]:
                 break  # the same numbers through run_new, below
-            calls.append(self._call(number, expectation, choice, kernel, judge))
-            if self._device.type == "cpu" and (calls[-1].finding.state[0] or calls[-1].guards[0]):
+            call = self._call(number, expectation, choice, kernel, judge)
+            calls.append(call)
+            if self._device.type == "cpu" and (call.finding.state[0] or call.guards[0]):
                 return self._verdict(calls)
         if kernel.run_new is not None:
             calls.append(self._call_new(expectations[-1], choice, kernel, judge))
@@ -120,7 +121,7 @@ class Verifier:
         read = [x for tensor in tensors for x in block_sparse.parts(tensor)]
         memory = [x.untyped_storage().data_ptr() for x in (result, again, *read)]
         if memory[0] in memory[1:]:
-            whose = "the next call's result" if memory[0] == memory[1] else "an operand"
+            whose = "an operand" if memory[0] in memory[2:] else "the next call's result"
             reason = f"returned memory that is {whose} too, expected a result of its own from each call"
             raise ErrorFromChoice(choice.name, str(self._problem), reason)
 

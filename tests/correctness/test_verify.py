@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -228,6 +229,25 @@ def test_reason_names_the_picked_element() -> None:
 def test_own_result_of_another_shape_or_dtype_is_an_error() -> None:
     with pytest.raises(ErrorFromChoice, match=r"run_new gave torch.float64 of shape \(33, 40\), expected torch.float32 of shape"):
         verdict(mm(), kernel(mm()), run_new=lambda a, b, *_: (a @ b).double())
+
+
+class Foreign(MadeChoice):
+    own_results = False
+
+
+def test_results_of_others_have_memory_of_their_own() -> None:
+    kept = torch.empty(33, 40)
+    for run_new, whose in (
+        (lambda a, b, *_: torch.mm(a, b, out=kept), "the next call's result"),
+        (lambda a, b, *_: a[:, :40], "an operand"),
+        (lambda a, b, *_: a @ b, ""),
+    ):
+        choice = Foreign(
+            name="foreign:x", backend="foreign", problem=mm(), claims=claims_of(F32), run=kernel(mm()), run_new=run_new
+        )  # fmt: skip
+        raised = pytest.raises(ErrorFromChoice, match=f"returned memory that is {whose} too") if whose else nullcontext()
+        with raised:
+            assert Verifier(mm(), CPU).check(choice, choice.build()).status == Status.OK
 
 
 def test_callers_random_state_is_untouched() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
+from fake_choices import CLAIMS, Fake
 
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel, Status
@@ -90,3 +92,34 @@ def test_a_kernel_is_judged_by_the_rows_that_it_has():
         b[0, 0] += 1
 
     assert "changed its input: b" in _judged(scribbles, 7).reason
+
+
+PACKED: list[int] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplied(Fake):
+    """Wants b times a number, and divides by it."""
+
+    factor: int
+
+    @property
+    def packed_format(self) -> str:
+        return f"times {self.factor}"
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        PACKED.append(self.factor)
+        return b * self.factor
+
+    def bind(self, loaded: object) -> Kernel:
+        return Kernel(run=lambda out, tensors, scalars: torch.mm(tensors[0], tensors[1] / self.factor, out=out))
+
+
+def test_b_is_packed_once_for_all_ms_and_anew_for_another_format():
+    problems = {m: Problem.mm(m, N, K, dtype=F32, device_type="cpu") for m in (7, 8, MOST)}
+    verifier = RowsVerifier(problems[MOST], torch.device("cpu"))
+    for factor, m in ((2, 7), (2, 8), (4, 8), (4, 7)):
+        choice = Multiplied(name="fake:packed", backend="fake", problem=problems[m], claims=CLAIMS, factor=factor)
+        verdict = verifier.check(choice, choice.build())
+        assert verdict.status is Status.OK, verdict.reason
+    assert PACKED == [2, 2, 4, 4], "the exact probe, and random operands"

@@ -81,6 +81,14 @@ def test_bar_leaves_one_line_for_each_problem():
     assert "2.50× torch (aten:mm 5000 µs) (4.2 s)\n" in stream.getvalue()
 
 
+def test_bar_gives_the_line_back_after_a_problem():
+    bar = Bar(Terminal())
+    bar.begin(PROBLEM, 2)
+    assert bar._bar is not None
+    bar.end(RESULT)
+    assert bar._bar is None
+
+
 def test_bar_works_for_stages_outside_a_problem():
     stream = Terminal()
     bar = Bar(stream)

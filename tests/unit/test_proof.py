@@ -335,7 +335,10 @@ def test_of_too_many_segments_the_two_of_the_least_ratio_become_one() -> None:
 
     four = (segment(1, 4, "x"), segment(5, 9, "y"), segment(10, 15, "x"), segment(16, 40, "y"))
     assert fewer(*four) == [(1, 4, "x"), (5, 40, "y")], "16/5 is less than 10/1 and 41/10"
+    three = (segment(1, 1, "x"), segment(2, 3, "y"), segment(4, 6, "x"))
+    assert fewer(*three) == [(1, 1, "x"), (2, 6, "y")], "7/2 is less than 4/1"
     assert fewer(segment(5, 6, "x"), segment(7, 30, "y")) == [(5, 30, "y")], "the longer one's choice"
+    assert fewer(segment(2, 3, "x"), segment(4, 8, "y")) == [(2, 8, "y")], "9/4 is more than 4/2"
     assert fewer(segment(1, 9, "x"), segment(10, 19, "y")) == [(1, 19, "x")]
     assert fewer(segment(1, 1, "x"), segment(2, 3, "y")) == [(1, 3, "x")], "2/1 both"
     work = work_of({1: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset({5, 6})))

@@ -58,7 +58,10 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         changed(INT, b=Layout.contiguous((7, 5), INT8)),
         "int_mm: shapes do not fit, got a [4, 6] and b [7, 5]; expected a [M, K] and b [K, N]",
     ),
-    "int_mm with scales": (changed(INT, scale_a=SCALAR), "int_mm: takes no scale_a, got shape []; scaled_mm and scaled_grouped_mm do"),
+    "int_mm with scales": (
+        changed(INT, scale_a=SCALAR),
+        "int_mm: takes no scale_a, got shape []; scaled_mm and scaled_grouped_mm do",
+    ),
     "scaled_mm with zero points": (
         changed(SCALED, zero_b=scale(1, 5)),
         "scaled_mm: takes no zero_b, got shape [1, 5]; mixed_mm does",
@@ -71,8 +74,14 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         changed(FLOAT, scale_b=scale(1, 5)),
         "mm: takes no scale_b, got shape [1, 5]; mixed_mm, scaled_mm, mixed_grouped_mm and scaled_grouped_mm do",
     ),
-    "mm with fast_accum": (changed(FLOAT, fast_accum=True), "mm: takes no fast_accum, got True; scaled_mm and scaled_grouped_mm do"),
-    "mixed_mm with fast_accum": (changed(MIXED, fast_accum=True), "mixed_mm: takes no fast_accum, got True; scaled_mm and scaled_grouped_mm do"),
+    "mm with fast_accum": (
+        changed(FLOAT, fast_accum=True),
+        "mm: takes no fast_accum, got True; scaled_mm and scaled_grouped_mm do",
+    ),
+    "mixed_mm with fast_accum": (
+        changed(MIXED, fast_accum=True),
+        "mixed_mm: takes no fast_accum, got True; scaled_mm and scaled_grouped_mm do",
+    ),
     "int_mm with alpha": (
         changed(INT, alpha="general"),
         "int_mm: takes no alpha or beta, got alpha general and beta zero; give an epilogue that multiplies or adds",

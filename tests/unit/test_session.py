@@ -237,16 +237,20 @@ def test_final_rounds_of_a_gpu_begin_at_sustained_clocks(
 ) -> None:  # fmt: skip
     played: list[dict[str, Any]] = []
 
+    def contender(choice: Choice, kernel: object) -> FakeContender:
+        return FakeContender(*(() if choice.name == "fake:fail" else (1.0,)))
+
     def play(contenders: dict[str, FakeContender], **words: Any) -> dict[str, Ranked]:
         played.append(words | {"sampled": {name: x.taken for name, x in contenders.items()}})
         return {}
 
     for name in ("conditions", "device_to_itself"):
         monkeypatch.setattr(sessions, name, lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(sessions, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda *_: FakeContender(1.0)))
+    monkeypatch.setattr(sessions, "Timer", lambda *_, **__: types.SimpleNamespace(contender=contender))
     monkeypatch.setattr(sessions, "play", play)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    choices = [running("multiply"), dataclasses.replace(running("slow"), baseline=True)]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    choices = [running("multiply"), dataclasses.replace(running("slow"), baseline=True), running("fail")]
     with Session(PROBLEM, DEVICE if arch == "cpu" else preset(arch), settings) as session:
         session.rank(choices, rounds_s)
     quick = sessions.EFFORT["quick"].rounds_s
@@ -255,7 +259,9 @@ def test_final_rounds_of_a_gpu_begin_at_sustained_clocks(
             "budget_s": quick if budget_s is None else budget_s,
             "warm_up_s": min(0.2, quick / 2) if warm_up_s is None else warm_up_s,
             "keep": {"fake:slow"},
-            "sampled": dict.fromkeys(("fake:multiply", "fake:slow"), int(arch != "cpu")),
+            "sampled": {"fake:multiply": 0, "fake:slow": 0, "fake:fail": 0}
+            if arch == "cpu"
+            else {"fake:multiply": 1, "fake:slow": 1},
         }
     ]
 
