@@ -66,7 +66,7 @@ class Database:
         self.busy_timeout_s = busy_timeout_s
         self._connection: sqlite3.Connection | None = None
         self._opened_as: tuple[int, ...] = ()
-        self._data_version = -1
+        self._data_version: int | None = None
         self._cache: dict[tuple[str, str], dict[str, Row]] = {}
         self._has_ranged = True
 
@@ -88,7 +88,7 @@ class Database:
         else:
             _of_parents.append(self._connection)
         self._connection = None
-        self._data_version = -1
+        self._data_version = None
         self._cache.clear()
 
     def _identity(self) -> tuple[int, ...]:

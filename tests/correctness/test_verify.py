@@ -134,6 +134,21 @@ def test_prepacked_b_and_own_result_pass() -> None:
     assert result.status == Status.OK, result.reason
 
 
+def test_b_is_packed_once_for_all_choices_of_a_format() -> None:
+    packed: list[torch.Tensor] = []
+
+    def packing(b: torch.Tensor) -> torch.Tensor:
+        packed.append(b)
+        return b.T.contiguous()
+
+    verifier, counts = Verifier(mm(prepacked=True), CPU), []
+    for _ in range(2):
+        choice = choice_of(mm(prepacked=True), lambda out, a, b, *_: out.copy_(a @ b.T), packing=packing)
+        assert verifier.check(choice, choice.build()).status == Status.OK
+        counts.append(len(packed))
+    assert counts[0] == counts[1] > 1
+
+
 EPILOGUES: dict[str, Callable[..., torch.Tensor] | None] = {
     "none": None,
     "relu": lambda x: torch.relu(x * 3.3 - 1.234),

@@ -31,6 +31,7 @@ def two(tmp_path: Path) -> Store:
 def exported(tmp_path: Path, one: Store) -> Path:
     one.put([row(0), failure(1), row(2, key=KEYS[1]), row(3, fingerprint=MACHINES[1], info={"epilogue": -math.inf})])
     one.put_limits(MACHINES[0], {"bandwidth_gbps": 12.0})
+    one.put_ranged(Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind="asked", value={"rows": [3]}))
     path = tmp_path / "export.json"
     assert one.export_file(path) == 4
     return path
@@ -44,6 +45,7 @@ def test_import_gives_what_was_exported(exported: Path, one: Store, two: Store) 
     assert two.import_file(exported) == Absorbed(added=4)
     assert contents(two) == contents(one)
     assert two.limits(MACHINES[0]) == {"bandwidth_gbps": 12.0}
+    assert two.every_ranged() == one.every_ranged()
     assert two.import_file(exported) == Absorbed(kept=4)
 
 
@@ -167,6 +169,11 @@ WRONG_ENTRIES = [
         r"measurements\[2\]\.rows\[0\]: measured_at: got 'now', expected a time",
     ),
     (("limits", 0, "value"), 0, r"limits\[0\]: limit bandwidth_gbps: got 0, expected a finite number above 0"),
+    (("ranged",), {}, r"ranged: got \{\}, expected a list"),
+    (("ranged", 0), 5, r"ranged\[0\]: got 5, expected an object"),
+    (("ranged", 0, "fingerprint"), "{ }", r"ranged\[0\]\.fingerprint: got '\{ \}', expected the canonical JSON text"),
+    (("ranged", 0, "value"), 3, r"ranged\[0\]: asked: got 3, expected a mapping of names to plain values"),
+    (("ranged", 0, "colour"), 1, r"ranged\[0\]: got fields colour, fingerprint, .*, expected key, fingerprint, kind"),
     (("limits", 0, "name"), [], r"limits\[0\]: name: got \[\], expected a text"),
 ]
 

@@ -268,6 +268,8 @@ def test_a_full_disk_by_sqlites_own_limit(path: Path) -> None:
     with one_warning(r"got 'database or disk is full' from .*\. Free some space there, or set store"):
         store.put([row(i) for i in range(1, 300)])
         store.put([row(300)])
+    with pytest.raises(sqlite3.ProgrammingError):
+        connection.execute("SELECT 1")  # it is closed: what is read from now on, is read only
     assert hashes(store) == {f"hash{i}" for i in range(301)}
     assert hashes(Store.open(path)) == {"hash0"}
     assert store.health().state == "read-only"
