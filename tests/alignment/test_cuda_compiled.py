@@ -77,7 +77,7 @@ def legal(shape: Any, m: int, bits: tuple[int, ...] = (4, 8)) -> list[CudaChoice
 
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
-PARTS = [choice(mm(1024, 1024, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
+PARTS = [choice(mm(2048, 2048, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
 ALWAYS = [
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -155,8 +154,8 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     ),
     "wgmma-by-columns": (lambda k: by_columns(mixed(72, 264, k, scales="column")), 2048, wgmma_shape(64, 2, 1, 128, 4)),
     "wgmma-fused": (lambda k: gated(mixed(64, 264, k, **INT4, scales="group_128")), 4096, wgmma_shape(64, 2, 1, 128, 4)),
-    "parts": (lambda k: mm(256, 384, k, dtype=F32), 4096, parts_shape(128, 128, 5)),
-    "parts-tails": (lambda k: mm(333, 264, k, dtype=F32), 4100, parts_shape(128, 128, 5)),
+    "parts": (lambda k: mm(256, 384, k, dtype=F32), 1024, parts_shape(128, 128, 5)),
+    "parts-tails": (lambda k: mm(333, 264, k, dtype=F32), 1004, parts_shape(128, 128, 5)),
     "parts-unaligned": (lambda k: mm(301, 131, k, dtype=F32), 999, parts_shape(128, 128, 4, 2)),
     "parts-not-by-k": (lambda k: mm(264, 136, k, "tn", F32), 1000, parts_shape(128, 64, 7)),
     "parts-b-not-by-k": (lambda k: addmm(200, 136, k, "nn", F32), 1028, parts_shape(128, 64, 6, 4)),
@@ -167,8 +166,8 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "parts-one-group": (lambda k: mm(100, 72, k, dtype=F32), 16384, parts_shape(64, 64, 9, 8)),
     "parts-short": (lambda k: mm(512, 136, k, dtype=F32), 128, parts_shape(128, 32, 8, 2)),
     "parts-shortest": (lambda k: mm(512, 300, k, dtype=F32), 64, parts_shape(128, 128, 5, halves=2)),
-    "parts-halves": (lambda k: mm(300, 520, k, dtype=F32), 4096, parts_shape(128, 128, 5, halves=2)),
-    "parts-halves-not-by-k": (lambda k: addmm(300, 520, k, "tt", F32), 1032, parts_shape(128, 112, 5, halves=2)),
+    "parts-halves": (lambda k: mm(300, 520, k, dtype=F32), 1024, parts_shape(128, 128, 5, halves=2)),
+    "parts-halves-not-by-k": (lambda k: addmm(300, 520, k, "tt", F32), 1000, parts_shape(128, 112, 5, halves=2)),
     "parts-halves-divided": (lambda k: mm(64, 520, k, dtype=F32), 2000, parts_shape(128, 128, 4, 4, halves=2)),
     "parts-fused": (lambda k: gated(mm(200, 136, k, dtype=F32)), 2048, parts_shape(128, 128, 4, 4)),
     "parts-by-columns": (lambda k: by_columns(mm(200, 136, k, dtype=F32)), 512, parts_shape(128, 128, 5)),
@@ -177,17 +176,6 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     ),
     "wgmma-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 4096, wgmma_shape(128, 2, 1, 128, 4)),
 }  # fmt: skip
-PARTS_ASKED = "TEST_CUDA_PARTS" in os.environ
-"""cuda:parts is no choice unless it is named, because some of its kernels read memory that is not theirs, which ends
-the process of all tests: ``TEST_CUDA_PARTS=1 pytest -m gpu -k parts`` runs these."""
-needs_parts = pytest.mark.skipif(not PARTS_ASKED, reason="cuda:parts is no choice unless named: TEST_CUDA_PARTS=1 tests it")
-
-
-def asked(names: Iterable[str]) -> list[str]:
-    """Those of the names whose kernels are tested in this run."""
-    return [name for name in names if PARTS_ASKED or not name.startswith("parts")]
-
-
 DIVIDED: list[dict[str, Any]] = [
     {"cluster_k": 1, "pdl": True, "prefetch_stages": 4},
     {"cluster_k": 2, "pdl": True},
@@ -229,7 +217,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
         list(pool.map(lambda one: one.compile(), sources.values()))
 
 
-@pytest.mark.parametrize("name", asked(CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_every_way_to_tell_a_launch_is_right(name: str) -> None:
     make, k, _ = CASES[name]
     assert_right(make(k), choices_of(name))
@@ -253,26 +241,26 @@ OF_EACH = [
 """A sample of every family, with sums through memory and without."""
 
 
-@pytest.mark.parametrize("name", asked(OF_EACH))
+@pytest.mark.parametrize("name", OF_EACH)
 def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
     assert_replayable(choices_of(name)[-1])
 
 
 @pytest.mark.parametrize(
     "name",
-    asked(["two-tiles", "small", "divided", "beside-tails", "four-tiles", "gemv-int4", "parts", "skinny-int4", "wgmma-int4"]),
+    ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "gemv-int4", "parts", "skinny-int4", "wgmma-int4"],
 )
 def test_calls_of_several_streams_do_not_see_each_other(name: str) -> None:
     """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
     assert_streams_apart(choices_of(name)[-1])
 
 
-@pytest.mark.parametrize("name", asked(["two-tiles", "gemv-one-row", "parts", "skinny-int4", "wgmma-int4"]))
+@pytest.mark.parametrize("name", ["two-tiles", "gemv-one-row", "parts", "skinny-int4", "wgmma-int4"])
 def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch(name: str) -> None:
     assert_launched_by_a_new_thread(choices_of(name)[0])
 
 
-@pytest.mark.parametrize("name", asked([*OF_EACH, "small-of-4", "divided-tails", "wgmma-uint4-zeros"]))
+@pytest.mark.parametrize("name", [*OF_EACH, "small-of-4", "divided-tails", "wgmma-uint4-zeros"])
 def test_repeats_give_the_same_bits_with_other_sizes_in_between(name: str) -> None:
     """One cubin, two problems, launches that follow each other without a pause."""
     _, k, _ = CASES[name]
@@ -313,7 +301,7 @@ CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("prefetch_stages", [0, 4])
-@pytest.mark.parametrize("chain", asked(CHAINS))
+@pytest.mark.parametrize("chain", CHAINS)
 def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, prefetch_stages: int) -> None:
     """Two operands in turn: a launch writes over the beginning of the other, which the next one may have asked into L2 already."""
     problem, shape, told = CHAINS[chain]
@@ -341,7 +329,6 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, p
         assert all(torch.equal(one, other) for one, other in zip(early, results[0], strict=True))
 
 
-@needs_parts
 @pytest.mark.parametrize("layout", ["nt", "tn"])
 def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> None:
     """By the planes that torch makes, too, which are the kernel's own."""
@@ -356,7 +343,6 @@ def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> Non
     assert torch.equal(again.nan_to_num(7.0), out.nan_to_num(7.0))
 
 
-@needs_parts
 @pytest.mark.parametrize(
     "case", [(4096, 512, 4096), (128, 4096, 1024), (16, 4096, 4096), (512, 512, 64), (256, 256, 16384)], ids=str
 )

@@ -142,16 +142,20 @@ def test_the_backend_has_all_families() -> None:
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
 
-def test_float32_is_multiplied_by_parts_where_that_is_named_and_the_setting_allows_it() -> None:
+def test_float32_is_multiplied_by_parts_where_the_setting_allows_it() -> None:
     problem = mm(512, 512, 512, dtype=F32)
-    named = Settings(choice_allowlist_regex="^cuda:parts")
-    assert BACKEND.enumerate(problem, SM90, named).choices == tuple(choices("parts", problem))
-    assert not BACKEND.enumerate(problem, SM90, dataclasses.replace(named, float32_by_parts=False)).choices
-    for settings in (Settings(), Settings(choice_allowlist_regex="^triton:parts")):
-        unnamed = BACKEND.enumerate(problem, SM90, settings)
-        assert not unnamed.choices
-        [reason] = [refusal.reason for refusal in unnamed.refusals if refusal.name == "cuda:parts"]
-        assert "choice_allowlist_regex names it" in reason
+    assert BACKEND.enumerate(problem, SM90, Settings()).choices == tuple(choices("parts", problem))
+    assert not BACKEND.enumerate(problem, SM90, Settings(float32_by_parts=False)).choices
+
+
+def test_long_sums_of_a_few_tiles_are_gathered_as_torch_divides_k_there() -> None:
+    few, many = mm(256, 256, 16384, dtype=F32), mm(4096, 4096, 4096, dtype=F32)
+    whole, gathering = config(parts_shape(128, 128, 5)), config(parts_shape(128, 64, 7))
+    told = FAMILY["parts"].why_not_config(few, SM90, whole)
+    assert told is not None
+    assert told.startswith("512 steps of K go one by one into sums, at most 32 may where tiles do not fill the GPU")
+    assert FAMILY["parts"].why_not_config(few, SM90, gathering) is None
+    assert FAMILY["parts"].why_not_config(many, SM90, whole) is None
 
 
 def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:

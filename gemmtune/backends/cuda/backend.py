@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from ...choice import Availability, Offers, Refusal
+from ...choice import Availability, Offers
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
@@ -24,12 +23,6 @@ CLUSTER, GEMV, PARTS, SKINNY, WGMMA = Cluster(), Gemv(), Parts(), Skinny(), Wgmm
 FAMILIES: tuple[Family[Any], ...] = (CLUSTER, GEMV, PARTS, SKINNY, WGMMA)
 """A folder each: long sums with few results; one to four rows; float32 by parts; few rows, and more of them, times weights of four
 or eight bits."""
-
-UNPROVED = (
-    "some of its kernels read memory that is not theirs on an H200, and which is not known yet: it is tried only where "
-    "choice_allowlist_regex names it, such as cuda:parts"
-)
-"""Why float32 is not multiplied by ``cuda:parts`` by itself."""
 
 
 class CudaBackend:
@@ -52,10 +45,8 @@ class CudaBackend:
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         """The likeliest kernels of each family; needs neither a compiler nor a GPU."""
-        named = re.search(settings.choice_allowlist_regex or "a^", f"{self.name}:{PARTS.name}_") is not None
-        unnamed = Offers(refusals=(Refusal(name=f"{self.name}:{PARTS.name}", reason=UNPROVED),))
         families = [family for family in FAMILIES if settings.float32_by_parts or family is not PARTS]
-        offered = [unnamed if family is PARTS and not named else offers(family, problem, device, settings) for family in families]
+        offered = [offers(family, problem, device, settings) for family in families]
         return Offers(
             choices=tuple(choice for one in offered for choice in one.choices),
             refusals=tuple(refusal for one in offered for refusal in one.refusals),

@@ -20,6 +20,10 @@ ALIGNED = TMA_BYTES // 4
 GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
 """The registers of a thread that copies, and of those to which it leaves the others."""
 MOST_TILES = 2**28
+GATHERED_STEPS, GATHERING_N = 16, 64
+"""The steps of K whose sum is added to a tile's at once, in tiles of at most so many columns: others have no registers for it."""
+FEW_STEPS = 32
+"""Steps that may go into sums one by one whatever the tiles: torch's own float32 is no more exact."""
 SIDE = 64
 """Lines, and elements along K, that a block of the splitting kernel takes."""
 
@@ -51,6 +55,11 @@ class Shape:
     def threads(self) -> int:
         """The threads of a block, the copying warps included."""
         return 128 * self.warp_groups + (128 if self.gives_registers else 32)
+
+    @property
+    def gathered_steps(self) -> int:
+        """The steps of K whose sum is added to the tile's at once; 1: each by itself."""
+        return GATHERED_STEPS if self.block_n <= GATHERING_N else 1
 
     @property
     def stage_bytes(self) -> int:
@@ -167,6 +176,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"K has {steps_of(problem)} steps, too few for {shape.cluster_k} parts of two"
     if shape.cluster_k > 1 and config.blocks:
         return "the blocks of a cluster have one tile alone: they are sent its sums once"
+    steps = -(-steps_of(problem) // shape.cluster_k)
+    if shape.gathered_steps == 1 and steps > FEW_STEPS and tiles < device.sm_count:
+        reason = f"{steps} steps of K go one by one into sums, at most {FEW_STEPS} may where tiles do not fill the GPU"
+        return f"{reason}: {tiles} of them"
     if tiles * shape.cluster_k > MOST_TILES:
         return f"{tiles} tiles, at most {MOST_TILES // shape.cluster_k} fit a grid"
     if is_packed(problem, config) and copies_p(problem, config):

@@ -140,6 +140,7 @@ class Parts(Family[Config]):
                 "structs": "\n\n".join([values["structs"], *split]),
                 "name": str(shape),
                 "block_k": BLOCK_K,
+                "gathered_steps": shape.gathered_steps,
                 "group": GROUP,
                 "threads": shape.threads,
                 "shared_bytes": shape.shared_bytes,
