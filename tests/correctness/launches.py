@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,15 @@ def call(run: Run, out: torch.Tensor, x: Operands) -> torch.Tensor:
     return out
 
 
+def operands_for(choice: Choice, seed: int) -> Operands:
+    """Random operands as the choice's kernel is given them."""
+    x = random_operands(choice.problem, GPU, seed=seed)
+    if choice.packed_format is None:
+        return x
+    packed = choice.pack(x.named["b"])
+    return dataclasses.replace(x, b=packed) if x.weight is None else dataclasses.replace(x, weight=packed)
+
+
 def assert_right(problem: Problem, choices: Iterable[Choice]) -> None:
     """All that verification asks."""
     verifier = Verifier(problem, GPU)
@@ -32,7 +42,7 @@ def assert_right(problem: Problem, choices: Iterable[Choice]) -> None:
 def assert_replayable(choice: Choice) -> None:
     """A capture may have the first call, and its replays give the bits of a call."""
     run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=3)
+    x = operands_for(choice, seed=3)
     outs = [torch.empty_like(x.out) for _ in range(3)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -50,7 +60,7 @@ def assert_replayable(choice: Choice) -> None:
 def assert_streams_apart(choice: Choice) -> None:
     """Calls of three streams, each with operands of its own, give the bits of calls on one: nothing of another's is seen."""
     run = choice.build().run
-    operands = [random_operands(choice.problem, GPU, seed=seed) for seed in range(3)]
+    operands = [operands_for(choice, seed) for seed in range(3)]
     expected = [call(run, torch.empty_like(x.out), x) for x in operands]
     outs = [torch.full_like(operands[0].out, float("nan")) for _ in range(90)]
     torch.cuda.synchronize()
@@ -65,7 +75,7 @@ def assert_streams_apart(choice: Choice) -> None:
 def assert_launched_by_a_new_thread(choice: Choice) -> None:
     """The first use of CUDA in a thread may be a launch."""
     run = choice.build().run
-    x = random_operands(choice.problem, GPU, seed=6)
+    x = operands_for(choice, seed=6)
     expected, out = call(run, torch.empty_like(x.out), x), torch.full_like(x.out, float("nan"))
     torch.cuda.synchronize()
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -17,6 +17,7 @@ from cuda_cases import (
     INT4,
     SM90,
     WEIGHTS,
+    blocked,
     cluster_shape,
     config,
     family_of,
@@ -29,6 +30,7 @@ from cuda_cases import (
 
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda import choice as choices_module
+from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
@@ -137,7 +139,7 @@ def test_the_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    assert [refusal.name for refusal in found.refusals] == ["cuda:cluster", "cuda:gemv", "cuda:parts", "cuda:wgmma"]
+    assert [refusal.name for refusal in found.refusals] == ["cuda:bsr", "cuda:cluster", "cuda:gemv", "cuda:parts", "cuda:wgmma"]
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
@@ -168,6 +170,7 @@ def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
 @pytest.mark.parametrize(
     ("family", "problem", "shapes"),
     [
+        ("bsr", blocked(512, 4096, 4096), bsr.SHAPES),
         ("cluster", mm(256, 256, 2048), cluster.SHAPES),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
@@ -179,7 +182,7 @@ def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Proble
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
-    assert len(found) > len(legal) or family == "gemv", "each in several ways"
+    assert len(found) > len(legal) or family in ("bsr", "gemv"), "each in several ways"
     assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
     times = [estimate_us(one) for one in found]
     assert times == sorted(times)
@@ -213,6 +216,7 @@ def test_it_serves_sm90_alone(arch: str) -> None:
 
 OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
 OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
+OFFERED += [("bsr", blocked(4096, 4096, 4096)), ("bsr", blocked(64, 2048, 2048, block=128))]
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 
@@ -223,7 +227,7 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl", "prefetch_stages") if family != "parts" else ("pdl",):
+        for told in ("pdl",) if family in ("bsr", "parts") else ("pdl", "prefetch_stages"):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 

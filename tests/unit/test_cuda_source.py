@@ -19,7 +19,9 @@ from cuda_cases import (
     UINT4,
     addmm,
     biased,
+    blocked,
     bmm,
+    bsr_shape,
     choice,
     cluster_shape,
     config,
@@ -35,6 +37,7 @@ from cuda_cases import (
 
 from gemmtune import settings
 from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.bsr.family import Work as BsrWork
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
 from gemmtune.backends.cuda.gemv.family import Work as GemvWork
@@ -77,6 +80,14 @@ TEXTS["parts"] += [
     (addmm(128, 128, 8192, dtype=F32), BY_PARTS),
     (gated(mm(dtype=F32)), BY_PARTS),
 ]
+BLOCKED = bsr_shape(128, 64, 4)
+TEXTS["bsr"] = [
+    (blocked(), BLOCKED),
+    (blocked(), bsr_shape(128, 64, 4, 2)),
+    (blocked(dtype=F16), BLOCKED),
+    (blocked(layout="tt"), BLOCKED),
+]
+TEXTS["bsr"] += [(gated(blocked()), BLOCKED), (biased(blocked()), BLOCKED)]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
@@ -89,7 +100,12 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
     for source in sources:
         assert not any(mark in source.text for mark in ("{{", "{%", "{#"))
         assert "#include" not in source.text
-    other = {"cluster": mm(256, 300, 16384), "gemv": mm(4, 300, 16384), "parts": mm(99, 301, 777, dtype=F32)}
+    other = {
+        "bsr": blocked(99, 320, 576, block=(32, 64), density=0.1),
+        "cluster": mm(256, 300, 16384),
+        "gemv": mm(4, 300, 16384),
+        "parts": mm(99, 301, 777, dtype=F32),
+    }
     again = other.get(family, mixed(13, 2048, 4096, **GROUPS))
     assert source_of(again, TEXTS[family][0][1]).digest == sources[0].digest
 
@@ -118,6 +134,22 @@ def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
     assert len(record.parameters) == MAP_BYTES * len(record.maps) + ctypes.sizeof(work)
     assert record.arguments == (0, MAP_BYTES * len(record.maps))
     return work.from_buffer_copy(record.parameters, record.arguments[1])
+
+
+def test_what_a_block_sparse_product_is_told() -> None:
+    problem = blocked(200, 448, 512)
+    alone, persistent, divided = (
+        choice(problem, bsr_shape(128, 64, 4, blocks), **told).record for blocks, told in ((1, {}), (1, {"blocks": 5}), (2, {}))
+    )
+    work = work_of(alone, BsrWork)
+    assert (work.rows, work.cols, work.groups, work.tiles_n, work.tiles, work.paired) == (448, 200, 4, 4, 16, True)
+    assert [record.grid for record in (alone, persistent, divided)] == [(16, 1, 1), (5, 1, 1), (32, 1, 1)]
+    assert [record.cluster for record in (alone, persistent, divided)] == [1, 1, 2]
+    [map_of_x] = alone.maps
+    assert (map_of_x.sizes, map_of_x.pitches, map_of_x.box) == ((512, 200), (1024,), (64, 64))
+    turned = choice(blocked(200, 448, 512, layout="tt"), bsr_shape(128, 128, 6)).record.maps[0]
+    assert (turned.sizes, turned.pitches, turned.box) == ((200, 512), (400,), (64, 64))
+    assert not work_of(choice(blocked(200, 450, 512, block=(45, 64)), BLOCKED).record, BsrWork).paired, "rows of 450 elements"
 
 
 def test_what_a_long_sum_is_told() -> None:

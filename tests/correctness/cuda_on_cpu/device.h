@@ -79,6 +79,21 @@ inline Warp& met(std::initializer_list<unsigned> given) {
   warp.meeting.arrive_and_wait();
   return warp;
 }
+inline unsigned given_by(unsigned x, unsigned lane) {
+  Warp& warp = met({x});
+  const unsigned given = warp.lanes[lane][0];
+  warp.meeting.arrive_and_wait();
+  return given;
+}
+inline unsigned __shfl_sync(unsigned, unsigned x, int lane) { return given_by(x, lane); }
+inline unsigned __shfl_xor_sync(unsigned, unsigned x, int distance) { return given_by(x, threadIdx.x % 32 ^ distance); }
+inline unsigned turn_matrix(unsigned x) {
+  Warp& warp = met({x});
+  const unsigned lane = threadIdx.x % 32, half = lane / 4 % 2 * 16, from = lane % 4 * 8 + lane / 8;
+  const unsigned turned = (warp.lanes[from][0] >> half & 0xffff) | (warp.lanes[from + 4][0] >> half & 0xffff) << 16;
+  warp.meeting.arrive_and_wait();
+  return turned;
+}
 inline void load_matrices(unsigned (&x)[4], unsigned from) {
   Warp& warp = met({from});
   const unsigned lane = threadIdx.x % 32;
@@ -172,6 +187,29 @@ inline float load_float(unsigned from) {
   return x;
 }
 inline void take_if(float4& to, bool takes, float4 const& x) { to = takes ? x : to; }
+// A matrix of swizzled lines of 128 bytes; "leading" tells whether K is along them.
+inline unsigned long long descriptor(unsigned address, unsigned leading) { return address | static_cast<unsigned long long>(leading) << 32; }
+inline double element_at(unsigned long long matrix, unsigned line, unsigned k) {
+  const unsigned address = unsigned(matrix), leading = unsigned(matrix >> 32);
+  const unsigned at = leading == 16 ? address + line * 128 + k * 2 : address + line / 64 * leading + k * 128 + line % 64 * 2;
+  unsigned short bits;
+  std::memcpy(&bits, at_address(at ^ (at >> 7 & 7) << 4), 2);
+  return decoded(bits);
+}
+template <int Count>
+inline void multiply(float (&sums)[Count], unsigned long long p, unsigned long long q) {
+  const unsigned thread = threadIdx.x % 128, lane = thread % 32;
+  here().warp_groups[threadIdx.x / 128]->meeting.arrive_and_wait();
+  for (int i = 0; i < Count; ++i) {
+    const unsigned row = thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    double sum = 0;
+    for (unsigned k = 0; k < 16; ++k) {
+      sum += element_at(p, row, k) * element_at(q, col, k);
+    }
+    sums[i] += float(sum);
+  }
+  here().warp_groups[threadIdx.x / 128]->meeting.arrive_and_wait();
+}
 inline unsigned long long descriptor_of_short_lines(unsigned address) { return address; }
 template <int Accumulates, int Count>
 inline void multiply(float (&step)[Count], unsigned const (&p)[4], unsigned long long q) {

@@ -121,7 +121,7 @@ class Parts(Family[Config]):
         """A prepacked b is split already."""
         return FORMAT if is_packed(problem, config) else None
 
-    def pack(self, b: torch.Tensor) -> torch.Tensor:
+    def pack(self, b: torch.Tensor, config: Config) -> torch.Tensor:  # noqa: ARG002 - the same for all
         return planes(b.mT)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:

@@ -1,0 +1,167 @@
+"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told. One predicate says whether it is legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....device import DeviceInfo
+from ....problem import Layout, Problem
+from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_BOX, MOST_CLUSTER, TMA_BYTES, WGMMA_M
+
+UNIT = 64
+"""The rows of a weight that a warp group multiplies, and the elements along K of a step: a unit of the weight has both."""
+UNIT_BYTES = UNIT * LINE_BYTES
+TOLD_BYTES = 16
+"""What the copying warp tells the others of each stage."""
+ALIGNED = TMA_BYTES // 2
+"""Elements that addresses and pitches are multiples of."""
+MANY_SUMS = 64
+"""With more sums in each thread of two warp groups, the copying warps leave these registers."""
+REGISTERS = {2: (40, 232), 4: (56, 104)}
+"""By the warp groups that multiply, the registers of a thread that copies, and of those to which it leaves the others. Together
+they are no more than all threads have to begin with: who asks for more waits for ever."""
+MOST_TILES = 2**28
+MOST_JOINED = 4
+"""Blocks that one unit joins at most along either side: beyond, nearly all of it is zeros."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A tile of ``block_m`` rows of the weight, 64 for each warp group, by ``block_n`` tokens, with ``stages`` of 64 along K.
+
+    The ``cluster_k`` blocks of a cluster share a tile, each with its part of the steps.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    cluster_k: int = 1
+
+    @property
+    def warp_groups(self) -> int:
+        """The warp groups that multiply."""
+        return self.block_m // WGMMA_M
+
+    @property
+    def gives_registers(self) -> bool:
+        """Four warps copy, and leave their registers to those that multiply."""
+        return self.warp_groups > 2 or (self.warp_groups == 2 and self.block_n // 2 > MANY_SUMS)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Those of a thread that copies, and of one that multiplies, where the one leaves them to the other."""
+        return REGISTERS[self.warp_groups] if self.gives_registers else (0, 0)
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block, the copying warps included."""
+        return 128 * self.warp_groups + (128 if self.gives_registers else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        """One step: units of the weight, and as much of x for all tokens of the tile."""
+        return self.warp_groups * UNIT_BYTES + self.block_n * LINE_BYTES
+
+    @property
+    def sent_bytes(self) -> int:
+        """Sums that a block is sent by the others of its tile."""
+        return 4 * self.block_m * self.block_n // self.cluster_k * (self.cluster_k - 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block: stages, the sums that it is sent, what is told of stages, and barriers."""
+        barriers = 2 * self.stages + self.warp_groups
+        return self.stages * (self.stage_bytes + TOLD_BYTES) + self.sent_bytes + BARRIER_BYTES * barriers
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Blocks on a multiprocessor: with two, one multiplies while the other stores."""
+        return 2 if self.shared_bytes <= HALF_SMEM_BYTES and not self.gives_registers else 1
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n}x{UNIT}_s{self.stages}" + (f"_k{self.cluster_k}" if self.cluster_k > 1 else "")
+
+
+def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int) -> tuple[Shape, ...]:
+    return tuple(Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=n) for n in cluster_k or (1,))
+
+
+SHAPES: tuple[Shape, ...] = (
+    *_shapes(128, 256, 4),
+    *_shapes(256, 128, 4),
+    *_shapes(128, 128, 6),
+    *_shapes(128, 64, 4, 1, 2),
+    *_shapes(64, 128, 4, 1, 2),
+    *_shapes(64, 64, 6, 1, 2, 4),
+    *_shapes(64, 32, 8, 1, 2, 4),
+    *_shapes(64, 16, 10, 1, 2),
+)
+"""From many tokens to few: as large as registers and memory allow, then two blocks on a multiprocessor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A shape, and what a launch is told.
+
+    ``blocks``: so many go on from one tile to the next, or 0 where each tile has a cluster of its own. ``pdl``: the launch may
+    begin before the one before it has ended.
+    """
+
+    shape: Shape
+    blocks: int = 0
+    pdl: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.shape}{f'_b{self.blocks}' if self.blocks else ''}{'_pdl' if self.pdl else ''}"
+
+
+def by_k(x: Layout) -> bool | None:
+    """Whether K, the last dimension of x [tokens, K], is the contiguous one; None for an operand that TMA cannot copy."""
+    (row, col), (tokens, k) = x.stride[-2:], x.size[-2:]
+    if x.offset % ALIGNED:
+        return None
+    if col == 1 and row % ALIGNED == 0 and row >= k:
+        return True
+    return False if row == 1 and col % ALIGNED == 0 and col >= tokens else None
+
+
+def groups_of(problem: Problem, shape: Shape) -> int:
+    """The tiles below each other."""
+    return -(-problem.n // shape.block_m)
+
+
+def tiles_n_of(problem: Problem, shape: Shape) -> int:
+    """The tiles beside each other."""
+    return -(-problem.m // shape.block_n)
+
+
+def tiles_of(problem: Problem, shape: Shape) -> int:
+    """The tiles that cover the result."""
+    return groups_of(problem, shape) * tiles_n_of(problem, shape)
+
+
+def joins(problem: Problem) -> bool:
+    """Units join blocks, or are larger than them: they may hold zeros where the weight has no block."""
+    sparsity = problem.sparsity
+    assert sparsity is not None
+    return bool(sparsity.block_n % UNIT or sparsity.block_k % UNIT)
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    shape, tiles = config.shape, tiles_of(problem, config.shape)
+    if shape.shared_bytes > device.smem_per_block_bytes:
+        return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if shape.cluster_k > MOST_CLUSTER:
+        return f"a cluster has {shape.cluster_k} blocks, at most {MOST_CLUSTER} can be relied on"
+    if shape.block_n > MOST_BOX:
+        return f"a tile has {shape.block_n} tokens, at most {MOST_BOX} are copied at once"
+    if shape.block_n // 8 % shape.cluster_k:
+        return f"{shape.block_n // 8} times eight tokens cannot be shared out among {shape.cluster_k} blocks"
+    if not by_k(problem.a) and shape.block_n % UNIT:
+        return f"an x whose tokens are contiguous is copied in lines of {UNIT}, and a tile has {shape.block_n}"
+    if shape.cluster_k > 1 and config.blocks:
+        return "the blocks of a cluster have one tile alone: they are sent its sums once"
+    if tiles * shape.cluster_k > MOST_TILES:
+        return f"{tiles} tiles, at most {MOST_TILES // shape.cluster_k} fit a grid"
+    return None

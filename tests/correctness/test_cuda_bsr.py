@@ -1,0 +1,110 @@
+"""The cuda family for block-sparse weights on the CPU, thread by thread; and weights as it has them packed.
+
+For each commit a part of the cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from cpp_kernels import needs_compiler
+from cuda_cases import BF16, F16, biased, blocked, bsr_shape, choice, gated
+from cuda_kernels_on_cpu import kernel
+from rotation import rotated
+
+from gemmtune.backends.cuda.bsr.configs import UNIT
+from gemmtune.backends.cuda.bsr.packing import PLACE_BITS, packed_units, swizzled
+from gemmtune.choice import Status
+from gemmtune.numerics.block_sparse import sparse_of
+from gemmtune.problem import Problem
+from gemmtune.selector.verify import Verifier
+from gemmtune.sparse import create_blocked_tensor
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+ONE, TWO, FOUR = bsr_shape(64, 16, 3), bsr_shape(128, 16, 2), bsr_shape(256, 16, 2)
+LINES, DIVIDED, IN_FOUR = bsr_shape(128, 64, 2), bsr_shape(128, 16, 2, 2), bsr_shape(64, 32, 2, 4)
+
+ADDED = Problem.bsr_addmm(
+    18, 192, 192, block=64, alpha=2, beta=0.5, bias="mn", imbalance="skewed", wide_index=True, device_type="cuda", prepacked=True
+)
+CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
+    "rows-in-twos-and-one-over": (blocked(13, 192, 128, density=0.5), TWO, {}),
+    "rows-in-fours": (blocked(16, 320, 256, density=0.3), FOUR, {}),
+    "from-tile-to-tile": (blocked(40, 320, 192, density=0.5, imbalance="skewed"), ONE, {"blocks": 2}),
+    "tokens-contiguous": (blocked(72, 128, 136, block=(64, 136), layout="tt"), LINES, {"blocks": 1}),
+    "float16-blocks-of-128": (blocked(17, 256, 256, block=128, dtype=F16), TWO, {}),
+    "joined": (blocked(9, 96, 144, block=(32, 16), density=0.2), TWO, {}),
+    "cut-and-unaligned": (blocked(7, 130, 192, block=(65, 96)), ONE, {}),
+    "two-blocks-of-a-cluster": (blocked(24, 128, 320, density=0.5), DIVIDED, {}),
+    "four-blocks-of-a-cluster": (blocked(33, 64, 320, density=0.3), IN_FOUR, {}),
+    "added": (ADDED, TWO, {}),
+    "gated": (gated(blocked(20, 128, 128)), ONE, {"blocks": 3}),
+    "float32-biased": (biased(blocked(20, 128, 128, density=1)), TWO, {}),
+    "tokens-contiguous-gated": (gated(blocked(64, 128, 128, layout="tt", dtype=F16)), LINES, {}),
+    "nothing": (blocked(20, 128, 128, density=0), ONE, {"blocks": 2}),
+}
+"""Rows of the weight that a tile has and has not, ends of tokens and of K, both majors, tiles one after the other, clusters,
+epilogues. Verification draws patterns of its own: ends of rows, empty rows, one long row, nothing at all."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", rotated([*CASES], 7, "bsr"))
+def test_every_case_is_right(name: str) -> None:
+    problem, shape, told = CASES[name]
+    one = choice(problem, shape, **told)
+    here = dataclasses.replace(problem, device_type="cpu")
+    chosen = dataclasses.replace(one, problem=here)
+    verdict = Verifier(here, torch.device("cpu")).check(chosen, kernel(chosen))
+    assert verdict.status is Status.OK, verdict.reason
+
+
+@needs_compiler
+def test_a_row_that_waits_for_the_other_holds_no_stage() -> None:
+    """More steps of one row of a tile than there are stages, before the other has its second."""
+    problem = blocked(16, 128, 768)
+    one = choice(problem, TWO)
+    mask = torch.zeros(2, 12, dtype=torch.bool)
+    mask[0, [0, 6, 11]], mask[1, 1:11] = True, True
+    g = torch.Generator("cpu").manual_seed(1)
+    dense, x = (torch.randint(-4, 5, size, generator=g).to(BF16) for size in ((128, 768), (16, 768)))
+    assert problem.sparsity is not None
+    weight, out = sparse_of(dense, mask, problem.sparsity), torch.empty(16, 128, dtype=BF16)
+    kernel(one).run(out, (x, one.pack(weight)), ())
+    assert torch.equal(out, (x.float() @ weight.to_dense().float().t()).to(BF16))
+
+
+@pytest.mark.parametrize("warp_groups", [1, 2, 4])
+@pytest.mark.parametrize(("block", "density"), [(64, 0.3), (128, 0.5), ((65, 96), 0.5), ((32, 16), 0.1), (64, 0.0)], ids=str)
+def test_packed_units_are_the_matrix(block: int | tuple[int, int], density: float, warp_groups: int) -> None:
+    """What the kernel reads of them, one after the other."""
+    n, k = 3 * (block if isinstance(block, int) else block[0]), 4 * (block if isinstance(block, int) else block[1])
+    weight = create_blocked_tensor(n, k, block=block, density=density, imbalance="skewed", dtype=BF16)
+    packed = packed_units(weight, warp_groups)
+    groups = -(-n // (UNIT * warp_groups))
+    words = packed[: 8 * (groups + 1)].view(torch.int32).tolist()
+    order, starts = words[:groups], words[groups : 2 * groups + 1]
+    steps_at, units_at = 8 * (groups + 1), (8 * (groups + 1) + 8 * starts[-1] + 127) // 128 * 128
+    steps = packed[steps_at : steps_at + 8 * starts[-1]].view(torch.int32).view(-1, 2).tolist()
+    units = swizzled(packed[units_at:].view(BF16).view(-1, UNIT, UNIT))  # which undoes itself
+    assert sorted(order) == list(range(groups))
+    lengths = [b - a for a, b in itertools.pairwise(starts)]
+    assert lengths == sorted(lengths, reverse=True)
+    dense, used = torch.zeros(groups * warp_groups * UNIT, -(-k // UNIT) * UNIT, dtype=BF16), 0
+    for group, begin, end in zip(order, starts, starts[1:], strict=False):
+        numbers = [told >> PLACE_BITS for told, _ in steps[begin:end]]
+        assert numbers == sorted(set(numbers))
+        for told, first in steps[begin:end]:
+            places = [i for i in range(PLACE_BITS) if told >> i & 1]
+            assert places
+            assert first == used
+            for place in places:
+                row, col = (group * warp_groups + place) * UNIT, (told >> PLACE_BITS) * UNIT
+                dense[row : row + UNIT, col : col + UNIT] = units[used]
+                used += 1
+    assert used == len(units)
+    assert torch.equal(dense[:n, :k], weight.to_dense())
+    assert dense.count_nonzero() == weight.to_dense().count_nonzero()
