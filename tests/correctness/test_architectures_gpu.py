@@ -59,7 +59,7 @@ def test_choices_give_right_results(arch: str, name: str, gpu: DeviceInfo, runne
     if arch in str(request.config.getoption("markexpr")):
         choices = matrix_choices(arch, "default", problems=problems)
     else:
-        choices = matrix_choices(arch, "quick", problems=problems, most=3)
+        choices = matrix_choices(arch, "quick", problems=problems, most=2)
     wrong = [f"{inspection}: {text}" for inspection in inspect_choices(choices) for text in inspection.problems]
     for choice in choices:
         verdict = runner.run(choice)

@@ -30,9 +30,11 @@ from gemmtune.problem import Problem
 
 ON_GPU = ("aten", "cublaslt")
 COMPILED_ON_GPU = ("triton",)
-EVERY_COMPILED = 2
-"""Nearly each of its cases is a kernel of its own to be compiled: one half for one commit, the other half for the next, …"""
-PARTS_COMPILED = 3
+EVERY_ON_GPU = 3
+"""A third of the cases for one commit, the next third for the next."""
+EVERY_COMPILED = 4
+"""Nearly each of its cases is a kernel of its own to be compiled: a quarter for each commit, …"""
+PARTS_COMPILED = 2
 """… in so many tests for each property, which are in several processes."""
 NAMES = [p.name for p in PROPERTIES if p.name not in WITHOUT_PRODUCTS]
 KNOWN = {
@@ -109,7 +111,7 @@ def test_each_operation_conforms_on_the_cpu(backend: str, op: str) -> None:
 def test_backend_conforms_on_a_gpu(backend: str, name: str) -> None:
     if backend == "cublaslt":
         pytest.importorskip("nvmath", reason="the cublaslt backend needs gemmtune[cublaslt]")
-    check(backend, name, "cuda")
+    check(backend, name, "cuda", EVERY_ON_GPU)
 
 
 @pytest.mark.gpu
