@@ -50,6 +50,7 @@ __all__ = [  # noqa: F405
     "quantize_",
     "record",
     "restore",
+    "sampled_addmm_bsr",
     "scaled_grouped_mm",
     "scaled_mm",
     "settings",

@@ -25,6 +25,7 @@ from .integration.sparsify import sparsify_
 from .integration.using import use
 from .ops import block_operators as _block_operators  # noqa: F401 - defines operators of torch
 from .ops.block_products import bsr_addmm, bsr_mm, int_bsr_addmm
+from .ops.block_sampled import sampled_addmm_bsr
 from .ops.grouped import grouped_mm, mixed_grouped_mm, scaled_grouped_mm
 from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
@@ -71,6 +72,7 @@ __all__ = [
     "quantize_",
     "record",
     "restore",
+    "sampled_addmm_bsr",
     "scaled_grouped_mm",
     "scaled_mm",
     "sparse",

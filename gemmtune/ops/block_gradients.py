@@ -11,12 +11,11 @@ from torch.autograd.function import once_differentiable
 
 from ..numerics.block_sparse import assembled, parts, rows_of
 from ..problem.dtypes import accumulator_dtype
+from .block_sampled import sampled_blocks
 
 Tensor = torch.Tensor
 Product = Callable[[Tensor, Tensor], Tensor]
 """bsr @ x, without a gradient."""
-MOST_GATHERED = 2**26
-"""Elements of rows that a sampled product copies at a time."""
 
 
 def transposed(bsr: Tensor) -> Tensor:
@@ -32,20 +31,7 @@ def transposed(bsr: Tensor) -> Tensor:
 def sampled_product(bsr: Tensor, g: Tensor, x: Tensor) -> Tensor:
     """The blocks of g [M, N] @ xᵀ [N, K] that exist in ``bsr`` [M, K], in its order: [blocks, block rows, block columns]."""
     values, crow, col = parts(bsr)
-    return sampled_blocks(rows_of(crow), col, g, x, (values.shape[1], values.shape[2]))
-
-
-def sampled_blocks(rows: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int]) -> Tensor:
-    """The blocks of g @ xᵀ in these block rows and columns, a part of them at a time: each needs its rows of ``g`` and ``x``."""
-    block_m, block_k = block
-    left = g.reshape(-1, block_m, g.shape[1])
-    right = x.reshape(-1, block_k, x.shape[1])
-    out = g.new_empty(len(col), block_m, block_k)
-    step = max(MOST_GATHERED // max((block_m + block_k) * g.shape[1], 1), 1)
-    for begin in range(0, len(col), step):
-        part = slice(begin, begin + step)
-        torch.bmm(left.index_select(0, rows[part]), right.index_select(0, col[part]).mT, out=out[part])
-    return out
+    return sampled_blocks(crow, col, g, x, (values.shape[1], values.shape[2]))
 
 
 class BlockProduct(torch.autograd.Function):

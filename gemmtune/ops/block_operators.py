@@ -20,9 +20,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
-from ..numerics.block_sparse import assembled, rows_of
-from .block_gradients import sampled_blocks, transposed
+from ..numerics.block_sparse import assembled
+from .block_gradients import transposed
 from .block_products import linear, multiplied
+from .block_sampled import sampled_blocks
 
 Tensor = torch.Tensor
 
@@ -75,7 +76,7 @@ def bsr_linear(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, bias: Tenso
 @torch.library.custom_op("gemmtune::bsr_sampled", mutates_args=())
 def bsr_sampled(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, block_k: int) -> Tensor:
     """The blocks of g [M, N] @ xᵀ [N, K] that exist: [blocks, block_m, block_k]."""
-    return sampled_blocks(rows_of(crow), col, g, x, (block_m, block_k))
+    return sampled_blocks(crow, col, g, x, (block_m, block_k))
 
 
 @torch.library.custom_op("gemmtune::bsr_turned_mm", mutates_args=())

@@ -1,0 +1,228 @@
+"""Sampled products: those blocks of a dense product that a block-sparse matrix has, by the way that is measured to be fastest.
+
+Three ways lead there, each by products that are chosen, proved and stored like any other:
+
+===========  =====================================================================================================
+``dense``    ``mm`` of everything, of which the blocks are taken: without copies of operands, for many blocks.
+``batched``  ``bmm`` of the rows and columns of each block, which are copied for it.
+``grouped``  ``grouped_mm`` of the columns of all blocks, which are copied, with the rows of each block row.
+===========  =====================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .. import settings as settings_module
+from ..device import detect
+from ..dispatch.block_weights import sparsity_of
+from ..dispatch.checks import check_operands, why_not_ours
+from ..dispatch.host import host_us
+from ..errors import InvalidProblemError
+from ..numerics.block_sparse import assembled, by_blocks, parts, rows_of
+from ..problem import Layout, Problem, precision_of
+from ..problem.dtypes import DTYPES
+from ..problem.operations import OPERATIONS
+from ..problem.rules import MOST_GROUPS
+from ..problem.sparsity import Sparsity
+from ..selector.candidates import candidates_for
+from ..selector.pick import pick
+from ..selector.progress import Progress
+from ..selector.select import select
+from ..store.store import open_store
+from .grouped import grouped_mm
+from .products import bmm, mm
+
+Tensor = torch.Tensor
+MOST_GATHERED = 2**26
+"""Elements of operands that are copied at a time."""
+SMALL_FLOPS = 2**24
+"""A product of so few operations is torch's: which way it goes hardly matters."""
+FAR = 4.0
+"""A way that is expected to be slower than the best by this factor is not measured."""
+FLOPS_PER_US: Mapping[str, float] = {"cpu": 1e5, "cuda": 3e8}
+BYTES_PER_US: Mapping[str, float] = {"cpu": 1e4, "cuda": 2e6}
+"""What a device does in a microsecond, roughly: for what is not measured, and for the copies beside a product."""
+WHOLE_TILE = 64
+"""Sides of blocks below which a product of blocks leaves a part of the device's multipliers idle."""
+_CAPACITY = 4096
+_ways: dict[object, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to do it: ``times`` products of ``problem``, and bytes that are copied beside."""
+
+    problem: Problem
+    times: int
+    copied_bytes: int
+    share: float = 1.0
+    """Of the device that such a product keeps busy, as far as is expected."""
+
+    @property
+    def copies_us(self) -> float:
+        """The time of what is copied."""
+        return self.copied_bytes / BYTES_PER_US[self.problem.device_type]
+
+    @property
+    def expected_us(self) -> float:
+        """The time where nothing is measured."""
+        return self.times * self.problem.flops / (self.share * FLOPS_PER_US[self.problem.device_type]) + self.copies_us
+
+
+def sampled_addmm_bsr(inp: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """The blocks of beta · inp + alpha · a @ b that exist in ``inp``
+
+    Args:
+        inp: [M, N], a sparse_bsr tensor of float64, float32, float16 or bfloat16. With ``beta`` zero its numbers are not read.
+        a, b: [M, K] and [K, N] of its dtype, any strides.
+
+    Returns:
+        A sparse_bsr tensor with the indices of ``inp``. Through ``a`` and ``b`` there are gradients.
+
+    Raises:
+        InvalidProblemError: operands that do not fit together, another dtype, or indices that are not those of such a tensor.
+    """
+    name = "sampled_addmm_bsr"
+    check_operands(name, [("inp", inp), ("a", a), ("b", b)])
+    sparsity = sparsity_of(name, inp)
+    shapes = f"got inp {list(inp.shape)}, a {list(a.shape)} and b {list(b.shape)}"
+    if a.dim() != 2 or b.dim() != 2 or (a.shape[0], *b.shape) != (inp.shape[0], a.shape[1], inp.shape[1]):
+        raise InvalidProblemError(f"{name}: shapes do not fit, {shapes}; expected [M, N], [M, K] and [K, N]")
+    if not inp.dtype == a.dtype == b.dtype or inp.dtype not in DTYPES:
+        got = ", ".join(str(x.dtype) for x in (inp, a, b))
+        raise InvalidProblemError(f"{name}: got dtypes {got}, expected one float dtype of 16 bits or more")
+    values, crow, col = parts(inp)
+    result = sampled_blocks(crow, col, a, b.t(), (sparsity.block_n, sparsity.block_k))
+    result = result if alpha == 1 else result * alpha
+    result = result if beta == 0 else result.add(values, alpha=beta)
+    return assembled(crow, col, result, (inp.shape[0], inp.shape[1]))
+
+
+def sampled_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int]) -> Tensor:
+    """The blocks of g [M, T] @ x [K, T]ᵀ that exist: [blocks, block rows, block columns]."""
+    block_m, block_k = block
+    count, tokens = len(col), g.shape[1]
+    follows = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)
+    small = 2 * count * block_m * block_k * tokens < SMALL_FLOPS
+    if small or follows or why_not_ours([g, x], floats=True) is not None:
+        return _by_torch(rows_of(crow), col, g, x, block, in_place=not follows)
+    way = _way_for(len(crow) - 1, count, g, x, block)
+    if way == "dense":
+        return _taken(mm(g, x.t()), crow, col, block)
+    if way == "grouped":
+        columns = x.reshape(-1, block_k, tokens).index_select(0, col).reshape(-1, tokens)
+        ends = (crow[1:] * block_k).to(torch.int32)
+        return grouped_mm(columns, _blocks_of(g, block_m).mT, ends).view(count, block_k, block_m).mT.contiguous()
+    return _batched(rows_of(crow), col, g, x, block)
+
+
+def _taken(whole: Tensor, crow: Tensor, col: Tensor, block: tuple[int, int]) -> Tensor:
+    kind = Sparsity(block_n=block[0], block_k=block[1], density=1.0)
+    return by_blocks(whole, kind)[rows_of(crow), col.long()]
+
+
+def _blocks_of(g: Tensor, block_m: int) -> Tensor:
+    """[block rows, block_m, T], a view."""
+    return g.unflatten(0, (-1, block_m))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _step(count: int, tokens: int, block: tuple[int, int]) -> int:
+    """Blocks that are multiplied at a time, as many each time."""
+    most = max(MOST_GATHERED // max(sum(block) * tokens, 1), 1)
+    return -(-count // -(-count // most))
+
+
+def _batched(rows: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int]) -> Tensor:
+    """By ``bmm`` of equally many blocks each time: the last ones may be done twice."""
+    count, tokens = len(col), g.shape[1]
+    left, right = g.reshape(-1, block[0], tokens), x.reshape(-1, block[1], tokens)
+    step = _step(count, tokens, block)
+    out = g.new_empty(count, *block)
+    for begin in range(0, count, step):
+        part = slice(min(begin, count - step), min(begin, count - step) + step)
+        bmm(left.index_select(0, rows[part]), right.index_select(0, col[part]).mT, out=out[part])
+    return out
+
+
+def _by_torch(rows: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int], *, in_place: bool) -> Tensor:
+    """A product of torch for each block, a part of them at a time; of all at once where autograd follows."""
+    left, right = g.reshape(-1, block[0], g.shape[1]), x.reshape(-1, block[1], x.shape[1])
+    if not in_place:
+        return torch.bmm(left.index_select(0, rows), right.index_select(0, col).mT)
+    out = g.new_empty(len(col), *block)
+    step = max(MOST_GATHERED // max(sum(block) * g.shape[1], 1), 1)
+    for begin in range(0, len(col), step):
+        part = slice(begin, begin + step)
+        torch.bmm(left.index_select(0, rows[part]), right.index_select(0, col[part]).mT, out=out[part])
+    return out
+
+
+def _way_for(block_rows: int, count: int, g: Tensor, x: Tensor, block: tuple[int, int]) -> str:
+    """The name of the way that is fastest by what the store knows, measured now where the settings allow it."""
+    key = (block_rows, count, Layout.of(g), Layout.of(x), block, g.device, settings_module.current().token)
+    found = _ways.get(key)
+    if found is None:
+        capturing = g.is_cuda and torch.cuda.is_current_stream_capturing()
+        found = _fastest(_listed(block_rows, count, g, x, block), g.device, tunes=not capturing)
+        if not capturing:
+            if len(_ways) >= _CAPACITY:
+                _ways.clear()
+            _ways[key] = found
+    return found
+
+
+def _listed(block_rows: int, count: int, g: Tensor, x: Tensor, block: tuple[int, int]) -> dict[str, _Way]:
+    """The ways that there are for these operands."""
+    (block_m, block_k), (m, tokens), k, dtype = block, g.shape, x.shape[0], g.dtype
+    words = {"device_type": g.device.type, "precision": precision_of(dtype, g.device.type)}
+
+    def problem(op: str, a: Layout, b: Layout, size: tuple[int, ...], offs: Layout | None = None) -> Problem:
+        return Problem(op=op, a=a, b=b, out=Layout.contiguous(size, dtype), offs=offs, **words)  # type: ignore[arg-type]
+
+    step, item = _step(count, tokens, block), dtype.itemsize
+    share = min(1.0, min(block) / WHOLE_TILE)
+    rows, columns = Layout.contiguous((step, block_m, tokens), dtype), Layout.contiguous((step, block_k, tokens), dtype)
+    result = 2 * count * block_m * block_k * item
+    ways = {
+        "dense": _Way(problem("mm", Layout.of(g), Layout.of(x.t()), (m, k)), 1, result),
+        "batched": _Way(
+            problem("bmm", rows, columns.transposed, (step, block_m, block_k)),
+            -(-count // step),
+            2 * count * sum(block) * tokens * item,
+            share,
+        ),
+    }
+    copied = 2 * count * block_k * tokens * item
+    fits = copied <= 2 * MOST_GATHERED * item and block_rows <= MOST_GROUPS and count * block_k < 2**31
+    if fits and dtype in OPERATIONS["grouped_mm"].operands[0].dtypes:
+        a = Layout.contiguous((count * block_k, tokens), dtype)
+        ends = Layout.contiguous((block_rows,), torch.int32)
+        product = problem("grouped_mm", a, Layout.of(_blocks_of(g, block_m).mT), (count * block_k, block_m), ends)
+        ways["grouped"] = _Way(product, 1, copied, share)
+    return ways
+
+
+def _fastest(ways: Mapping[str, _Way], device: torch.device, *, tunes: bool) -> str:
+    least = min(way.expected_us for way in ways.values())
+    near = {name: way for name, way in ways.items() if way.expected_us <= FAR * least}
+    times = {name: _time_us(way, device, tunes=tunes) for name, way in near.items()} if len(near) > 1 else {}
+    known = {name: time_us for name, time_us in times.items() if time_us is not None}
+    if known:
+        return min(known, key=known.__getitem__)
+    return min(near, key=lambda name: near[name].expected_us)
+
+
+def _time_us(way: _Way, device: torch.device, *, tunes: bool) -> float | None:
+    """The time by what the store knows of its product, which is tuned where the settings allow it; None where nothing is known."""
+    settings, info = settings_module.current(), detect(device)
+    candidates = candidates_for(way.problem, info, settings, host_us=host_us(info, settings))
+    store = open_store(settings)
+    if settings.tune == "never" or not tunes:
+        outcome = pick(list(candidates.stored_anyhow(store).known.values()))
+    else:
+        outcome = select(candidates, store, Progress())[1].picked
+    return None if outcome is None or outcome.time_us is None else way.times * outcome.time_us + way.copies_us
