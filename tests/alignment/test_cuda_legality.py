@@ -211,6 +211,16 @@ def test_what_the_family_for_one_to_four_rows_serves(problem: Problem) -> None:
     assert {FAMILY["gemv"].why_not_config(problem, SM90, config(shape)) for shape in gemv.SHAPES} == {None}
 
 
+@pytest.mark.parametrize(("family", "m"), [("gemv", 2), ("skinny", 16), ("wgmma", 64)])
+def test_a_prepacked_weight_is_packed_by_columns_if_it_lies_otherwise(family: str, m: int) -> None:
+    by_rows = dataclasses.replace(mixed(m, layout="nn"), prepacked=True)
+    assert FAMILY[family].why_not(by_rows, SM90) is None
+    weight, config = torch.zeros(2048, 1024, dtype=torch.int8), FAMILY[family].candidates(by_rows, SM90)[0]
+    assert FAMILY[family].packed_format(by_rows, config) is not None
+    assert Layout.of(FAMILY[family].pack(weight)).stride == (1, 2048)
+    assert FAMILY[family].packed_format(dataclasses.replace(mixed(m), prepacked=True), config) is None
+
+
 def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
     groups = [mixed(1, scales=f"group_{n}", **bits) for bits in (INT4, {}) for n in (32, 64, 128)]
     assert [gemv.words_of(gemv.stored(problem)) for problem in groups] == [1, 2, 4, 2, 4, 4]

@@ -77,6 +77,8 @@ SERVED: dict[str, Problem] = {
     "mixed_mm-s4-groups": mixed_mm(dtype=BF16, encoding="int4", scales="group_128"),
     "mixed_mm-u4-groups": mixed_mm(dtype=F16, encoding="uint4", scales="group_64"),
     "mixed_mm-s8-groups": mixed_mm(dtype=F16, scales="group_128"),
+    "mixed_mm-s4-groups-32": mixed_mm(dtype=BF16, encoding="int4", scales="group_32"),
+    "mixed_mm-s8-packed-groups-32": mixed_mm(dtype=F16, prepacked=True, scales="group_32", zeros=True),
     "mixed_mm-s8-packed": mixed_mm(dtype=BF16, prepacked=True, scales="column"),
     "mixed_mm-u4-packed-zeros": mixed_mm(dtype=F16, prepacked=True, encoding="uint4", scales="group_128", zeros=True),
 }
@@ -221,8 +223,9 @@ REFUSED: dict[str, tuple[Problem, str, str]] = {
     "column-major-result-of-block-scales": (
         transposed_out(scaled_mm(scales="block_128x128")), "sm90",
         "out is t, expected n"),
-    "small-groups": (mixed_mm(scales="group_32"), "sm90",
-                     "scale_b is for groups of 32; expected 64 or more, as many as a step of the main loop has"),
+    "small-groups-of-four-bits-with-zero-points": (
+        mixed_mm(prepacked=True, encoding="uint4", scales="group_32", zeros=True), "sm90",
+        "zero_b is for groups of 32; prepacked weights of 4 bits are read 64 at a time"),
     "wide-scales-of-groups": (mixed_mm(scales="group_64", scale_dtype=F32), "sm90",
                               "scale_b is float32, expected a's float16, in which weights are scaled"),
     "column-major-scales-of-groups": (

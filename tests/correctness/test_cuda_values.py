@@ -53,6 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "int8-bfloat16": ({"dtype": BF16, "scales": "column"}, SMALL, {}),
     "uint8-bfloat16": ({"dtype": BF16, "dtype_b": UINT8, "scales": "group_64"}, BY_K, {}),
     "int4-group-128-two-blocks": (INT4 | {"scales": "group_128"}, SMALL, {"cluster_k": 2}),
+    "int8-row-major-prepacked": ({"scales": "group_64", "layout": "nn"}, BY_K, {}),
     "int8-group-32-three-blocks-interleaved": ({"scales": "group_32"}, BY_K, {"cluster_k": 3, "interleaved_k": True}),
 }
 
@@ -63,6 +64,7 @@ def test_every_kind_of_weight_is_right(name: str) -> None:
     fields, shape, told = CASES[name]
     k = 3 * (256 if "encoding" in fields else 128) - 96
     problem = Problem.mixed_mm(shape.block_m - 3, shape.block_n + 8, k, device_type="cuda", **fields)
+    problem = dataclasses.replace(problem, prepacked="prepacked" in name)
     if name == "int8-column":
         problem = gated(problem)
     if name == "int8-bfloat16":
@@ -99,6 +101,8 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
     ),
     "uint8-tensor-zeros": (mixed(2, 9, 272, dtype_b=UINT8, scales="tensor", zeros=True), TWO),
     "int8-bare": (mixed(1, 9, 16), TWO),
+    "uint4-row-major-prepacked": (dataclasses.replace(mixed(2, 11, 416, layout="nn", **UINT4), prepacked=True), PAIR),
+    "bfloat16-row-major-prepacked": (dataclasses.replace(mm(2, 9, 264, "nn"), prepacked=True), TWO),
 }
 """Weights, rows, tails of columns and of K, more lines than stages and fewer."""
 

@@ -22,7 +22,7 @@ from ...problem.dtypes import dtype_name
 from ...toolchain.orientation import block_scaled, scales_weights
 from .operation import BLOCKWISE, ELEMENTS, ENCODED, FAST_ACCUM, BlockScales, Operation, WeightScales, bits_of, bytes_of
 from .shuffle import atom_depth
-from .tiles import LINE_BYTES, SLICED, TILES, Tile, tiled
+from .tiles import SLICED, TILES, Tile, tiled
 from .toolkit import Toolkit, operations
 
 ALIGNED_BYTES = 16
@@ -35,8 +35,8 @@ MOST_ROWS_CONVERTED = 128
 """The most rows of a warp group's tile whose first operand goes through registers."""
 Name = Literal["scale_a", "scale_b", "zero_b"]
 NAMES: tuple[Literal["scale_a", "scale_b"], ...] = ("scale_a", "scale_b")
-LEAST_GROUP = 64
-"""Elements along K: the least depth of a tile."""
+LEAST_GROUP = 32
+"""Weights along K that share a scale: as many as half a line has, the least depth of a tile."""
 ALIGNED_SCALES = 4
 """Elements of 16 bytes: TMA may read a line of scales."""
 ONE_BYTE_FLOATS = 90
@@ -69,15 +69,14 @@ def why_not_grouped(operation: Operation, problem: Problem) -> str | None:
 def _why_not_weights(problem: Problem) -> str | None:
     if problem.zero_b is not None and not problem.prepacked:
         return "zero points are subtracted from prepacked weights alone (gemmtune.prepack): CUTLASS adds them to scaled ones"
+    if problem.zero_b is not None and problem.encoding and problem.scale_block("zero_b")[0] == LEAST_GROUP < problem.k:
+        return f"zero_b is for groups of {LEAST_GROUP}; prepacked weights of 4 bits are read {atom_depth(4)} at a time"
     if problem.zero_b is not None and problem.b.dtype.is_floating_point:
         return f"b is {dtype_name(problem.b.dtype)}, expected integers beside zero points"
     names: tuple[Name, ...] = ("scale_b", "zero_b") if problem.zero_b is not None else ("scale_b",)
     for name in names:
         layout: Layout = getattr(problem, name)
-        rows, cols = problem.scale_block(name)
-        if rows < min(problem.k, LEAST_GROUP):
-            return f"{name} is for groups of {rows}; expected {LEAST_GROUP} or more, as many as a step of the main loop has"
-        if cols != 1:
+        if problem.scale_block(name)[1] != 1:
             return f"{name} is one for all columns, expected one for each beside zero points"
         if layout.dtype != problem.dtype:
             return f"{name} is {dtype_name(layout.dtype)}, expected a's {dtype_name(problem.dtype)}, in which weights are scaled"
@@ -161,12 +160,15 @@ def _mixed(problem: Problem) -> Iterator[Operation]:
         weights = WeightScales(element=_NAMES[problem.dtype], zero=problem.zero_b is not None)
         model = dataclasses.replace(model, weights=weights)
     converting = [tile for tile in TILES if tile.rows // (1 if tile.kind == "pingpong" else 2) <= MOST_ROWS_CONVERTED]
+    halved = model.weights is not None and problem.scale_block("scale_b")[0] == LEAST_GROUP
+    if halved:
+        converting = [*dict.fromkeys(tile.halved for tile in converting)]
     if model.weights is None or not model.weights.zero:  # CUTLASS adds zero points to scaled weights
         yield from tiled(model, converting)
     if problem.prepacked and model.a in INTEGERS:
         # The main loop has two batches of multiplications in a step, and whole atoms of the layout.
-        depths = {tile: tile.lines * LINE_BYTES // bytes_of(model.multiplied, 1) for tile in (*SLICED, *converting)}
-        whole = [tile for tile, depth in depths.items() if depth % atom_depth(bits_of(model.a)) == 0]
+        of_line = converting if halved else (*SLICED, *converting)
+        whole = [x for x in of_line if x.depth(bytes_of(model.multiplied, 1)) % atom_depth(bits_of(model.a)) == 0]
         yield from tiled(dataclasses.replace(model, shuffled=True), whole)
 
 

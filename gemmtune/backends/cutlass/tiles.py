@@ -55,22 +55,34 @@ LINE_BYTES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A tile of ``rows`` × ``cols``, ``lines`` × 128 bytes deep, whose block is one of a cluster of ``cluster`` rows × columns."""
+    """A tile of ``rows`` × ``cols``, ``lines`` × 128 bytes deep, whose block is one of a cluster of ``cluster`` rows × columns.
+
+    Half a line is 32 elements of two bytes, as deep as the smallest group of weights that shares a scale.
+    """
 
     kind: Kind
     rows: int
     cols: int
-    lines: int
+    lines: float
     cluster: tuple[int, int]
+
+    def depth(self, element_bytes: int) -> int:
+        """Elements along K."""
+        return int(self.lines * LINE_BYTES) // element_bytes
+
+    @property
+    def halved(self) -> Tile:
+        """The same with half a line."""
+        return dataclasses.replace(self, lines=0.5)
 
     @classmethod
     def of(cls, operation: Operation) -> Tile | None:
         """What ``operation`` is; None where it is nothing that we would make: its schedule or its depth is another."""
-        lines, rest = divmod(operation.tile[2] * bytes_of(operation.multiplied, 1), LINE_BYTES)
+        lines = operation.tile[2] * bytes_of(operation.multiplied, 1) / LINE_BYTES
         kernel = operation.kernel_schedule.removesuffix(FAST_ACCUM).removesuffix(BLOCKWISE)
         schedules = (kernel, operation.epilogue_schedule, operation.scheduler, operation.slices)
         for kind, schedule in KINDS.items():
-            if schedules == (schedule.kernel, schedule.epilogue, schedule.scheduler, schedule.slices) and not rest:
+            if schedules == (schedule.kernel, schedule.epilogue, schedule.scheduler, schedule.slices) and 2 * lines % 1 == 0:
                 rows, cols, _ = operation.tile
                 return cls(kind=kind, rows=rows, cols=cols, lines=lines, cluster=operation.cluster[:2])
         return None
@@ -142,11 +154,13 @@ SHARED_CONVERTING: frozenset[Tile] = frozenset(
     )
 )
 """The same where the first operand is converted in registers."""
+SHARED_HALVED = frozenset(tile.halved for tile in SHARED_CONVERTING - frozenset(SLICED))
+"""The same for groups of 32 weights."""
 
 
 def is_shared(operation: Operation) -> bool:
     """Says whether the tile is one of those that a search tries first."""
-    return Tile.of(operation) in (SHARED_CONVERTING if operation.converts else SHARED)
+    return Tile.of(operation) in (SHARED_CONVERTING | SHARED_HALVED if operation.converts else SHARED)
 
 
 def own_operations(found: Iterable[Operation]) -> Iterator[Operation]:
@@ -167,7 +181,7 @@ def tiled(model: Operation, tiles: Iterable[Tile], suffix: str = "") -> Iterator
     """``model`` with each of ``tiles``, in the tile's schedule with ``suffix``."""
     for tile in tiles:
         schedule = KINDS[tile.kind]
-        sizes = (tile.rows, tile.cols, tile.lines * LINE_BYTES // bytes_of(model.multiplied, 1))
+        sizes = (tile.rows, tile.cols, tile.depth(bytes_of(model.multiplied, 1)))
         cluster = (*tile.cluster, 1)
         label = schedule.label + SUFFIXES[suffix]
         yield dataclasses.replace(

@@ -11,12 +11,12 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
-from ....problem import Layout, Problem
+from ....problem import Problem
 from ....problem.dtypes import dtype_name
 from ....problem.rules import why_not
 from ....toolchain.record import A, Address, B, Record
 from ...cpp.printer import STORAGE_TYPES
-from .. import kernel
+from .. import columns, kernel
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import MMA
 from ..kernel import KernelSource, addresses_of, common_values, fill_common, scalars_of
@@ -24,7 +24,7 @@ from ..mixed.family import NUMBERS, PTX, matrix
 from .configs import BLOCK_M, Config, candidates, estimate_us, row_bytes, stored, tiles_of, why_not_config, words_of
 
 OPERATIONS = ("mm", "addmm", "mixed_mm")
-LOAD_BYTES = 16
+LOAD_BYTES = columns.ALIGNED_BYTES
 """What a thread loads at once, to whose multiples rows of a and columns of b are aligned."""
 
 MOST_BYTES = 2**30
@@ -66,6 +66,11 @@ class Gemv(Family[Config]):
         yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
         if config.pdl:
             yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.stages)
+
+    def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
+        return columns.FORMAT if columns.is_packed(problem) else None
+
+    pack = staticmethod(columns.pack)
 
     def label(self, problem: Problem, config: Config) -> str:
         return config.label(stored(problem))
@@ -124,7 +129,7 @@ class Gemv(Family[Config]):
         operands = [*map(matrix, problem.scales), *(x.expanded(problem.out.size) for x in added)]
         work = Work()
         fill_common(work, problem.out, operands)
-        work.a_pitch, work.b_pitch = (x.stride[0] * x.dtype.itemsize for x in (problem.a, problem.b.transposed))
+        work.a_pitch, work.b_pitch = (x.stride[0] * x.dtype.itemsize for x in (problem.a, columns.columns_of(problem)))
         work.rows, work.cols, work.row_bytes = problem.m, problem.n, row_bytes(problem)
         work.prefetch_stages = config.prefetch_stages
         multiplied = (Address(offset=Work.a.offset, operand=A), Address(offset=Work.b.offset, operand=B))
@@ -151,15 +156,11 @@ def _why_not_operands(problem: Problem) -> str | None:
     if max(row_bytes(problem), *steps, 0) >= MOST_BYTES:
         apart = f"{max(steps, default=0)} elements between scales"
         return f"a column of b has {row_bytes(problem)} bytes, with up to {apart}: expected less than {MOST_BYTES}"
-    for name, layout, where in (("a", problem.a, "rows"), ("the transpose of b", problem.b.transposed, "rows, its columns,")):
-        if not _loads(layout):
+    for name, layout, where in (
+        ("a", problem.a, "rows"),
+        ("the transpose of b", columns.columns_of(problem), "rows, its columns,"),
+    ):
+        if not columns.has_aligned_rows(layout):
             strides = f"has strides {layout.stride} and offset {layout.offset}"
             return f"{name} {strides}: it is loaded in contiguous {where} that are aligned to {LOAD_BYTES} bytes"
     return None
-
-
-def _loads(layout: Layout) -> bool:
-    """Whether rows are contiguous and aligned."""
-    (row, col), size = layout.stride, layout.dtype.itemsize
-    pitched = layout.size[0] == 1 or row * size % LOAD_BYTES == 0
-    return (col == 1 or layout.size[1] == 1) and pitched and layout.offset * size % LOAD_BYTES == 0

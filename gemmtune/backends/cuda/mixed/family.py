@@ -15,7 +15,7 @@ from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_name
 from ....toolchain.record import Aligned, B, Record, Swizzle, TensorMap, operand_at, with_maps
 from ...cpp.printer import STORAGE_TYPES
-from .. import kernel
+from .. import columns, kernel
 from ..family import Family, why_not_epilogue, why_not_here
 from ..hopper import LINE_BYTES, MOST_CLUSTER, MOST_GRID, TMA_BYTES
 from ..kernel import KernelSource, addresses_of, common_values, fill_common
@@ -74,6 +74,11 @@ class MixedFamily(Family[C]):
 
     def label(self, problem: Problem, config: C) -> str:
         return config.label(weights_of(problem))
+
+    def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - one for all configs
+        return columns.FORMAT if columns.is_packed(problem) else None
+
+    pack = staticmethod(columns.pack)
 
     @abstractmethod
     def near_sizes(self, problem: Problem, device: DeviceInfo, config: C) -> Iterable[int]:
@@ -158,7 +163,7 @@ class MixedFamily(Family[C]):
                 operand=B,
                 dtype=torch.uint8,
                 sizes=(problem.k * weights.bits // 8, problem.n),
-                pitches=(pitch_bytes(problem.b.transposed),),
+                pitches=(pitch_bytes(columns.columns_of(problem)),),
                 box=(shape.line_bytes, shape.block_n),
                 swizzle=Swizzle.BYTES_128 if shape.line_bytes == LINE_BYTES else Swizzle.BYTES_64,
                 promotion_bytes=PROMOTION_BYTES,
@@ -225,14 +230,13 @@ def _why_not_operands(problem: Problem) -> str | None:
     weights = weights_of(problem)
     if problem.k % weights.chunk:
         return f"K is {problem.k}, expected a multiple of {weights.chunk}"
-    copied = [("a", problem.a, "rows"), ("the transpose of b", problem.b.transposed, "rows, its columns,")]
+    copied = [("a", problem.a, "rows"), ("the transpose of b", columns.columns_of(problem), "rows, its columns,")]
     for (name, factor), layout in zip(weights.factors.items(), problem.scales, strict=True):
         if factor.group:
             copied.append((f"{name}_b", layout, "rows"))
     for name, layout, where in copied:
-        (row, col), size = layout.stride, layout.dtype.itemsize
-        pitched = layout.size[0] == 1 or (row * size % TMA_BYTES == 0 and row >= layout.size[1])
-        if (col != 1 and layout.size[1] != 1) or not pitched or layout.offset * size % TMA_BYTES:
+        overlap = layout.size[0] > 1 and layout.stride[0] < layout.size[1]
+        if overlap or not columns.has_aligned_rows(layout):
             strides = f"has strides {layout.stride} and offset {layout.offset}"
             return f"{name} {strides}: TMA copies contiguous {where} that are aligned to {TMA_BYTES} bytes"
     return None
