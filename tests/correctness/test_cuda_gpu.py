@@ -104,6 +104,10 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "gemv-int8-groups": (lambda k: mixed(4, 520, k, scales="group_32", zeros=True), 2080, gemv_shape(16, 4, 4)),
     "gemv-uint8": (lambda k: mixed(2, 520, k, dtype_b=UINT8, scales="tensor", zeros=True), 4096, gemv_shape(8, 2, 8)),
     "gemv-int8-biased": (lambda k: biased(mixed(3, 131, k, dtype=BF16, scales="column")), 4096, gemv_shape(16, 2, 8)),
+    "skinny-int8-row-major-prepacked": (
+        lambda k: dataclasses.replace(mixed(16, 520, k, layout="nn", scales="group_32"), prepacked=True), 2080,
+        skinny_shape(16, 64, 4, 1, 4),
+    ),
     "skinny-int4": (lambda k: mixed(16, 1000, k, **INT4, scales="group_128"), 4096, skinny_shape(16, 128, 4, 2, 4)),
     "skinny-int4-one-row": (lambda k: mixed(1, 1000, k, **INT4, scales="group_128"), 4096, skinny_shape(8, 64, 8, 2, 4)),
     "skinny-int4-32-rows": (lambda k: mixed(30, 520, k, **INT4, scales="group_128"), 4096, skinny_shape(32, 128, 6, 4, 2)),

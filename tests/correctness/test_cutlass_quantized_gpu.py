@@ -99,6 +99,12 @@ CASES: dict[str, tuple[Problem, str]] = {
     "mixed_mm-u8-8-rows": (mixed_mm(8, 528, 4112, dtype=BF16, dtype_b=torch.uint8, scales="column"), "_64x8x256_1x1x1_.*pingpong"),
     "mixed_mm-e4m3": (mixed_mm(72, 528, 1168, dtype=BF16, dtype_b=E4M3, scales="column"), "_64x64x128_1x1x1_.*pingpong"),
     "mixed_mm-e5m2": (mixed_mm(392, 528, 1168, dtype=F16, dtype_b=E5M2, scales="tensor"), "_128x128x64_1x2x1_.*pingpong"),
+    "mixed_mm-s4-groups-of-32": (
+        mixed_mm(50, 528, 4128, dtype=BF16, encoding="int4", scales="group_32"), "_128x64x32_1x1x1_.*stream_k",
+    ),
+    "mixed_mm-s8-packed-groups-of-32": (
+        mixed_mm(50, 528, 4128, prepacked=True, dtype=F16, scales="group_32", zeros=True), "_64x64x32_1x1x1_.*pingpong.*_shuffled",
+    ),
     "mixed_mm-s4-groups": (mixed_mm(50, 528, 4128, dtype=F16, encoding="int4", scales="group_64"), "_128x64x64_1x1x1_.*stream_k"),
     "mixed_mm-u4": (mixed_mm(50, 528, 4128, dtype=BF16, encoding="uint4", scales="column"), "_64x64x128_1x1x1_.*pingpong"),
     "mixed_mm-e4m3-groups": (

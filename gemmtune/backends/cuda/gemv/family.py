@@ -70,7 +70,8 @@ class Gemv(Family[Config]):
     def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
         return columns.FORMAT if columns.is_packed(problem) else None
 
-    pack = staticmethod(columns.pack)
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        return columns.pack(b)
 
     def label(self, problem: Problem, config: Config) -> str:
         return config.label(stored(problem))

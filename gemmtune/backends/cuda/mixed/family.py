@@ -78,7 +78,8 @@ class MixedFamily(Family[C]):
     def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - one for all configs
         return columns.FORMAT if columns.is_packed(problem) else None
 
-    pack = staticmethod(columns.pack)
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        return columns.pack(b)
 
     @abstractmethod
     def near_sizes(self, problem: Problem, device: DeviceInfo, config: C) -> Iterable[int]:
