@@ -217,7 +217,7 @@ def test_a_prepacked_weight_is_packed_by_columns_if_it_lies_otherwise(family: st
     assert FAMILY[family].why_not(by_rows, SM90) is None
     weight, config = torch.zeros(2048, 1024, dtype=torch.int8), FAMILY[family].candidates(by_rows, SM90)[0]
     assert FAMILY[family].packed_format(by_rows, config) is not None
-    assert Layout.of(FAMILY[family].pack(weight)).stride == (1, 2048)
+    assert Layout.of(FAMILY[family].pack(weight, config)).stride == (1, 2048)
     assert FAMILY[family].packed_format(dataclasses.replace(mixed(m), prepacked=True), config) is None
 
 
