@@ -10,7 +10,7 @@ import gemmtune
 from gemmtune.choice import Scalars, Tensors
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import dequantized, widened
+from gemmtune.problem.compositions import combined, dequantized, routed, widened
 
 __all__ = ["Call", "arguments", "gemmtune_call", "torch_call"]
 
@@ -44,6 +44,10 @@ def gemmtune_call(problem: Problem) -> Call:
             return lambda x, s: gemmtune.bsr_addmm(
                 x[2].t(), x[1], x[0].t(), alpha=s[0], beta=s[1], out=_turned_out(problem, x[0])
             ).t()
+        case "routed_grouped_mm":
+            return lambda x, _: gemmtune.grouped_mm(*x[:3], rows=x[3] if problem.rows else None, gated=problem.gated)
+        case "combined_grouped_mm":
+            return lambda x, _: gemmtune.grouped_mm(*x[:3], scatter=(x[3], x[4]))
         case "scaled_grouped_mm":
             return lambda x, _: gemmtune.scaled_grouped_mm(*x, out_dtype=out_dtype, fast_accum=fast)
         case _ if problem.groups:
@@ -71,6 +75,10 @@ def torch_call(problem: Problem) -> Call:
             return lambda x, _: torch._scaled_mm(*x[:4], bias=x[4] if fused else None, out_dtype=out_dtype, use_fast_accum=fast)
         case "bsr_mm":
             return lambda x, _: torch.mm(x[1], x[0].t()).t()
+        case "routed_grouped_mm":
+            return lambda x, _: routed(*x[:3], x[3] if problem.rows else None, problem.gated)
+        case "combined_grouped_mm":
+            return lambda x, _: combined(*x)
         case "scaled_grouped_mm":  # which takes scales of rows and columns, as vectors
             return lambda x, _: torch._scaled_grouped_mm(
                 *x[:2], x[2].squeeze(1), x[3].squeeze(1), offs=x[4], out_dtype=out_dtype, use_fast_accum=fast

@@ -77,6 +77,11 @@ def problem_options(function: F) -> F:
             "--imbalance", type=click.Choice(words.IMBALANCES), help="How the blocks are spread over the rows of bsr (bsr_mm)."
         ),
         click.option("--groups", type=click.IntRange(1), help="Groups of rows, or of terms; 8 when not given (grouped_mm)."),
+        click.option("--gated", type=click.Choice(words.GATES), help="Half of b's columns are gates (routed_grouped_mm)."),
+        click.option(
+            "--tokens", type=click.IntRange(1),
+            help="Rows of a, of which an index picks M (routed_grouped_mm); rows to which M are added up (combined_grouped_mm).",
+        ),
         click.option("--fast-accum", is_flag=True, help="8-bit tensor cores may keep their narrow sum (scaled_mm)."),
     )  # fmt: skip
 

@@ -205,6 +205,8 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "block": (lambda value: _BLOCK.fullmatch(str(value)) is not None, 'a side such as 64, or rows and columns such as "64x32"'),
     "density": (lambda value: _NUMBER[0](value) and 0 <= value <= 1, "a number from 0 to 1"),
     "groups": (lambda value: _WHOLE[0](value) and value >= 1, "a whole number from 1 on"),
+    "gated": _one_of(*words.GATES),
+    "tokens": (lambda value: _WHOLE[0](value) and value >= 1, "a whole number from 1 on"),
     "imbalance": _one_of(*words.IMBALANCES),
     "pattern": _one_of("banded"),
 }

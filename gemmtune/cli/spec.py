@@ -48,6 +48,8 @@ class Spec:
     density: float | None = None
     imbalance: str | None = None
     groups: int | None = None
+    gated: str | None = None
+    tokens: int | None = None
     device_type: str = "cpu"
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:

@@ -2,7 +2,7 @@
 
 OPS = (
     "mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm", "bsr_mm", "bsr_addmm",
-    "grouped_mm", "mixed_grouped_mm", "scaled_grouped_mm", "grouped_k_mm",
+    "grouped_mm", "mixed_grouped_mm", "scaled_grouped_mm", "routed_grouped_mm", "combined_grouped_mm", "grouped_k_mm",
 )  # fmt: skip
 """Every operation that can be tuned: int_mm_mul is int_mm with an epilogue."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -13,6 +13,7 @@ SCALES_OF_SCALED_MM = ("tensor", "row", "block_1x128", "block_128x128")
 SCALES_OF_WEIGHTS = ("none", "tensor", "column", "group_32", "group_64", "group_128")
 SCALES = tuple(dict.fromkeys((*SCALES_OF_SCALED_MM, *SCALES_OF_WEIGHTS, *FACTORS)))
 IMBALANCES = ("even", "skewed")
+GATES = ("silu", "gelu", "gelu_tanh")
 ENCODINGS = ("int4", "uint4")
 WEIGHT_DTYPES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")

@@ -24,6 +24,7 @@ class Form:
     op: str
     operands: tuple[Any, ...]
     turned: bool = False
+    options: tuple[str, ...] = ()
 
 
 def form_of(name: str, a: Any, b: Any, offs: Any) -> Form:
@@ -46,3 +47,32 @@ def form_of(name: str, a: Any, b: Any, offs: Any) -> Form:
     if dims == (3, 2):
         return Form(op="grouped_mm", operands=(b.mT, a.mT, offs), turned=True)
     return Form(op=grouped_op(b), operands=(a, b, offs))
+
+
+def routed_form(name: str, a: Any, b: Any, offs: Any, *, rows: Any, gated: str, scatter: Any) -> Form:
+    """Which operation a grouped product is whose rows are picked by an index, gated, or weighted and added up.
+
+    Raises:
+        InvalidProblemError: another form than groups of rows, or what does not go together.
+    """
+    form = form_of(name, a, b, offs)
+    if form.op != "grouped_mm" or form.turned:
+        raise InvalidProblemError(
+            f"{name}: got a {list(a.shape)} and b {list(b.shape)}; rows, gated and scatter are for groups of rows, a [M, K] with b "
+            "[G, K, N]"
+        )
+    if scatter is None:
+        picked = [] if rows is None else [_dense(name, "rows", rows)]
+        return Form(op="routed_grouped_mm", operands=(*form.operands, *picked), options=(gated,))
+    if rows is not None or gated:
+        raise InvalidProblemError(f"{name}: got scatter with rows or gated, expected a product for each of them")
+    if not isinstance(scatter, (tuple, list)) or len(scatter) != 2:
+        raise InvalidProblemError(f"{name}: got scatter {type(scatter).__name__}, expected a pair of tensors (slots, weights)")
+    index = tuple(_dense(name, role, x) for role, x in zip(("slots", "weights"), scatter, strict=True))
+    return Form(op="combined_grouped_mm", operands=(*form.operands, *index))
+
+
+def _dense(name: str, role: str, x: Any) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise InvalidProblemError(f"{name}: {role} must be a torch.Tensor, got {type(x).__name__}")
+    return x.contiguous()

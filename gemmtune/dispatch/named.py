@@ -15,7 +15,7 @@ from .arguments import Call
 from .block_calls import bound_block_call, problem_of_blocks, turned
 from .calls import bound_call
 from .checks import check_operands, why_not_ours
-from .grouped import form_of
+from .grouped import form_of, routed_form
 from .prepack import PackedOperand
 from .statement import epilogue_of, problem_of
 from .weights import QuantizedWeight
@@ -69,7 +69,15 @@ def _grouped(
     """The operation that a grouped product is, and its operands; with ``out`` and the epilogue's operands turned as they are."""
     a, b, *ends = operands
     more = dict(arguments)
-    form = form_of(f"{asker}: grouped_mm", a, b, ends[0] if ends else more.pop("offs", None))
+    offs, what = ends[0] if ends else more.pop("offs", None), f"{asker}: grouped_mm"
+    rows, gated, scatter = (more.pop(word, None) for word in ("rows", "gated", "scatter"))
+    if rows is not None or gated or scatter is not None:
+        routed = routed_form(what, a, b, offs, rows=rows, gated=gated or "", scatter=scatter)
+        more |= dict(zip(("gated",), routed.options, strict=False)) | dict(
+            zip(("rows",), () if scatter else routed.operands[3:], strict=False)
+        )
+        return routed.op, routed.operands if scatter else routed.operands[:3], more
+    form = form_of(what, a, b, offs)
     if form.turned:
         more |= {"out": turned(more["out"])} if more.get("out") is not None else {}
         more |= {"epilogue_args": tuple(map(turned, more["epilogue_args"]))} if more.get("epilogue_args") else {}

@@ -28,7 +28,7 @@ def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     """The Problem that a call states. Raises InvalidProblemError if the operands do not fit together."""
-    row, a = call.operation, call.a
+    row, a = call.operation.given(call.operands, gated=str(call.options.get("gated", ""))), call.a
     for operand in row.matrices:
         x = call.operands[operand.role]
         dims = len(row.symbols(operand))

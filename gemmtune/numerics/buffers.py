@@ -7,7 +7,6 @@ import math
 import torch
 
 from ..problem import Layout
-from ..problem.dtypes import dtype_info
 
 GUARD_BYTES = 256
 """The room between the start of the buffer and the operand, and at least as much behind it; a multiple of every alignment of
@@ -61,7 +60,7 @@ def fill_nan(tensor: torch.Tensor) -> None:
     from 0."""
     if tensor.dtype in _BYTE_NAN:
         storage_bits(tensor).fill_(_BYTE_NAN[tensor.dtype])
-    elif dtype_info(tensor.dtype).is_integer:
+    elif not tensor.dtype.is_floating_point:
         bounds = torch.iinfo(tensor.dtype)
         storage_bits(tensor, tensor.dtype).fill_(bounds.min or bounds.max)
     else:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +25,14 @@ import torch
 from ..problem import Layout, Problem
 from ..problem.compositions import spans
 from ..problem.scales import SCALE_BLOCK
-from .bounds import Bound, Claims, exact_limit
+from .bounds import Bound, Claims, epilogue_input, exact_limit
 from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
 from .expectation import Expectation, Part
-from .operands import Operands, fill_random, random_scale, weight_unit
+from .operands import SCALES, Operands, drawn_routes, fill_random, random_scale, weight_unit
 from .propagate import Approximate
 from .quantized import numbers
 from .reference import Region, products, regions
+from .routed import added_up, gated, rows_of
 
 SEED = 23
 EXPENSIVE_MACS = {"cpu": 2**30, "cuda": 2**40}
@@ -75,7 +76,10 @@ class GroupedExpectation(Expectation):
             ) -> Approximate:
                 bound = Bound(relative=relative[batches], absolute=absolute[batches])
                 error = bound(magnitude[batches, rows]).masked_fill(free[batches, rows], math.inf)
-                return Approximate(value=value[batches, rows], error=error)
+                product = Approximate(value=value[batches, rows], error=error)
+                if not problem.gated:
+                    return product
+                return gated(problem, product, held=epilogue_input(problem, claims), flush=claims.flush_subnormals)
 
             bits = self.exactness == "bits" and problem.epilogue is None
 
@@ -84,15 +88,22 @@ class GroupedExpectation(Expectation):
 
             yield Part(region=region, sums=sums, equal=equal if bits else None)
 
+    @staticmethod
+    def _summed(problem: Problem, bound: Bound) -> Bound:
+        """The bound of rows that are weighted and added up: what is lost near zero is lost in each of them."""
+        each = 0 if problem.weights is None else problem.weights.size[1]
+        return bound if not each else Bound(relative=bound.relative, absolute=bound.absolute * (each + 1) * SCALES[1])
+
     def _bounds(self, problem: Problem, claims: Claims, magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The relative and the absolute part of the bound for each matrix of the result, [B, 1, 1]."""
         finite = magnitude[magnitude.isfinite()]
         largest = float(finite.max()) if self.exactness and finite.numel() else 0.0
-        counts = self.terms or (problem.k,)
+        each = 0 if problem.weights is None else problem.weights.size[1]
+        counts = self.terms or (problem.k + each,)
         if self.exactness and largest <= exact_limit(problem, claims):
             bounds = [Bound(relative=0.0, absolute=0.0)] * len(counts)
         else:
-            bounds = [self._bound(problem, claims, terms=count) for count in counts]
+            bounds = [self._summed(problem, self._bound(problem, claims, terms=count)) for count in counts]
         made = [
             torch.tensor([getattr(x, name) for x in bounds], dtype=torch.float64, device=magnitude.device).view(-1, 1, 1)
             for name in ("relative", "absolute")
@@ -159,15 +170,17 @@ class _Made:
         problem = self.problem
         if overlapping(problem.a) or distinct_size(problem.a) != problem.a.size or not problem.k:
             return None
-        rows, terms = torch.arange(problem.m, device=self.device), torch.zeros(problem.a.size, device=self.device)
+        lines = problem.a.size[0]
+        rows, terms = torch.arange(lines, device=self.device), torch.zeros(problem.a.size, device=self.device)
         pieces = spans(ends, problem.k) if problem.divides_terms else [(0, problem.k)]
         for begin, end in pieces:
             if begin < end:
-                index = torch.randint(begin, end, (problem.m,), generator=self.generator, device=self.device)
+                index = torch.randint(begin, end, (lines,), generator=self.generator, device=self.device)
                 index[0], index[-1] = begin, end - 1
                 terms[rows, index] = 1
         a = placed(problem.a, self.device, terms)
-        return self._expected("one-hot a", a, self._any_b(), ends, exactness="bits")
+        one_number = not problem.gated and problem.weights is None
+        return self._expected("one-hot a", a, self._any_b(), ends, exactness="bits" if one_number else "")
 
     def poisoned(self, ends: list[int]) -> GroupedExpectation | None:
         """NaN in the lines behind the last group, and infinities at the ends of one group's matrix or terms."""
@@ -175,6 +188,7 @@ class _Made:
         if any(overlapping(x) or distinct_size(x) != x.size for x in (problem.a, problem.b)) or problem.epilogue is not None:
             return None
         a, b = self._normal(problem.a), self._any_b()
+        routes: Mapping[str, torch.Tensor] | None = None
         if problem.divides_terms:
             distinct(a)[:, ends[-1] :] = math.nan
             distinct(b)[ends[-1] :] = math.nan
@@ -183,14 +197,19 @@ class _Made:
                 distinct(b)[begin, -1] = math.inf
                 distinct(a)[-1, end - 1] = math.nan
         else:
-            distinct(a)[ends[-1] :] = math.nan
+            routes = drawn_routes(problem, self.generator)
+            picked = routes["rows"].long() if "rows" in routes else torch.arange(self.total, device=self.device)
+            read = torch.zeros(problem.a.size[0], dtype=torch.bool, device=self.device)
+            read[picked[: ends[-1]]] = True
+            lines = distinct(a)  # torch masks no 8-bit floats
+            lines.copy_(torch.where(read.unsqueeze(-1), lines.float(), math.nan))
             begin, end = spans(ends, self.total)[problem.groups // 2]
             if b.is_floating_point():
                 distinct(b)[problem.groups // 2, 0, -1] = math.inf
                 distinct(b)[problem.groups // 2, -1, 0] = math.nan
             if begin < end:
-                distinct(a)[end - 1, -1] = math.nan
-        return self._expected("poisoned", a, b, ends)
+                distinct(a)[picked[end - 1], -1] = math.nan
+        return self._expected("poisoned", a, b, ends, routes=routes)
 
     def _integers(self, layout: Layout) -> torch.Tensor:
         low = -1 if layout.dtype != torch.uint8 else 0
@@ -223,8 +242,19 @@ class _Made:
         least = 2.0**-6
         return placed(layout, self.device, torch.where(values.abs() < least, least, values))
 
-    def _expected(self, name: str, a: torch.Tensor, b: torch.Tensor, ends: list[int], *, exactness: str = "") -> GroupedExpectation:
+    def _expected(
+        self,
+        name: str,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        ends: list[int],
+        *,
+        exactness: str = "",
+        routes: Mapping[str, torch.Tensor] | None = None,
+    ) -> GroupedExpectation:
         problem = self.problem
+        if routes is None:
+            routes = drawn_routes(problem, self.generator, exact=bool(exactness))
         assert problem.offs is not None
         extra = tuple(torch.empty(0, device=self.device) for _ in (problem.epilogue.operands if problem.epilogue else ()))
         operands = Operands(
@@ -232,11 +262,12 @@ class _Made:
             scale_a=self._scale(problem.scale_a, exact=bool(exactness)),
             scale_b=self._scale(problem.scale_b, exact=bool(exactness)),
             encoding=problem.encoding,
-            offs=placed(problem.offs, self.device, torch.tensor(ends, device=self.device)),
+            offs=placed(problem.offs, self.device, torch.tensor(ends, device=self.device)), **routes,
         )  # fmt: skip
         pieces = spans(ends, self.total)
         find = _of_terms if problem.divides_terms else _of_rows
-        whole = regions(problem.batch, problem.m, problem.n, -(-problem.k // problem.batch), self.device)
+        lines, each = problem.out.size[-2], problem.m // max(problem.out.size[-2], 1) if problem.slots is not None else 1
+        whole = regions(problem.batch, lines, problem.n, each * -(-problem.k // problem.batch), self.device)
         found = [find(problem, operands, pieces, region) for region in whole]
         values, magnitudes = zip(*found, strict=True)
         terms = tuple(end - begin for begin, end in pieces) if problem.divides_terms else ()
@@ -248,10 +279,13 @@ class _Made:
 def _of_rows(
     problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """a @ b[g] for the rows of each group, and |a| @ |b[g]|; rows of no group are 0 with a magnitude of NaN."""
+    """a @ b[g] for the rows of each group, and |a| @ |b[g]|; rows of no group are 0 with a magnitude of NaN. Of gated columns both
+    halves, and of rows that are added up the sums."""
+    result = region
+    region = rows_of(problem, operands, region)
     device = operands.a.device
     rows = torch.arange(problem.m, device=device) if region.rows is None else region.rows
-    cols = problem.n if region.cols is None else len(region.cols)
+    cols = problem.b.size[-1] if region.cols is None else len(region.cols)
     value = torch.zeros((1, len(rows), cols), dtype=torch.float64, device=device)
     magnitude = torch.full_like(value, math.nan)
     starts = torch.searchsorted(rows, torch.tensor(pieces, device=device)).tolist()
@@ -260,11 +294,13 @@ def _of_rows(
             matrix = _matrix(problem, operands, g)
             right = matrix if region.cols is None else matrix[:, region.cols]
             value[:, first:last], magnitude[:, first:last] = _product(_lines(operands, rows[first:last]), right)
-    return value, magnitude
+    return (value, magnitude) if problem.weights is None else added_up(problem, operands, result, value, magnitude)
 
 
 def _lines(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
     """What rows of a stand for."""
+    if operands.rows is not None:
+        rows = operands.rows[rows]
     if operands.scale_a is None:
         return operands.a[rows]
     values, scale = operands.a.double()[rows], operands.scale_a[rows].double()

@@ -46,13 +46,13 @@ class Judge:
         if part.region.rows is not None or part.region.cols is not None:
             return None
         problem = self._problem
-        everything = slice(0, problem.batch), slice(0, problem.m)
+        everything = slice(0, problem.batch), slice(0, problem.out.size[-2])
         if part.equal is not None:
             value = part.equal(*everything).double()
             expected = Approximate(value=value, error=torch.zeros((), dtype=value.dtype, device=value.device))
         else:
             expected = self._stored(part.sums(*everything), self._extra)
-        size = (problem.batch, problem.m, problem.n)
+        size = (problem.batch, *problem.out.size[-2:])
         return Approximate(value=expected.value.expand(size), error=expected.error.expand(size))
 
     def _compare(self, out: torch.Tensor, part: Part, finding: Finding) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,9 @@ class Operands:
     """The block-sparse weight [N, K] that a kernel gets in b's place: a sparse_bsr tensor, or what a choice packed it into. b is
     what it stands for; where operands are for timing alone, memory for that is not taken."""
     offs: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
     """The ends of the groups of a grouped product."""
 
     @property
@@ -205,6 +209,25 @@ def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
     return placed(problem.offs, generator.device, counts.cumsum(0))
 
 
+def drawn_routes(problem: Problem, generator: torch.Generator, *, exact: bool = False) -> Mapping[str, torch.Tensor]:
+    """Operands beside the product's, by role: any rows of a, the first and the last among them, slots in any order, and weights,
+    with ``exact`` powers of two."""
+    device, found = generator.device, {}
+    if problem.rows is not None:
+        tokens = problem.a.size[0]
+        picked = torch.randint(tokens, problem.rows.size, generator=generator, device=device)
+        picked[:1], picked[-1:] = tokens - 1, 0
+        found["rows"] = placed(problem.rows, device, picked)
+    if problem.slots is not None and problem.weights is not None:
+        found["slots"] = placed(problem.slots, device, torch.randperm(problem.m, generator=generator, device=device))
+        if exact:
+            powers = torch.randint(0, 2, problem.weights.size, generator=generator, device=device)
+            found["weights"] = placed(problem.weights, device, torch.exp2(powers.double()))
+        else:
+            found["weights"] = random_scale(problem.weights, generator, device)
+    return found
+
+
 def random_operands(problem: Problem, device: torch.device, *, seed: int, out: bool = True) -> Operands:
     """Operands with the problem's layouts and standard normal values, made on ``device``.
 
@@ -239,4 +262,5 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         c=None if problem.c is None else filled(problem.c),
         d=None if problem.d is None else filled(problem.d),
         offs=None if problem.offs is None else routed(problem, generator),
+        **drawn_routes(problem, generator),
     )

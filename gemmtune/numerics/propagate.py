@@ -36,7 +36,7 @@ Rule = Callable[[torch.Tensor, Sequence[Approximate]], torch.Tensor]
 def propagate(
     epilogue: Epilogue,
     acc: Approximate,
-    operands: Sequence[torch.Tensor],
+    operands: Sequence[torch.Tensor | Approximate],
     *,
     precision: torch.dtype,
     flush: bool,
@@ -44,9 +44,9 @@ def propagate(
 ) -> Approximate:
     """f(acc, *operands) with its error bound.
 
-    ``operands`` broadcast to ``acc``. ``precision`` is the type that the accumulator is rounded to before the epilogue: with a
-    narrow one every node may be rounded to it. ``reference_is_float64``: the kernel computes as precisely as this function, whose
-    errors count then.
+    ``operands`` broadcast to ``acc``, and are exact unless they have errors of their own. ``precision`` is the type that the
+    accumulator is rounded to before the epilogue: with a narrow one every node may be rounded to it.
+    ``reference_is_float64``: the kernel computes as precisely as this function, whose errors count then.
     """
     values: list[Approximate] = []
     for node in epilogue.nodes:
@@ -54,7 +54,11 @@ def propagate(
             case "acc":
                 values.append(acc)
             case "operand":
-                value = operands[int(node.args[0])].double()  # type: ignore[arg-type]
+                given = operands[int(node.args[0])]  # type: ignore[arg-type]
+                if isinstance(given, Approximate):
+                    values.append(given)
+                    continue
+                value = given.double()
                 values.append(Approximate(value=value, error=torch.zeros((), dtype=torch.float64, device=value.device)))
             case "cast":
                 source = _argument(node.args[0], values, precision)

@@ -80,10 +80,10 @@ def autocast(operator: Operator, kind: str) -> Callable[..., Any]:
 
 def fake(operator: Operator) -> Callable[..., Tensor]:
     """The result's shape and dtype, for sizes that may be symbols."""
-    row = operator.row
 
     def without_running(*tensors: Tensor | None, **words: Any) -> Tensor:
         given = operator.given(tensors)
+        row = operator.row.given(given, gated=words.get("gated", ""))
         sizes: dict[str, Any] = {}
         shown = f"{operator.name}: shapes do not fit: {[list(x.shape) for x in given.values()]}"
         for operand in row.matrices:
@@ -98,6 +98,6 @@ def fake(operator: Operator) -> Callable[..., Tensor]:
         dtype = words.get("out_dtype") or row.result_dtype(a.dtype, epilogue=False)
         if operator.brought is not None and words.get("out_dtype") is None and operator.brought.follows:
             dtype = torch.promote_types(given[operator.brought.argument].dtype, torch.int32)
-        return a.new_empty(tuple(sizes[symbol] for symbol in row.out_symbols), dtype=dtype)
+        return a.new_empty(tuple(row.extent(symbol, sizes) for symbol in row.out_symbols), dtype=dtype)
 
     return without_running

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 
 from ..dispatch.block_calls import turned
-from ..dispatch.grouped import form_of
+from ..dispatch.grouped import Form, form_of, routed_form
 from ..dispatch.keys import NOTHING
+from ..errors import InvalidProblemError
+from ..problem.compositions import added_by_token, gated_columns
 from ..problem.operations import Encoding
 from .operate import is_compiling, operate
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
+Gate = Literal["", "silu", "gelu", "gelu_tanh"]
 
 
 def grouped_mm(
@@ -21,6 +25,9 @@ def grouped_mm(
     b: Tensor,
     offs: Tensor | None = None,
     *,
+    rows: Tensor | None = None,
+    gated: Gate = "",
+    scatter: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
@@ -42,6 +49,13 @@ def grouped_mm(
             read by the host, so a CUDA graph that captured the call sees offsets that changed. Groups may be empty and of any size.
             Offsets that fall or pass the end are the caller's error: nothing outside of the operands is touched, the numbers are
             anything.
+        rows: int32 or int64 [M], for groups of rows: row r of the product is made of a[rows[r]], a having any number of rows.
+        gated: ``silu``, ``gelu`` or ``gelu_tanh``, for groups of rows: the first half of the product's columns are gates, and the
+            result is act(gates) · the other half, computed in float32 where one kernel does it.
+        scatter: (slots, weights), for groups of rows: slots int32 or int64 [M], weights [T, C] float32 or of a's dtype, M = T · C.
+            Row r of the product, times the weight in slot slots[r] = t · C + c, is added to row t of the result [T, N], in a
+            fixed order; rows behind the last group count for nothing. Each slot is that of one row, else the numbers are
+            anything. Goes with no epilogue.
         out, epilogue, epilogue_args: as for ``mm``.
 
     Returns:
@@ -51,6 +65,11 @@ def grouped_mm(
         InvalidProblemError: (a RuntimeError and ValueError) operands that do not fit together.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
+    if rows is not None or gated or scatter is not None:
+        form = routed_form("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
+        if out is None and torch.is_grad_enabled() and any(x.requires_grad for x in (*form.operands, *epilogue_args)):
+            return _followed(form, epilogue, epilogue_args)
+        return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
     form = form_of("grouped_mm", a, b, offs)
     if not form.turned:
         return operate(form.op, form.operands, out, epilogue, epilogue_args)
@@ -61,6 +80,23 @@ def grouped_mm(
     result = a.new_empty((a.shape[1], b.shape[1])) if out is None else out
     operate(form.op, form.operands, result.t(), epilogue, extra)
     return result
+
+
+def _followed(form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> Tensor:
+    """Rows that are picked, gated or added up, made of a grouped product and steps that autograd follows: it has to keep what is
+    between them."""
+    a, b, offs, *rest = form.operands
+    if form.op == "combined_grouped_mm":
+        if epilogue is not None:
+            raise InvalidProblemError("combined_grouped_mm: takes no epilogue; apply the function to its result")
+        slots, weights = rest
+        return added_by_token(operate("grouped_mm", (a, b, offs), None, None, NOTHING), offs, slots, weights)
+    x = a.index_select(0, rest[0]) if rest else a
+    gated = form.options[0]
+    if not gated:
+        return operate("grouped_mm", (x, b, offs), None, epilogue, epilogue_args)
+    result = gated_columns(operate("grouped_mm", (x, b, offs), None, None, NOTHING), gated)
+    return result if epilogue is None else epilogue(result, *epilogue_args)
 
 
 def mixed_grouped_mm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -256,6 +257,40 @@ def spans(ends: Sequence[int], total: int) -> list[tuple[int, int]]:
         found.append((begin, end))
         begin = end
     return found
+
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+}
+"""The functions of gates."""
+
+
+def gated_columns(product: Tensor, gated: str) -> Tensor:
+    """act(gates) · the other half of the columns."""
+    gates, others = product.chunk(2, dim=-1)
+    return GATES[gated](gates) * others
+
+
+def routed(a: Tensor, b: Tensor, offs: Tensor, rows: Tensor | None, gated: str = "") -> Tensor:
+    """grouped_mm of a[rows], its columns gated; each as far as it is asked for."""
+    product = grouped_product(a if rows is None else a.index_select(0, rows), b, offs)
+    return gated_columns(product, gated) if gated else product
+
+
+def combined(a: Tensor, b: Tensor, offs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+    """grouped_mm, whose rows are weighted and added up by token."""
+    return added_by_token(grouped_product(a, b, offs), offs, slots, weights)
+
+
+def added_by_token(product: Tensor, offs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+    """out[t] = Σ_c weights[t, c] · the row of ``product`` whose slot is t · C + c. Rows behind the last group count for nothing."""
+    present = torch.arange(product.shape[0], device=offs.device, dtype=offs.dtype) < offs[-1]
+    rows = torch.where(present.unsqueeze(-1), product, 0)
+    placed = torch.zeros_like(rows).index_copy(0, slots.long(), rows)
+    weighted = placed.view(*weights.shape, -1) * weights.to(product.dtype).unsqueeze(-1)
+    return weighted.sum(dim=1)
 
 
 def scaled_grouped(

@@ -52,6 +52,14 @@ class ProblemFields:
     """b is block-sparse, and this is its class; the layout of b is that of the matrix that it stands for."""
     offs: Layout | None = None
     """The ends of the groups of rows of a, or of terms: int32 [G] on the device, data like the numbers of a."""
+    rows: Layout | None = None
+    """Which row of a each row of the product is made of; None where they are those of a."""
+    slots: Layout | None = None
+    """The place of the weight of each row of the product: a row with the slot t · C + c, times weights[t, c], goes to row t of
+    out."""
+    weights: Layout | None = None
+    gated: str = ""
+    """The function of the first half of the columns of the product, by which the second half is multiplied; empty for none."""
 
     @property
     def operation(self) -> Operation:
@@ -80,13 +88,13 @@ class ProblemFields:
 
     @property
     def m(self) -> int:
-        """Rows of a and out."""
-        return self.a.size[-2]
+        """Rows of the product: of a, or as many as are picked of it; and of out, unless rows are added up."""
+        return self.a.size[-2] if self.rows is None else self.rows.size[0]
 
     @property
     def n(self) -> int:
-        """Columns of b and out."""
-        return self.b.size[-1]
+        """Columns of out, and of b, which has twice as many where half of them are gates."""
+        return self.b.size[-1] // (2 if self.gated else 1)
 
     @property
     def k(self) -> int:
@@ -187,7 +195,7 @@ class ProblemFields:
         """2·B·M·N·K, with K + K2 for K where there are two products; of a block-sparse b the share that exists. Groups divide M or
         K, whatever their sizes."""
         products = 1 if self.divides_terms else self.batch
-        return round(2 * products * self.m * self.n * self.terms * self.density)
+        return round(2 * products * self.m * self.b.size[-1] * self.terms * self.density)
 
     @property
     def density(self) -> float:

@@ -34,6 +34,9 @@ def describe(problem: ProblemFields) -> str:
     parts += [f"{name}[{_block(p, name)}]" for name in ("scale_a", "scale_b", "zero_b") if getattr(p, name) is not None]
     parts += ["fast_accum"] * p.fast_accum
     parts += [f"{p.groups} groups"] if p.groups else []
+    parts += [f"rows of {p.a.size[0]}"] if p.rows is not None else []
+    parts += [f"gated by {p.gated}"] if p.gated else []
+    parts += [f"{p.weights.size[1]} rows for each of {p.weights.size[0]} tokens"] if p.weights is not None else []
     parts += [str(p.sparsity)] if p.sparsity is not None else []
     if p.epilogue is not None:
         parts.append(f"epilogue={p.epilogue}")

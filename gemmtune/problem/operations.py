@@ -7,8 +7,9 @@ operation" in docs/architecture.md.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +19,13 @@ from .compositions import (
     added,
     block_added,
     block_product,
+    combined,
     grouped_by_terms,
     grouped_product,
     int_composed,
     mixed_composed,
     mixed_grouped,
+    routed,
     scaled_composed,
     scaled_grouped,
     two_products,
@@ -37,9 +40,9 @@ Encoding = Literal["", "int4", "uint4"]
 """How b's elements are read: as its dtype says, or two numbers out of each uint8, that of the even k in the low four bits."""
 ENCODINGS: tuple[Encoding, ...] = ("", "int4", "uint4")
 
-ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b", "offs")
+ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b", "offs", "rows", "slots", "weights")
 """What an operand may be: a field of Problem, in the order in which kernels get the tensors."""
-OPTIONS: dict[str, object] = {"encoding": "", "fast_accum": False, "sparsity": None}
+OPTIONS: dict[str, object] = {"encoding": "", "fast_accum": False, "sparsity": None, "gated": ""}
 """Further fields of Problem that only some operations have, and what they are elsewhere."""
 
 _FLOATS = tuple(DTYPES)
@@ -65,8 +68,8 @@ class Operand:
 
     @property
     def scales(self) -> bool:
-        """It is a scale or a zero point."""
-        return self.role in ("scale_a", "scale_b", "zero_b")
+        """It is a scale, a zero point, or a weight of a row of the result: autocast leaves it wide."""
+        return self.role in ("scale_a", "scale_b", "zero_b", "weights")
 
     def legal(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         """The dtypes that it may have beside an a of ``dtype``."""
@@ -125,6 +128,16 @@ class Operation:
         """A product for each group of rows of a, or of terms of the sums: ``offs`` [G] holds where each group ends."""
         return self.operand("offs") is not None
 
+    def given(self, roles: Collection[str], *, gated: str = "") -> Operation:
+        """The row as a call with operands of these ``roles`` has it: without optional matrices that are left out. Where an index
+        ``rows`` picks rows of a, a has as many as it likes; where columns are ``gated``, half of them are gates."""
+        if not gated and all(operand.required for operand in self.matrices):
+            return self
+        operands = [x for x in self.operands if x.required or x.shape is None or x.role in roles]
+        if "rows" in roles:
+            operands = [dataclasses.replace(x, shape=("T", "K")) if x.role == "a" else x for x in operands]
+        return dataclasses.replace(self, operands=tuple(operands), out=(*self.out[:-1], "N/2") if gated else self.out)
+
     @property
     def matrices(self) -> tuple[Operand, ...]:
         """The operands whose shapes are in symbols: those that are multiplied, and what says how."""
@@ -145,7 +158,13 @@ class Operation:
         sizes: dict[str, int] = {}
         for operand in self.matrices:
             sizes.update(zip(self.symbols(operand), shapes[operand.role], strict=True))
-        return tuple(sizes[symbol] for symbol in self.out_symbols)
+        return tuple(self.extent(symbol, sizes) for symbol in self.out_symbols)
+
+    @staticmethod
+    def extent(symbol: str, sizes: Mapping[str, int]) -> int:
+        """The size that a symbol of ``out_symbols`` stands for, such as ``N`` or ``N/2``."""
+        name, _, parts = symbol.partition("/")
+        return sizes[name] // int(parts or 1)
 
     @property
     def second(self) -> str:
@@ -218,6 +237,7 @@ _INP = Operand(role="inp", like_a=True)
 _OFFS = Operand(role="offs", shape=("G",), dtypes=(torch.int32,))
 _DENSE = Result(dtypes=_FLOATS)
 _SCALE = (torch.float32,)
+_INDEX = (torch.int32, torch.int64)
 
 _ROWS = (
     Operation(
@@ -354,6 +374,33 @@ _ROWS = (
         options=("fast_accum",),
         compose=scaled_grouped,
         result=Result(dtypes=_NARROW_FLOATS, default=torch.bfloat16),
+    ),
+    Operation(
+        name="routed_grouped_mm",
+        formula="grouped_mm of rows of a that an index picks, or of gated columns: act(gates) · the other half",
+        operands=(
+            Operand(role="a", shape=("M", "K"), dtypes=_NARROW_FLOATS),
+            Operand(role="b", shape=("G", "K", "N"), like_a=True),
+            _OFFS,
+            Operand(role="rows", shape=("M",), dtypes=_INDEX, required=False),
+        ),
+        options=("gated",),
+        result=Result(dtypes=_NARROW_FLOATS),
+        compose=routed,
+    ),
+    Operation(
+        name="combined_grouped_mm",
+        formula="grouped_mm, its rows times weights added up to one row for each token",
+        operands=(
+            Operand(role="a", shape=("M", "K"), dtypes=_NARROW_FLOATS),
+            Operand(role="b", shape=("G", "K", "N"), like_a=True),
+            _OFFS,
+            Operand(role="slots", shape=("M",), dtypes=_INDEX),
+            Operand(role="weights", shape=("T", "C"), dtypes=_SCALE, like_a=True),
+        ),
+        out=("T", "N"),
+        result=Result(dtypes=_NARROW_FLOATS),
+        compose=combined,
     ),
     Operation(
         name="grouped_k_mm",

@@ -97,7 +97,7 @@ def row_classes(problem: Problem) -> tuple[RowClass, ...]:
 
     There are several only for M = 1, where an operand of one row may be one for all rows, or just have as many as the result has.
     """
-    if problem.empty:
+    if problem.empty or _by_index(problem):
         return ()
     if problem.m > 1:
         return (_class_of(problem, ()),)
@@ -110,6 +110,8 @@ def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
     Raises:
         InvalidProblemError: the result is empty; or the problem has one row, and it is open which operands follow M.
     """
+    if _by_index(problem):
+        raise InvalidProblemError(f"m: got {problem}, whose rows are picked or added up by an index: no table is made for such")
     found = row_classes(problem)
     if not found:
         raise InvalidProblemError(f"m: got {problem}, whose result is empty; expected M, N and any batch of at least 1")
@@ -123,6 +125,11 @@ def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
         return (known,)
     steps = {math.gcd(m, ALIGNED_BYTES): m for m in rows[:ALIGNED_BYTES]}
     return tuple(_class_of(with_rows(known.problem, m + ALIGNED_BYTES), ()) for _, m in sorted(steps.items()))
+
+
+def _by_index(problem: Problem) -> bool:
+    """Whether M is not the number of rows of a and of out alike."""
+    return problem.rows is not None or problem.slots is not None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..errors import InvalidProblemError
+from .compositions import GATES
 from .dtypes import FLOAT8_FNUZ, dtype_name
 from .fields import ProblemFields
 from .layout import Layout
@@ -44,10 +45,12 @@ def check(problem: ProblemFields) -> None:
     if problem.device_type not in DEVICE_TYPES:
         raise InvalidProblemError(f"device_type: got {problem.device_type!r}, expected one of {', '.join(DEVICE_TYPES)}")
     _check_presence(problem, row)
+    row = row.given([role for role, _ in problem.operands], gated=problem.gated)
     _check_matrices(problem, row)
     _check_shapes(problem, row)
     _check_blocks(problem, row)
     _check_groups(problem, row)
+    _check_routes(problem, row)
     for operand in row.operands:
         layout = getattr(problem, operand.role)
         if operand.blocks and layout is not None:
@@ -123,7 +126,7 @@ def _check_shapes(problem: ProblemFields, row: Operation) -> None:
         for symbol, size in zip(row.symbols(operand), _size(problem, operand.role), strict=True):
             if known.setdefault(symbol, size) != size:
                 raise InvalidProblemError(_misfit(problem, row))
-    expected = tuple(known[symbol] for symbol in row.out_symbols)
+    expected = tuple(row.extent(symbol, known) for symbol in row.out_symbols)
     if problem.out.size != expected:
         raise InvalidProblemError(f"{row.name}: out must have shape {list(expected)}, got {list(problem.out.size)}")
 
@@ -175,6 +178,29 @@ def _check_groups(problem: ProblemFields, row: Operation) -> None:
             f"{row.name}: got scale_b {list(scale.size)}, expected [G, S, N] with S one of {', '.join(map(str, parts))}: one "
             f"number for each column, or for each {', '.join(map(str, GROUPS))} elements along K of it"
         )
+
+
+def _check_routes(problem: ProblemFields, row: Operation) -> None:
+    """Rows that are picked, gated or added up: something of that is asked for, and can be."""
+    op, slots, weights = row.name, problem.slots, problem.weights
+    if problem.gated not in ("", *GATES):
+        raise InvalidProblemError(f"{op}: gated: got {problem.gated!r}, expected one of {', '.join(map(repr, GATES))}")
+    if problem.gated and problem.b.size[-1] % 2:
+        raise InvalidProblemError(f"{op}: got b {list(problem.b.size)}, expected an even number of columns, half of them gates")
+    if problem.rows is not None and not _dense(problem.rows):
+        raise InvalidProblemError(f"{op}: got rows {problem.rows}, expected contiguous ones; give rows.contiguous()")
+    if weights is None or slots is None:
+        return
+    tokens, each = weights.size
+    if slots.size[0] != tokens * each:
+        raise InvalidProblemError(
+            f"{op}: got slots {list(slots.size)} and weights {list(weights.size)}, expected a slot for each of "
+            f"{tokens * each} weights: T · C"
+        )
+    if not _dense(slots) or not _dense(weights):
+        raise InvalidProblemError(f"{op}: got slots {slots} and weights {weights}, expected contiguous ones")
+    if problem.epilogue is not None:
+        raise InvalidProblemError(f"{op}: takes no epilogue; apply the function to its result")
 
 
 def _check_float8_scales(problem: ProblemFields, row: Operation, scale_b: Layout) -> None:

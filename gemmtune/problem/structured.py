@@ -131,6 +131,55 @@ class StructuredConstructors:
         return cls._of(device_type, precision, op="mixed_grouped_mm", a=a, b=b, out=out, **more)
 
     @classmethod
+    def routed_grouped_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        groups: int = 8,
+        tokens: int | None = None,
+        gated: str = "",
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """``grouped_mm`` of M rows that an index picks out of an a with ``tokens`` rows (None: those of a), with N columns of out;
+        b has twice as many where they are ``gated``."""
+        a, _, _ = operand_layouts((), m if tokens is None else tokens, n, k, layout, dtype, dtype, dtype)
+        _, b, _ = operand_layouts((groups,), m, 2 * n if gated else n, k, layout, dtype, dtype, dtype)
+        out, offs = Layout.contiguous((m, n), dtype), Layout.contiguous((groups,), torch.int32)
+        rows = None if tokens is None else Layout.contiguous((m,), torch.int64)
+        more: dict[str, Any] = {"offs": offs, "rows": rows, "gated": gated}
+        return cls._of(device_type, precision, op="routed_grouped_mm", a=a, b=b, out=out, **more)
+
+    @classmethod
+    def combined_grouped_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        groups: int = 8,
+        tokens: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """``grouped_mm`` of M rows, weighted and added up to ``tokens`` rows of out (M unless given), M / tokens rows for each."""
+        a, _, _ = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        _, b, _ = operand_layouts((groups,), m, n, k, layout, dtype, dtype, dtype)
+        count = m if tokens is None else tokens
+        if count < 1 or m % count:
+            raise InvalidProblemError(f"tokens: got {count} for {m} rows, expected a number that divides them")
+        slots, weights = Layout.contiguous((m,), torch.int64), Layout.contiguous((count, m // count), torch.float32)
+        more: dict[str, Any] = {"offs": Layout.contiguous((groups,), torch.int32), "slots": slots, "weights": weights}
+        out = Layout.contiguous((count, n), dtype)
+        return cls._of(device_type, precision, op="combined_grouped_mm", a=a, b=b, out=out, **more)
+
+    @classmethod
     def scaled_grouped_mm(
         cls,
         m: int,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from ..backends.densified import dense_problem, densified
+from ..backends.routed import BY_INDEX, grouped_problem, routed
 from ..backends.table import BACKENDS, TEMPLATES, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
@@ -73,6 +74,8 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
             offers = backend.enumerate(problem, device, settings)
             choices += offers.choices
             refusals += offers.refusals
+            if problem.op in BY_INDEX and name != "aten":
+                choices += routed(problem, backend.enumerate(grouped_problem(problem), device, settings)).choices
             # torch offers the dense product itself. Where the dense matrix is made in each call, another product hardly matters.
             if problem.prepacked and problem.sparsity is not None and name != "aten":
                 choices += densified(problem, backend.enumerate(dense_problem(problem), device, settings)).choices

@@ -19,11 +19,13 @@ from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.grouped import awkward_ends
 from gemmtune.problem import Problem
 from gemmtune.problem.compositions import (
+    combined,
     grouped_by_terms,
     grouped_product,
     masked_by_terms,
     masked_product,
     masked_scaled,
+    routed,
     scaled_grouped,
     spans,
     widened,
@@ -156,6 +158,108 @@ def test_narrow_weights_have_scales_of_columns_or_of_parts_of_them(encoding: str
     assert str(explained.problem).endswith(f"scale_b[32x1] {G} groups on cpu")
 
 
+TOKENS, EACH = 9, 2
+
+
+def experts(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, weights up and down, weights of tokens, their slots in the order of experts, and where experts end."""
+    which = torch.randint(G - 1, (TOKENS, EACH), generator=torch.Generator().manual_seed(5))
+    order = which.flatten().sort(stable=True)
+    ends = torch.bincount(order.values, minlength=G).cumsum(0).int()
+    x, up, down = numbers(TOKENS, K, dtype=dtype), numbers(G, 2 * N, K, dtype=dtype).mT, numbers(G, K, N, dtype=dtype).mT
+    return x, up, down, torch.rand(TOKENS, EACH) + 0.5, order.indices, ends
+
+
+def mixture(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, slots: Tensor, ends: Tensor) -> Tensor:
+    rows = gemmtune.grouped_mm(x, up, ends, rows=slots // EACH, gated="silu")
+    return gemmtune.grouped_mm(rows, down, ends, scatter=(slots, weights))
+
+
+def mixture_by_loop(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, slots: Tensor, ends: Tensor) -> Tensor:
+    rows = torch.zeros(TOKENS, K, dtype=x.dtype)
+    for g, (begin, end) in enumerate(spans(ends.tolist(), len(slots))):
+        for slot in slots[begin:end].tolist():
+            gates, others = (x[slot // EACH] @ up[g]).chunk(2)
+            y = (torch.nn.functional.silu(gates) * others) @ down[g]
+            rows = rows.index_add(0, torch.tensor([slot // EACH]), (weights.flatten()[slot] * y).unsqueeze(0))
+    return rows
+
+
+def test_a_mixture_of_experts_is_two_calls() -> None:
+    given = experts()
+    want = mixture_by_loop(*given)
+    for _ in range(2):
+        assert close(mixture(*given), want)
+    *most, slots, ends = given
+    assert close(mixture(*most, slots.int(), ends), want)
+    narrow = experts(torch.bfloat16)
+    wide = [x.double() if x.is_floating_point() else x for x in narrow]
+    assert close(mixture(*narrow), mixture_by_loop(*wide))
+    behind = ends.clamp(max=11)  # rows behind the last expert count for nothing
+    assert close(mixture(*most, slots, behind), mixture_by_loop(*most, slots, behind))
+    relu = gemmtune.grouped_mm(given[0], given[1], ends, rows=slots // EACH, epilogue=torch.relu)
+    assert close(relu, rows_by_loop(given[0][slots // EACH], given[1], ends.tolist()).relu())
+    explained = gemmtune.explain("grouped_mm", given[0], given[1], ends, rows=slots // EACH, gated="silu")
+    assert "18x16x24 float32 nt 4 groups rows of 9 gated by silu" in str(explained)
+
+
+def test_a_mixture_of_experts_has_gradients() -> None:
+    *floats, slots, ends = experts()
+    ours, theirs = ([x.clone().requires_grad_() for x in floats] for _ in range(2))
+    g = numbers(TOKENS, K)
+    found = torch.autograd.grad(mixture(*ours, slots, ends), ours, g)
+    expected = torch.autograd.grad(mixture_by_loop(*theirs, slots, ends), theirs, g)
+    assert all(close(x, y) for x, y in zip(found, expected, strict=True))
+    x, up = ours[:2]
+    scaled = gemmtune.grouped_mm(x, up, ends, rows=slots // EACH, gated="gelu", epilogue=lambda acc: acc * 2)
+    assert scaled.requires_grad
+
+
+ROUTES: dict[str, Callable[..., Tensor]] = {
+    "right": routed,
+    "index off by one": lambda a, b, offs, rows, gated: routed(a, b, offs, (rows + 1) % len(a), gated),
+    "rows as they are": lambda a, b, offs, rows, gated: routed(a[: len(rows)].repeat(3, 1)[: len(rows)], b, offs, None, gated),
+    "index of the last row dropped": lambda a, b, offs, rows, gated: routed(a, b, offs, torch.cat([rows[:-1], rows[:1]]), gated),
+    "gates and others exchanged": lambda a, b, offs, rows, gated: routed(a, b.roll(b.shape[-1] // 2, -1), offs, rows, gated),
+    "gates and others take turns": lambda a, b, offs, rows, gated: routed(
+        a, torch.cat([b[..., ::2], b[..., 1::2]], -1), offs, rows, gated
+    ),
+    "another function": lambda a, b, offs, rows, gated: routed(a, b, offs, rows, "gelu"),
+    "no function": lambda a, b, offs, rows, gated: torch.mul(*routed(a, b, offs, rows).chunk(2, -1)),
+}
+SUMS: dict[str, Callable[..., Tensor]] = {
+    "right": combined,
+    "weights of the slot beside": lambda a, b, offs, slots, weights: combined(a, b, offs, slots, weights.flip(1)),
+    "weights dropped": lambda a, b, offs, slots, weights: combined(a, b, offs, slots, torch.ones_like(weights)),
+    "tokens and places exchanged": lambda a, b, offs, slots, weights: combined(
+        a, b, offs, slots % weights.shape[1] * len(weights) + slots // weights.shape[1], weights
+    ),
+    "rows of no group are added": lambda a, b, offs, slots, weights: combined(
+        a, b, torch.cat([offs[:-1], offs.new_full((1,), len(a))]), slots, weights
+    ),
+    "the last place dropped": lambda a, b, offs, slots, weights: combined(
+        a, b, offs, slots, torch.cat([weights[:, :-1], 0 * weights[:, :1]], 1)
+    ),
+    "sums of 16 bits": lambda a, b, offs, slots, weights: combined(a, b, offs, slots, weights).bfloat16().float(),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("picked", x) for x in ROUTES] + [("added up", x) for x in SUMS])
+def test_verification_finds_what_is_wrong_with_routes(kind: str, name: str) -> None:
+    if kind == "picked":
+        problem = Problem.routed_grouped_mm(24, 12, 40, groups=5, tokens=11, gated="silu", dtype=torch.float32, device_type="cpu")
+    else:
+        problem = Problem.combined_grouped_mm(24, 12, 40, groups=5, tokens=8, dtype=torch.float32, device_type="cpu")
+    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if "composed" in c.name]
+    mutant = ROUTES[name] if kind == "picked" else SUMS[name]
+
+    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+        out.copy_(mutant(*tensors, "silu") if kind == "picked" else mutant(*tensors))
+
+    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
+    assert (verdict.status is Status.OK) == (name == "right"), verdict
+
+
 F8 = torch.float8_e4m3fn
 SCALES = {"rows": (1, 160), "parts of columns": (2, 160), "squares": (2, 2)}
 
@@ -237,6 +341,32 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             numbers(M, 256).to(F8), numbers(G, 256, N).to(F8), torch.ones(M, 4), torch.ones(G, 4, N), offsets([M] * G)
         ),
         r"scale_a \[19, 4\] and scale_b \[4, 4, 16\], expected \[19, 1\] and \[4, 1, 16\] or \[19, 2\] and \[4, 2, 1\]",
+    ),
+    "a form without rows": (
+        lambda: gemmtune.grouped_mm(numbers(M, K), numbers(K, N), offsets([M]), gated="silu"),
+        r"rows, gated and scatter are for groups of rows, a \[M, K\] with b \[G, K, N\]",
+    ),
+    "another gate": (
+        lambda: gemmtune.grouped_mm(numbers(M, K), numbers(G, K, N), offsets([M] * G), gated="relu"),  # type: ignore[arg-type]
+        "gated: got 'relu', expected one of 'silu', 'gelu', 'gelu_tanh'",
+    ),
+    "odd columns": (
+        lambda: gemmtune.grouped_mm(numbers(M, K), numbers(G, K, 5), offsets([M] * G), gated="silu"),
+        "expected an even number of columns",
+    ),
+    "picked and added up": (
+        lambda: gemmtune.grouped_mm(
+            numbers(M, K), numbers(G, K, N), offsets([M] * G), rows=torch.arange(M), scatter=(torch.arange(M), torch.ones(M, 1))
+        ),
+        "got scatter with rows or gated",
+    ),
+    "slots": (
+        lambda: gemmtune.grouped_mm(numbers(M, K), numbers(G, K, N), offsets([M] * G), scatter=(torch.arange(M), torch.ones(4, 2))),
+        r"got slots \[19\] and weights \[4, 2\], expected a slot for each of 8 weights",
+    ),
+    "index of floats": (
+        lambda: gemmtune.grouped_mm(numbers(M, K), numbers(G, K, N), offsets([M] * G), rows=torch.ones(M)),
+        "dtype of rows: got torch.float32, expected one of int32, int64",
     ),
     "gradient": (
         lambda: gemmtune.mixed_grouped_mm(
@@ -346,6 +476,7 @@ def test_verification_finds_what_is_wrong(mutant: tuple[str, str]) -> None:
 
 def test_other_backends_refuse_what_is_not_theirs() -> None:
     makes = (Problem.grouped_mm, Problem.mixed_grouped_mm, Problem.grouped_k_mm, Problem.scaled_grouped_mm)
+    makes += (Problem.routed_grouped_mm, Problem.combined_grouped_mm)
     for make, (arch, kind) in itertools.product(makes, (("sm90", "cuda"), ("gfx942", "cuda"), ("avx512", "cpu"))):
         problem = make(16, 256, 256, device_type=kind)
         for name in BACKENDS:

@@ -31,6 +31,14 @@ PROBLEMS = {
     "fp8-blocks-unaligned": Problem.scaled_grouped_mm(
         33, 136, 272, groups=3, scales="block_1x128", layout="nn", out_dtype=torch.float32, device_type="cuda"
     ),
+    "picked-few": Problem.routed_grouped_mm(64, 384, 512, groups=16, tokens=8, gated="silu", device_type="cuda"),
+    "picked-many": Problem.routed_grouped_mm(1000, 256, 320, groups=5, tokens=500, gated="gelu_tanh", device_type="cuda"),
+    "gated-row-major-weights": Problem.routed_grouped_mm(
+        300, 128, 256, groups=4, gated="silu", dtype=torch.float16, layout="nn", device_type="cuda"
+    ),
+    "picked-fp32": Problem.routed_grouped_mm(65, 33, 47, groups=4, tokens=20, dtype=torch.float32, device_type="cuda"),
+    "added-up-few": Problem.combined_grouped_mm(64, 512, 384, groups=16, tokens=8, device_type="cuda"),
+    "added-up-many": Problem.combined_grouped_mm(1000, 320, 256, groups=5, tokens=250, device_type="cuda"),
     "bf16-terms": Problem.grouped_k_mm(256, 384, 700, groups=6, device_type="cuda"),
     "fp16-terms-row-major": Problem.grouped_k_mm(100, 136, 320, groups=4, dtype=torch.float16, layout="nn", device_type="cuda"),
 }

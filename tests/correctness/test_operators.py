@@ -52,6 +52,14 @@ def arguments(name: str, *, grad: bool) -> tuple[tuple[torch.Tensor, ...], dict[
         "grouped_mm": ((narrow, floats(3, 6, 5, grad=grad, dtype=torch.float32), groups), {}),
         "grouped_k_mm": ((narrow.mT, floats(4, 5, grad=grad, dtype=torch.float32), groups), {}),
     }
+    picked = torch.tensor([3, 0, 0, 1])
+    cases |= {
+        "routed_grouped_mm": ((narrow.detach(), floats(3, 6, 10, dtype=torch.float32), groups, picked), {"gated": "silu"}),
+        "combined_grouped_mm": (
+            (narrow.detach(), floats(3, 6, 5, dtype=torch.float32), groups, torch.tensor([3, 0, 2, 1]), torch.rand(2, 2)),
+            {},
+        ),
+    }
     weights, scales = integers(6, 5).repeat(3, 1, 1), positive.detach().repeat(3, 1, 1)
     cases["scaled_grouped_mm"] = (
         (floats(4, 6).to(F8), floats(3, 6, 5).to(F8), torch.rand(4, 1) + 0.5, scales, groups),
@@ -65,6 +73,9 @@ def call(name: str, tensors: tuple[torch.Tensor, ...], words: dict[str, object],
     """The public function called with the arguments of the operator."""
     keywords = {"mixed_mm": ("scale_b", "zero_b"), "scaled_mm": ("bias",)}.get(name, ())
     count = len(tensors) - len(keywords)
+    if name in ("routed_grouped_mm", "combined_grouped_mm"):
+        index = {"rows": tensors[3]} if name.startswith("routed") else {"scatter": tensors[3:]}
+        return gemmtune.grouped_mm(*tensors[:3], **index, **words, **more)
     return getattr(gemmtune, "grouped_mm" if name == "grouped_k_mm" else name)(
         *tensors[:count], **dict(zip(keywords, tensors[count:], strict=True)), **words, **more
     )

@@ -48,6 +48,21 @@ VERIFIED = {
         Problem.scaled_grouped_mm(20, 24, 160, groups=3, scales="block_1x128", out_dtype=torch.float32, device_type="cpu"),
         SWAPPED,
     ),
+    "picked-rows": (Problem.routed_grouped_mm(37, 24, 40, groups=5, tokens=19, **HALF), SMALL),
+    "picked-rows-gated-swapped": (
+        Problem.routed_grouped_mm(21, 24, 64, groups=3, tokens=7, gated="silu", device_type="cpu"),
+        SWAPPED,
+    ),
+    "gated-row-major-weights": (
+        Problem.routed_grouped_mm(20, 20, 32, groups=3, gated="gelu", layout="nn", dtype=torch.float32, device_type="cpu"),
+        SMALL,
+    ),
+    "gated-descriptors": (
+        Problem.routed_grouped_mm(20, 24, 32, groups=3, gated="gelu_tanh", layout="nn", **HALF),
+        replace(SWAPPED, swap=False),
+    ),
+    "added-up": (Problem.combined_grouped_mm(36, 24, 40, groups=5, tokens=12, **HALF), SMALL),
+    "added-up-swapped": (Problem.combined_grouped_mm(36, 24, 64, groups=5, tokens=18, device_type="cpu"), SWAPPED),
     "terms-fp16": (Problem.grouped_k_mm(24, 20, 40, groups=4, **HALF), SMALL),
     "terms-fp32-one-group": (
         Problem.grouped_k_mm(17, 20, 24, groups=1, layout="nt", dtype=torch.float32, device_type="cpu"),
@@ -56,7 +71,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.parametrize("name", rotated(list(VERIFIED), 3, "grouped"))
+@pytest.mark.parametrize("name", rotated(list(VERIFIED), 5, "grouped"))
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
     problem, config = VERIFIED[name]
     [verdict] = interpreted(triton_jobs.verdicts, problem, [config], family=triton_jobs.grouped)
@@ -107,7 +122,7 @@ def test_what_descriptors_cannot_do_is_refused() -> None:
     refused = {
         "does not divide K = 2880": Problem.grouped_mm(64, 64, 2880 - 32, groups=4, layout="nn", device_type="cuda"),
         "groups dense": Problem.grouped_mm(64, 63, 65, groups=4, device_type="cuda"),
-        "operands of 16 bits": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
+        "operands of 8 or 16 bits": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
         "are for groups of rows": Problem.grouped_k_mm(64, 64, 64, groups=4, device_type="cuda"),
     }
     for reason, problem in refused.items():

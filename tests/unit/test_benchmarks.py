@@ -72,7 +72,8 @@ def test_entries_are_filtered_and_skips_are_told(script, shapes):
     ]
     assert skipped == [
         "skipped three: scatter_mm is not an operation of this version, which has mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, "
-        "int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, mixed_grouped_mm, scaled_grouped_mm, grouped_k_mm"
+        "int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, mixed_grouped_mm, scaled_grouped_mm, "
+        "routed_grouped_mm, combined_grouped_mm, grouped_k_mm"
     ]
     assert [e.name for e in script("entries").read_entries(shapes, "cpu", "^o")[0]] == ["one"]
     with pytest.raises(click.ClickException, match="leave no shape"):

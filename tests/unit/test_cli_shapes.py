@@ -120,7 +120,7 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
     assert [str(s) for s in skipped] == [
         f"skipped {path}: entry 1 (bsr): scatter_mm is not an operation of this version, which has mm, addmm, bmm, baddbmm, "
         "mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, mixed_grouped_mm, "
-        "scaled_grouped_mm, grouped_k_mm",
+        "scaled_grouped_mm, routed_grouped_mm, combined_grouped_mm, grouped_k_mm",
         f"skipped {path}: entry 2 (a): tf32 is a precision of GPUs; use --device cuda, or float32",
     ]
     assert len(problems_of_file(path, CUDA)[0]) == 2
@@ -136,7 +136,8 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
          'int8, float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz'),
         ({**ENTRY, "layout": ["n"]}, 'entry 2 (a): layout: got ["n"], expected one of nn, nt, tn, tt'),
         ({**ENTRY, "op": "nn"}, 'entry 2 (a): op: got "nn", expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, '
-         'int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, mixed_grouped_mm, scaled_grouped_mm, grouped_k_mm'),
+         'int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, mixed_grouped_mm, scaled_grouped_mm, '
+         'routed_grouped_mm, combined_grouped_mm, grouped_k_mm'),
         ({**ENTRY, "op": "mixed_mm", "b_dtype": "int4"}, 'entry 2 (a): b_dtype: got "int4", expected one of int8, uint8, '
          'float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz; four bits are an encoding, int4 or uint4'),
         ({"n": 1, "k": 1}, "entry 2: m: missing, expected a whole number"),
@@ -144,7 +145,7 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({**ENTRY, "layuot": "nt"},
          "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, k2, dtype, layout, bias, alpha, beta, "
          "prepacked, dtype_b, b_dtype, encoding, scales, zeros, scale_dtype, out_dtype, fast_accum, block, density, groups, "
-         "imbalance, pattern"),
+         "gated, tokens, imbalance, pattern"),
         (7, "entry 2: got 7, expected an object with m, n and k"),
     ],
     ids=["text", "negative", "bool", "dtype", "layout", "op", "dtype_b", "missing", "bmm-without-batch", "unknown-field",

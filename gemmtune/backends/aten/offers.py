@@ -19,6 +19,7 @@ from ...problem import Problem
 from ...problem.dtypes import accumulator_dtype, dtype_name
 from ..by_parts import why_not_parts
 from ..densified import DensifiedChoice, dense_problem
+from ..routed import BY_INDEX, RoutedChoice, grouped_problem
 from ..scaling import has_plain_bias, mode_of
 from . import blocks, dense, grouped, int8, parts, scaled
 from .dense import gemm_dtype
@@ -85,6 +86,8 @@ def offers(problem: Problem, device: DeviceInfo) -> Offers:
     """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
     if problem.sparsity is not None:
         return _blocks(problem, device)
+    if problem.op in BY_INDEX:
+        return _routed(problem, device)
     if problem.groups:
         return _grouped(problem, device)
     if problem.c is not None:
@@ -143,6 +146,12 @@ def _grouped(problem: Problem, device: DeviceInfo) -> Offers:
     made, reason = grouped.choices(problem, device)
     refused = () if reason is None else (Refusal(name=f"{NAME}:{grouped.native_name(problem)}", reason=reason),)
     return Offers(choices=tuple(made), refusals=refused)
+
+
+def _routed(problem: Problem, device: DeviceInfo) -> Offers:
+    plain = _grouped(grouped_problem(problem), device)
+    choices = [RoutedChoice.around(problem, choice, baseline=choice.baseline) for choice in plain.choices]
+    return Offers(choices=tuple(choices), refusals=plain.refusals)
 
 
 def _int_mm(problem: Problem) -> Offers:

@@ -109,9 +109,10 @@ def shaped(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
     out = (problem.batch, problem.m, problem.n)
     matrices = problem.groups if problem.groups and len(problem.b.size) == 3 else problem.batch
     layouts = {
-        "a": (problem.a, (problem.batch, problem.m, problem.k)),
-        "b": (problem.b, (matrices, problem.b.size[-2], problem.n)),
-        "out": (problem.out, out),
+        "a": (problem.a, (problem.batch, problem.a.size[-2], problem.k)),
+        "b": (problem.b, (matrices, problem.b.size[-2], problem.b.size[-1])),
+        # Rows that are added up lie in a workspace before.
+        "out": (problem.out if problem.weights is None else Layout.contiguous((problem.m, problem.n), problem.dtype), out),
     }
     if problem.c is not None and problem.d is not None:
         layouts["c"] = (problem.c, (1, problem.m, problem.k2))

@@ -219,10 +219,17 @@ class Writer:
         return self.spec.quantized is not None and bool(self.spec.quantized.encoding)
 
     def store_output(
-        self, indices: tuple[str, str, str], value: str, mask: str, *, indent: int, at: tuple[str, str] = ("", "")
+        self,
+        indices: tuple[str, str, str],
+        value: str,
+        mask: str,
+        *,
+        indent: int,
+        at: tuple[str, str] = ("", ""),
+        places: str = "",
     ) -> str:
         """alpha, beta, epilogue, one rounding to the output dtype, and the store. ``indices`` name batch, rows and columns, ``at``
-        the first row and column for an output that has a descriptor."""
+        the first row and column for an output that has a descriptor, ``places`` the rows of the output where these are others."""
         batch, rows, cols = indices
         spec = self.spec
         acc = TRITON_DTYPES[spec.accumulator]
@@ -248,7 +255,7 @@ class Writer:
         if "out" in self.described:
             lines.append(f"out_desc.store([{', '.join(at)}], {result})")
             return textwrap.indent("\n".join(lines), " " * indent).lstrip()
-        terms = self._terms("out", (f"{rows}[:, None]", f"{cols}[None, :]"))
+        terms = self._terms("out", (f"{places or rows}[:, None]", f"{cols}[None, :]"))
         lines.append(f"out_base = {self._matrix('out', batch)}")
         address = " + ".join(["out_base", *terms])
         shape = f" + tl.zeros(({spec.block_m}, {spec.block_n}), dtype=tl.int32)" if len(terms) < 2 else ""

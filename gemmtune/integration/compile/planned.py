@@ -173,7 +173,7 @@ def _empty(tensors: Sequence[Tensor], problem: str, **_: object) -> Tensor:
 def out_size(problem: Problem, shapes: Sequence[Sequence[Any]]) -> list[Any]:
     """The size of the result for tensors of these shapes, which may be symbols."""
     given = {role: shape for (role, _), shape in zip(problem.operands, shapes, strict=False)}
-    return list(problem.operation.out_size(given))
+    return list(problem.operation.given(given, gated=problem.gated).out_size(given))
 
 
 for _device in ("CPU", "CUDA"):

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from ....choice import Claims, Kernel, Scalars, Tensors
 from ....device import DeviceInfo
-from ....problem import Problem
+from ....numerics.routed import gate_of
+from ....problem import Epilogue, Layout, Problem
 from ..artifact import Expected, instruction
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
@@ -27,11 +29,12 @@ LEAST_GROUPS_BLOCK = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGeometry(Geometry):
     """``groups`` is the number of groups, ``scale_rows`` how many scales a column of one has, ``scale_size`` how many its matrix
-    has."""
+    has, ``tokens`` the rows of a."""
 
     groups: int = 0
     scale_rows: int = 1
     scale_size: int = 1
+    tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,11 @@ class RowsChoice(KernelChoice):
         programs = min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident)
         size = 1 if problem.scale_b is None else problem.scale_b.numel // problem.groups
         return GroupedGeometry(
-            **(where | {"programs": programs}), groups=problem.groups, scale_rows=scale_rows_of(problem), scale_size=size
+            **(where | {"programs": programs}),
+            groups=problem.groups,
+            scale_rows=scale_rows_of(problem),
+            scale_size=size,
+            tokens=problem.a.size[0],
         )
 
     @classmethod
@@ -70,6 +77,10 @@ class RowsChoice(KernelChoice):
             "b_turned": turned(problem.b),
             "swap": config.swap,
             "flatten": config.flatten,
+            "rows_type": index_type(problem.rows),
+            "slots_type": index_type(problem.slots),
+            "weights_type": TRITON_DTYPES[problem.weights.dtype] if problem.weights is not None else "",
+            "gate": Epilogue(nodes=gate_of(problem.gated).nodes) if problem.gated else None,
             "widen": problem.widens_b,
             "packed": bool(problem.encoding),
             "signed": problem.encoding == "int4",
@@ -83,7 +94,8 @@ class RowsChoice(KernelChoice):
     def blocks(self) -> Blocks:
         """Blocks of a and b, where they come through descriptors."""
         assert isinstance(self.config, GroupedConfig)
-        return operand_blocks(self.problem, self.config) if self.config.described else {}
+        blocks = operand_blocks(self.problem, self.config) if self.config.described else {}
+        return {name: block for name, block in blocks.items() if name == "b" or self.problem.rows is None}
 
     def expected(self, device: DeviceInfo) -> Expected:
         """That it fits, and on HIP the instruction: the predicate is that of the dense template, of which this is no instance."""
@@ -93,6 +105,31 @@ class RowsChoice(KernelChoice):
     def batch_invariant(self) -> bool:
         """Not claimed: how many rows a group has is data."""
         return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinedChoice(RowsChoice):
+    """Rows are weighted where they are stored, each in its own place, and added up for each token afterwards, in a fixed order."""
+
+    family = "grouped_combined"
+
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """Weighted rows are rounded before they are added up."""
+        return dataclasses.replace(super().claimed(problem, where), partials=problem.dtype)
+
+    def bind(self, loaded: tuple[Any, ...]) -> Kernel:
+        """The kernel into memory that each call takes from torch's allocator, and torch's sum."""
+        product, problem = super().bind(loaded).run, self.problem
+        assert problem.weights is not None
+        size, shape = (problem.m, problem.n), (*problem.weights.size, problem.n)
+
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            rows = torch.empty(size, dtype=problem.dtype, device=out.device)
+            product(rows, tensors, scalars)
+            torch.sum(rows.view(shape), dim=1, out=out)
+
+        return Kernel(run=run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +153,11 @@ class TermsChoice(KernelChoice):
     def batch_invariant(self) -> bool:
         """Not claimed, as for groups of rows."""
         return False
+
+
+def index_type(index: Layout | None) -> str:
+    """The type of the numbers of an index in a kernel; empty where there is none."""
+    return "" if index is None else "tl.int64" if index.dtype == torch.int64 else "tl.int32"
 
 
 def _expected(problem: Problem, device: DeviceInfo, config: Config) -> Expected:

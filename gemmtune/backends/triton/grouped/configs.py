@@ -52,6 +52,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) 
         return f"scale_b {problem.scale_b}: places in it do not fit 32 bits"
     if config.described:
         return why_not_described(problem, device, config)
+    config = multiplied(problem, config)
     turned_round = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
     return Predicate(problem, device).check(config) or (
         None if turned_round is config else _why_not_swapped(problem, device, turned_round)
@@ -76,7 +77,7 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
     if problem.encoding:
         return "packed weights are read as bytes"
     whole = stacked(problem.b)
-    if whole is None or not describable(whole) or not describable(problem.a):
+    if whole is None or not describable(whole) or not (describable(problem.a) or problem.rows is not None):
         return f"a {problem.a}, b {problem.b}: rows or columns must be contiguous, aligned, and groups dense"
     if not turned(problem.b) and problem.k % config.block_k:
         return f"block_k {config.block_k}: does not divide K = {problem.k}, behind which the next group's matrix begins"
@@ -84,6 +85,7 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
         return f"b {problem.b}: places in it do not fit 32 bits"
     if device.type == "cpu":
         return None
+    config = multiplied(problem, config)
     need, sums = persistent_resources(problem, device, config), config.block_m * config.block_n // (32 * config.warps)
     step = Predicate(problem, device).step_registers(config, "warp_group", sums)
     return why_too_large(replace(need, registers=need.registers + step), device)
@@ -106,6 +108,11 @@ def scale_rows_of(problem: Problem) -> int:
 def scale_group_of(problem: Problem) -> int:
     """Elements along K of a column of narrow integers that share a scale; 0 where a column has one."""
     return problem.k // scale_rows_of(problem) if problem.widens_b and scale_rows_of(problem) > 1 else 0
+
+
+def multiplied(problem: Problem, config: GroupedConfig) -> GroupedConfig:
+    """The tile as it is multiplied: with as many gates as other columns."""
+    return replace(config, block_n=2 * config.block_n) if problem.gated else config
 
 
 def most_tiles(problem: Problem, config: Config) -> int:

@@ -18,8 +18,8 @@ from ..build import KernelChoice
 from ..legality import LEAST_BLOCK, Predicate
 from ..persistent import BARRIER_BYTES
 from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
-from .choice import RowsChoice, TermsChoice
-from .configs import GroupedConfig, why_not_config
+from .choice import CombinedChoice, RowsChoice, TermsChoice
+from .configs import GroupedConfig, multiplied, why_not_config
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 STAGES = (3, 4, 5)
@@ -38,7 +38,8 @@ INTERPRETED = (
 
 def grouped_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
     """The kernels for a grouped problem that a search tries, the best by the model first."""
-    family: type[KernelChoice] = TermsChoice if problem.divides_terms else RowsChoice
+    rows = RowsChoice if problem.weights is None else CombinedChoice
+    family: type[KernelChoice] = TermsChoice if problem.divides_terms else rows
     if problem.k == 0:
         return Offers(refusals=(Refusal(name=f"triton:{family.family}", reason="nothing is multiplied"),))
     configs = ranked(problem, device) if device.type != "cpu" else _interpreted(problem, device)
@@ -80,12 +81,13 @@ def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
     tiles = used * math.ceil((problem.m if problem.divides_terms else share) / config.block_m) * tiles_n
     per_sm = tiles / device.sm_count
     waves = math.ceil(per_sm) if per_sm < 2 * config.resident else per_sm
-    looked = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
+    wide = multiplied(problem, config)
+    looked = replace(wide, block_m=wide.block_n, block_n=wide.block_m) if config.swap else wide
     step_us = loop_step_us(predicate, looked) * (0.9 if config.described else 1.0)
     # What is on its way at a time has to cover the latency of memory.
     inflight = config.resident * (config.stages - 1) * (config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize
     hidden = min(1.0, inflight / 65536)
-    read = used * problem.n * problem.k if not problem.divides_terms else problem.batch * problem.m * problem.n
+    read = used * problem.b.size[-1] * problem.k if not problem.divides_terms else problem.batch * problem.m * problem.n
     memory_us = 1e-3 * predicate.number_bytes[1] * read / (predicate.arch.dram_gbps * device.sm_count * max(hidden, 0.1))
     tile_us = math.ceil(k / config.block_k) * step_us + 0.5
     return LAUNCH_US + max(waves * tile_us, memory_us) + 0.01 * waves * tile_us
@@ -98,7 +100,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[GroupedConfig]:
     rows = problem.m if problem.divides_terms else -(-problem.m // problem.groups)
     blocks_m = [block for block in BLOCKS_M if block == LEAST_BLOCK or block < 4 * rows]
     for block_m, block_n, block_k, stages in itertools.product(blocks_m, BLOCKS_N, BLOCKS_K, STAGES):
-        elements = block_m * block_n
+        elements = block_m * block_n * (2 if problem.gated else 1)
         if elements > MOST_ELEMENTS:
             continue
         warps = 8 if elements >= 128 * 128 else 4
@@ -109,7 +111,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[GroupedConfig]:
         swaps = (True,) if warp_groups and block_m < WARP_GROUP_ROWS <= block_n else (False,)
         for swap, described in itertools.product(swaps, (True, False) if warp_groups else (False,)):
             config = replace(plain, swap=swap, described=described)
-            yield replace(config, resident=_resident(problem, device, config))
+            yield replace(config, resident=_resident(problem, device, multiplied(problem, config)))
             if described and not swap and elements >= 128 * 128:
                 yield replace(config, flatten=True)
 
