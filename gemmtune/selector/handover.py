@@ -107,7 +107,7 @@ def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] 
 def spread(anchors: Sequence[int], apart: float) -> list[int]:
     """The anchors at which everything competes: both ends, and between them powers of two by about the factor ``apart``."""
     first, last = anchors[0], anchors[-1]
-    inner = [m for m in anchors if m & (m - 1) == 0] or list(anchors)
+    inner = [m for m in anchors if m.bit_count() == 1] or list(anchors)
     count = math.ceil(math.log(last / first) / math.log(apart)) if apart > 1 else len(anchors)
     if count >= len(anchors):
         return list(anchors)

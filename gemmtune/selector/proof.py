@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 
@@ -59,24 +60,20 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
     while power <= rows[-1]:
         asked |= {m for m in (power - 1, power, power + 1, power + 2, power + 4, power + 8) if m in rows}
         power *= 2
-    found: list[Choice] = []
-    before: int | None = None
-    for m in sorted(asked):
-        here = at(m)
-        if here is None:
+    known = [(m, here) for m in sorted(asked) if (here := at(m)) is not None]
+    found = [here for _, here in known[:1]]
+    for (before, _), (m, there) in itertools.pairwise(known):
+        if there.compile_key == found[-1].compile_key:
             continue
-        if found and here.compile_key != found[-1].compile_key and before is not None:
-            low, high = before, m
-            while high - low > 1:
-                middle = (low + high) // 2
-                between = at(middle)
-                if between is None or between.compile_key == found[-1].compile_key:
-                    low = middle
-                else:
-                    high, here = middle, between
-        if not found or here.compile_key != found[-1].compile_key:
-            found.append(here)
-        before = m
+        low, high, here = before, m, there
+        while high - low > 1:
+            middle = (low + high) // 2
+            between = at(middle)
+            if between is None or between.compile_key == found[-1].compile_key:
+                low = middle
+            else:
+                high, here = middle, between
+        found.append(here)
     return found
 
 

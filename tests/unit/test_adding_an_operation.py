@@ -95,7 +95,7 @@ print("told:" + json.dumps(told))
 def use_of_a_copy(folder: Path) -> dict[str, Any]:
     """The recipe's steps on a copy of the package, and what the program found out there."""
     package = folder / "gemmtune"
-    shutil.copytree(Path(gemmtune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(gemmtune.__file__).parent, package)  # with what Python has compiled already
     for name, changes in STEPS.items():
         text = (package / name).read_text()
         for old, new in changes:

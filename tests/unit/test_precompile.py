@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -41,6 +42,15 @@ def test_one_compilation_for_each_distinct_key(tmp_path: Path) -> None:
     assert os.getpid() not in pids
     assert len(pids) <= 2
     assert seen == [(done, 4) for done in range(5)]
+
+
+def test_a_compiler_lives_for_the_next_compilation(tmp_path: Path) -> None:
+    pids = set()
+    for name in "ab":
+        path = tmp_path / name
+        assert precompile([fake(name, artifact=str(path))], dataclasses.replace(SETTINGS, compile_threads=1)) == {}
+        pids.add(path.read_text().split()[0])
+    assert len(pids) == 1
 
 
 def test_compilers_see_no_gpu(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def test_each_kernel_of_an_interval_comes_once_at_its_first_m() -> None:
     assert [(c.compile_key, c.problem.m) for c in kernels] == [
         ("kernel 0", 5), ("kernel 1", 10), ("kernel 2", 20), ("kernel 3", 30),
     ]  # fmt: skip
+    firsts = [c.problem.m for c in kernels_of(stepped(kernel_rows=300), range(1, 2001), EVERY, CPU)]
+    assert firsts == [1, 300, 600, 1024, 1200, 1954], "exactly where one seen is the first other than the one before"
     assert [c.problem.m for c in kernels_of(stepped(kernel_rows=10), range(5, 31), TWOS, CPU)] == [6, 10, 22, 30]
     assert [c.problem.m for c in kernels_of(stepped(legal=frozenset({7})), range(5, 31), EVERY, CPU)] == [7]
 
@@ -287,6 +289,11 @@ def test_one_choice_for_all_is_the_fastest_that_is_legal_and_seen_to_be_invarian
     assert timed == [(8, ("a", "b", "c", "d", "e", "f"))], "where not all of the six were timed, they are"
     assert compared == ["a", "b"]
     assert work.wrong == {"a": "row 3 differs"}
+    timed.clear()
+    one_for_all(work_of({2: {"b": 1.0, "c": 2.0}, 8: {"c": 1.0}}))
+    assert timed == [(8, ("c", "b"))]
+    one_for_all(work_of({2: {"b": 1.0, "varying": 2.0}, 8: {"varying": 1.0}}, varying=stepped("varying", invariant=False)))
+    assert timed == [(8, ("c", "b"))], "one alone is compared with nothing"
     monkeypatch.setattr(invariant, "_why_not", lambda *_: "none is")
     with pytest.raises(NoValidChoicesError) as error:
         one_for_all(work_of({2: {"varying": 1.0, "b": 2.0}}, varying=stepped("varying", invariant=False)))
