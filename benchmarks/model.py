@@ -2,6 +2,7 @@
 
     python benchmarks/model.py --model llama-3-8b --layers 8 --batch 1,16,64 --prefill 512,2048 --json model.json
     python benchmarks/model.py --model llama-3-8b --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
+    python benchmarks/model.py --model vit-b-16 --layers 12 --batch 1,16 --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
     python benchmarks/model.py --model tiny --device cpu --batch 1,4 --prefill 16 --ways eager,compile,optimize+compile
 
 Weights are random. A decoding step reads a static cache of 512 positions. On a GPU each way's step is captured in a CUDA graph, and
@@ -102,7 +103,9 @@ def _blocks(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.command()
 @click.option("--model", "name", type=click.Choice(list(MODELS)), default="llama-3-8b", show_default=True)
 @click.option("--layers", type=click.IntRange(min=1), default=8, show_default=True, help="Layers of the model that are built.")
-@click.option("--batch", default="1,16,64", callback=_numbers, show_default=True, help="Sequences of a decoding step.")
+@click.option(
+    "--batch", default="1,16,64", callback=_numbers, show_default=True, help="Sequences of a decoding step; images of a step."
+)
 @click.option("--prefill", default="512,2048", callback=_numbers, show_default=True, help="Tokens of a prompt.")
 @click.option("--train", default="", callback=_numbers, help="Tokens of a training step of one block, forward and backward.")
 @click.option("--ways", default="eager,compile,optimize,optimize+compile", callback=_words(list(WAYS)), show_default=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticCache
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticCache, ViTConfig, ViTForImageClassification
 
-__all__ = ["MODELS", "SCENARIOS", "Kind", "Scenario", "build_model", "scenarios"]
+__all__ = ["MODELS", "SCENARIOS", "Kind", "Scenario", "body_of", "build_model", "scenarios"]
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama-3-8b": {
@@ -22,6 +22,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
         "max_position_embeddings": 8192,
     },
+    "vit-b-16": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "image_size": 224, "patch_size": 16},
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 192,
@@ -30,8 +31,9 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 256,
         "max_position_embeddings": 1024,
     },
+    "tiny-vit": {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "image_size": 32, "patch_size": 8},
 }
-"""The configurations as published; ``tiny`` is for machines without a GPU. Each has as many layers as asked."""
+"""The configurations as published; tiny ones are for machines without a GPU. Each has as many layers as asked."""
 
 POSITIONS, BEGIN = 512, 256
 """Positions of the static cache, and those that are filled before the steps that are timed."""
@@ -46,18 +48,21 @@ class Kind:
     layers: int | None = None
 
 
-SCENARIOS: Mapping[str, Kind] = {"decode": Kind(), "prefill": Kind(), "train": Kind(layers=1)}
+SCENARIOS: Mapping[str, Kind] = {"decode": Kind(), "prefill": Kind(), "train": Kind(layers=1), "images": Kind()}
 
 
 def build_model(config: Mapping[str, Any], layers: int, device: torch.device) -> PreTrainedModel:
-    """A Llama in bfloat16 with random weights."""
+    """A Llama in bfloat16 with random weights, or a vision transformer where the configuration has an ``image_size``."""
     torch.manual_seed(0)
-    made = LlamaConfig(num_hidden_layers=layers, tie_word_embeddings=False, attn_implementation="sdpa", **config)
+    words = {"num_hidden_layers": layers, "attn_implementation": "sdpa", **config}
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(device):
-            model = LlamaForCausalLM(made)
+            if "image_size" in config:
+                model: PreTrainedModel = ViTForImageClassification(ViTConfig(num_labels=1000, **words))
+            else:
+                model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **words))
     finally:
         torch.set_default_dtype(default)
     with torch.no_grad():
@@ -65,6 +70,12 @@ def build_model(config: Mapping[str, Any], layers: int, device: torch.device) ->
             if parameter.dim() > 1:
                 parameter.normal_(std=STD)
     return model.eval()
+
+
+def body_of(model: PreTrainedModel) -> torch.nn.Module:
+    """The model without its head."""
+    body: torch.nn.Module = getattr(model, model.base_model_prefix)
+    return body
 
 
 @dataclass(kw_only=True)
@@ -81,8 +92,8 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """``decode-16``: sequences of a decoding step; ``prefill-512``, ``train-4096``: tokens of a sequence."""
-        return f"{self.kind}-{self.batch if self.kind == 'decode' else self.length}"
+        """``decode-16``, ``images-8``: sequences or images of a step; ``prefill-512``, ``train-4096``: tokens of a sequence."""
+        return f"{self.kind}-{self.batch if self.kind in ('decode', 'images') else self.length}"
 
     @property
     def tokens(self) -> int:
@@ -111,6 +122,9 @@ class Scenario:
     def arguments(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
         """What a step gives to the model's forward."""
         torch.manual_seed(1)
+        if self.kind == "images":
+            side, dtype = self.config["image_size"], next(model.parameters()).dtype
+            return {"pixel_values": torch.randn(self.batch, 3, side, side, device=device).to(dtype)}
         ids = torch.randint(0, self.config["vocab_size"], (self.batch, self.length), device=device)
         if self.kind != "decode":
             return {"input_ids": ids, "use_cache": False}
@@ -166,9 +180,13 @@ class Scenario:
 def scenarios(
     config: Mapping[str, Any], batches: Sequence[int], prompts: Sequence[int], trained: Sequence[int]
 ) -> Iterable[Scenario]:
-    """Decoding steps, prompts and training steps, in this order."""
+    """Decoding steps, prompts and training steps, in this order; of a vision transformer batches of images."""
     for batch in batches:
+        if "image_size" in config:
+            positions = (config["image_size"] // config["patch_size"]) ** 2 + 1
+            yield Scenario(kind="images", batch=batch, length=positions, config=config)
+            continue
         yield Scenario(kind="decode", batch=batch, length=1, config=config)
-    for kind, lengths in (("prefill", prompts), ("train", trained)):
+    for kind, lengths in (("prefill", prompts), ("train", trained)) if "image_size" not in config else ():
         for length in lengths:
             yield Scenario(kind=kind, batch=1, length=length, config=config)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from model_steps import Scenario
+from model_steps import Scenario, body_of
 from transformers import PreTrainedModel
 
 import gemmtune
@@ -62,7 +62,7 @@ class Blocks:
 
     def sparsify_(self, model: PreTrainedModel) -> None:
         """Make the weights sparse_bsr tensors."""
-        gemmtune.sparsify_(model.model, block=self.side, density=self.density)
+        gemmtune.sparsify_(body_of(model), block=self.side, density=self.density)
 
 
 class BlockLinear(torch.nn.Module):

@@ -295,3 +295,22 @@ def test_a_band_has_as_many_blocks_in_each_row(script):
     assert torch.equal(weight.to_dense().reshape(4, 8, 6, 8).abs().sum(dim=(1, 3)) > 0, mask)
     with pytest.raises(RuntimeError, match="expected a block-sparse product, got mm"):
         script("patterns").banded_operands(Problem.mm(2, 4, 8, device_type="cpu"), detect("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+def test_a_vision_transformer_is_made_sparse_and_stepped(script):
+    pytest.importorskip("transformers", reason="the models are those of transformers")
+    steps, ways, cpu = script("model_steps"), script("model_ways"), torch.device("cpu")
+    config = steps.MODELS["tiny-vit"]
+    [scenario] = steps.scenarios(config, (2,), (512,), (64,))
+    assert (scenario.name, scenario.tokens) == ("images-2", 34)
+    model = steps.build_model(config, 1, cpu)
+    ways.Blocks.parse("16:0.25").sparsify_(model)
+    sparse = [x for x in model.modules() if isinstance(x, torch.nn.Linear) and x.weight.layout is torch.sparse_bsr]
+    assert len(sparse) == 6
+    assert {len(x.weight.values()) for x in sparse} == {4, 12}
+    for layer in sparse:
+        layer.weight = torch.nn.Parameter(layer.weight.detach().to_dense())
+    logits = scenario.step(model, cpu, torch.float32)
+    assert logits.shape == (2, 1000)
+    assert logits.isfinite().all()
