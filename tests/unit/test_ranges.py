@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from gemmtune.dispatch.plan import forget_plans, plan_for
 from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
-from gemmtune.selector import session
+from gemmtune.selector import ranges, session
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
@@ -196,6 +196,22 @@ def test_who_waits_is_told_how_far_it_is(backend: RowedBackend):
         *(("anchors between", i, len(between)) for i in range(len(between) + 1)),
         ("hand-overs", 0, 1), ("prove", 0, 2), ("prove", 2, 2),
     ]  # fmt: skip
+
+
+def test_one_choice_alone_is_compared_with_nothing_and_a_cpu_compiles_when_it_measures(
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    ahead: list[int] = []
+
+    class Spy(ranges.Compilation):
+        def __init__(self, choices: Iterable[Choice], settings: Settings) -> None:
+            ahead.append(len(list(choices)))
+            super().__init__((), settings)
+
+    monkeypatch.setattr(ranges, "Compilation", Spy)
+    backend.kinds = ("torch",)
+    assert sorted(tuned().times) == [1, 8, 64], "nothing between what is tuned"
+    assert ahead == [0], "compilers would disturb what is measured"
 
 
 def test_the_second_time_it_comes_from_the_store(backend: RowedBackend):

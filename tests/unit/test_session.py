@@ -189,6 +189,48 @@ def test_rank_leaves_out_what_fails(settings: Settings, caplog: pytest.LogCaptur
     assert "fake:fail failed in the final rounds" in caplog.text
 
 
+def test_choices_for_fewer_rows_are_proved_by_the_operands_of_all(session: Session | RemoteSession) -> None:
+    some = Problem.mm(5, 48, 32, dtype=torch.float32, device_type="cpu")
+    for run, status in (("multiply", Status.OK), ("wrong", Status.WRONG_RESULT), ("fail", Status.RUNTIME_ERROR)):
+        for problem in (some, PROBLEM):
+            sample = session.prove_rows(running(run, problem))
+            assert sample.status is status, sample.reason
+            assert sample.time_us is None
+            assert (sample.error_over_bound is None) == (run == "fail")
+
+
+@pytest.mark.parametrize(
+    ("wrong_call", "status", "reason"),
+    [
+        (0, Status.OK, ""),
+        (2, Status.WRONG_RESULT, "rows 0 to 4 have other bits alone than among 64 rows"),
+        (3, Status.WRONG_RESULT, "rows 59 to 63 have other bits alone than among 64 rows"),
+        (5, Status.WRONG_RESULT, "rows 32 to 63 have other bits alone than among 64 rows"),
+    ],
+)
+def test_bits_of_rows_are_compared_at_both_ends(
+    wrong_call: int, status: Status, reason: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call for all rows, then for each part one of the first rows and one of the last."""
+    sizes: list[int] = []
+
+    def packed(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
+        a, b = tensors
+        for row in range(len(a)):  # a product of several rows may sum in another order
+            torch.mv(b, a[row], out=out[row])
+        sizes.append(len(a))
+        if len(sizes) == wrong_call:
+            out[0, 0] += 1
+
+    monkeypatch.setitem(fake_choices.RUNS, "packed", packed)
+    parts = [running("packed", Problem.mm(m, 48, 32, dtype=torch.float32, device_type="cpu")) for m in (5, 32)]
+    with Session(PROBLEM, DEVICE, settings) as session:
+        sample = session.same_rows(running("packed"), parts)
+        assert (sample.status, sample.reason) == (status, reason)
+        assert session.same_rows(running("fail"), parts).status is Status.RUNTIME_ERROR
+    assert sizes == [64, 5, 5, 32, 32][: wrong_call or 5]
+
+
 class FakeContender:
     """Gives its samples one after the other, the last one for ever."""
 
