@@ -350,6 +350,8 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
     (blocked(), bsr_shape(64, 64, 4, 2), {"blocks": 132},
      "the blocks of a cluster have one tile alone: they are sent its sums once"),
     (blocked(), bsr_shape(64, 128, 4, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
+    (blocked(64), bsr_shape(128, 64, 4, 1, 2), {}, "a cluster has 2 tiles of 64 tokens, x has 64 tokens"),
+    (blocked(), bsr_shape(128, 64, 4, 1, 2), {"blocks": 7}, "7 blocks are no whole clusters of 2"),
     (blocked(), bsr_shape(128, 512, 2), {}, "a tile has 512 tokens, at most 256 are copied at once"),
     (blocked(m=2**20, n=2**20, k=64), bsr_shape(64, 32, 8), {}, "536870912 tiles, at most 268435456 fit a grid"),
     (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),

@@ -27,6 +27,7 @@ from gemmtune.sparse import create_blocked_tensor
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 ONE, TWO, FOUR = bsr_shape(64, 16, 3), bsr_shape(128, 16, 2), bsr_shape(256, 16, 2)
 LINES, DIVIDED, IN_FOUR = bsr_shape(128, 64, 2), bsr_shape(128, 16, 2, 2), bsr_shape(64, 32, 2, 4)
+SHARED = bsr_shape(128, 16, 2, 1, 2)
 
 ADDED = Problem.bsr_addmm(
     18, 192, 192, block=64, alpha=2, beta=0.5, bias="mn", imbalance="skewed", wide_index=True, device_type="cuda", prepacked=True
@@ -41,6 +42,9 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "cut-and-unaligned": (blocked(7, 130, 192, block=(65, 96)), ONE, {}),
     "two-blocks-of-a-cluster": (blocked(24, 128, 320, density=0.5), DIVIDED, {}),
     "four-blocks-of-a-cluster": (blocked(33, 64, 320, density=0.3), IN_FOUR, {}),
+    "tiles-of-a-cluster": (blocked(70, 128, 256, density=0.5), SHARED, {}),
+    "tiles-of-a-cluster-one-after-the-other": (blocked(40, 320, 192, density=0.3, imbalance="skewed"), SHARED, {"blocks": 4}),
+    "tiles-of-four-and-tokens-contiguous": (blocked(200, 64, 192, layout="tt"), bsr_shape(64, 64, 2, 1, 4), {}),
     "added": (ADDED, TWO, {}),
     "gated": (gated(blocked(20, 128, 128)), ONE, {"blocks": 3}),
     "float32-biased": (biased(blocked(20, 128, 128, density=1)), TWO, {}),
@@ -52,7 +56,7 @@ epilogues. Verification draws patterns of its own: ends of rows, empty rows, one
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*CASES], 7, "bsr"))
+@pytest.mark.parametrize("name", rotated([*CASES], 8, "bsr"))
 def test_every_case_is_right(name: str) -> None:
     problem, shape, told = CASES[name]
     one = choice(problem, shape, **told)

@@ -57,7 +57,7 @@ LARGE: dict[str, Problem] = {
     "16": blocked(16, 14336, 4096, density=0.3),
     "256": blocked(256, 4096, 4096, density=0.5),
 }
-WAYS: list[dict[str, Any]] = [{"pdl": pdl, "blocks": blocks} for blocks in (0, 5, 132) for pdl in (False, True)]
+WAYS: list[dict[str, Any]] = [{"pdl": pdl, "blocks": blocks} for blocks in (0, 6, 132) for pdl in (False, True)]
 
 
 def choices_of(problem: Problem, shape: Shape) -> list[CudaChoice]:
@@ -105,7 +105,7 @@ def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Shape) ->
         assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
 
 
-OF_EACH = [bsr_shape(128, 256, 4), bsr_shape(256, 128, 4), bsr_shape(64, 64, 6, 4)]
+OF_EACH = [bsr_shape(128, 256, 4), bsr_shape(256, 128, 4, 1, 2), bsr_shape(64, 64, 6, 4)]
 
 
 @pytest.mark.parametrize("shape", OF_EACH, ids=str)

@@ -86,6 +86,7 @@ TEXTS["bsr"] = [
     (blocked(), bsr_shape(128, 64, 4, 2)),
     (blocked(dtype=F16), BLOCKED),
     (blocked(layout="tt"), BLOCKED),
+    (blocked(), bsr_shape(128, 64, 4, 1, 2)),
 ]
 TEXTS["bsr"] += [(gated(blocked()), BLOCKED), (biased(blocked()), BLOCKED)]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
@@ -144,6 +145,9 @@ def test_what_a_block_sparse_product_is_told() -> None:
     work = work_of(alone, BsrWork)
     assert (work.rows, work.cols, work.groups, work.tiles_n, work.tiles, work.paired) == (448, 200, 4, 4, 16, True)
     assert [record.grid for record in (alone, persistent, divided)] == [(16, 1, 1), (5, 1, 1), (32, 1, 1)]
+    shared = choice(problem, bsr_shape(128, 64, 4, 1, 2), blocks=6).record
+    assert (shared.grid, shared.cluster) == ((6, 1, 1), 2)
+    assert (work_of(shared, BsrWork).tiles_n, work_of(shared, BsrWork).tiles) == (2, 8)
     assert [record.cluster for record in (alone, persistent, divided)] == [1, 1, 2]
     [map_of_x] = alone.maps
     assert (map_of_x.sizes, map_of_x.pitches, map_of_x.box) == ((512, 200), (1024,), (64, 64))

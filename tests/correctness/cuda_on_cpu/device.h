@@ -180,6 +180,14 @@ inline void copy_bytes(unsigned to, void const* from, unsigned bytes, unsigned b
   std::memcpy(at_address(to), from, bytes);
   barrier_change(barrier, 0, -int64_t(bytes));
 }
+inline void copy_bytes_to(unsigned to, void const* from, unsigned bytes, unsigned barrier, unsigned short blocks) {
+  for (unsigned rank = 0; blocks >> rank; ++rank) {
+    if (blocks >> rank & 1) {
+      copy_bytes(at_block(to, rank), from, bytes, at_block(barrier, rank));
+    }
+  }
+}
+inline void barrier_arrive_there(unsigned barrier) { barrier_change(barrier, 1, 0); }
 inline void load_quad(float (&x)[4], unsigned from) { std::memcpy(x, at_address(from), 16); }
 inline float load_float(unsigned from) {
   float x;

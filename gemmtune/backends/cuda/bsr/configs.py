@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
-from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_BOX, MOST_CLUSTER, TMA_BYTES, WGMMA_M
+from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_BOX, MOST_CLUSTER, TMA_BYTES, WGMMA_M, clusters_at_a_time
 
 UNIT = 64
 """The rows of a weight that a warp group multiplies, and the elements along K of a step: a unit of the weight has both."""
@@ -29,13 +29,20 @@ MOST_JOINED = 4
 class Shape:
     """A tile of ``block_m`` rows of the weight, 64 for each warp group, by ``block_n`` tokens, with ``stages`` of 64 along K.
 
-    The ``cluster_k`` blocks of a cluster share a tile, each with its part of the steps.
+    The ``cluster_k`` blocks of a cluster share a tile, each with its part of the steps; or ``cluster_n`` of them have tiles beside
+    each other, and copy a part of the weight each for all.
     """
 
     block_m: int
     block_n: int
     stages: int
     cluster_k: int = 1
+    cluster_n: int = 1
+
+    @property
+    def cluster(self) -> int:
+        """The blocks of a cluster."""
+        return self.cluster_k * self.cluster_n
 
     @property
     def warp_groups(self) -> int:
@@ -79,17 +86,23 @@ class Shape:
         return 2 if self.shared_bytes <= HALF_SMEM_BYTES and not self.gives_registers else 1
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n}x{UNIT}_s{self.stages}" + (f"_k{self.cluster_k}" if self.cluster_k > 1 else "")
+        cluster = f"_k{self.cluster_k}" * (self.cluster_k > 1) + f"_n{self.cluster_n}" * (self.cluster_n > 1)
+        return f"{self.block_m}x{self.block_n}x{UNIT}_s{self.stages}{cluster}"
 
 
-def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int) -> tuple[Shape, ...]:
-    return tuple(Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=n) for n in cluster_k or (1,))
+def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int, cluster_n: int = 1) -> tuple[Shape, ...]:
+    return tuple(
+        Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=n, cluster_n=cluster_n) for n in cluster_k or (1,)
+    )
 
 
 SHAPES: tuple[Shape, ...] = (
     *_shapes(128, 256, 4),
+    *_shapes(128, 256, 4, cluster_n=2),
     *_shapes(256, 128, 4),
+    *_shapes(256, 128, 4, cluster_n=2),
     *_shapes(128, 128, 6),
+    *_shapes(128, 128, 6, cluster_n=2),
     *_shapes(128, 64, 4, 1, 2),
     *_shapes(64, 128, 4, 1, 2),
     *_shapes(64, 64, 6, 1, 2, 4),
@@ -103,8 +116,8 @@ SHAPES: tuple[Shape, ...] = (
 class Config:
     """A shape, and what a launch is told.
 
-    ``blocks``: so many go on from one tile to the next, or 0 where each tile has a cluster of its own. ``pdl``: the launch may
-    begin before the one before it has ended.
+    ``blocks``: so many go on from one tile to the next, or 0 where each block has one tile. ``pdl``: the launch may begin before
+    the one before it has ended.
     """
 
     shape: Shape
@@ -131,13 +144,18 @@ def groups_of(problem: Problem, shape: Shape) -> int:
 
 
 def tiles_n_of(problem: Problem, shape: Shape) -> int:
-    """The tiles beside each other."""
-    return -(-problem.m // shape.block_n)
+    """Clusters' tiles beside each other, of a cluster all."""
+    return -(-problem.m // (shape.block_n * shape.cluster_n))
 
 
 def tiles_of(problem: Problem, shape: Shape) -> int:
-    """The tiles that cover the result."""
+    """The tiles that cover the result, those of a cluster counted once."""
     return groups_of(problem, shape) * tiles_n_of(problem, shape)
+
+
+def room_of(device: DeviceInfo, shape: Shape) -> int:
+    """The blocks that run at a time."""
+    return clusters_at_a_time(device.sm_count, shape.cluster) * shape.cluster * shape.blocks_per_sm
 
 
 def joins(problem: Problem) -> bool:
@@ -152,8 +170,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     shape, tiles = config.shape, tiles_of(problem, config.shape)
     if shape.shared_bytes > device.smem_per_block_bytes:
         return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
-    if shape.cluster_k > MOST_CLUSTER:
-        return f"a cluster has {shape.cluster_k} blocks, at most {MOST_CLUSTER} can be relied on"
+    if shape.cluster > MOST_CLUSTER:
+        return f"a cluster has {shape.cluster} blocks, at most {MOST_CLUSTER} can be relied on"
     if shape.block_n > MOST_BOX:
         return f"a tile has {shape.block_n} tokens, at most {MOST_BOX} are copied at once"
     if shape.block_n // 8 % shape.cluster_k:
@@ -162,6 +180,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"an x whose tokens are contiguous is copied in lines of {UNIT}, and a tile has {shape.block_n}"
     if shape.cluster_k > 1 and config.blocks:
         return "the blocks of a cluster have one tile alone: they are sent its sums once"
-    if tiles * shape.cluster_k > MOST_TILES:
-        return f"{tiles} tiles, at most {MOST_TILES // shape.cluster_k} fit a grid"
+    if problem.m <= shape.block_n * (shape.cluster_n - 1):
+        return f"a cluster has {shape.cluster_n} tiles of {shape.block_n} tokens, x has {problem.m} tokens"
+    if config.blocks % shape.cluster:
+        return f"{config.blocks} blocks are no whole clusters of {shape.cluster}"
+    if tiles * shape.cluster > MOST_TILES:
+        return f"{tiles} tiles, at most {MOST_TILES // shape.cluster} fit a grid"
     return None

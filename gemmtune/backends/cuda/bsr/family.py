@@ -20,11 +20,13 @@ from ..hopper import TMA_BYTES, WGMMA
 from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
 from .configs import (
     MOST_JOINED,
+    MOST_TILES,
     UNIT,
     Config,
     by_k,
     groups_of,
     joins,
+    room_of,
     tiles_n_of,
     tiles_of,
     why_not_config,
@@ -77,8 +79,8 @@ class Bsr(Family[Config]):
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         """How it begins; and whether blocks go on from tile to tile."""
         yield dataclasses.replace(config, pdl=not config.pdl)
-        room = device.sm_count * config.shape.blocks_per_sm
-        if config.shape.cluster_k == 1 and tiles_of(problem, config.shape) > room:
+        room = room_of(device, config.shape)
+        if config.shape.cluster_k == 1 and tiles_of(problem, config.shape) * config.shape.cluster > room:
             yield dataclasses.replace(config, blocks=0 if config.blocks else room)
 
     def label(self, problem: Problem, config: Config) -> str:  # noqa: ARG002 - the same for all problems
@@ -94,7 +96,7 @@ class Bsr(Family[Config]):
             "tile": [shape.block_m, shape.block_n, UNIT],
             "stages": shape.stages,
             "warps": shape.threads // 32,
-            "cluster": shape.cluster_k,
+            "cluster": shape.cluster,
             "splits": shape.cluster_k,
             "blocks": config.blocks,
             "pdl": config.pdl,
@@ -139,8 +141,8 @@ class Bsr(Family[Config]):
         work.paired, aligned = aligned_out(Work.paired, *stored)
         told = Record(
             kernel=self.kernel,
-            grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
-            cluster=shape.cluster_k,
+            grid=(min(tiles * shape.cluster, config.blocks or MOST_TILES), 1, 1),
+            cluster=shape.cluster,
             threads=shape.threads,
             shared_bytes=shape.shared_bytes,
             pdl=config.pdl,

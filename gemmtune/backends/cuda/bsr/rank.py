@@ -5,15 +5,15 @@ from __future__ import annotations
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..hopper import LINE_BYTES, clusters_at_a_time
-from .configs import SHAPES, UNIT, UNIT_BYTES, Config, Shape, tiles_of
+from .configs import SHAPES, UNIT, UNIT_BYTES, Config, Shape, room_of, tiles_of
 
 LAUNCH_US = 3.5
 """What a launch takes at the least."""
 TILE_US = {1: 1.5, 2: 0.8}
 """By the blocks on a multiprocessor, what the beginning and the end of a tile take."""
 DRAM_GBPS = 3800.0
-SM_GBPS = 42.0
-"""The rate at which one multiprocessor copies what is in L2."""
+SM_GBPS = 60.0
+"""The rate at which one multiprocessor copies what is in L2; what is copied once for several counts in parts."""
 FLOPS_PER_NS = 5500.0
 """Of one multiprocessor, in products of 16 bits."""
 ALONE = 1.4
@@ -42,10 +42,10 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     assert sparsity is not None
     along_k = -(-problem.k // UNIT)
     each = along_k / shape.cluster_k
-    copied = each * (units * shape.warp_groups * UNIT_BYTES + steps * shape.block_n * LINE_BYTES)
+    copied = each * (units * shape.warp_groups * UNIT_BYTES / shape.cluster_n + steps * shape.block_n * LINE_BYTES)
     multiplied = 2 * units * each * UNIT * shape.block_m * shape.block_n
     tiles = tiles_of(problem, shape)
-    at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
+    at_a_time = clusters_at_a_time(device.sm_count, shape.cluster)
     beside = min(shape.blocks_per_sm, -(-tiles // at_a_time))
     rounds = -(-tiles // (at_a_time * beside))
     alone = ALONE if shape.warp_groups * beside == 1 else 1.0
@@ -65,6 +65,6 @@ def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
 
 
 def _filled(shape: Shape, problem: Problem, device: DeviceInfo) -> Config:
-    room = device.sm_count * shape.blocks_per_sm
-    persistent = shape.cluster_k == 1 and tiles_of(problem, shape) > room
+    room = room_of(device, shape)
+    persistent = shape.cluster_k == 1 and tiles_of(problem, shape) * shape.cluster > room
     return Config(shape=shape, blocks=room if persistent else 0, pdl=True)
