@@ -19,6 +19,8 @@ MOST_SAMPLED = 128
 """Elements, half of them wrong."""
 MOST_TERMS = 2**22
 """Products of a sample: elements times K."""
+FEW = 4
+"""Wrong elements that every range is compared with first."""
 MOST_SPLITS = 16
 LARGEST_BLOCK = 128
 SMALLEST_TILE = 8
@@ -104,10 +106,18 @@ def _sample(view: View) -> _Sample:
 
 def _fitting(sample: _Sample, ranges: _Ranges, share: torch.Tensor) -> torch.Tensor:
     """The numbers of the ranges that explain the sample; where none does, those that explain its wrong elements."""
-    parts = (sample.prefix[:, ranges.high] - sample.prefix[:, ranges.low]) * share[:, None]
-    same = (parts - sample.missing[:, None]).abs() <= sample.margin[:, None]
-    everywhere = same.all(0).nonzero().flatten()
-    return everywhere if len(everywhere) else same[sample.bad].all(0).nonzero().flatten()
+
+    def explained(elements: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        rows = elements[:, None]
+        parts = (sample.prefix[rows, ranges.high[numbers]] - sample.prefix[rows, ranges.low[numbers]]) * share[rows]
+        return (parts - sample.missing[rows]).abs() <= sample.margin[rows]
+
+    wrong = sample.bad.nonzero().flatten()
+    fits = torch.arange(len(ranges.low))
+    for elements in (wrong[:FEW], wrong):  # few leave few ranges to be compared with the others
+        fits = fits[explained(elements, fits).all(0)]
+    everywhere = fits[explained((~sample.bad).nonzero().flatten(), fits).all(0)]
+    return everywhere if len(everywhere) else fits
 
 
 def _searched(k: int) -> list[_Ranges]:
