@@ -198,8 +198,8 @@ def test_nothing_names_a_path_outside_the_repository(path):
     assert not re.findall(r"(?<![\w.:/$}])/\w+/\S+|(?<!\w)\.\./\S+", text)
 
 
-def test_the_triton_families_of_the_architecture_are_the_templates():
-    text = (ROOT / "docs" / "architecture.md").read_text().split("\n## The Triton families\n")[1]
+def test_the_triton_families_of_the_document_are_the_templates():
+    text = (ROOT / "docs" / "kernels.md").read_text().split("\n## The Triton families\n")[1]
     places = {Path(row[0].strip("`")).parts[0] for row in table(text)}
     folder = ROOT / "gemmtune" / "backends" / "triton"
     assert all((folder / place).exists() for place in places)
