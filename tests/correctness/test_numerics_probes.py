@@ -270,6 +270,8 @@ def test_an_element_of_a_batch_is_traced_to_its_matrix() -> None:
     assert pick.col_index is not None
     for col, place in enumerate(pick.col_index[2].tolist()):
         assert pick.origin((2, 1, col), batched=True) == f" (from a[2, 1, {place}])"
+    shared = dataclasses.replace(pick, col_index=pick.col_index[:1])
+    assert shared.origin((2, 1, 3), batched=True) == f" (from a[2, 1, {int(pick.col_index[0, 3])}])", "one row for all matrices"
 
 
 def test_elements_along_k_are_free_unless_they_share_memory() -> None:

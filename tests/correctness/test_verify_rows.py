@@ -13,7 +13,7 @@ from fake_choices import CLAIMS, Fake
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect
-from gemmtune.problem import Problem, trace
+from gemmtune.problem import Layout, Problem, trace
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector.some_rows import RowsVerifier
 from gemmtune.selector.verify import Verdict
@@ -32,6 +32,9 @@ def _with_epilogue(m: int) -> Problem:
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "mm": lambda m: Problem.mm(m, N, K, dtype=BF16, device_type="cpu"),
+    "mm-one-row-of-b": lambda m: dataclasses.replace(
+        Problem.mm(m, N, K, dtype=F32, device_type="cpu"), b=Layout(size=(K, N), stride=(0, 1), dtype=F32)
+    ),
     "mm-tt": lambda m: Problem.mm(m, N, K, dtype=F32, layout="tt", device_type="cpu"),
     "addmm-mn": lambda m: Problem.addmm(m, N, K, dtype=F32, bias="mn", alpha=0.5, beta=2, device_type="cpu"),
     "addmm-n": lambda m: Problem.addmm(m, N, K, dtype=F32, bias="n", device_type="cpu"),

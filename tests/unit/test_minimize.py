@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_choices import CLAIMS, PROBLEM, Fake, fake
@@ -18,6 +20,7 @@ from gemmtune.selector import measure as measure_module
 from gemmtune.selector import offers as offers_module
 from gemmtune.selector.candidates import candidates_for
 from gemmtune.selector.progress import Progress
+from gemmtune.selector.result import MOVED
 from gemmtune.selector.select import select
 from gemmtune.selector.session import Ranking, Sample
 from gemmtune.sparse import minimize
@@ -152,3 +155,24 @@ def test_a_tuning_goes_along_the_axes_and_finds_them_in_the_store(
     ours = [o for o in known.outcomes if o.backend == "triton"]
     assert min(o.time_us or 0 for o in ours) <= bowl({"stages": 3, "warps": 4})
     assert result.pick == picked
+
+
+def test_of_what_was_moved_to_only_the_same_kernels_are_found_again() -> None:
+    def row(way_from: Choice, stages: int, warps: int, content_hash: str = "") -> tuple[str, Any]:
+        digest = content_hash or deep(stages, warps).content_hash
+        return digest, SimpleNamespace(info={MOVED: {"from": way_from.content_hash, "stages": stages, "warps": warps}})
+
+    origin = deep(2, 2)
+    rows = dict((
+        row(deep(4, 4), 5, 4), row(origin, 4, 4), row(origin, 3, 2, "of an older source"), row(origin, 8, 2), row(deep(1, 1), 1, 2),
+        (origin.content_hash, SimpleNamespace(info={})),
+    ))  # fmt: skip
+    known = {origin.content_hash: origin}
+
+    def moved(**fields: Any) -> list[str]:
+        return list(offers_module.moved_choices(known, rows, detect("cpu"), settings.Settings(**fields)))
+
+    assert moved() == ["fake-triton:s4_w4", "fake-triton:s5_w4"], "the second one from the first"
+    assert moved(choice_denylist_regex="s4") == ["fake-triton:s5_w4"]
+    known |= {deep(4, 4).content_hash: deep(4, 4)}
+    assert moved() == ["fake-triton:s5_w4"], "what is known already is not made again"

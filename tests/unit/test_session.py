@@ -32,6 +32,7 @@ from gemmtune.problem import Problem
 from gemmtune.selector import session as sessions
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.session import Ranking, Session, failure_of
+from gemmtune.selector.verify import Verdict
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
 from gemmtune.workers.pool import WORKERS
@@ -197,6 +198,25 @@ def test_choices_for_fewer_rows_are_proved_by_the_operands_of_all(session: Sessi
             assert sample.status is status, sample.reason
             assert sample.time_us is None
             assert (sample.error_over_bound is None) == (run == "fail")
+
+
+def test_operands_are_made_once_for_all_rows_but_for_groups(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []
+
+    def spy(kind: str) -> Any:
+        verdict = Verdict(status=Status.OK, error_over_bound=0.0)
+        return lambda problem, _: made.append((kind, problem.m)) or types.SimpleNamespace(check=lambda *_: verdict)
+
+    monkeypatch.setattr(sessions, "RowsVerifier", spy("all"))
+    monkeypatch.setattr(sessions, "Verifier", spy("own"))
+    for at in (
+        lambda m: Problem.mm(m, 48, 32, dtype=torch.float32, device_type="cpu"),
+        lambda m: Problem.grouped_mm(m, 48, 32, groups=3, dtype=torch.float32, device_type="cpu"),
+    ):
+        with Session(at(64), DEVICE, settings) as session:
+            for m in (5, 64):
+                assert session.prove_rows(running("multiply", at(m))).status is Status.OK
+    assert made == [("all", 64), ("own", 5), ("own", 64)]
 
 
 @pytest.mark.parametrize(

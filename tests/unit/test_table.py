@@ -50,6 +50,7 @@ def test_heading_and_pick_line():
     lines = text_of(problem_result(FAST, TORCH)).splitlines()
     assert lines[0] == "mm 16x4096x4096 float32 nt on cpu: 2 choices tried in 4.2 s"
     assert lines[-1] == "pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)"
+    assert len(lines) == 6, "heading, titles, a rule, two choices, the pick"
 
 
 @pytest.mark.parametrize(
