@@ -51,7 +51,7 @@ SHORT_DTYPES = {
     "float64": "f64", "float32": "f32", "tf32": "tf32", "float16": "f16", "bfloat16": "bf16",
     "int8": "i8", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
 }  # fmt: skip
-"""As case ids have them."""
+"""The names of dtypes in case ids."""
 WEIGHTS: dict[str, tuple[torch.dtype, Encoding]] = {
     "int8": (torch.int8, ""),
     "uint8": (torch.uint8, ""),

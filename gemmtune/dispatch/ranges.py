@@ -1,4 +1,4 @@
-"""From a call's M to a kernel: by the table of its class of problems, or by what is known of the nearest M."""
+"""The way from a call's M to a kernel: by the table of its class of problems, or by what is known of the nearest M."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> 
 
 
 def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
-    """By the table of the settings' timing; without one by that of the other timing of kernels, which is better than nothing."""
+    """The plan by the table of the settings' timing; without one by that of the other timing, which is better than nothing."""
     timings = dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ())))
     for timing in timings:
         known = stored_table(rows_class, fingerprint_text(device, timing), store, kind_of(settings))

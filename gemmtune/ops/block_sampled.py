@@ -60,7 +60,7 @@ class _Way:
     times: int
     copied_bytes: int
     share: float = 1.0
-    """Of the device that such a product keeps busy, as far as is expected."""
+    """The share of the device that such a product keeps busy, as far as is expected."""
 
     @property
     def copies_us(self) -> float:
@@ -137,7 +137,7 @@ def _step(count: int, tokens: int, block: tuple[int, int]) -> int:
 
 
 def _batched(rows: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int]) -> Tensor:
-    """By ``bmm`` of equally many blocks each time: the last ones may be done twice."""
+    """The blocks by ``bmm`` of equally many each time: the last ones may be done twice."""
     count, tokens = len(col), g.shape[1]
     left, right = g.reshape(-1, block[0], tokens), x.reshape(-1, block[1], tokens)
     step = _step(count, tokens, block)

@@ -111,7 +111,7 @@ def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
 
 
 def row_of(problem: Problem, device: DeviceInfo) -> tuple[Family, Shape]:
-    """Where a table of parameters has the problem."""
+    """The place of the problem in a table of parameters."""
     sparsity, beta = problem.sparsity, problem.beta
     assert sparsity is not None
     family = Family("bsr_dense_addmm", device.name, dtype_name(problem.dtype), round(1 - sparsity.density, 2))

@@ -9,7 +9,7 @@ from ...problem import Layout, Problem
 FORMAT = "K in a row"
 """The name of the layout of a prepacked b."""
 ALIGNED_BYTES = 16
-"""To whose multiples addresses and rows are aligned that are copied as they lie."""
+"""The alignment of addresses and rows that are copied as they lie."""
 
 
 def columns_of(problem: Problem) -> Layout:

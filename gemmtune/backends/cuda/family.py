@@ -54,7 +54,7 @@ class Family(ABC, Generic[C]):
     likely: float
     """Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
     instruction: Mapping[torch.dtype, str]
-    """With what it multiplies, a pattern of SASS by the dtype of a."""
+    """The instruction that multiplies, a pattern of SASS by the dtype of a."""
 
     @abstractmethod
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:

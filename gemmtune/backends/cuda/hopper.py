@@ -23,7 +23,7 @@ SCHEDULERS, SCHEDULER_REGISTERS, MOST_REGISTERS = 4, 16384, 255
 MOST_CLUSTER = 8
 """The blocks of a cluster that every GPU with clusters has room for."""
 IDLE_CLUSTERS = {1: 0, 2: 0, 3: 3, 4: 3, 8: 1}
-"""By their blocks, clusters that an H200 has multiprocessors for but no room in its graphics processing clusters."""
+"""Clusters, by their blocks, that an H200 has multiprocessors for but no room in its graphics processing clusters."""
 MOST_GRID = 2**16 - 1
 """The second and third dimension of a grid."""
 

@@ -111,7 +111,7 @@ class OwnChoice(Choice):
 
 
 _locks: dict[str, threading.Lock] = {}
-"""By target: one for all choices of a GEMM in this process."""
+"""The locks by target: one for all choices of a GEMM in this process."""
 
 
 def _in_turn(call: Caller, lock: threading.Lock) -> Caller:

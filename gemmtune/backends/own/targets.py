@@ -23,7 +23,7 @@ GROUP = "gemmtune.backends"
 """The group of entry points by which packages bring their GEMMs along."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
-"""Of a package that is hashed file by file; what is larger is known by its version and the files that define the GEMM."""
+"""The size of a package that is hashed file by file; what is larger is known by its version and the files that define the GEMM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class ScaleClass:
 
     @property
     def base(self) -> str:
-        """Where the kernel finds the first one."""
+        """The name by which the kernel finds the first one."""
         return f"{self.name}_of_group" if self.of_group else f"{self.name}_ptr"
 
     @property

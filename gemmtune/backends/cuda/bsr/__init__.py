@@ -1,1 +1,1 @@
-"""For block-sparse weights that are prepacked: units of 64 by 64, of which only those that exist are copied and multiplied."""
+"""Block-sparse weights that are prepacked: units of 64 by 64, of which only those that exist are copied and multiplied."""

@@ -16,9 +16,9 @@ TOLD_BYTES = 16
 ALIGNED = TMA_BYTES // 2
 """Elements that addresses and pitches are multiples of."""
 MANY_SUMS = 64
-"""With more sums in each thread of two warp groups, the copying warps leave these registers."""
+"""The sums in each thread of two warp groups beyond which the copying warps leave these registers."""
 REGISTERS = {2: (40, 232), 4: (56, 104)}
-"""By the warp groups that multiply, the registers of a thread that copies, and of those to which it leaves the others. Together
+"""The registers of a thread that copies, and of those to which it leaves the others, by the warp groups that multiply. Together
 they are no more than all threads have to begin with: who asks for more waits for ever."""
 MOST_TILES = 2**28
 MOST_JOINED = 4
@@ -109,7 +109,7 @@ SHAPES: tuple[Shape, ...] = (
     *_shapes(64, 32, 8, 1, 2, 4),
     *_shapes(64, 16, 10, 1, 2),
 )
-"""From many tokens to few: as large as registers and memory allow, then two blocks on a multiprocessor."""
+"""The shapes from many tokens to few: as large as registers and memory allow, then two blocks on a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from ...panels import panels_of
 from .configs import UNIT
 
 ALIGNED_BYTES = 128
-"""Where units begin."""
+"""Units begin at its multiples."""
 PLACE_BITS = 8
-"""Of the first word of a step: the warp groups that have a unit; the others are the step's number along K."""
+"""The bits of a step's first word that say which warp groups have a unit; the others are the step's number along K."""
 
 
 def format_of(warp_groups: int) -> str:

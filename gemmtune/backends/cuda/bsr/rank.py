@@ -10,12 +10,12 @@ from .configs import SHAPES, UNIT, UNIT_BYTES, Config, Shape, room_of, tiles_of
 LAUNCH_US = 3.5
 """What a launch takes at the least."""
 TILE_US = {1: 1.5, 2: 0.8}
-"""By the blocks on a multiprocessor, what the beginning and the end of a tile take."""
+"""The time of the beginning and the end of a tile, by the blocks on a multiprocessor."""
 DRAM_GBPS = 3800.0
 SM_GBPS = 60.0
 """The rate at which one multiprocessor copies what is in L2; what is copied once for several counts in parts."""
 FLOPS_PER_NS = 5500.0
-"""Of one multiprocessor, in products of 16 bits."""
+"""The rate of one multiprocessor, in products of 16 bits."""
 ALONE = 1.4
 """Times as long, where a multiprocessor has one warp group: nothing is multiplied while it adds and stores."""
 STEP_NS = 40.0

@@ -12,7 +12,7 @@ from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_CLUSTER, S
 IN_FLIGHT, MORE_IN_FLIGHT = 8, 16
 """Parts of a sum that one thread has on their way."""
 FEW_PARTS = 8
-"""As many blocks read parts of K of their own quicker than interleaved ones."""
+"""The number of blocks up to which parts of K of their own are read quicker than interleaved ones."""
 MOST_TILES = 2**15
 """A dimension of a grid has up to 65535 blocks."""
 WARP = 32
@@ -116,7 +116,8 @@ SHAPES: tuple[Shape, ...] = (
     *_shapes(128, 16, 64, 6, 2),
     *_shapes(128, 32, 64, 5, 2),
 )
-"""As many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it ends; or twice as
+"""The shapes with as many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it
+ends; or twice as
 many bytes, where each part of a sum is long or several blocks have to be done with a stage before it is filled again."""
 
 

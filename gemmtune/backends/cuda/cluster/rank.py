@@ -27,7 +27,8 @@ ALONE_US, DEEP = 0.15, 0.95
 """Where a multiprocessor has room for one block alone: a launch takes longer, as it cannot begin beside the last blocks of the one
 before it; but with twice the stages the copies wait for one less often, and reading takes this share of its time."""
 FILLED = {1: 0.9, 2: 0.7}
-"""By the blocks of a multiprocessor, how many of these read all that memory can give. With two, the next launch has the others."""
+"""The share of a multiprocessor's blocks that read all that memory can give, by their number. With two, the next launch has the
+others."""
 LEAST_STEPS = 4
 """The steps that a block has at least, but where K has fewer."""
 LEAST_K = {"quick": 8192, "default": 4096, "exhaustive": 128}

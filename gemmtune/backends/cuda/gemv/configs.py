@@ -29,7 +29,7 @@ STEP_US = 0.1
 """What each line costs that a warp reads after its first ones: its rows of a come from L1 just before."""
 DRAM_GBPS = 4300.0
 HALF_RATE_BYTES = 2 * 2**20
-"""With so many bytes on their way to all multiprocessors, half of the rate is reached."""
+"""The bytes with which, on their way to all multiprocessors, half of the rate is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ LOAD_BYTES = columns.ALIGNED_BYTES
 """What a thread loads at once, to whose multiples rows of a and columns of b are aligned."""
 
 MOST_BYTES = 2**30
-"""Of a column, so that what is beyond its end fits 32 bits, too."""
+"""The most bytes of a column, so that what is beyond its end fits 32 bits, too."""
 
 
 class Work(kernel.Work):

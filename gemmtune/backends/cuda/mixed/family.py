@@ -45,7 +45,7 @@ class MixedFamily(Family[C]):
     """A family for mixed_mm, whose shapes have ``block_m``, ``block_n``, ``block_k(weights)``, ``line_bytes`` and ``stages``."""
 
     package: str
-    """Where its templates are; the translation unit has the family's name."""
+    """The package that has its templates; the translation unit has the family's name."""
     work: type[Work]
     """What a launch is told."""
     files: tuple[tuple[str, str], ...] = ()

@@ -98,7 +98,7 @@ SHAPES: tuple[Shape, ...] = (
     *_shapes(128, 16, 10, 1, 2),
     *_shapes(64, 16, 16, 2),
 )
-"""As many stages as there is room for."""
+"""The shapes, with as many stages as there is room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

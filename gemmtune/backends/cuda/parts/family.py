@@ -218,7 +218,7 @@ class Memory:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Memory:
-        """That of a launch."""
+        """The memory of a launch."""
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
         copies = copies_p(problem, config)
         copied = batches(p) * p.size[-2] * pitch_of(problem.k) * 4 if copies else 0

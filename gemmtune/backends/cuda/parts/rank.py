@@ -17,7 +17,7 @@ SPLIT_GBPS = 3300.0
 DRAM_GBPS = 3800.0
 L2_GBPS = 5500.0
 FLOPS_PER_NS, HALVES_PER_NS = 5000.0, 5400.0
-"""Of one multiprocessor, in products of bfloat16: whole steps, and halves of them that take turns."""
+"""The rates of one multiprocessor, in products of bfloat16: whole steps, and halves of them that take turns."""
 ALONE = 1.5
 """Times as long, where a multiprocessor has one warp group: nothing is multiplied while it splits and adds."""
 SPLIT_STEP_NS = 90.0
@@ -25,7 +25,7 @@ SPLIT_STEP_NS = 90.0
 TILE_US = 1.2
 """What the beginning and the end of a tile take."""
 KEPT_US = 0.5
-"""Of that, what a block saves that goes on to the next tile."""
+"""The part of that which a block saves that goes on to the next tile."""
 EXCHANGE_GBPS = 60.0
 """The rate at which each block of a cluster sends its sums."""
 

@@ -30,12 +30,13 @@ MOST_ROWS = 32
 NEAR_SIZES = 3
 """How many sizes of a cluster launch variants have, the likeliest."""
 LAUNCH_US = {1: 3.5, 2: 2.5}
-"""By the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the last has ended."""
+"""The time of a launch by the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the
+last has ended."""
 DRAM_GBPS = 4300.0
 L2_GBPS = 5500.0
 """The rate from L2 to all multiprocessors: b is read once, and a once for each tile."""
 HALF_RATE_BYTES = 2 * 2**20
-"""With so many bytes on their way to all multiprocessors, half of either rate is reached."""
+"""The bytes with which, on their way to all multiprocessors, half of either rate is reached."""
 FILLED = 0.9
 """The share of the multiprocessors that reads all that memory can give."""
 EXCHANGE_US = 0.3
@@ -121,7 +122,7 @@ SHAPES: tuple[Shape, ...] = tuple(
         (32, 256, 4, 8, 1),
     )
 )
-"""For up to 8, 16 and 32 rows: two blocks on a multiprocessor, or more stages; few wide tiles, or many narrow ones."""
+"""Shapes for up to 8, 16 and 32 rows: two blocks on a multiprocessor, or more stages; few wide tiles, or many narrow ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

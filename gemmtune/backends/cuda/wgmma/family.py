@@ -26,7 +26,7 @@ from ..mixed.weights import MixedConfig, Weights, weights_of
 BARRIERS_BYTES = 1024
 """What barriers have room in, so that stages are aligned as swizzled lines have to be."""
 MANY_SUMS = 64
-"""With more sums in a thread, the copying warps leave it registers."""
+"""The sums in a thread beyond which the copying warps leave it registers."""
 LEFT_REGISTERS = 240
 """The registers of a thread to which others leave theirs."""
 BASE_REGISTERS = 62
@@ -40,7 +40,8 @@ CHUNK_BYTES = 16
 CLUSTER_SIZES = (1, 2, 3, 4)
 """The blocks of a cluster that divide K: more would add up longer than they multiply."""
 LAUNCH_US = {1: 3.5, 2: 2.5}
-"""By the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the last has ended."""
+"""The time of a launch by the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the
+last has ended."""
 WIDEN_NS, ROW_NS = 15.6, 0.3
 """What a product of 64 columns and 16 along K takes: once, and for each row."""
 ALONE = 1.9
@@ -162,7 +163,8 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(block_m=192, warp_groups=2, col_tiles=1, line_bytes=64, stages=3),
     ),
 }
-"""By the bits of a weight: few rows, for two blocks on a multiprocessor or one, to the largest tile with room in registers."""
+"""The shapes by the bits of a weight: few rows, for two blocks on a multiprocessor or one, to the largest tile with room in
+registers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

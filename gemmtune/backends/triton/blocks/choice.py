@@ -45,7 +45,7 @@ class BlocksChoice(KernelChoice):
 
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - as the others
-        """As for the dense problem: which blocks exist is not known yet."""
+        """The same division as of the dense problem: which blocks exist is not known yet."""
         where = geometry(problem, config)
         return BlocksGeometry(**{field.name: getattr(where, field.name) for field in dataclasses.fields(Geometry)})
 

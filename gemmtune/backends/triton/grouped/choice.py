@@ -98,7 +98,7 @@ class RowsChoice(KernelChoice):
         return {name: block for name, block in blocks.items() if name == "b" or self.problem.rows is None}
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """That it fits, and on HIP the instruction: the predicate is that of the dense template, of which this is no instance."""
+        """The config fits, on HIP by its instruction: the predicate is that of the dense template, of which this is no instance."""
         return _expected(self.problem, device, self.config)
 
     @property
@@ -146,7 +146,7 @@ class TermsChoice(KernelChoice):
         return why_not_config(problem, device, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """As for groups of rows."""
+        """The same as for groups of rows."""
         return _expected(self.problem, device, self.config)
 
     @property
