@@ -22,7 +22,7 @@ from gemmtune.declaration.labels import ONE_PRODUCT, OPS
 __all__ = [
     "OPERATIONS",
     "VARIABLE",
-    "WITHOUT_BLOCKS",
+    "WITHOUT_ANYTHING",
     "WITHOUT_PRODUCTS",
     "faults",
     "files",
@@ -39,8 +39,9 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {"aten": OPS, "cpp": ONE_PRODUCT}
 WITHOUT_PRODUCTS = ("empty", "k-zero")
 """Properties of the operations themselves: no backend is asked for an empty product."""
 BLOCKS = ("block-patterns", "absent-blocks", "changed-in-place")
-WITHOUT_BLOCKS: Mapping[str, tuple[str, ...]] = {"cublaslt": BLOCKS, "cpp": BLOCKS}
-"""Properties of block-sparse products as they are given: one backend has none, the other those of prepacked weights."""
+GROUPS = tuple(p.name for p in PROPERTIES if "group" in p.name)
+WITHOUT_ANYTHING: Mapping[str, tuple[str, ...]] = {"cublaslt": (*BLOCKS, *GROUPS), "cpp": (*BLOCKS, *GROUPS)}
+"""Properties of block-sparse products as they are given, and of grouped ones, of which these backends have none."""
 FOR_A_GPU = ("_gpu", "_cuda")
 """How the names of files end whose tests need a GPU."""
 Note = tuple[str, str]
@@ -58,7 +59,7 @@ def wanted() -> set[Note]:
     found: set[Note] = {("gemmtune", name) for name in WITHOUT_PRODUCTS}
     for backend, operations in OPERATIONS.items():
         scope = Scope(traits=getattr(own, backend).traits, device_type="cpu", level=Level.SMOKE)
-        left_out = (*WITHOUT_PRODUCTS, *WITHOUT_BLOCKS.get(backend, ()))
+        left_out = (*WITHOUT_PRODUCTS, *WITHOUT_ANYTHING.get(backend, ()))
         names = [p.name for p in PROPERTIES if p.needs(scope) is None and p.name not in left_out]
         found |= {(backend, name) for name in (*names, *operations)}
     return found

@@ -8,10 +8,14 @@ from ..problem.fused import NAMES
 from ..problem.operations import OPERATIONS, SPARSE_OPS, Encoding, Operation
 
 STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped)
-"""Operations whose operands are strided, but for grouped ones, which no declaration covers."""
+"""Operations whose operands are strided, but for grouped ones."""
+GROUPED = ("grouped_mm", "grouped_k_mm")
+"""A product for each group of rows of a, or of terms: torch's grouped_mm with a 3-D b and with a 2-D one."""
 SPARSE = SPARSE_OPS
 """Operations with a block-sparse weight."""
-ROWS: dict[str, Operation] = {**{op: NAMES[op] for op in STRIDED}, **{op: OPERATIONS[op] for op in SPARSE}}
+SINGLE = (*STRIDED, *SPARSE)
+"""Operations of one product, or of two that are added."""
+ROWS: dict[str, Operation] = {**{op: NAMES[op] for op in (*STRIDED, *GROUPED)}, **{op: OPERATIONS[op] for op in SPARSE}}
 """The row of the table for each."""
 OPS = tuple(ROWS)
 ONE_PRODUCT = tuple(op for op in STRIDED if not NAMES[op].second)

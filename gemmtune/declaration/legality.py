@@ -180,7 +180,7 @@ def _of_blocks(traits: Traits, problem: Problem) -> Iterator[str]:
 def _of_layouts(traits: Traits, problem: Problem) -> Iterator[str]:
     given = [(role, x) for role, x in problem.operands if role != "b" or problem.sparsity is None]
     multiplied = [(role, x) for role, x in given if role in ("a", "b", "c", "d")]
-    strided = [(role, x) for role, x in given if len(x.size) > 0]
+    strided = [(role, x) for role, x in given if len(x.size) > 0 and role != "offs"]
     if traits.layouts is not None:
         allowed = {PLAIN, *traits.layouts}
         for role, layout in strided:

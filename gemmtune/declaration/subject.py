@@ -4,7 +4,8 @@ A **function** is called as ``f(a, b)``, with ``out=``, ``alpha=``, ``beta=`` an
 operands for bmm and int8 ones for int_mm. A **namespace** (a module, an object) has a function for each operation, called as
 torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on. Both are called as gemmtune's own for the other operations:
 ``int_mm_mul(a, b, scale)``, ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with what there is of the last three,
-``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``, ``bsr_mm(bsr, x)`` for torch's sparse_bsr tensors.
+``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``, ``bsr_mm(bsr, x)`` for torch's sparse_bsr tensors,
+``grouped_mm(a, b, *, offs)`` for groups of rows and, where ``grouped_k_mm`` is declared or found too, of terms.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class Traits:
     """
 
     ops: tuple[str, ...] | None = None
-    """Of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm. None: for a function
+    """Of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, grouped_k_mm
+    (groups of terms). None: for a function
     what it is named after, else mm; what it has for a namespace."""
     dtypes: tuple[str, ...] | None = None
     """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""

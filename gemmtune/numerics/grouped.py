@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -120,9 +121,9 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 
 def grouped_expectations(problem: Problem, device: torch.device) -> list[Expectation]:
     """All that is tried of a grouped problem, random data last."""
-    made = _Made(problem, device)
+    made = GroupedProbes(problem, device)
     cheap = problem.flops <= 2 * EXPENSIVE_MACS["cpu" if device.type == "cpu" else "cuda"]
-    patterns = dict(awkward_ends(made.total, problem.groups))
+    patterns = made.patterns
     names = list(patterns) if cheap else ["uneven", "one group has all"]
     found: list[Expectation] = [made.integers(name, patterns[name]) for name in names]
     one_hot = made.one_hot(patterns["uneven"])
@@ -148,21 +149,30 @@ def awkward_ends(total: int, groups: int) -> Iterator[tuple[str, list[int]]]:
     yield "nothing", [0] * groups
 
 
-class _Made:
-    """Operands and expectations of one problem."""
+class GroupedProbes:
+    """Operands of one problem with what the result must be, other numbers each time."""
 
-    def __init__(self, problem: Problem, device: torch.device) -> None:
+    def __init__(self, problem: Problem, device: torch.device, *, seed: int = SEED) -> None:
         self.problem = problem
         self.device = device
         self.total = problem.k if problem.divides_terms else problem.m
-        self.generator = torch.Generator(device=device).manual_seed(SEED)
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.patterns = dict(awkward_ends(self.total, problem.groups))
+        """Where groups end, by name of the pattern."""
+        self._names = itertools.cycle(self.patterns)
+
+    def next_integers(self) -> GroupedExpectation:
+        """Small integers, with groups that end as in the next pattern."""
+        name = next(self._names)
+        return self.integers(name, self.patterns[name])
 
     def integers(self, name: str, ends: list[int]) -> GroupedExpectation:
         """Small integers everywhere."""
         return self._expected(f"integers, {name}", self._integers(self.problem.a), self._small(), ends, exactness="integers")
 
-    def random(self, ends: list[int]) -> GroupedExpectation:
-        """Standard normal numbers, none of them so small that it may be read as 0."""
+    def random(self, ends: list[int] | None = None) -> GroupedExpectation:
+        """Standard normal numbers, none of them so small that it may be read as 0; in uneven groups unless told otherwise."""
+        ends = self.patterns["uneven"] if ends is None else ends
         return self._expected("random", self._normal(self.problem.a), self._any_b(), ends)
 
     def one_hot(self, ends: list[int]) -> GroupedExpectation | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Fault:
     """Rows and terms behind the last group belong to it."""
     narrow: bool = False
     """Partial sums of 16 bits."""
+    sizes: bool = False
+    """Offsets are read as how many each group has."""
 
 
 def pieces(offs: Tensor, fault: Fault, total: int) -> list[tuple[int, int, int]]:
@@ -41,6 +44,8 @@ def pieces(offs: Tensor, fault: Fault, total: int) -> list[tuple[int, int, int]]
     ends = offs.tolist()
     if fault.behind:
         ends[-1] = total
+    if fault.sizes:
+        ends = list(itertools.accumulate(ends))
     starts = [0, *ends[:-1]]
     found = [(g, fault.begin(g, s, e), fault.end(g, s, e)) for g, (s, e) in enumerate(zip(starts, ends, strict=True))]
     return [(g, max(s, 0), min(e, total)) for g, s, e in found[: len(found) - fault.groups]]
@@ -96,6 +101,8 @@ ROWS: dict[str, Fault] = {
     "empty group writes": Fault(writes_empty=True),
     "next group's matrix times zero": Fault(leaks=True),
     "partial sums of 16 bits": Fault(narrow=True),
+    "offsets read as sizes": Fault(sizes=True),
+    "matrix of the group before for the first": Fault(matrix=lambda g, groups, begin, end: g - (begin == 0 and g > 0)),
 }
 TERMS: dict[str, Fault] = {
     "right": Fault(),
@@ -109,6 +116,7 @@ TERMS: dict[str, Fault] = {
     "terms behind a group times zero": Fault(leaks=True),
     "terms behind the last group": Fault(behind=True),
     "partial sums of 16 bits": Fault(narrow=True),
+    "offsets read as sizes": Fault(sizes=True),
 }
 MUTANTS: dict[tuple[str, str], Callable[..., None]] = {
     **{("rows", name): functools.partial(of_rows, fault=fault) for name, fault in ROWS.items()},

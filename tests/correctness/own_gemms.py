@@ -111,6 +111,17 @@ class EveryOperation:
     def bsr_addmm(inp: Tensor, bsr: Tensor, x: Tensor, *, beta: float, alpha: float) -> Tensor:
         return beta * inp + alpha * (bsr.to_dense() @ x)
 
+    @staticmethod
+    def grouped_mm(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
+        ends = offs.tolist()
+        pieces = [a[begin:end] @ b[g] for g, (begin, end) in enumerate(zip([0, *ends], ends, strict=False))]
+        return torch.cat([*pieces, a.new_zeros((len(a) - ends[-1], b.shape[-1]))])
+
+    @staticmethod
+    def grouped_k_mm(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
+        ends = offs.tolist()
+        return torch.stack([a[:, begin:end] @ b[begin:end] for begin, end in zip([0, *ends], ends, strict=False)])
+
 
 every_operation = EveryOperation()
 

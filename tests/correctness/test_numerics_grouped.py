@@ -149,7 +149,7 @@ def test_large_problems_have_fewer_patterns(monkeypatch: pytest.MonkeyPatch) -> 
 
 @BOTH
 def test_samples_are_of_their_rows_and_columns(problem: Problem) -> None:
-    made = grouped._Made(problem, CPU)
+    made = grouped.GroupedProbes(problem, CPU)
     whole = made.random([3, 3, 10, 14])
     pieces = spans([3, 3, 10, 14], 16)
     find = grouped._of_terms if problem.divides_terms else grouped._of_rows

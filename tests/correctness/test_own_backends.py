@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executed import OPERATIONS, WITHOUT_BLOCKS, WITHOUT_PRODUCTS, note
+from executed import OPERATIONS, WITHOUT_ANYTHING, WITHOUT_PRODUCTS, note
 from rotation import rotated
 from torch_faults import makes_nan_of_infinity
 
@@ -24,7 +24,7 @@ from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms import own
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner
-from gemmtune.declaration.labels import OPS, SCALES, WEIGHTS
+from gemmtune.declaration.labels import GROUPED, SCALES, SINGLE, WEIGHTS
 from gemmtune.declaration.subject import SubjectSpec
 from gemmtune.problem import Problem
 
@@ -81,7 +81,7 @@ def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, p
 
 def properties_of(backends: Iterable[str]) -> list[tuple[str, str]]:
     """Each backend with each property that it has something for."""
-    return [(backend, name) for backend in backends for name in NAMES if name not in WITHOUT_BLOCKS.get(backend, ())]
+    return [(backend, name) for backend in backends for name in NAMES if name not in WITHOUT_ANYTHING.get(backend, ())]
 
 
 def assert_conforming(outcomes: list[Outcome]) -> None:
@@ -103,7 +103,7 @@ def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
 @pytest.mark.parametrize(("backend", "op"), [(backend, op) for backend, ops in OPERATIONS.items() for op in ops])
 def test_each_operation_conforms_on_the_cpu(backend: str, op: str) -> None:
     """The sample of a property may lack an operation, so each has a case of its own."""
-    check(backend, "integers", "cpu", EVERY, op=op)
+    check(backend, "group-ends" if op in GROUPED else "integers", "cpu", EVERY, op=op)
 
 
 @pytest.mark.gpu
@@ -148,7 +148,15 @@ def test_kernels_for_an_older_architecture_conform(arch: str, name: str) -> None
 @pytest.mark.parametrize("name", WITHOUT_PRODUCTS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_operations_conform_where_nothing_is_multiplied(own_store: Path, device: str, name: str) -> None:
-    declared = {"empty": True, "alpha": True, "beta": True, "ops": OPS, "scales": SCALES, "weights": tuple(WEIGHTS), "zeros": True}
+    declared = {
+        "empty": True,
+        "alpha": True,
+        "beta": True,
+        "ops": SINGLE,
+        "scales": SCALES,
+        "weights": tuple(WEIGHTS),
+        "zeros": True,
+    }
     gemm = InProcessRunner(SubjectSpec(target="gemmtune", declared=declared), device)
     scope = Scope(traits=gemm.describe().traits, device_type=device, level=Level.SMOKE)
     assert_conforming([gemm.run(case) for case in property_named(name).cases(scope)])

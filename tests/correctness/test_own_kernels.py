@@ -82,28 +82,34 @@ def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
         "scaled_mm": ((narrow, narrow.t(), scale[:1], scale[:1]), {}),
         "bsr_mm": ((bsr, b), {}),
         "bsr_addmm": ((b[:32], bsr, b), {"alpha": 2.0}),
+        "grouped_mm": ((a, torch.stack([b, -b]), torch.tensor([9, 32], dtype=torch.int32)), {}),
+        "grouped_k_mm": ((a, b, torch.tensor([9, 64], dtype=torch.int32)), {}),
     }
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_each_operation_is_raced_and_called(op: str, own_store: Path):
     operands, keywords = _calls()[op]
-    expected = getattr(gemmtune, op)
+    named = "grouped_mm" if op == "grouped_k_mm" else op
+    expected = getattr(gemmtune, named)
     with only("own_gemms:every_operation", tune_in_subprocess=False, search="quick"):
-        outcomes = {o.name: o for o in gemmtune.tune(op, *operands, progress=False, **keywords)[0].outcomes}
+        outcomes = {o.name: o for o in gemmtune.tune(named, *operands, progress=False, **keywords)[0].outcomes}
         assert outcomes[name_of("every_operation")].status == "ok", outcomes
     with settings.patch(backends=("aten",), tune="never"):
         right = expected(*operands, **keywords)
     with only("own_gemms:every_operation", choice_denylist_regex="^aten", tune="never"):
-        assert gemmtune.explain(op, *operands, **keywords).pick == name_of("every_operation")
+        assert gemmtune.explain(named, *operands, **keywords).pick == name_of("every_operation")
         torch.testing.assert_close(expected(*operands, **keywords), right, rtol=1e-2, atol=1e-2)
 
 
 def test_what_no_declaration_covers_says_what_is():
-    problem = Problem.grouped_mm(16, 32, 64, groups=2, dtype=torch.float32, device_type="cpu")
+    problem = Problem.mixed_grouped_mm(16, 32, 64, groups=2, dtype=torch.float32, device_type="cpu")
     with only("own_gemms:right") as chosen:
         [refusal] = [x for x in offers_for(problem, gemmtune.device.detect("cpu"), chosen).refusals if x.name == name_of("right")]
-    assert re.fullmatch(r"op: got grouped_mm, which no declaration covers; expected one of mm, .*, bsr_addmm", refusal.reason)
+    assert re.fullmatch(
+        r"op: got mixed_grouped_mm, which no declaration covers; expected one of mm, .*, grouped_k_mm, bsr_mm, bsr_addmm",
+        refusal.reason,
+    )
 
 
 def test_it_is_picked_called_explained_and_stored_and_another_store_takes_it_in(own_store: Path, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
@@ -11,6 +12,7 @@ from ...declaration.subject import Call, Impossible, Refused, Subject, is_fatal
 from ...numerics.buffers import POISONS, storage_bits
 from ...numerics.compare import BadElement, is_right
 from ...numerics.expectation import Expectation, OneHotExpectation, referenced
+from ...numerics.grouped import GroupedProbes
 from ...numerics.guards import Guards, Watch, guarded_out, poison_free_memory
 from ...numerics.joined import joined, side_by_side
 from ...numerics.judging import Judge
@@ -60,8 +62,7 @@ class Bench:
         self.case = case
         self.device = device
         self.problem, self.claims = _asked(subject, problem_of(case, device.type))
-        self.probes = Probes(self.problem, device, seed=case.seed)
-        self.extra = self.probes.extra()
+        self.extra = () if self.problem.groups else self.probes.extra()
         """The epilogue's operands, the same in every call."""
         self.generator = torch.Generator(device=device).manual_seed(case.seed)
         self.failures: list[Failure] = []
@@ -73,6 +74,16 @@ class Bench:
         self._results: list[torch.Tensor] = []
         self._latest: tuple[torch.Tensor | None, bool] = (None, False)
         """The result of the latest call, and whether that was the first call of the problem in this process."""
+
+    @functools.cached_property
+    def probes(self) -> Probes:
+        """Operands for one product."""
+        return Probes(self.problem, self.device, seed=self.case.seed)
+
+    @functools.cached_property
+    def groups(self) -> GroupedProbes:
+        """Operands for a product of each group."""
+        return GroupedProbes(self.problem, self.device, seed=self.case.seed)
 
     def sibling(self, **changes: object) -> Bench:
         """The bench of this case with some fields changed. Its failures are this one's."""
@@ -272,6 +283,8 @@ class Bench:
         return None
 
     def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> Diagnosis:
+        if self.problem.groups:
+            return Diagnosis("elements left unwritten" if bool((bad & unwritten).any()) else "")
         changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # the expectation with them
         if not bool((bad & unwritten).any()) and (changed or not expected.known):
             return Diagnosis()

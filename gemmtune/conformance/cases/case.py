@@ -26,6 +26,7 @@ from ...declaration.labels import (
 from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
 from ...problem.operations import Operation
+from ...problem.rules import MOST_GROUPS
 from ...problem.sparsity import Sparsity
 
 SCALARS = ("zero", "one", "general")
@@ -77,6 +78,8 @@ class Case:
     """Columns of c of mm_plus_mm, whose strides are those of a, as d's are those of b; empty: K."""
     blocks: str = ""
     """The class of a block-sparse weight, as ``declaration.blocks`` has it; empty: square blocks of 16, half of them there."""
+    groups: str = ""
+    """The number of groups of a grouped product; empty: 4."""
     variant: str = ""
     seed: int = 0
 
@@ -92,6 +95,8 @@ class Case:
             raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
         if self.blocks and not self.row.sparse:
             raise CaseError(f"blocks: got {self.blocks!r} for {self.op}, expected nothing: its operands are dense")
+        if self.groups and not (self.row.grouped and self.groups.isdecimal() and 1 <= int(self.groups) <= MOST_GROUPS):
+            raise CaseError(f"groups: got {self.groups!r} for {self.op}, expected 1 to {MOST_GROUPS}, for grouped products alone")
         if (sparsity := self.sparsity) is not None and (self.n % sparsity.block_n or self.k % sparsity.block_k):
             raise CaseError(f"blocks: got {sparsity} for N = {self.n}, K = {self.k}, expected blocks that divide them")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
@@ -188,5 +193,5 @@ class Case:
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
 _OPTIONAL = (
     "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "k2", "blocks",
-    "variant", "seed",
+    "groups", "variant", "seed",
 )  # fmt: skip

@@ -46,6 +46,8 @@ ADDED = tuple(op for op in STRIDED if ROWS[op].operand("inp") is not None)
 UNUSUAL = ("row+1", "row+8", "col+17", "col@3", "every2", "rows0", "cols0", "window", "row~0", "row~1", "col+8@5~1")
 """Strides beside the plain ones, of one operand at a time."""
 BATCHES = (3, 2)
+GROUPS = ("", "1", "7", "33")
+"""Numbers of groups, more than there are rows among them."""
 
 
 def shapes(scope: Scope) -> tuple[Size, ...]:
@@ -152,6 +154,8 @@ class Sample:
             kind = KINDS[(number + number // len(sides)) % len(KINDS)]
             fields |= {"blocks": sides[number % len(sides)] + kind}
             b, (n, k) = PLAIN, in_blocks(fields["blocks"], n, k)
+        if plain.row.grouped:
+            fields["groups"] = GROUPS[number % len(GROUPS)]
         case = plain.changed(m=m, n=n, k=k, a=a, b=b, **fields)
         if case.batched:
             case = case.changed(batch=BATCHES[number % len(BATCHES)])

@@ -55,6 +55,9 @@ class Scope:
         elif row.float8:
             legal = FLOAT8
             offered = tuple(name for name in declared if name in legal) or FLOAT8[:1] if declared is not None else legal
+        elif row.grouped:
+            legal = (*NARROW_FLOATS, "tf32")
+            offered = declared if declared is not None else NARROW_FLOATS
         elif row.sparse:
             legal = tuple(name for name, dtype in DTYPES.items() if dtype in row.operands[0].dtypes)
             offered = declared if declared is not None else (*FLOATS, "int8")

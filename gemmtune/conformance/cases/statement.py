@@ -15,6 +15,9 @@ from ...problem.scales import scale_layouts, weight_scale_layout
 from ...problem.trace import trace
 from .case import Case
 
+PLAIN_GROUPS = 4
+"""Groups of a case that names no number."""
+
 
 def problem_of(case: Case, device_type: str) -> Problem:
     """What ``case`` asks. An epilogue is there for int_mm_mul alone: the sum times a factor."""
@@ -28,6 +31,12 @@ def problem_of(case: Case, device_type: str) -> Problem:
     more: dict[str, Any] = {}
     if case.sparsity is not None:
         more["sparsity"] = case.sparsity
+    if case.row.grouped:
+        groups = int(case.groups or PLAIN_GROUPS)
+        lead_b, lead_out = ((groups,), ()) if case.op == "grouped_mm" else ((), (groups,))
+        more["offs"] = Layout.contiguous((groups,), torch.int32)
+    else:
+        lead_b, lead_out = lead, lead
     if case.row.second:
         _, k2 = case.summed
         more |= {"c": strides_a.layout((case.m, k2), dtype), "d": strides_b.layout((k2, case.n), dtype)}
@@ -39,8 +48,10 @@ def problem_of(case: Case, device_type: str) -> Problem:
     return Problem(
         op=case.row.name,
         a=strides_a.layout((*lead, case.m, case.k), dtype),
-        b=_weight(case) if case.sparsity is not None else strides_b.layout((*lead, case.k >> bool(encoding), case.n), case.b_dtype),
-        out=OperandLayout.parse(case.out or PLAIN).layout(out_size, result),
+        b=_weight(case)
+        if case.sparsity is not None
+        else strides_b.layout((*lead_b, case.k >> bool(encoding), case.n), case.b_dtype),
+        out=OperandLayout.parse(case.out or PLAIN).layout((*lead_out, case.m, case.n), result),
         inp=strides.layout(shapes[case.bias], dtype) if case.added else None,
         alpha=case.alpha if case.added else "one",  # type: ignore[arg-type]
         beta=case.beta if case.added else "zero",  # type: ignore[arg-type]

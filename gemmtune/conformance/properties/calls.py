@@ -34,7 +34,7 @@ ON_CUDA: tuple[Size, ...] = ((64, 64, 64), (130, 129, 96), (16, 256, 1024))
 
 def check_determinism(bench: Bench) -> None:
     """Random data, the same operands, other memory for the result each time: the same bits."""
-    operands = bench.probes.random()
+    operands = bench.probes.random() if not bench.problem.groups else bench.groups.random().operands
     first = bench.call(operands)
     for number in range(2, SAME_RUNS + 1):
         result = bench.call(operands, watch=False)

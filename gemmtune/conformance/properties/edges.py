@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...declaration.labels import OPS, ROWS
+from ...declaration.labels import ROWS, SINGLE
 from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
@@ -43,14 +43,14 @@ def edge_shapes(scope: Scope) -> list[Size]:
 
 def _edges(name: str, scope: Scope) -> Iterator[Case]:
     """Each triple for at least one operation and dtype, and these in turn."""
-    contexts = sum(len(scope.tested_dtypes(op)) for op in scope.tested_ops)
+    contexts = sum(len(scope.tested_dtypes(op)) for op in scope.tested_ops if op in SINGLE)
     budget = (max(54, 3 * contexts), len(EDGES) ** 2 + contexts, 5000)
-    return Sample(budget=budget, shapes=edge_shapes, ops=OPS)(name, scope)
+    return Sample(budget=budget, shapes=edge_shapes, ops=SINGLE)(name, scope)
 
 
 def _long(name: str, scope: Scope) -> Iterator[Case]:
     """Every long size once in every dimension; at smoke only the longest for all operations but the first."""
-    for number, op in enumerate(scope.tested_ops):
+    for number, op in enumerate(op for op in scope.tested_ops if op in SINGLE):
         lengths = LONG if number == 0 or scope.level > Level.SMOKE else LONG[-1:]
         sizes = tuple(size for long in lengths for size in ((long, 8, 8), (5, long, 8), (5, 8, long)))
         dtypes = len(scope.tested_dtypes(op))
@@ -83,7 +83,7 @@ def _k_zero(name: str, scope: Scope) -> Iterator[Case]:
 def _of_sizes(name: str, scope: Scope, sizes: tuple[Size, ...]) -> Iterator[Case]:
     """Cases of those sizes that fit as they are."""
     wanted = tuple(size for size in sizes if fitting(scope, *size) == size)
-    return Sample(budget=(32, 96, 200), shapes=wanted, ops=OPS)(name, scope) if wanted else iter(())
+    return Sample(budget=(32, 96, 200), shapes=wanted, ops=SINGLE)(name, scope) if wanted else iter(())
 
 
 def _empty_needs(scope: Scope) -> str | None:

@@ -13,6 +13,7 @@ import torch
 from ...numerics.block_sparse import parts
 from ...numerics.bounds import exact_limit
 from ...numerics.buffers import placed, storage_bits
+from ...numerics.expectation import Expectation
 from ...numerics.one_hot import OneHotProbe
 from ...numerics.operands import Operands
 from ...numerics.quantized import packed, scales_along_k
@@ -73,11 +74,15 @@ class Probe:
     """Operands with one right result."""
 
     operands: Operands
-    one_hot: OneHotProbe | None
+    one_hot: OneHotProbe | None = None
     """The probe whose result is known exactly without a product; None: integers, whose reference product is exact."""
+    grouped: Expectation | None = None
+    """What is known of a product of each group."""
 
     def judge(self, bench: Bench, result: torch.Tensor) -> bool:
         """Whether ``result`` is the right one; if not, ``bench`` has a failure more."""
+        if self.grouped is not None:
+            return bench.expect_that(result, self.grouped)
         if self.one_hot is not None:
             return bench.expect_one_hot(result, self.one_hot)
         return bench.expect(result, self.operands, name="integers", exact=True)
@@ -88,6 +93,9 @@ def exact_probe(bench: Bench) -> Probe:
 
     Each element of the result then depends on where in memory a GEMM reads.
     """
+    if bench.problem.groups:
+        expectation = bench.groups.next_integers()
+        return Probe(operands=expectation.operands, grouped=expectation)
     one_hot: OneHotProbe | None = None
     probes = bench.probes
     if probes.free_a and probes.free_b:

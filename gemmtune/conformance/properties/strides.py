@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ...declaration.labels import DTYPES, OPS
+from ...declaration.labels import DTYPES, SINGLE
 from ...declaration.layouts import OperandLayout
 from ...numerics.aliasing import Sharing, can_share, in_one_buffer
 from ...problem.operations import BATCHED_OPS
@@ -123,7 +123,7 @@ def _batches(name: str, scope: Scope) -> Iterable[Case]:
 PROPERTIES = (
     Property(
         "layouts", "a and b of any strides: transposed, padded, strided, repeated, overlapping", check_once,
-        Sample(budget=(180, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True, ops=OPS), drawn=True,
+        Sample(budget=(180, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True, ops=SINGLE), drawn=True,
     ),
     Property(
         "alignment", "a and b at addresses and with row lengths that are no multiples of 16 bytes", check_once,

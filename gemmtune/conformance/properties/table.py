@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import CaseError
-from . import blocks, calls, edges, large, memory, metamorphic, scalars, special, strides, values
+from . import blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, values
 from .property import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -14,6 +14,7 @@ PROPERTIES: tuple[Property, ...] = (
     *strides.PROPERTIES,
     *memory.PROPERTIES,
     *blocks.PROPERTIES,
+    *groups.PROPERTIES,
     *metamorphic.PROPERTIES,
     *calls.PROPERTIES,
     *large.PROPERTIES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ...declaration.labels import OPS
+from ...declaration.labels import SINGLE
 from ...declaration.layouts import OperandLayout
 from ...numerics.bounds import exact_limit
 from ...numerics.compare import MOST, grade
@@ -122,7 +122,7 @@ def _free(case: Case) -> bool:
 
 
 def _probe(name: str, meaning: str, check: Check, smoke: int, admits: Callable[[Case], bool] = lambda _: True) -> Property:
-    sample = Sample(budget=(smoke, 320, 1900), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits, ops=OPS)
+    sample = Sample(budget=(smoke, 320, 1900), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits, ops=SINGLE)
     return Property(name, meaning, check, sample, drawn=True)
 
 
@@ -134,7 +134,10 @@ PROPERTIES = (
     _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, _free),
     Property(
         "bound", "random data of several kinds within the error bound of the claimed arithmetic", check_bound,
-        Sample(budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True, ops=OPS), drawn=True,
+        Sample(
+            budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True, ops=SINGLE
+        ),
+        drawn=True,
     ),
     Property(
         "grade", "the error of 16-bit results is hardly larger than that of rounding them once", check_grade,
