@@ -22,6 +22,8 @@ class Effort:
     """… unless they are slower than the fastest choice by more than this factor; …"""
     variant_rounds: int
     """… and how often at most: those of a variant that won are others."""
+    densified: int | None
+    """How many choices for the dense product each backend adds to those for a block-sparse one, the likely best first."""
     axis_points: int
     """How many further points are tried along the axes of the fastest choice of a template that has such; …"""
     axis_near: float
@@ -76,6 +78,7 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_kernels=1,
             variant_near=1.1,
             variant_rounds=1,
+            densified=2,
             axis_points=0,
             axis_near=1.0,
             entrants=8,
@@ -87,7 +90,8 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_kernels=3,
             variant_near=1.25,
             variant_rounds=3,
-            axis_points=12,
+            densified=8,
+            axis_points=8,
             axis_near=1.25,
             entrants=16,
             rounds_s=0.6,
@@ -98,6 +102,7 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
             variant_kernels=8,
             variant_near=1.6,
             variant_rounds=6,
+            densified=None,
             axis_points=160,
             axis_near=1.6,
             entrants=32,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,10 @@ import torch
 
 from ..choice import Choice, Kernel, Offers, RunNew, Scalars, Tensors
 from ..numerics.block_sparse import dense_problem
+from ..numerics.block_sparse import densified as blocks_densified
+from ..numerics.bounds import FLOAT8_BITS
 from ..problem import Problem
+from ..problem.dtypes import is_float8
 
 __all__ = ["DensifiedChoice", "dense_problem", "densified"]
 
@@ -30,11 +34,13 @@ class DensifiedChoice(Choice):
     @classmethod
     def around(cls, problem: Problem, inner: Choice, *, baseline: bool = False) -> DensifiedChoice:
         """The choice that does ``problem`` by ``inner``."""
+        native = inner.problem.float8 and problem.device_type != "cpu"
+        bits = FLOAT8_BITS if native and inner.claims.accumulator_bits is None else inner.claims.accumulator_bits
         return cls(
             name=f"{inner.name}+dense",
             backend=inner.backend,
             problem=problem,
-            claims=replace(inner.claims, skips_absent=False),
+            claims=replace(inner.claims, skips_absent=False, accumulator_bits=bits),
             info={**inner.info, "dense": True},
             baseline=baseline,
             inner=inner,
@@ -71,13 +77,13 @@ class DensifiedChoice(Choice):
     def bind(self, loaded: Any) -> Kernel:
         """The dense kernel, behind the making of its b unless that is packed."""
         kernel = self.inner.bind(loaded)
-        if self.problem.prepacked:
-            return kernel
         run, fresh = kernel.run, kernel.run_new
+        if self.problem.prepacked:
+            return _scaled(kernel) if is_float8(self.problem.dtype) else kernel
 
         def run_dense(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
             a, weight, *rest = tensors
-            run(out, (a, _dense(weight), *rest), scalars)
+            run(out, (a, _dense(weight), *_scales(a), *rest), scalars)
 
         return Kernel(run=run_dense, run_new=None if fresh is None else _new(fresh))
 
@@ -98,12 +104,38 @@ class DensifiedChoice(Choice):
 
 def _dense(weight: torch.Tensor) -> torch.Tensor:
     """b [K, N], column-major, as dense products have it."""
-    return weight.to_dense().t()
+    return blocks_densified(weight).t()
+
+
+@functools.lru_cache(maxsize=16)
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones(1, device=device)
+
+
+def _scales(a: torch.Tensor) -> Tensors:
+    """Those of a and b where the dense product of 8-bit floats has to have some."""
+    return (_one(a.device), _one(a.device)) if is_float8(a.dtype) else ()
+
+
+def _scaled(kernel: Kernel) -> Kernel:
+    """The dense kernel of 8-bit floats for a packed b."""
+    run, fresh = kernel.run, kernel.run_new
+
+    def run_scaled(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        a, b, *rest = tensors
+        run(out, (a, b, *_scales(a), *rest), scalars)
+
+    def new_scaled(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
+        assert fresh is not None
+        a, b, *rest = tensors
+        return fresh((a, b, *_scales(a), *rest), scalars)
+
+    return Kernel(run=run_scaled, run_new=None if fresh is None else new_scaled)
 
 
 def _new(fresh: RunNew) -> RunNew:
     def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
         a, weight, *rest = tensors
-        return fresh((a, _dense(weight), *rest), scalars)
+        return fresh((a, _dense(weight), *_scales(a), *rest), scalars)
 
     return run_new

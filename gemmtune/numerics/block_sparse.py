@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ..problem import Problem
+from ..problem import Layout, Problem
+from ..problem.dtypes import is_float8
 from ..problem.sparsity import Sparsity
 
 SKEW = 1.5
@@ -115,13 +116,25 @@ def rows_of(crow: torch.Tensor) -> torch.Tensor:
     return torch.arange(counts.numel(), device=crow.device).repeat_interleave(counts)
 
 
+def densified(weight: torch.Tensor) -> torch.Tensor:
+    """The matrix that a sparse_bsr tensor stands for: torch adds up no 8-bit floats, which are moved as bytes."""
+    if not is_float8(weight.dtype):
+        return weight.to_dense()
+    values, crow, col = parts(weight)
+    whole = assembled(crow, col, values.view(torch.uint8), (weight.shape[0], weight.shape[1]))
+    return whole.to_dense().view(weight.dtype)
+
+
 def occupied(weight: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
     """Which blocks of a dense matrix [N, K] have an element that is not 0."""
     return (by_blocks(weight, sparsity) != 0).flatten(2).any(dim=2)
 
 
 def dense_problem(problem: Problem) -> Problem:
-    """The problem of the dense product with the matrix that a block-sparse b stands for."""
+    """The problem of the dense product with the matrix that a block-sparse b stands for; of 8-bit floats with scales of one."""
     fields = {name: getattr(problem, name) for name in ("a", "b", "out", "inp", "alpha", "beta", "epilogue", "device_type")}
     op = "int_mm" if problem.integers else problem.op.removeprefix("bsr_")
+    if is_float8(problem.dtype):
+        op, one = "scaled_mm", Layout.contiguous((1,), torch.float32)
+        fields |= {"scale_a": one, "scale_b": one}
     return Problem(op=op, precision=problem.precision, prepacked=problem.prepacked, **fields)

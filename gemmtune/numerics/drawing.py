@@ -37,6 +37,7 @@ class Drawing:
     def __init__(self, problem: Problem, device: torch.device, *, seed: int) -> None:
         self._stated = problem
         self.problem = problem = joined(problem)
+        self._unscaled = problem.scale_a is not None and self._stated.scale_a is None  # scales are those of the dense twin alone
         self.device = device
         self.generator = torch.Generator(device=device).manual_seed(seed)
         self.size_a = _batched(distinct_size(problem.a))
@@ -165,7 +166,7 @@ class Drawing:
         sparsity, (k, n) = self._stated.sparsity, self.problem.b.size
         assert sparsity is not None
         mask = random_mask((n, k), sparsity, self.generator) if mask is None else mask
-        return self.placed(self.problem.b, b * spread(mask, sparsity).t())
+        return self.placed(self.problem.b, torch.where(spread(mask, sparsity).t(), b, torch.zeros_like(b)))
 
     def scaled_operands(self, a: torch.Tensor, b: torch.Tensor, scaling: Scaling) -> Operands:
         """Operands whose sums over K are those of the values ``a`` and ``b``, up to a factor for each row and each column."""
@@ -194,6 +195,9 @@ class Drawing:
 
     def scaling(self, *, separable: bool = False, most_zero: int = 0, zero_step: float = 1.0) -> Scaling:
         """Exact scales, and zero points of both signs if b has them."""
+        if self._unscaled:
+            one = torch.ones(1, device=self.device)
+            return Scaling(scale_a=one, scale_b=one)
         zeros = (0 if number_range(self.problem)[0] == 0 else -most_zero, most_zero)
         generator, device = self.generator, self.device
         return exact_scaling(self.problem, generator, device, separable=separable, zeros=zeros, zero_step=zero_step)
@@ -215,7 +219,8 @@ class Drawing:
         elif problem.inp is not None and inp is None:
             inp = self.normal(problem.inp)
         if scaling is None:
-            scaling = random_scaling(problem, self.generator, self.device) if general else self.scaling()
+            anyhow = general and not self._unscaled
+            scaling = random_scaling(problem, self.generator, self.device) if anyhow else self.scaling()
         alpha, beta = (GENERAL_ALPHA, GENERAL_BETA) if general else (ALPHA, BETA)
         made = Operands(
             a=a,

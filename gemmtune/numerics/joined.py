@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from ..problem import Layout, Problem
+from ..problem.dtypes import is_float8
 from .block_sparse import dense_problem, occupied, sparse_of
 from .buffers import distinct_size, overlapping, placed
 from .operands import Operands
@@ -34,7 +35,8 @@ def parted(problem: Problem, operands: Operands) -> Operands:
         mask = occupied(dense, problem.sparsity)
         if not (_is_finite(operands.a) and _is_finite(operands.b)):
             mask = torch.ones_like(mask)
-        return dataclasses.replace(operands, weight=sparse_of(dense, mask, problem.sparsity))
+        weight = sparse_of(dense, mask, problem.sparsity)
+        return dataclasses.replace(operands, weight=weight, scale_a=None, scale_b=None)  # which are ones
     if problem.c is None or problem.d is None:
         return operands
     k, left, right = problem.k, operands.a, operands.b
@@ -48,7 +50,7 @@ def parted(problem: Problem, operands: Operands) -> Operands:
 
 
 def _is_finite(x: torch.Tensor) -> bool:
-    return not x.dtype.is_floating_point or bool(x.isfinite().all())
+    return not x.dtype.is_floating_point or bool((x.float() if is_float8(x.dtype) else x).isfinite().all())
 
 
 def side_by_side(operands: Operands) -> Operands:

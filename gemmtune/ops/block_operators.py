@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
 from ..numerics.block_sparse import assembled
+from ..problem.operations import OPERATIONS
 from .block_gradients import transposed
 from .block_products import linear, multiplied
 from .block_sampled import sampled_blocks
@@ -88,7 +89,7 @@ def bsr_turned_mm(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns:
 
 @bsr_mm.register_fake
 def _(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty(_rows(crow, values), x.shape[1], dtype=torch.int32 if values.dtype == torch.int8 else values.dtype)
+    return x.new_empty(_rows(crow, values), x.shape[1], dtype=OPERATIONS["bsr_mm"].result_dtype(values.dtype, epilogue=False))
 
 
 @bsr_addmm.register_fake

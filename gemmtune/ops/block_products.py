@@ -24,6 +24,7 @@ from ..dispatch.plan import keep_ready, plan_for, ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of
 from ..errors import InvalidProblemError
+from ..problem.dtypes import is_float8
 from ..problem.fields import scalar_class
 from .block_batches import batched_product, is_batch
 from .block_gradients import BlockProduct, Fused
@@ -43,11 +44,12 @@ def bsr_mm(
     """out = epilogue(bsr @ x, *epilogue_args)
 
     Args:
-        bsr: [M, K], a sparse_bsr tensor with blocks of any size, or ``prepack`` of one: of float64, float32, float16, bfloat16 or
-            int8. Column indices of a block row must rise. They are read when the tensor is first seen, and again after a change
-            that was made through it.
+        bsr: [M, K], a sparse_bsr tensor with blocks of any size, or ``prepack`` of one: of float64, float32, float16, bfloat16,
+            int8, float8_e4m3fn or float8_e5m2. Column indices of a block row must rise. They are read when the tensor is first
+            seen, and again after a change that was made through it.
         x: [K, N], any strides, of the dtype of ``bsr``. Both may have a batch in front, without an epilogue.
-        out: [M, N] of the dtype of ``bsr`` (int32 for int8), any strides without overlap, sharing no memory with what is read.
+        out: [M, N] of the dtype of ``bsr`` (int32 for int8, bfloat16 for 8-bit floats), any strides without overlap, sharing no
+            memory with what is read.
         epilogue: as for ``mm``; it gets float32 for int8.
         epilogue_args: tensors that broadcast to [M, N].
 
@@ -77,10 +79,13 @@ def bsr_addmm(
 ) -> Tensor:
     """out = epilogue(beta · inp + left_alpha[:, None] · (alpha · bsr @ x) · right_alpha[None, :], *epilogue_args)
 
-    ``left_alpha`` [M] and ``right_alpha`` [N] are of a float dtype, and ones where they are None. ``inp`` broadcasts to [M, N] and
-    has the dtype of ``bsr``, which is no integer; without those two, ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and
-    infinity in ``inp`` do not reach the result. The rest is as for ``bsr_mm``.
+    ``left_alpha`` [M] and ``right_alpha`` [N] are of a float dtype, and ones where they are None: of 8-bit floats the scales of the
+    rows of ``bsr`` and of the columns of ``x``. ``inp`` broadcasts to [M, N] and has the dtype of ``bsr``, which is no integer, or
+    beside 8-bit floats any wider one; without those two, ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and infinity in
+    ``inp`` do not reach the result. The rest is as for ``bsr_mm``.
     """
+    if is_float8(bsr.dtype) and left_alpha is None and right_alpha is None:
+        right_alpha = torch.ones((), device=x.device)
     if left_alpha is None and right_alpha is None:
         return multiplied("bsr_addmm", bsr, x, inp, (alpha, beta), out, epilogue, epilogue_args)
     factors = [f for f in (None if left_alpha is None else left_alpha.unsqueeze(-1), right_alpha) if f is not None]

@@ -145,7 +145,9 @@ def added(function: Callable[..., Tensor], a: Tensor, b: Tensor, inp: Tensor, al
 
 
 def block_product(a: Tensor, b: Tensor, sparsity: object = None) -> Tensor:  # noqa: ARG001 - b says it
-    """a @ bᵀ for a sparse_bsr b [N, K], by a dense product; of int8 as int32."""
+    """a @ bᵀ for a sparse_bsr b [N, K], by a dense product; of int8 as int32, of 8-bit floats as bfloat16."""
+    if a.is_floating_point() and a.element_size() == 1:
+        return torch.mm(a.float(), b.to(torch.float32).to_dense().t()).to(torch.bfloat16)
     dense = b.to_dense().t()
     return torch.mm(a, dense) if a.is_floating_point() else int_composed(a, dense)
 

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from ..errors import InvalidProblemError
+from .dtypes import is_float8
 from .layout import Layout
 
 MOST = 2**31 - 1
@@ -42,7 +43,7 @@ def blocked_layouts(m: int, n: int, k: int, letters: str, dtype: torch.dtype) ->
     """a, b and out around a block-sparse b."""
     if letters not in ("nt", "tt"):
         raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
-    result = dtype if dtype.is_floating_point else torch.int32
+    result = torch.bfloat16 if is_float8(dtype) else dtype if dtype.is_floating_point else torch.int32
     a, b, out = operand_layouts((), m, n, k, letters, dtype, dtype, result)
     return a, b, out if letters == "nt" else _layout((m, n), result, transposed=True)
 

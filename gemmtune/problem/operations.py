@@ -30,7 +30,7 @@ from .compositions import (
     scaled_grouped,
     two_products,
 )
-from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ
+from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, is_float8
 from .gradients import Gradient, of_grouped, of_grouped_terms, of_product, of_sum, of_two_products, of_widened
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
 
@@ -90,6 +90,8 @@ class Result:
     default: torch.dtype | None = None
     of_integers: torch.dtype | None = None
     """The default where a is of integers, if that is another one."""
+    of_float8: torch.dtype | None = None
+    """The default where a is of 8-bit floats, if that is another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +198,8 @@ class Operation:
 
     @property
     def float8(self) -> bool:
-        """a and b are 8-bit floats."""
-        return set(FLOAT8) <= set(self.operands[0].dtypes)
+        """a and b are 8-bit floats; of block-sparse ones they may be."""
+        return not self.sparse and set(FLOAT8) <= set(self.operands[0].dtypes)
 
     @property
     def integers(self) -> bool:
@@ -221,7 +223,8 @@ class Operation:
     def result_dtype(self, dtype: torch.dtype, *, epilogue: bool) -> torch.dtype:
         """The dtype of out for an a of ``dtype`` where neither the caller nor the end of an epilogue names one."""
         result = self.result_of(epilogue=epilogue)
-        return result.default or (result.of_integers if not dtype.is_floating_point else None) or dtype
+        of_kind = result.of_float8 if is_float8(dtype) else None if dtype.is_floating_point else result.of_integers
+        return result.default or of_kind or dtype
 
 
 def _product(dtypes: tuple[torch.dtype, ...], b: tuple[torch.dtype, ...] = ()) -> tuple[Operand, Operand]:
@@ -319,11 +322,11 @@ _ROWS = (
     Operation(
         name="bsr_mm",
         formula="a @ b for a block-sparse b",
-        operands=_product((*_FLOATS, torch.int8)),
+        operands=_product((*_FLOATS, torch.int8, *FLOAT8)),
         options=("sparsity",),
         compose=block_product,
-        result=Result(dtypes=(*_FLOATS, torch.int32), of_integers=torch.int32),
-        fused=Result(dtypes=_FLOATS, of_integers=torch.float32),
+        result=Result(dtypes=(*_FLOATS, torch.int32), of_integers=torch.int32, of_float8=torch.bfloat16),
+        fused=Result(dtypes=_FLOATS, of_integers=torch.float32, of_float8=torch.bfloat16),
         prepacks=True,
     ),
     Operation(

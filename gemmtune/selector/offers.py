@@ -78,7 +78,8 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
                 choices += routed(problem, backend.enumerate(grouped_problem(problem), device, settings)).choices
             # torch offers the dense product itself. Where the dense matrix is made in each call, another product hardly matters.
             if problem.prepacked and problem.sparsity is not None and name != "aten":
-                choices += densified(problem, backend.enumerate(dense_problem(problem), device, settings)).choices
+                dense = backend.enumerate(dense_problem(problem), device, settings)
+                choices += densified(problem, dense).choices[: EFFORT[settings.search].densified]
         legal = Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
         return without(legal, lambda choice: choice.obstacle) if on_this_machine else legal
 

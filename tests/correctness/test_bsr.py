@@ -15,7 +15,7 @@ from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel, Status, Tensors
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
-from gemmtune.numerics.block_sparse import parts, random_mask
+from gemmtune.numerics.block_sparse import densified, parts, random_mask
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.verify import Verdict, Verifier
@@ -222,6 +222,9 @@ PROBLEMS = {
         5, 48, 64, block=(16, 8), density=0.2, imbalance="skewed", wide_index=True, alpha=2, beta=0.5, device_type="cpu",
         prepacked=True,
     ),
+    "e4m3-prepacked": Problem.bsr_mm(
+        17, 48, 64, block=16, dtype=torch.float8_e4m3fn, layout="tt", device_type="cpu", prepacked=True
+    ),
     "int8-none": Problem.bsr_mm(4, 48, 64, block=16, density=0, dtype=torch.int8, layout="tt", device_type="cpu"),
 }  # fmt: skip
 
@@ -300,3 +303,21 @@ def test_sums_of_integers_are_exact() -> None:
         gemmtune.int_bsr_addmm(inp.float(), bsr, x)
     with pytest.raises(gemmtune.InvalidProblemError, match="bsr_addmm takes floats"):
         gemmtune.int_bsr_addmm(inp, bsr.float(), x.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_8_bit_floats_have_scales_of_rows_and_columns(dtype: torch.dtype) -> None:
+    bsr, x = create_blocked_tensor(48, 64, block=(16, 8), density=0.4, dtype=dtype), numbers(64, 5, dtype=dtype)
+    inp, left, right = numbers(48, 5, dtype=torch.bfloat16), numbers(48, dtype=torch.float32), numbers(5, dtype=torch.float32)
+    product = densified(bsr).double() @ x.double()
+    for weight in (bsr, gemmtune.prepack(bsr)):
+        assert close(gemmtune.bsr_mm(weight, x), product, torch.bfloat16)
+        got = gemmtune.bsr_addmm(inp, weight, x, beta=2, alpha=3, left_alpha=left, right_alpha=right)
+        assert close(got, 2 * inp.double() + 3 * left[:, None] * product * right, torch.bfloat16)
+        assert close(gemmtune.bsr_addmm(inp, weight, x), inp.double() + product, torch.bfloat16)
+    batch = x.expand(2, 64, 5)
+    assert close(gemmtune.bsr_mm(bsr, batch), product.expand(2, 48, 5), torch.bfloat16)
+    crow, col, values = (part(bsr) for part in PARTS)
+    assert close(torch.ops.gemmtune.bsr_mm(crow, col, values, x), product, torch.bfloat16)
+    with pytest.raises(gemmtune.InvalidProblemError, match="a and b must have the same dtype"):
+        gemmtune.bsr_mm(bsr, x.float())

@@ -27,7 +27,9 @@ WORDS = {"device_type": "cpu", "prepacked": True}
 def _fused(problem: Problem, function: Callable[..., torch.Tensor], *extra: torch.Tensor) -> Problem:
     """The problem with an epilogue, which reads ``extra``."""
     epilogue = trace(function, problem.epilogue_dtype, extra)
-    out = dataclasses.replace(problem.out, dtype=epilogue.result_dtype or (F32 if problem.integers else problem.dtype))
+    out = dataclasses.replace(
+        problem.out, dtype=epilogue.result_dtype or problem.operation.result_dtype(problem.dtype, epilogue=True)
+    )
     return dataclasses.replace(problem, epilogue=epilogue, out=out)
 
 
@@ -37,6 +39,10 @@ PROBLEMS = {
     "int8": Problem.bsr_mm(37, 96, 192, block=(16, 64), dtype=I8, **WORDS),
     "int8-odd": Problem.bsr_mm(3, 96, 60, block=(8, 6), dtype=I8, layout="tt", density=0.3, **WORDS),
     "int8-factors": _fused(Problem.bsr_mm(37, 96, 64, block=16, dtype=I8, imbalance="skewed", **WORDS), FACTORS, ROWS, COLUMNS),
+    "e4m3": Problem.bsr_mm(17, 96, 64, block=(16, 8), dtype=torch.float8_e4m3fn, **WORDS),
+    "e5m2-factors": _fused(
+        Problem.bsr_mm(37, 96, 64, block=16, dtype=torch.float8_e5m2, layout="tt", density=0.2, **WORDS), FACTORS, ROWS, COLUMNS
+    ),
     "fp32-factors": _fused(Problem.bsr_mm(37, 96, 64, block=(32, 8), dtype=F32, layout="tt", **WORDS), FACTORS, ROWS, COLUMNS),
     "bf16-sum-gelu": _fused(
         Problem.bsr_addmm(37, 96, 64, block=16, alpha=2, beta=0.5, **WORDS), lambda acc: torch.nn.functional.gelu(acc)

@@ -34,6 +34,10 @@ VERIFIED = {
     ),
     "fp32-joined": (Problem.bsr_mm(5, 48, 72, block=(8, 24), dtype=torch.float32, device_type="cpu", prepacked=True), SWAPPED),
     "fp64-split": (Problem.bsr_mm(3, 32, 192, block=32, dtype=torch.float64, layout="tt", device_type="cpu"), SPLIT),
+    "e4m3-swapped": (
+        Problem.bsr_mm(17, 64, 96, block=32, dtype=torch.float8_e4m3fn, density=0.3, device_type="cpu", prepacked=True),
+        SWAPPED,
+    ),
     "int8-cut": (Problem.bsr_mm(16, 64, 64, block=64, dtype=torch.int8, device_type="cpu", prepacked=True), SWAPPED),
 }
 
@@ -72,6 +76,18 @@ def test_every_config_fits_and_the_best_compile(tokens: int, block: int | tuple[
     [artifact] = choice.artifacts(device)
     assert artifact.shared_bytes <= device.smem_per_block_bytes
     assert artifact.spilled_share == 0
+
+
+@pytest.mark.parametrize("tokens", [16, 4096])
+def test_8_bit_floats_are_widened_to_float16(tokens: int) -> None:
+    device = preset("sm90" if tokens == 16 else "sm80")  # which has to do it by their bits
+    problem = Problem.bsr_mm(tokens, 4096, 4096, block=64, dtype=torch.float8_e4m3fn, device_type="cuda", prepacked=True)
+    config = ranked(problem, device)[0]
+    [artifact] = triton_jobs.BlocksChoice.of(problem, device, config).artifacts(device)
+    assert artifact.spilled_share < 0.05
+    assert artifact.shared_bytes <= device.smem_per_block_bytes
+    assert "f32.f16.f16" in artifact.code
+    assert "e4m3.e4m3" not in artifact.code
 
 
 def test_rows_of_the_weight_that_are_the_left_operand_decide_how_many_stages_are_held() -> None:

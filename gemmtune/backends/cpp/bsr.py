@@ -14,7 +14,7 @@ from ...choice import Choice, Claims, Kernel, Offers, Refusal, Scalars, Tensors
 from ...device import DeviceInfo
 from ...numerics.block_sparse import assembled, parts
 from ...problem import Epilogue, Layout, Problem
-from ...problem.dtypes import accumulator_dtype, dtype_info
+from ...problem.dtypes import FLOAT8, accumulator_dtype, dtype_info
 from ...toolchain.made_once import opened
 from ..panels import panels_of
 from .build import NAME, load
@@ -30,7 +30,7 @@ LEAST_HEIGHT = 4
 """Rows of a micro-tile below which loads of the weight are the limit, and it is not offered."""
 MOST_JOINED = 8
 """Blocks of which a panel is joined at most: beyond, nearly all of it is zeros."""
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, *FLOAT8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,9 +119,10 @@ def per_byte(problem: Problem) -> int:
 def product_dtype(problem: Problem, capability: int) -> torch.dtype:
     """The dtype in which a kernel multiplies: for 8-bit floats theirs where a matrix instruction takes it, else float16.
 
-    int8 on sm75 is multiplied as float16 too, for which Triton has FMAs there: sums of one step of the loop are exact in float32.
+    Of block-sparse weights, whose reading is the limit, they are multiplied as float16 everywhere: sums are then not promoted. On
+    sm75 int8 is multiplied as float16 too, for which Triton has FMAs there: sums of one step of the loop are exact in float32.
     """
-    if problem.dtype in FLOAT8 and capability < NATIVE_FLOAT8:
+    if problem.dtype in FLOAT8 and (capability < NATIVE_FLOAT8 or problem.sparsity is not None):
         return torch.float16
     if problem.integers and 0 < capability < INTEGER_PRODUCTS:
         return torch.float16
@@ -138,7 +139,7 @@ def rounds_weights(problem: Problem) -> torch.dtype | None:
 
 def quantized_of(problem: Problem, block_k: int, *, capability: int) -> Quantized | None:
     """What the kernel of a problem is told beside the classes of its operands; None for the dense operations."""
-    if problem.op not in QUANTIZED_OPS and not problem.float8:
+    if problem.op not in QUANTIZED_OPS and not problem.float8 and problem.dtype not in FLOAT8:
         return None
     given: tuple[tuple[ScaleName, Layout | None], ...] = (
         ("scale_a", problem.scale_a),

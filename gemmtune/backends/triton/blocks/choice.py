@@ -96,7 +96,19 @@ class BlocksChoice(KernelChoice):
             "parts_k": panel_k // self.config.block_k,
             "index": "tl.int64" if sparsity.wide_index and not self.problem.prepacked else "tl.int32",
             "swap": self.config.swap,
+            "widened": self._widening,
         }
+
+    @property
+    def _widening(self) -> str:
+        """How 8-bit floats become float16, which holds all of them; empty for other dtypes."""
+        quantized = self.spec.quantized
+        if quantized is None:
+            return ""
+        text = "%s.to(tl.float16)"
+        if quantized.by_bits:
+            text = "e4m3_value(%s)" if self.problem.dtype == torch.float8_e4m3fn else "e5m2_value(%s)"
+        return text if self.target is not None else f"{text}.to(tl.float32)"
 
     def expected(self, device: DeviceInfo) -> Expected:
         """Shared memory and, on HIP, the instruction by the predicate of the dense template."""
