@@ -134,6 +134,12 @@ def test_prepacked_b_and_own_result_pass() -> None:
     assert result.status == Status.OK, result.reason
 
 
+def test_a_packed_b_that_was_written_to_is_noticed() -> None:
+    run = changed(lambda out, a, b, *_: out.copy_(a @ b.T), lambda out, a, b: b.add_(1))
+    result = verdict(mm(prepacked=True), run, packing=lambda b: b.T.contiguous())
+    assert "the call changed its input: packed b" in result.reason
+
+
 def test_b_is_packed_once_for_all_choices_of_a_format() -> None:
     packed: list[torch.Tensor] = []
 

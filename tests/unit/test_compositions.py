@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem, compositions
@@ -192,3 +195,17 @@ def test_grouped_products_go_to_torch_where_it_takes_both_matrices(
     seen: list[bool] = []
     torch.vmap(lambda x: seen.append(_torch_takes(x, b, offs)) or x)(a.unsqueeze(0))
     assert seen == [False]
+
+
+def test_offsets_are_read_where_torch_need_not_see_it() -> None:
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    offs, seen = torch.tensor([1, 3], dtype=torch.int32), []
+    assert compositions.readable(offs) == [1, 3]
+    with Watching():
+        assert compositions.readable(offs) is None
+    torch.func.vmap(lambda x: seen.append(compositions.readable(x)) or x)(offs.expand(2, 2))
+    assert seen == [None]
+    assert compositions.readable(offs.to("meta")) is None

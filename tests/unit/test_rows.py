@@ -98,6 +98,16 @@ def test_one_row_leaves_open_what_follows_m():
         classes_over(one, range(1, 9))
 
 
+def test_no_class_has_rows_that_an_index_picks_or_adds_up():
+    for problem in (
+        Problem.routed_grouped_mm(8, 16, 32, groups=2, tokens=4, device_type="cpu"),
+        Problem.combined_grouped_mm(8, 16, 32, groups=2, tokens=4, device_type="cpu"),
+    ):
+        assert row_classes(problem) == ()
+        with pytest.raises(InvalidProblemError, match="whose rows are picked or added up by an index: no table is made for such"):
+            classes_over(problem, range(1, 9))
+
+
 def test_an_empty_problem_is_of_no_class():
     empty = Problem.mm(0, 64, 32, device_type="cpu")
     assert row_classes(empty) == ()

@@ -144,6 +144,10 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         "mixed_mm: shapes do not fit, got a [4, 64] and b [32, 5]; expected a [M, K] and b [K, N]; "
         "if b has two numbers in each byte, give encoding 'int4' or 'uint4'",
     ),
+    "half of the rows, and nothing packed": (
+        changed(MIXED, b=Layout.contiguous((32, 5), INT8)),
+        "mixed_mm: shapes do not fit, got a [4, 64] and b [32, 5]; expected a [M, K] and b [K, N]",
+    ),
     "encoding": (
         changed(PACKED, encoding="nf4"),
         "mixed_mm: encoding: got 'nf4', expected one of '', 'int4', 'uint4'",

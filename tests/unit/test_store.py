@@ -298,3 +298,21 @@ def test_the_file_is_plain_sqlite_that_other_tools_can_read(store: Store, path: 
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT name, time_us, status FROM measurements").fetchall() == [("triton:mm_0", 10.0, "ok")]
     connection.close()
+
+
+def test_a_file_of_the_first_version_gets_its_table_of_all_rows_when_it_is_written(tmp_path: Path) -> None:
+    path, fact = tmp_path / "store.sqlite", Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind="asked", value={"rows": [3]})
+    store = Store.open(path)
+    store.put([row()])
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE ranged")
+    connection.close()
+    before = Store.open(path, read_only=True)
+    assert (before.every_ranged(), len(before.every_row())) == ([], 1)
+    before.close()
+    store = Store.open(path)
+    store.put_ranged(fact)
+    assert store.writable
+    store.close()
+    assert Store.open(path).every_ranged() == [fact]

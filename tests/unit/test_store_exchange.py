@@ -174,6 +174,7 @@ WRONG_ENTRIES = [
     (("ranged", 0, "fingerprint"), "{ }", r"ranged\[0\]\.fingerprint: got '\{ \}', expected the canonical JSON text"),
     (("ranged", 0, "value"), 3, r"ranged\[0\]: asked: got 3, expected a mapping of names to plain values"),
     (("ranged", 0, "colour"), 1, r"ranged\[0\]: got fields colour, fingerprint, .*, expected key, fingerprint, kind"),
+    (("limits", 0, "measured_at"), "now", r"limits\[0\]: measured_at: got 'now', expected a time in UTC"),
     (("limits", 0, "name"), [], r"limits\[0\]: name: got \[\], expected a text"),
 ]
 
