@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from cuda_cases import (
     BF16,
+    F16,
     F32,
+    FAMILY,
     INT4,
     SM90,
     UINT4,
@@ -21,6 +23,7 @@ from cuda_cases import (
     bsr_shape,
     choice,
     cluster_shape,
+    config,
     gated,
     gemv_shape,
     mixed,
@@ -35,6 +38,7 @@ from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
 from gemmtune.backends.cuda.parts import configs as parts
@@ -42,6 +46,7 @@ from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import family as wgmma
 from gemmtune.errors import UnavailableError
 from gemmtune.numerics.bounds import PRODUCTS_OF_PARTS
+from gemmtune.problem import Problem
 from gemmtune.toolchain.compiled import find_cuobjdump
 from gemmtune.toolchain.cubin import find_cubin_compiler
 
@@ -82,6 +87,16 @@ BSR = [choice(blocked(layout=layout), shape) for shape in bsr.SHAPES for layout 
        if layout == "nt" or shape.block_n % bsr.UNIT == 0]  # fmt: skip
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
+GROUPED = [
+    choice(problem, shape, swap_ab=swap_ab)
+    for problem in (
+        Problem.grouped_mm(8192, 1024, 2048, device_type="cuda"),
+        Problem.grouped_k_mm(1024, 1024, 2048, device_type="cuda"),
+    )
+    for shape in grouped.SHAPES
+    for swap_ab in (False, True)
+    if not FAMILY["grouped"].why_not_config(problem, SM90, config(shape, swap_ab=swap_ab))
+]
 PARTS = [choice(mm(2048, 2048, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
 ALWAYS = [
@@ -93,12 +108,13 @@ ALWAYS = [
     choice(gated(mm(1)), gemv_shape(16, 2, 8)),
     choice(addmm(512, 512, 512, dtype=F32), parts_shape(128, 128, 5, halves=2)),
     choice(mm(512, 512, 512, "tn", dtype=F32), parts_shape(128, 128, 5, halves=2)),
+    choice(biased(Problem.grouped_mm(512, 512, 512, dtype=F16, layout="nn", device_type="cuda")), grouped.SHAPES[0]),
     choice(mixed(64, scales="column"), wgmma.SHAPES[8][0]),
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues."""
-SAMPLE = [one for all in (BSR, CLUSTER, GEMV, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
+SAMPLE = [one for all in (BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*ALWAYS, *SAMPLE)}
 
 
@@ -114,6 +130,13 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
         assert f"HGMMA.64x{shape.block_n}x16.F32.BF16" in code
         assert ("UTMALDG.3D.MULTICAST" if shape.cluster_tiles > 1 else "UTMALDG.3D") in code
+        assert read_early(code) == []
+        return
+    if isinstance(shape, grouped.Shape):
+        assert code.count(f"HGMMA.64x{shape.block_n}x16.F32") == 2 * grouped.BLOCK_K // 16, "in the loop, and the last step"
+        assert code.count("WARPGROUP.ARRIVE") == 2, "products of a step are not put in sequence by the compiler"
+        assert code.count("USETMAXREG") == (2 if shape.gives_registers else 0), "as many registers as the shape says"
+        assert ("UTMALDG.3D.MULTICAST" if shape.cluster > 1 else "UTMALDG.3D") in code
         assert read_early(code) == []
         return
     assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"

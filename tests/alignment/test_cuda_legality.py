@@ -25,6 +25,7 @@ from cuda_cases import (
     config,
     family_of,
     gemv_shape,
+    grouped_shape,
     mixed,
     mm,
     parts_shape,
@@ -32,9 +33,10 @@ from cuda_cases import (
     wgmma_shape,
 )
 
+from gemmtune.backends.cuda.boxes import by_k
 from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.cluster import configs as cluster
-from gemmtune.backends.cuda.cluster.configs import by_k, clusters_of, tiles_of
+from gemmtune.backends.cuda.cluster.configs import clusters_of, tiles_of
 from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import registers_per_thread
 from gemmtune.backends.cuda.mixed import family as mixed_family
@@ -47,6 +49,8 @@ from gemmtune.problem.trace import trace
 
 ROWS = "TMA copies contiguous rows that are aligned to 16 bytes"
 LINES = "TMA copies rows or columns that are aligned to 16 bytes"
+CLEARED = "terms are contiguous in an operand: those behind a group's end are cleared by lines of rows or columns"
+LEFT = "b is the left operand for groups of few rows alone, and without clusters"
 SMALL_CLUSTER, SQUARE = cluster.SHAPES[0], cluster_shape("64x64x64_s6_k2_2x2")
 SKINNY, WGMMA, LARGE = skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4), wgmma_shape(256, 2, 1, 64, 5)
 
@@ -144,6 +148,52 @@ def test_warp_groups_are_left_no_more_registers_than_there_are() -> None:
 )  # fmt: skip
 def test_what_the_family_of_float32_by_parts_does_not_serve(problem: Problem, reason: str) -> None:
     assert FAMILY["parts"].why_not(problem, SM90) == reason
+
+
+def rows(m: int = 512, n: int = 512, k: int = 512, groups: int = 4, **fields: Any) -> Problem:
+    return Problem.grouped_mm(m, n, k, groups=groups, device_type="cuda", **fields)
+
+
+def terms(m: int = 512, n: int = 512, k: int = 512, **fields: Any) -> Problem:
+    return Problem.grouped_k_mm(m, n, k, groups=4, device_type="cuda", **fields)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (rows(dtype=F32), "a is float32, expected bfloat16 or float16"),
+        (rows(k=0), "the product is empty: nothing is launched"),
+        (rows(k=516), f"a has strides (516, 1) and offset 0: {LINES}"),
+        (rows(n=100, layout="nn"), f"the transpose of b has strides (51200, 1, 100) and offset 0: {LINES}"),
+        (rows(m=2**30), "a tile behind the last row or column would not fit 32 bits"),
+        (
+            terms(layout="nt"),
+            CLEARED,
+        ),
+        (terms(m=508), f"a has strides (1, 508) and offset 0: {LINES}"),
+        (mm(), "mm is not an operation of this backend, which has grouped_mm, grouped_k_mm"),
+    ],
+)
+def test_what_the_family_of_grouped_products_does_not_serve(problem: Problem, reason: str) -> None:
+    assert FAMILY["grouped"].why_not(problem, SM90) == reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "shape", "told", "reason"),
+    [
+        (rows(), grouped_shape(256, 6), {}, "takes 311488 bytes of shared memory, a block has 232448"),
+        (rows(), grouped_shape(16, 11), {}, "a tile of 128x16: results are stored in lines of 64"),
+        (rows(), grouped_shape(256, 4, cluster_m=2), {"swap_ab": True}, LEFT),
+        (terms(), grouped_shape(64, 4), {"swap_ab": True}, LEFT),
+        (rows(layout="tn"), grouped_shape(32, 10), {"swap_ab": True},
+         "an operand whose lines run across K is copied in lines of 64, and a tile has 32 columns"),
+        (rows(), grouped_shape(64, 4, cluster_n=2), {"blocks": 1},
+         "1 blocks in strips of 8, expected at least a cluster of 2 and one"),
+        (rows(2**29, 2**15, 8, groups=1024), grouped_shape(64, 4), {}, "2199023255552 tiles, at most 1073741824 can be counted"),
+    ],
+)  # fmt: skip
+def test_configs_of_grouped_products_that_are_not_legal(problem: Problem, shape: Any, told: dict[str, Any], reason: str) -> None:
+    assert FAMILY["grouped"].why_not_config(problem, SM90, config(shape, **told)) == reason
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])

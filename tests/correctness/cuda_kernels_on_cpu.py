@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import re
 import subprocess
@@ -12,8 +13,9 @@ import torch
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.cache import cache_dir
-from gemmtune.choice import Kernel
+from gemmtune.choice import Kernel, Status
 from gemmtune.errors import ErrorFromChoice
+from gemmtune.selector.verify import Verifier
 from gemmtune.toolchain.driver import Driver
 from gemmtune.toolchain.launcher import Launcher
 
@@ -29,7 +31,7 @@ STATIC = re.compile(r"__shared__ (\w+) (\w+);")
 def text_of(choice: CudaChoice) -> str:
     source, (exponent, significand) = choice.source, BITS[choice.problem.dtype]
     bits = f"#define ELEMENT_BITS_E {exponent}\n#define ELEMENT_BITS_M {significand}\n"
-    own = {"barriers": bits + '#include "device.h"', "products": "", "ptx": "", "device": ""}
+    own = {"barriers": bits + '#include "device.h"', "products": "", "tensor": "", "ptx": "", "device": ""}
     own["pointwise"] = source.values["functions"]
     text = source.put_together({**source.parts, **own})
     assert SHARED in text
@@ -71,3 +73,11 @@ def kernel(choice: CudaChoice) -> Kernel:
             launcher.launch(0, (out.data_ptr(), memory, a, b, *rest), *(scalars or (1.0, 0.0)))
 
     return Kernel(run=run)
+
+
+def assert_right(one: CudaChoice) -> None:
+    """The kernel passes the suite's own verification."""
+    here = dataclasses.replace(one.problem, device_type="cpu")
+    chosen = dataclasses.replace(one, problem=here)
+    verdict = Verifier(here, torch.device("cpu")).check(chosen, kernel(chosen))
+    assert verdict.status is Status.OK, verdict.reason

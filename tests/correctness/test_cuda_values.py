@@ -28,14 +28,11 @@ from cuda_cases import (
     parts_shape,
     skinny_shape,
 )
-from cuda_kernels_on_cpu import kernel
+from cuda_kernels_on_cpu import assert_right, kernel
 from hard_numbers import HARD, assert_as_in_torch, hard_operands
 from rotation import rotated
 
-from gemmtune.backends.cuda.choice import CudaChoice
-from gemmtune.choice import Status
 from gemmtune.problem import Layout, Problem
-from gemmtune.selector.verify import Verifier
 
 SMALL, BY_K, WIDE = skinny_shape(8, 32, 2, 2, 1), skinny_shape(8, 16, 2, 1, 4), skinny_shape(16, 32, 1, 1, 2)
 
@@ -70,14 +67,6 @@ def test_every_kind_of_weight_is_right(name: str) -> None:
     if name == "int8-bfloat16":
         problem = biased(problem)
     assert_right(choice(problem, shape, **told))
-
-
-def assert_right(one: CudaChoice) -> None:
-    """The kernel passes the suite's own verification."""
-    here = dataclasses.replace(one.problem, device_type="cpu")
-    chosen = dataclasses.replace(one, problem=here)
-    verdict = Verifier(here, torch.device("cpu")).check(chosen, kernel(chosen))
-    assert verdict.status is Status.OK, verdict.reason
 
 
 TWO, DEEP, PAIR = gemv_shape(8, 2, 2), gemv_shape(8, 4, 1), gemv_shape(16, 2, 2)

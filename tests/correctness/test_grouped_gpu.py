@@ -45,7 +45,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("backend", ["aten", "triton"])
+@pytest.mark.parametrize("backend", ["aten", "triton", "cuda"])
 def test_every_choice_is_right(backend: str, name: str) -> None:
     problem, device = PROBLEMS[name], detect("cuda")
     verifier = Verifier(problem, device.torch_device)
@@ -58,7 +58,7 @@ def by_loop(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
     return torch.cat([a[begin:end] @ b[g] for g, (begin, end) in enumerate(spans(ends, a.shape[0]))])
 
 
-@pytest.mark.parametrize("backend", ["aten", "triton"])
+@pytest.mark.parametrize("backend", ["aten", "triton", "cuda"])
 def test_a_captured_call_sees_offsets_that_changed(backend: str, own_store: object) -> None:
     a = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda")
     b = torch.randn(4, 128, 256, dtype=torch.bfloat16, device="cuda").mT

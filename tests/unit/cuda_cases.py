@@ -14,6 +14,7 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
 from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import family as wgmma
@@ -85,6 +86,10 @@ def gemv_shape(block_n: int, stages: int, warps: int) -> gemv.Shape:
     return gemv.Shape(block_n=block_n, stages=stages, warps=warps)
 
 
+def grouped_shape(block_n: int, stages: int, **more: int) -> grouped.Shape:
+    return grouped.Shape(block_n=block_n, stages=stages, **more)
+
+
 def parts_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, **more: int) -> parts.Shape:
     return parts.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k, **more)
 
@@ -104,6 +109,7 @@ def config(shape: Any, **told: Any) -> Any:
         bsr.Shape: bsr.Config,
         cluster.Shape: cluster.Config,
         gemv.Shape: gemv.Config,
+        grouped.Shape: grouped.Config,
         parts.Shape: parts.Config,
         skinny.Shape: skinny.Config,
         wgmma.Shape: wgmma.Config,

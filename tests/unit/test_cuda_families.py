@@ -21,6 +21,7 @@ from cuda_cases import (
     cluster_shape,
     config,
     family_of,
+    grouped_shape,
     mixed,
     mm,
     parts_shape,
@@ -139,7 +140,8 @@ def test_the_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    assert [refusal.name for refusal in found.refusals] == ["cuda:bsr", "cuda:cluster", "cuda:gemv", "cuda:parts", "cuda:wgmma"]
+    refused = ["cuda:bsr", "cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:parts", "cuda:wgmma"]
+    assert [refusal.name for refusal in found.refusals] == refused
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
@@ -214,9 +216,11 @@ def test_it_serves_sm90_alone(arch: str) -> None:
     assert not BACKEND.enumerate(Problem.mm(64, 64, 8192, device_type=kind), device, Settings()).choices
 
 
+GROUPED_UP = Problem.grouped_mm(8192, 14336, 4096, groups=8, device_type="cuda")
 OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
 OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
 OFFERED += [("bsr", blocked(4096, 4096, 4096)), ("bsr", blocked(64, 2048, 2048, block=128))]
+OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 14336, 8192, groups=8, device_type="cuda"))]
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 
@@ -227,7 +231,7 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl",) if family in ("bsr", "parts") else ("pdl", "prefetch_stages"):
+        for told in ("pdl",) if family in ("bsr", "grouped", "parts") else ("pdl", "prefetch_stages"):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
@@ -265,6 +269,29 @@ def test_claims(family: str, problem: Problem, splits: Any, weights: torch.dtype
             assert (claims.splits, claims.weights) == (splits(variant.config), weights)
             assert variant.info["splits"] == claims.splits
             assert (claims.input_mode, claims.promoted_every) == (("parts", 32) if family == "parts" else ("ieee", None))
+
+
+ROWS_AND_TILES = [
+    (16, 14336, 4096, 8, True, 16),
+    (128, 14336, 4096, 8, True, 32),
+    (1024, 768, 2048, 128, True, 16),
+    (8192, 14336, 4096, 8, False, 256),
+]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "groups", "swap_ab", "most"), ROWS_AND_TILES)
+def test_tiles_of_grouped_products_are_as_large_as_groups(m: int, n: int, k: int, groups: int, swap_ab: bool, most: int) -> None:
+    """The matrix of a group is on the left where groups have few rows: a tile then has that many of them."""
+    found = choices("grouped", Problem.grouped_mm(m, n, k, groups=groups, device_type="cuda"))
+    assert 2 <= len(found) <= EFFORT["default"].configs["cuda:grouped"]
+    assert (found[0].config.swap_ab, found[0].config.shape.block_n) == (swap_ab, most)
+
+
+def test_as_many_blocks_as_tiles_or_multiprocessors_work_off_grouped_products() -> None:
+    shape = grouped_shape(256, 4, cluster_m=2)
+    few, many = (Problem.grouped_mm(m, 512, 64, groups=3, device_type="cuda") for m in (1, 100000))
+    grids = [FAMILY["grouped"].record(one, config(shape, blocks=132)).grid for one in (few, many)]
+    assert grids == [(2 * 2, 1, 1), (132, 1, 1)]
 
 
 def test_clusters_for_a_tile_fill_the_multiprocessors_and_leave_no_block_without_work() -> None:

@@ -28,6 +28,7 @@ from cuda_cases import (
     family_of,
     gated,
     gemv_shape,
+    grouped_shape,
     mixed,
     mm,
     parts_shape,
@@ -94,6 +95,19 @@ TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"sc
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
 
 
+ROWS, TERMS = (make(512, 512, 512, device_type="cuda") for make in (Problem.grouped_mm, Problem.grouped_k_mm))
+TEXTS["grouped"] = [
+    (ROWS, grouped_shape(128, 6)),
+    (ROWS, grouped_shape(128, 5)),
+    (ROWS, grouped_shape(128, 6, cluster_m=2)),
+    (ROWS, grouped_shape(256, 4)),
+    (TERMS, grouped_shape(128, 6)),
+    (gated(ROWS), grouped_shape(128, 6)),
+    (Problem.grouped_mm(512, 512, 512, layout="nn", device_type="cuda"), grouped_shape(128, 6)),
+    (Problem.grouped_mm(512, 512, 512, dtype=F16, device_type="cuda"), grouped_shape(128, 6)),
+]
+
+
 @pytest.mark.parametrize("family", TEXTS)
 def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family: str) -> None:
     sources = [source_of(*case) for case in TEXTS[family]]
@@ -105,6 +119,7 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
         "bsr": blocked(99, 320, 576, block=(32, 64), density=0.1),
         "cluster": mm(256, 300, 16384),
         "gemv": mm(4, 300, 16384),
+        "grouped": Problem.grouped_mm(99, 304, 776, groups=77, device_type="cuda"),
         "parts": mm(99, 301, 777, dtype=F32),
     }
     again = other.get(family, mixed(13, 2048, 4096, **GROUPS))

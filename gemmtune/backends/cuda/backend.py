@@ -15,15 +15,16 @@ from .choice import offers
 from .cluster.family import Cluster
 from .family import Family
 from .gemv.family import Gemv
+from .grouped.family import Grouped
 from .hopper import CAPABILITY
 from .parts.family import Parts
 from .skinny.family import Skinny
 from .wgmma.family import Wgmma
 
-BSR, CLUSTER, GEMV, PARTS, SKINNY, WGMMA = Bsr(), Cluster(), Gemv(), Parts(), Skinny(), Wgmma()
-FAMILIES: tuple[Family[Any], ...] = (BSR, CLUSTER, GEMV, PARTS, SKINNY, WGMMA)
-"""A folder each: block-sparse weights; long sums with few results; one to four rows; float32 by parts; few rows, and more of them,
-times weights of four or eight bits."""
+BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA = Bsr(), Cluster(), Gemv(), Grouped(), Parts(), Skinny(), Wgmma()
+FAMILIES: tuple[Family[Any], ...] = (BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA)
+"""A folder each: block-sparse weights; long sums with few results; one to four rows; grouped products; float32 by parts; few rows,
+and more of them, times weights of four or eight bits."""
 
 
 class CudaBackend:

@@ -26,6 +26,8 @@ ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 """Dtypes as PTX writes them."""
 PRODUCTS = (__package__, "products.cuh.jinja")
 """The part that says when products of warp groups begin and end."""
+STAGED_PRODUCTS = (PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in ("tensor", "boxes")))
+"""The parts that multiply operands out of swizzled stages, into which boxes of them are copied."""
 
 TILE_SUMS = tuple((__package__, name) for name in ("exchange.cuh.jinja", "store.cuh.jinja"))
 """The parts that add up the sums of a tile over the blocks of a cluster, and store them."""

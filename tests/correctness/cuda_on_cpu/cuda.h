@@ -56,6 +56,7 @@ inline float __uint_as_float(unsigned bits) {
 }
 inline int min(int x, int y) { return std::min(x, y); }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   const uint64_t both = uint64_t(y) << 32 | x;
   unsigned result = 0;
@@ -97,7 +98,8 @@ struct WarpGroup {
 struct Block {
   std::vector<unsigned char> memory;
   unsigned char* shared;
-  std::barrier<>*all, *some;
+  std::barrier<>* all;
+  std::map<int, std::unique_ptr<std::barrier<>>> some;
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<std::unique_ptr<WarpGroup>> warp_groups;
   std::mutex mutex;
@@ -138,8 +140,6 @@ void run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), voi
       block->shared = block->memory.data() + (1024 - reinterpret_cast<uintptr_t>(block->memory.data()) % 1024);
       barriers.push_back(std::make_unique<std::barrier<>>(threads));
       block->all = barriers.back().get();
-      barriers.push_back(std::make_unique<std::barrier<>>(threads - 32));
-      block->some = barriers.back().get();
       for (unsigned warp = 0; warp < threads / 32; ++warp) {
         block->warps.push_back(std::make_unique<Warp>());
       }

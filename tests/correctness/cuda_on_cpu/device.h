@@ -35,7 +35,17 @@ inline void barrier_wait(unsigned barrier, unsigned parity) {
   Block::Barrier& one = here().barriers.at(barrier);
   here().changed.wait(lock, [&] { return unsigned(one.phase & 1) != parity; });
 }
-inline void sync_threads(int, int) { here().some->arrive_and_wait(); }
+inline void barrier_arrive_there(unsigned barrier) { barrier_arrive(barrier); }
+inline void sync_threads(int barrier, int threads) {
+  Block& block = here();
+  std::unique_lock lock(block.mutex);
+  std::unique_ptr<std::barrier<>>& one = block.some[barrier];
+  if (!one) {
+    one = std::make_unique<std::barrier<>>(threads);
+  }
+  lock.unlock();
+  one->arrive_and_wait();
+}
 inline thread_local std::optional<std::barrier<>::arrival_token> arrived;
 inline void cluster_arrive() { arrived = own_cluster->meeting->arrive(); }
 inline void cluster_wait() { own_cluster->meeting->wait(std::move(*arrived)); }
@@ -70,6 +80,14 @@ inline void copy_box(unsigned to, TensorMap const* map, unsigned barrier, int in
   }
   barrier_change(barrier, 0, -map->box[0] * map->box[1] * map->box[2] * map->element);
 }
+inline void copy_box_to(unsigned to, TensorMap const* map, unsigned barrier, int inner, int outer, int batch, unsigned short blocks) {
+  for (unsigned rank = 0; rank < own_cluster->blocks.size(); ++rank) {
+    if (blocks >> rank & 1) {
+      copy_box(at_block(to, rank), map, at_block(barrier, rank), inner, outer, batch);
+    }
+  }
+}
+inline void fetch_box(TensorMap const*, int, int, int) {}
 inline void copy_box(unsigned to, TensorMap const* map, unsigned barrier, int inner, int outer) { copy_box(to, map, barrier, inner, outer, 0); }
 
 // Lanes give what they have, and see what all gave.
@@ -86,7 +104,17 @@ inline unsigned given_by(unsigned x, unsigned lane) {
   return given;
 }
 inline unsigned __shfl_sync(unsigned, unsigned x, int lane) { return given_by(x, lane); }
+inline unsigned __shfl_up_sync(unsigned, unsigned x, int distance) { return given_by(x, std::max(int(threadIdx.x % 32) - distance, 0)); }
 inline unsigned __shfl_xor_sync(unsigned, unsigned x, int distance) { return given_by(x, threadIdx.x % 32 ^ distance); }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  Warp& warp = met({x});
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    lanes |= warp.lanes[lane][0] << lane;
+  }
+  warp.meeting.arrive_and_wait();
+  return lanes;
+}
 inline unsigned turn_matrix(unsigned x) {
   Warp& warp = met({x});
   const unsigned lane = threadIdx.x % 32, half = lane / 4 % 2 * 16, from = lane % 4 * 8 + lane / 8;
@@ -187,7 +215,6 @@ inline void copy_bytes_to(unsigned to, void const* from, unsigned bytes, unsigne
     }
   }
 }
-inline void barrier_arrive_there(unsigned barrier) { barrier_change(barrier, 1, 0); }
 inline void load_quad(float (&x)[4], unsigned from) { std::memcpy(x, at_address(from), 16); }
 inline float load_float(unsigned from) {
   float x;
@@ -197,13 +224,21 @@ inline float load_float(unsigned from) {
 inline void take_if(float4& to, bool takes, float4 const& x) { to = takes ? x : to; }
 // A matrix of swizzled lines of 128 bytes; "leading" tells whether K is along them.
 inline unsigned long long descriptor(unsigned address, unsigned leading) { return address | static_cast<unsigned long long>(leading) << 32; }
+inline std::vector<float> const decoded_values = [] {  // of all 16-bit floats
+  std::vector<float> made(1 << 16);
+  for (unsigned bits = 0; bits < made.size(); ++bits) {
+    made[bits] = float(decoded(bits));
+  }
+  return made;
+}();
 inline double element_at(unsigned long long matrix, unsigned line, unsigned k) {
   const unsigned address = unsigned(matrix), leading = unsigned(matrix >> 32);
   const unsigned at = leading == 16 ? address + line * 128 + k * 2 : address + line / 64 * leading + k * 128 + line % 64 * 2;
   unsigned short bits;
   std::memcpy(&bits, at_address(at ^ (at >> 7 & 7) << 4), 2);
-  return decoded(bits);
+  return decoded_values[bits];
 }
+inline void written_for_products() {}
 template <int Count>
 inline void multiply(float (&sums)[Count], unsigned long long p, unsigned long long q) {
   const unsigned thread = threadIdx.x % 128, lane = thread % 32;

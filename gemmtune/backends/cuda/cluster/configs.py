@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
-from ....problem import Layout, Problem
-from ....toolchain.orientation import Oriented, orient
-from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_CLUSTER, SWIZZLED_LINES, TMA_BYTES, WGMMA_M
+from ....problem import Problem
+from ..boxes import operands_of, why_not_staged
+from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, MOST_CLUSTER, WGMMA_M
 
 IN_FLIGHT, MORE_IN_FLIGHT = 8, 16
 """Parts of a sum that one thread has on their way."""
@@ -17,8 +17,6 @@ MOST_TILES = 2**15
 """A dimension of a grid has up to 65535 blocks."""
 WARP = 32
 MOST_PARTS_BYTES = 2**28
-ALIGNED, LINE = TMA_BYTES // 2, LINE_BYTES // 2
-"""Elements that addresses and pitches are multiples of, and those of a line that TMA copies whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,22 +149,6 @@ class Config:
         return f"{self.shape}_g{self.clusters_per_tile}{'_swap' if self.swap_ab else ''}{overlap}"
 
 
-def by_k(operand: Layout) -> bool | None:
-    """Whether K, the last dimension, is the contiguous one; None for an operand that TMA cannot copy."""
-    *batch, row, col = operand.stride
-    if operand.offset % ALIGNED or any(stride % ALIGNED for stride in batch):
-        return None
-    if col == 1 and row % ALIGNED == 0 and row >= operand.size[-1]:
-        return True
-    return False if row == 1 and col % ALIGNED == 0 and col >= operand.size[-2] else None
-
-
-def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Oriented]:
-    """p [rows, K] and q [cols, K], each with a batch dimension first where the problem has one; and the orientation."""
-    oriented = orient(problem, swap_ab=swap_ab)
-    return oriented.a, oriented.b.transposed, oriented
-
-
 def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
     """Tiles below and beside each other, as many as it takes to cover the result."""
     rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
@@ -218,11 +200,6 @@ def _copies(problem: Problem, config: Config) -> str | None:
     """Why an operand cannot be copied in such boxes, or None."""
     shape = config.shape
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    for operand, extent, blocks in ((p, shape.block_m, shape.cluster_n), (q, shape.block_n, shape.cluster_m)):
-        along_k = by_k(operand)
-        if extent % LINE and not along_k:
-            return f"an operand whose lines run across K is copied in lines of {LINE}, and a tile has {extent} columns"
-        lines = extent if along_k else shape.block_k
-        if lines % (SWIZZLED_LINES * blocks):
-            return f"{blocks} blocks copy {lines} lines for each other, in parts that have to be multiples of {SWIZZLED_LINES}"
-    return None
+    return why_not_staged(p, shape.block_m, shape.block_k, shape.cluster_n) or why_not_staged(
+        q, shape.block_n, shape.block_k, shape.cluster_m
+    )

@@ -10,18 +10,19 @@ from typing import Any, ClassVar
 
 from ....choice import Claims
 from ....device import DeviceInfo
-from ....problem import Layout, Problem
+from ....problem import Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, with_maps
 from ....toolchain.structs import strides_of
 from .. import kernel
+from ..boxes import by_k, operands_of, staged_map, why_not_boxes
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
-from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
-from .configs import LINE, Config, by_k, clusters_of, grid_of, operands_of, why_not_config
+from ..kernel import STAGED_PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
+from .configs import Config, clusters_of, grid_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
-FILES = ("device", "warp_groups", "steps")
+FILES = ("device", "steps")
 PATIENCE = 40
 """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
 ALIGNED_BYTES = 128
@@ -95,14 +96,7 @@ class Cluster(Family[Config]):
     estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        reason = why_not_dense(problem) or why_not_here(problem, device)
-        if reason is not None:
-            return reason
-        for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
-            if by_k(layout) is None:
-                where = f"{name} has strides {layout.stride} and offset {layout.offset}"
-                return f"{where}: TMA copies rows or columns that are aligned to 16 bytes"
-        return why_not_epilogue(problem)
+        return why_not_dense(problem) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         """More or fewer clusters for a tile, and how it begins."""
@@ -140,7 +134,7 @@ class Cluster(Family[Config]):
             kernel=self.kernel,
             unit=(__package__, "cluster.cu.jinja"),
             files=(
-                PRODUCTS,
+                *STAGED_PRODUCTS,
                 *((__package__, f"{name}.cuh.jinja") for name in FILES),
                 *TILE_SUMS,
                 (__package__, "groups.cuh.jinja"),
@@ -188,19 +182,5 @@ class Cluster(Family[Config]):
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
         first, second = (B, A) if config.swap_ab else (A, B)
-        first_map = _map(problem, p, first, (shape.block_m, shape.block_k), shape.cluster_n)
-        return with_maps(told, (first_map, _map(problem, q, second, (shape.block_n, shape.block_k), shape.cluster_m)))
-
-
-def _map(problem: Problem, layout: Layout, operand: int, block: tuple[int, int], blocks: int) -> TensorMap:
-    """An operand in boxes of swizzled lines: those of a block in a stage, or the part that one of ``blocks`` copies for all."""
-    along_k, strides, extent, k = bool(by_k(layout)), strides_of(layout), layout.size[-2], problem.k
-    length, lines, pitch = (k, extent, strides.row) if along_k else (extent, k, strides.col)
-    return TensorMap(
-        operand=operand,
-        dtype=layout.dtype,
-        sizes=(length, lines, problem.batch if strides.batch else 1),
-        pitches=(pitch * 2, (strides.batch or pitch * lines) * 2),
-        box=(LINE, (block[0] if along_k else block[1]) // blocks, 1),
-        swizzle=Swizzle.BYTES_128,
-    )
+        first_map = staged_map(p, first, shape.block_m, shape.block_k, shape.cluster_n)
+        return with_maps(told, (first_map, staged_map(q, second, shape.block_n, shape.block_k, shape.cluster_m)))

@@ -1,0 +1,62 @@
+"""Operands of 16 bits in swizzled stages: which of them TMA can copy there, and in which boxes."""
+
+from __future__ import annotations
+
+from ...problem import Layout, Problem
+from ...toolchain.orientation import Oriented, orient
+from ...toolchain.record import Swizzle, TensorMap
+from ...toolchain.structs import strides_of
+from .hopper import LINE_BYTES, SWIZZLED_LINES, TMA_BYTES
+
+ALIGNED, LINE = TMA_BYTES // 2, LINE_BYTES // 2
+"""Elements that addresses and pitches are multiples of, and those of a line that TMA copies whole."""
+
+
+def by_k(operand: Layout) -> bool | None:
+    """Whether K, the last dimension, is the contiguous one; None for an operand that TMA cannot copy."""
+    *batch, row, col = operand.stride
+    if operand.offset % ALIGNED or any(stride % ALIGNED for stride in batch):
+        return None
+    if col == 1 and row % ALIGNED == 0 and row >= operand.size[-1]:
+        return True
+    return False if row == 1 and col % ALIGNED == 0 and col >= operand.size[-2] else None
+
+
+def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Oriented]:
+    """p [rows, K] and q [cols, K], each with a batch dimension first where the problem has one; and the orientation."""
+    oriented = orient(problem, swap_ab=swap_ab)
+    return oriented.a, oriented.b.transposed, oriented
+
+
+def why_not_boxes(problem: Problem) -> str | None:
+    """Why TMA cannot copy an operand, or None."""
+    for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
+        if by_k(layout) is None:
+            where = f"{name} has strides {layout.stride} and offset {layout.offset}"
+            return f"{where}: TMA copies rows or columns that are aligned to 16 bytes"
+    return None
+
+
+def why_not_staged(operand: Layout, extent: int, block_k: int, blocks: int) -> str | None:
+    """Why ``extent`` rows of an operand [rows, K] cannot be copied to a stage, by each of ``blocks`` a part for all, or None."""
+    along_k = by_k(operand)
+    if extent % LINE and not along_k:
+        return f"an operand whose lines run across K is copied in lines of {LINE}, and a tile has {extent} columns"
+    lines = extent if along_k else block_k
+    if lines % (SWIZZLED_LINES * blocks):
+        return f"{blocks} blocks copy {lines} lines for each other, in parts that have to be multiples of {SWIZZLED_LINES}"
+    return None
+
+
+def staged_map(layout: Layout, operand: int, extent: int, block_k: int, blocks: int = 1) -> TensorMap:
+    """An operand [rows, K] in boxes of swizzled lines: ``extent`` rows, or the part that one of ``blocks`` copies for all."""
+    along_k, strides, (rows, k) = bool(by_k(layout)), strides_of(layout), layout.size[-2:]
+    length, lines, pitch = (k, rows, strides.row) if along_k else (rows, k, strides.col)
+    return TensorMap(
+        operand=operand,
+        dtype=layout.dtype,
+        sizes=(length, lines, layout.size[0] if strides.batch else 1),
+        pitches=(pitch * 2, (strides.batch or pitch * lines) * 2),
+        box=(LINE, (extent if along_k else block_k) // blocks, 1),
+        swizzle=Swizzle.BYTES_128,
+    )

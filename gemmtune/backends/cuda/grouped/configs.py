@@ -1,0 +1,147 @@
+"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told. One predicate says whether it is legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....device import DeviceInfo
+from ....problem import Problem
+from ..boxes import LINE, by_k, operands_of, why_not_staged
+from ..hopper import BARRIER_BYTES, WGMMA_M
+
+BLOCK_M, BLOCK_K = 128, 64
+"""Two warp groups multiply; a stage has a swizzled line of each row along K, or of each step along rows."""
+THREADS = 2 * BLOCK_M
+"""Those that multiply."""
+STORED_BYTES = 2048
+"""Results that a warp puts in rows before they are stored: 64 by 16 of 16 bits."""
+PLACE_BYTES = 16
+"""What a stage says of the tile that begins in it."""
+GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
+"""The registers of a thread that copies, and of those to which it leaves the others."""
+MOST_COLUMNS_WITHOUT = 128
+"""A tile of so many columns needs no registers of threads that copy."""
+MOST_TILES = 2**30
+"""Tiles are counted in 32 bits, with room for a last step of all blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A tile of BLOCK_M by ``block_n`` sums, with BLOCK_K elements of K in each of ``stages``.
+
+    A cluster has ``cluster_m`` by ``cluster_n`` tiles below and beside each other, and copies once what both of them multiply.
+    """
+
+    block_n: int
+    stages: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+
+    @property
+    def cluster(self) -> int:
+        """The blocks of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def gives_registers(self) -> bool:
+        """Four warps are there to copy, of which one does, and leave their registers to those that multiply."""
+        return self.block_n > MOST_COLUMNS_WITHOUT
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block, the copying warps included."""
+        return THREADS + (128 if self.gives_registers else 32)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block: stages with their barriers and tiles, and results on their way to memory."""
+        stage_bytes = (BLOCK_M + self.block_n) * BLOCK_K * 2 + PLACE_BYTES + 2 * BARRIER_BYTES
+        return self.stages * stage_bytes + THREADS // 32 * STORED_BYTES
+
+    def __str__(self) -> str:
+        tiles = f"_{self.cluster_m}x{self.cluster_n}" if self.cluster > 1 else ""
+        return f"{BLOCK_M}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}"
+
+
+SHAPES: tuple[Shape, ...] = (
+    Shape(block_n=256, stages=4),
+    Shape(block_n=256, stages=4, cluster_m=2),
+    Shape(block_n=256, stages=4, cluster_n=2),
+    Shape(block_n=192, stages=5),
+    Shape(block_n=192, stages=5, cluster_m=2),
+    Shape(block_n=192, stages=5, cluster_n=2),
+    Shape(block_n=128, stages=6),
+    Shape(block_n=128, stages=6, cluster_m=2),
+    Shape(block_n=128, stages=6, cluster_n=2),
+    Shape(block_n=64, stages=8),
+    Shape(block_n=32, stages=10),
+    Shape(block_n=16, stages=11),
+)
+"""As many stages as there is room for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A shape, and what a launch is told.
+
+    ``swap_ab``: columns of b are the rows of a tile, so that few rows of a group fill it. ``blocks`` at most go from tile to tile;
+    those of ``strip`` clusters of rows are worked off column by column. ``pdl``: the launch may begin before the one before it has
+    ended.
+    """
+
+    shape: Shape
+    swap_ab: bool = False
+    blocks: int = 132
+    strip: int = 8
+    pdl: bool = False
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of the result in a tile."""
+        return (self.shape.block_n, BLOCK_M) if self.swap_ab else (BLOCK_M, self.shape.block_n)
+
+    def __str__(self) -> str:
+        order = f"_b{self.blocks}_g{self.strip}"
+        return f"{self.shape}{'_swap' if self.swap_ab else ''}{order}{'_pdl' if self.pdl else ''}"
+
+
+def clusters_beside(problem: Problem, config: Config) -> int:
+    """The clusters of tiles that cover the columns of the result."""
+    return -(-problem.n // (config.tile[1] * config.shape.cluster_n))
+
+
+def most_clusters(problem: Problem, config: Config) -> int:
+    """The clusters of tiles of all groups at most, where offsets rise: each group may have one that is not full, and none without
+    rows."""
+    rows = config.tile[0] * config.shape.cluster_m
+    if problem.divides_terms:
+        return problem.groups * -(-problem.m // rows) * clusters_beside(problem, config)
+    below = min(problem.m, problem.m // rows + min(problem.groups, problem.m))
+    return below * clusters_beside(problem, config)
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    shape, (rows, _) = config.shape, config.tile
+    if shape.shared_bytes > device.smem_per_block_bytes:
+        return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if config.swap_ab and (shape.cluster > 1 or problem.divides_terms):
+        return "b is the left operand for groups of few rows alone, and without clusters"
+    if config.blocks < shape.cluster or config.strip < 1:
+        return f"{config.blocks} blocks in strips of {config.strip}, expected at least a cluster of {shape.cluster} and one"
+    if not config.swap_ab and shape.block_n < LINE:
+        return f"a tile of {rows}x{shape.block_n}: results are stored in lines of {LINE}"
+    # Also of offsets that fall, of which each group may have all rows.
+    tiles = problem.groups * -(-problem.m // rows) * clusters_beside(problem, config)
+    if tiles >= MOST_TILES:
+        return f"{tiles} tiles, at most {MOST_TILES} can be counted"
+    p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+    return why_not_staged(p, WGMMA_M * 2, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
+
+
+def why_not_terms(problem: Problem) -> str | None:
+    """Why groups of terms cannot be multiplied, or None."""
+    p, q, _ = operands_of(problem, swap_ab=False)
+    if problem.divides_terms and (by_k(p) or by_k(q)):
+        return "terms are contiguous in an operand: those behind a group's end are cleared by lines of rows or columns"
+    return None

@@ -1,0 +1,150 @@
+"""The family of kernels for grouped products: what it serves, what is compiled, and what its launches are told."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....problem import Problem
+from ....problem.rules import why_not
+from ....toolchain import structs
+from ....toolchain.record import A, B, Record, with_maps
+from ....toolchain.structs import strides_of
+from .. import kernel
+from ..boxes import by_k, operands_of, staged_map, why_not_boxes
+from ..family import INT32_LIMIT, RESULTS, Family, float32_sums, why_not_here
+from ..hopper import TMA_BYTES, WGMMA
+from ..kernel import STAGED_PRODUCTS, KernelSource, addresses_of, aligned_out, common_values, fill_common
+from .configs import (
+    BLOCK_K,
+    BLOCK_M,
+    GIVEN_REGISTERS,
+    LEFT_REGISTERS,
+    STORED_BYTES,
+    Config,
+    clusters_beside,
+    most_clusters,
+    why_not_config,
+    why_not_terms,
+)
+from .rank import candidates, estimate_us, strip_of
+
+OPERATIONS = ("grouped_mm", "grouped_k_mm")
+OFFSETS = 1
+"""The operand that says where groups end comes before those of the epilogue."""
+
+
+class Work(kernel.Work):
+    """``rows`` and ``cols`` of the result, or of each group's where groups divide ``terms``; ``tiles_n`` clusters of tiles beside
+    each other."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("terms", ctypes.c_int), ("groups", ctypes.c_int),
+        ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("steps", ctypes.c_int), ("b_batched", ctypes.c_bool),
+        ("vectors", ctypes.c_bool),
+    )  # fmt: skip
+
+
+class Grouped(Family[Config]):
+    """The family of ``grouped.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+
+    name = "grouped"
+    kernel = "gemmtune_grouped"
+    likely = 1.5
+    instruction = WGMMA
+    why_not_config = staticmethod(why_not_config)
+    candidates = staticmethod(candidates)
+    estimate_us = staticmethod(estimate_us)
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        reason = why_not(problem, OPERATIONS) or why_not_here(problem, device) or why_not_boxes(problem)
+        if reason is None and max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
+            reason = "a tile behind the last row or column would not fit 32 bits"
+        most = structs.MOST_OPERANDS - OFFSETS
+        return reason or why_not_terms(problem) or structs.why_not_epilogue(problem, most, RESULTS)
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002
+        """How it begins, and in which order tiles come."""
+        yield dataclasses.replace(config, pdl=not config.pdl)
+        strip = strip_of(config)
+        for other in (strip, max(1, strip // 2), 2 * strip):
+            if other != config.strip:
+                yield dataclasses.replace(config, strip=other)
+
+    def label(self, problem: Problem, config: Config) -> str:
+        return f"{'k_' if problem.divides_terms else ''}{config}"
+
+    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all
+        return float32_sums()
+
+    def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
+        shape = config.shape
+        return {
+            "tile": [BLOCK_M, shape.block_n, BLOCK_K],
+            "stages": shape.stages,
+            "warps": shape.threads // 32,
+            "cluster": shape.cluster,
+            "splits": 1,
+            "swap_ab": config.swap_ab,
+            "blocks": config.blocks,
+            "strip": config.strip,
+            "pdl": config.pdl,
+        }
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        shape, (p, q, _) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
+        files = ("device", "tiles", "steps", "results")
+        return KernelSource(
+            kernel=self.kernel,
+            unit=(__package__, "grouped.cu.jinja"),
+            files=(*STAGED_PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in files)),
+            values=common_values(problem, Work)
+            | dataclasses.asdict(shape)
+            | {
+                "name": str(shape),
+                "first_operand": OFFSETS,
+                "block_m": BLOCK_M,
+                "block_k": BLOCK_K,
+                "terms": problem.divides_terms,
+                "swap_ab": config.swap_ab,
+                "threads": shape.threads,
+                "shared_bytes": shape.shared_bytes,
+                "stored_bytes": STORED_BYTES,
+                "gives_registers": shape.gives_registers,
+                "given_registers": GIVEN_REGISTERS,
+                "left_registers": LEFT_REGISTERS,
+                "p_by_k": bool(by_k(p)),
+                "q_by_k": bool(by_k(q)),
+            },
+        )
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        shape, (p, q, _) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
+        assert problem.offs is not None
+        extra = operands_of(problem, swap_ab=False)[2].added
+        work = Work()
+        fill_common(work, problem.out, (problem.offs, *extra))
+        work.rows, work.cols, work.terms, work.groups = problem.m, problem.n, problem.k, problem.groups
+        work.tiles_n, work.strip, work.steps = clusters_beside(problem, config), config.strip, -(-problem.k // BLOCK_K)
+        work.b_batched = not problem.divides_terms and bool(strides_of(problem.b).batch)
+        work.vectors, aligned = aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
+        clusters = min(config.blocks // shape.cluster, most_clusters(problem, config))
+        told = Record(
+            kernel=self.kernel,
+            grid=(shape.cluster * clusters, 1, 1),
+            cluster=shape.cluster,
+            threads=shape.threads,
+            shared_bytes=shape.shared_bytes,
+            pdl=config.pdl,
+            parameters=bytes(work),
+            addresses=addresses_of(OFFSETS + len(extra)),
+            aligned=aligned,
+            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
+        )
+        first, second = (B, A) if config.swap_ab else (A, B)
+        first_map = staged_map(p, first, BLOCK_M, BLOCK_K, shape.cluster_n)
+        return with_maps(told, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))
