@@ -8,8 +8,9 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from ..choice import Choice, Kernel
@@ -81,6 +82,10 @@ class Member:
         at = run[0].proved_at(problem, self._device) if run is not None else None
         return (at, at.bind(run[1])) if run is not None and isinstance(at, Choice) else None
 
+    def ready_at(self, start: int) -> bool:
+        """Whether the kernel for the run of Ms from ``start`` on is loaded."""
+        return start in self._runs
+
     def _at(self, problem: Problem) -> Choice | str:
         choice = self.choice
         return choice if isinstance(choice, str) else choice.at(problem, self._device)
@@ -148,8 +153,22 @@ class RangePlan:
         self.load()
         starts = self.table.segments[place].kernels
         before = bisect.bisect_right(starts, m)
-        problem = self._relaid.at(m)
-        found = self._members[place].proved(problem, starts[before - 1]) if before else None
+        return self._proved_at(self._members[place], starts[before - 1], m) if before else None
+
+    def runs(self) -> Iterator[tuple[range, Callable[[int], tuple[Problem, Choice, Kernel] | None]]]:
+        """The intervals of at least two rows that one loaded kernel serves, and what does for an M of each."""
+        self.load()
+        for member, segment in zip(
+            self._members, self.table.segments if self.table is not None else (), strict=self.table is not None
+        ):
+            for start, behind in pairwise((*segment.kernels, segment.hi + 1)):
+                for rows in without(range(max(start, segment.lo, 2), behind), self.tuned):
+                    if member.ready_at(start):
+                        yield rows, functools.partial(self._proved_at, member, start)
+
+    def _proved_at(self, member: Member, start: int, m: int) -> tuple[Problem, Choice, Kernel] | None:
+        problem = self._relaid.at(m) if self._relaid is not None else self.rows_class.at(m)
+        found = member.proved(problem, start)
         return None if found is None else (problem, *found)
 
     def _candidates(self, m: int) -> Sequence[Member]:
@@ -159,6 +178,12 @@ class RangePlan:
         if place is None and m < self.table.lo:
             return ()
         return (self._members[-1 if place is None else place],)
+
+
+def without(rows: range, others: Collection[int]) -> Iterator[range]:
+    """The intervals of ``rows`` between those of ``others``."""
+    edges = [rows.start - 1, *sorted(m for m in others if m in rows), rows.stop]
+    return (range(before + 1, behind) for before, behind in pairwise(edges) if behind - before > 1)
 
 
 _plans: dict[tuple[RowClass, int, int], RangePlan | None] = {}

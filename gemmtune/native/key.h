@@ -20,27 +20,35 @@ namespace gemmtune {
 constexpr int kMostTensors = 12;  // that are read
 constexpr int kMostWords = 96;
 
+constexpr uint64_t kRows = ~uint64_t{0};  // in place of a size that is M
+constexpr int64_t kEveryRows = 0;         // in place of M, of a key that many Ms have
+
+// Where the rows of the first operand are apart, the words have kRows for M, which is in ``rows``.
 struct Key {
   int count = 0;
+  int64_t rows = kEveryRows;
   uint64_t words[kMostWords];
 
   void add(uint64_t word) { words[count++] = word; }
-  bool operator==(Key const& other) const {
-    return count == other.count && std::memcmp(words, other.words, count * sizeof(uint64_t)) == 0;
+  bool is(Key const& other, int64_t other_rows) const {
+    return count == other.count && rows == other_rows && std::memcmp(words, other.words, count * sizeof(uint64_t)) == 0;
   }
+  // Of the words alone.
   uint64_t hash() const {
     uint64_t h = 0x9e3779b97f4a7c15ull;
-    for (int i = 0; i < count; ++i) {
-      const __uint128_t product = static_cast<__uint128_t>(words[i] ^ h) * 0xd6e8feb86659fd93ull;
-      h = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64) ^ (h << 1);
-    }
+    for (int i = 0; i < count; ++i) h = mixed(h, words[i]);
     return h;
+  }
+  static uint64_t mixed(uint64_t h, uint64_t word) {
+    const __uint128_t product = static_cast<__uint128_t>(word ^ h) * 0xd6e8feb86659fd93ull;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64) ^ (h << 1);
   }
 };
 
 // What the public functions hand to ``operate``, in its order.
 struct Arguments {
   PyObject *name, *operands, *out, *epilogue, *epilogue_args, *scalars, *options, *brought, *out_dtype;
+  PyObject* const* all;
 };
 
 // A call whose key could be read. Pointers are borrowed from the arguments.
@@ -49,6 +57,8 @@ struct Call {
   at::Tensor const* read[kMostTensors];
   PyObject* objects[kMostTensors];  // the same as Python has them; a prepacked b as it was given
   int count = 0;
+  int at[kMostTensors];     // where in the key each of them begins
+  uint32_t following = 0;   // those that have M rows, a bit for each
   at::Tensor const* out = nullptr;
   double scalars[2] = {1, 0};
 };
@@ -243,11 +253,26 @@ inline bool add_operand(PyObject* object, Call& call, int place) {
     }
     Py_DECREF(tensor);  // the operand keeps it
   }
+  const int begin = call.key.count;
   at::Tensor const* found = call.count < kMostTensors ? add_tensor(tensor, call.key) : nullptr;
   if (found == nullptr || (call.count > 0 && found->device() != call.read[0]->device())) return false;
+  call.at[call.count] = begin;
   call.objects[call.count] = object;
   call.read[call.count++] = found;
   return true;
+}
+
+// Puts M apart, where the first operand is a matrix of at least two rows. ``out_at``: where the result's part of the key begins, or 0.
+inline void separate_rows(Call& call, int out_at) {
+  const at::Tensor& a = *call.read[0];
+  if (a.dim() != 2 || a.size(0) < 2) return;
+  call.key.rows = a.size(0);
+  for (int i = 0; i < call.count; ++i) {
+    if (i == 1 || call.read[i]->dim() != 2 || call.read[i]->size(0) != call.key.rows) continue;  // b has none
+    call.key.words[call.at[i] + 1] = kRows;
+    call.following |= 1u << i;
+  }
+  if (out_at != 0 && call.out->dim() == 2 && call.out->size(0) == call.key.rows) call.key.words[out_at + 1] = kRows;
 }
 
 // Reads a call. ``make``: what the key holds of Python's objects gets a number if it has none.
@@ -276,6 +301,7 @@ inline Reading read_call(Arguments const& given, Call& call, bool make) {
   for (Py_ssize_t i = 0; i < extra; ++i) {
     if (!add_operand(PySequence_Fast_GET_ITEM(given.epilogue_args, i), call, call.count)) return Reading::kUnusual;
   }
+  const int out_at = given.out != Py_None ? key.count : 0;
   if (given.out != Py_None) {
     call.out = add_tensor(given.out, key);
     const bool counted = call.out != nullptr && (!call.out->is_inference() || c10::InferenceMode::is_enabled());
@@ -288,6 +314,7 @@ inline Reading read_call(Arguments const& given, Call& call, bool make) {
   key.words[4] = state_word(a, flags) | static_cast<uint64_t>(packed) << 9 | static_cast<uint64_t>(given.out != Py_None) << 10 |
                  static_cast<uint64_t>(given.brought != Py_None) << 11 | static_cast<uint64_t>(own) << 16 |
                  static_cast<uint64_t>(extra) << 24;
+  separate_rows(call, out_at);
   const bool numbered = name != 0 && options != 1 && dtype != 1 && meaning == Reading::kRead;
   return numbered ? Reading::kRead : Reading::kUnknown;
 }

@@ -35,10 +35,12 @@ inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Cal
 // The result of a launch that was planned for the rows of ``input``, as the layer gives it back: dense, with the input's dimensions.
 inline void shape_as_layer(Record& record, Call const& call) {
   const auto sizes = call.read[0]->sizes();
-  record.result.size.assign(sizes.begin(), sizes.end());
-  record.result.size.back() = call.read[1]->size(0);
-  record.result.stride.assign(sizes.size(), 1);
-  for (size_t i = sizes.size() - 1; i > 0; --i) record.result.stride[i - 1] = record.result.stride[i] * record.result.size[i];
+  Result& result = record.result;
+  result.dims = static_cast<int>(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), result.size);
+  result.size[result.dims - 1] = call.read[1]->size(0);
+  result.stride[result.dims - 1] = 1;
+  for (int i = result.dims - 1; i > 0; --i) result.stride[i - 1] = result.stride[i] * result.size[i];
 }
 
 // Torch's operation, entered below autograd, which has nothing to do here.

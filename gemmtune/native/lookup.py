@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 from torch.autograd import profiler
 
 from .. import settings
+from ..choice import Prepared
 from ..errors import GemmtuneError
 from . import build
-from .records import record_of
+from .following import agrees, alike, learned, rows_to_compare
+from .records import launch_of, record_of, record_of_rows
 
 log = logging.getLogger("gemmtune")
 QUIET_S = 10.0
@@ -128,6 +130,43 @@ def keep(generation: int, entry: Any, arguments: tuple[Any, ...]) -> None:
     """Let calls with these arguments find the entry, unless plans were forgotten since that was looked up."""
     if settings.current().native:
         native.module.keep(generation, record_of(entry), *arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The Ms that one kernel serves: ``plan_at`` has the plan for each, None where there is none."""
+
+    rows: range
+    plan_at: Callable[[int], Any]
+
+    def prepared_at(self, m: int) -> Prepared | None:
+        """What the launch for an M is prepared to be."""
+        plan = self.plan_at(m)
+        return None if plan is None else plan.kernel.prepared
+
+
+def rows_served(generation: int, arguments: tuple[Any, ...], following: int, runs: Callable[[], Iterable[Run]]) -> bool:
+    """Let calls that differ from these arguments in M alone find what serves their M, unless plans were forgotten since.
+
+    ``following`` has a bit for each tensor that has M rows. Of the ``runs``, in the order of their Ms, those whose launches follow
+    M in no known way are left out. False where such calls are Python's, or known already.
+    """
+    if not settings.current().native or native.module.rows_of(*arguments) != following:
+        return False
+    found = (_record_of_part(run, part) for run in runs() for part in alike(run.prepared_at, run.rows))
+    return bool(native.module.keep_rows(generation, tuple(x for x in found if x is not None), *arguments))
+
+
+def _record_of_part(run: Run, rows: range) -> tuple[object, ...] | None:
+    """The record for these Ms; None where launches do not follow M as was learned of a few of them."""
+    plan, of_rows = run.plan_at(rows[-1]), learned(run.prepared_at, rows)
+    if of_rows is not None:
+        launch = launch_of(of_rows)
+        compared = ((run.prepared_at(m), native.module.rehearse(*launch, m)) for m in rows_to_compare(of_rows, rows))
+        if all(agrees(prepared, of_rows, image) for prepared, image in compared):
+            return record_of_rows(plan, rows, of_rows)
+    log.debug("%s: calls of M = %d to %d are bound by Python", plan and plan.choice.name, rows[0], rows[-1])
+    return None
 
 
 def keep_layer(generation: int, plan: Any, capture_info: int, operands: tuple[Any, ...]) -> None:

@@ -27,7 +27,7 @@ PyObject* guarded(F function) {
 class Held {
  public:
   explicit Held(Record* record) : record_(record) { ++record_->users; }
-  ~Held() { leave(record_); }
+  ~Held() { Record::leave(record_); }
   Held(Held const&) = delete;
 
  private:
@@ -46,7 +46,7 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-Arguments arguments_of(PyObject* const* a) { return {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]}; }
+Arguments arguments_of(PyObject* const* a) { return {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a}; }
 
 // The arguments of a call. Those behind epilogue_args may be left out.
 class Whole {
@@ -79,18 +79,34 @@ class Whole {
 };
 
 // Whether out lies wholly before or behind each tensor that is read.
-bool apart(Record const& record, Call const& call) {
-  const auto first = reinterpret_cast<uintptr_t>(call.out->const_data_ptr());
-  const auto end = first + record.spans[0];
+bool apart(Call const& call) {
+  const auto span = [](at::Tensor const& x) { return span_bytes(x.sizes(), x.strides(), x.scalar_type()); };
+  const auto first = reinterpret_cast<uintptr_t>(call.out->const_data_ptr()), end = first + span(*call.out);
   for (int i = 0; i < call.count; ++i) {
     const auto address = reinterpret_cast<uintptr_t>(call.read[i]->const_data_ptr());
-    if (address < end && first < address + record.spans[i + 1]) return false;
+    if (address < end && first < address + span(*call.read[i])) return false;
   }
   return true;
 }
 
-// By the functions of the plan: what has no launch of its own, and what a launch refused, which they say in their own words.
+// By Python: ``missing`` tells that no call like it was kept, else it has to be looked at more closely.
+PyObject* elsewhere(PyObject* missing, PyObject* const* args) {
+  PyObject* arguments[kArguments + 1] = {missing};
+  std::copy(args, args + kArguments, arguments + 1);
+  return PyObject_Vectorcall(around.in_python, arguments, kArguments + 1, nullptr);
+}
+
+// The result that a record makes for a call.
+Result result_of(Record const& record, Call const& call) {
+  Result result = record.result;
+  if (record.several()) result.size[0] = call.key.rows;
+  return result;
+}
+
+// By the functions of the plan: what has no launch of its own, and what a launch refused, which they say in their own words. A record of
+// several Ms has none.
 PyObject* by_python(Record const& record, Call const& call, Arguments const& given, PyObject* packed) {
+  if (record.several()) return elsewhere(Py_False, given.all);
   PyObject* tensors = PyTuple_New(call.count);
   if (tensors == nullptr) return nullptr;
   for (int i = 0; i < call.count; ++i) {
@@ -107,7 +123,7 @@ PyObject* by_torch(Record const& record, Call const& call, Arguments const& give
   if (call.out != nullptr) {
     at::Tensor out = *call.out;
     {
-      WithoutGil free(record.lengthy);
+      WithoutGil free(record.lengthy(call.key.rows));
       launch_into(std::get<TorchOperation>(record.launch), out, call.read, call.scalars);
     }
     out.unsafeGetTensorImpl()->bump_version();
@@ -115,52 +131,55 @@ PyObject* by_torch(Record const& record, Call const& call, Arguments const& give
   }
   at::Tensor result;
   if (call.read[0]->is_cpu()) {
-    result = allocate(record.result, c10::Device(c10::kCPU));
-    WithoutGil free(record.lengthy);
+    result = allocate(result_of(record, call), c10::Device(c10::kCPU));
+    WithoutGil free(record.lengthy(call.key.rows));
     launch_into(std::get<TorchOperation>(record.launch), result, call.read, call.scalars);
   } else {
-    WithoutGil free(record.lengthy);
+    WithoutGil free(record.lengthy(call.key.rows));
     result = launch(std::get<TorchOperation>(record.launch), call.read, call.scalars);
   }
   return THPVariable_Wrap(std::move(result));
 }
 
 // 0 if it was launched.
-int launched(Record& record, Given& given) {
-  alignas(kMapBytes) char block[kMostParameterBytes];
+int launched(Record& record, Given& given, bool lengthy) {
   if (auto* driver = std::get_if<DriverLaunch>(&record.launch)) {
-    if (!fill(*driver, given, block)) return -1;
-    WithoutGil free(record.lengthy);
-    return launch(*driver, block, given.stream);
+    Filled filled;
+    if (!fill(*driver, given, filled)) return -1;
+    WithoutGil free(lengthy);
+    return launch(*driver, filled, given.stream);
   }
-  WithoutGil free(record.lengthy);
+  auto* library = std::get_if<LibraryProduct>(&record.launch);
+  if (library != nullptr && given.rows != 0 && !allowed(*library, given.rows)) return -1;
+  WithoutGil free(lengthy);
   if (auto const* host = std::get_if<HostFunction>(&record.launch)) return launch(*host, given);
   if (auto const* device = std::get_if<DeviceFunction>(&record.launch)) return launch(*device, given);
-  return launch(std::get<LibraryProduct>(record.launch), given);
+  return launch(*library, given);
 }
 
 enum class Outcome { kDone, kPython, kFailed };  // kPython: it is left to it; kFailed: with an error set
 
 // Launches into ``out``, which is made where there is none.
-Outcome launch_kept(Record& record, Call const& call, at::Tensor& out) {
+Outcome launch_kept(Record& record, Call const& call, at::Tensor& out, Result const& result) {
   Given given;
+  given.rows = record.several() ? call.key.rows : 0;
   const c10::Device device = call.read[0]->device();
   given.stream = stream_of(device);
   if (record.memory.needed()) {
     const auto asked = record.memory.of(given.stream, given.memory);
     if (asked != Memory::Asking::kFound) return asked == Memory::Asking::kPython ? Outcome::kPython : Outcome::kFailed;
   }
-  if (!out.defined()) out = allocate(record.result, device);
+  if (!out.defined()) out = allocate(result, device);
   given.out = out.mutable_data_ptr();
   given.count = call.count;
   given.scalars = call.scalars;
   for (int i = 0; i < call.count; ++i) given.read[i] = call.read[i]->const_data_ptr();
-  return launched(record, given) == 0 ? Outcome::kDone : Outcome::kPython;
+  return launched(record, given, record.lengthy(call.key.rows)) == 0 ? Outcome::kDone : Outcome::kPython;
 }
 
 PyObject* by_launch(Record& record, Call const& call, Arguments const& given, PyObject* packed) {
   at::Tensor out = call.out != nullptr ? *call.out : at::Tensor();
-  switch (launch_kept(record, call, out)) {
+  switch (launch_kept(record, call, out, result_of(record, call))) {
     case Outcome::kFailed: return nullptr;
     case Outcome::kPython: return by_python(record, call, given, packed);
     default: break;
@@ -186,13 +205,6 @@ PyObject* run(Record* record, Call& call, Arguments const& given) {
   return result;
 }
 
-// By Python: ``missing`` tells that no call like it was kept, else it has to be looked at more closely.
-PyObject* elsewhere(PyObject* missing, PyObject* const* args) {
-  PyObject* arguments[kArguments + 1] = {missing};
-  std::copy(args, args + kArguments, arguments + 1);
-  return PyObject_Vectorcall(around.in_python, arguments, kArguments + 1, nullptr);
-}
-
 // The result of a call: by its record, or by Python.
 PyObject* look_up(PyObject*, PyObject* const* some, Py_ssize_t count) {
   const Whole whole(some, count);
@@ -205,7 +217,7 @@ PyObject* look_up(PyObject*, PyObject* const* some, Py_ssize_t count) {
     if (reading == Reading::kUnusual) return elsewhere(Py_False, args);
     Record* record = reading == Reading::kRead ? table.find(call.key) : nullptr;
     if (record == nullptr) return elsewhere(Py_True, args);
-    if (call.out != nullptr && !apart(*record, call)) return elsewhere(Py_False, args);
+    if (call.out != nullptr && !apart(call)) return elsewhere(Py_False, args);
     return run(record, call, given);
   });
 }
@@ -235,12 +247,69 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!parse(args[1], *record)) return nullptr;
   Call call;
   if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead) Py_RETURN_FALSE;
-  if (static_cast<int>(record->spans.size()) != call.count + 1) Py_RETURN_FALSE;
+  if (record->tensors != call.count) Py_RETURN_FALSE;
   record->key = call.key;
   if (number != generation) Py_RETURN_FALSE;
   if (table.count() >= kMostRecords) table.clear();
   table.insert(std::move(record));
   Py_RETURN_TRUE;
+  });
+}
+
+// rows_of(*arguments): a bit for each tensor that is read and has M rows; None where M is not apart, where Python looks closer, and where
+// calls of any M were kept.
+PyObject* rows_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    const Whole whole(args, count);
+    if (!whole.readable()) return nullptr;
+    Call call;
+    if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_NONE;
+    if (table.knows_rows_of(call.key)) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(call.following);
+  });
+}
+
+// keep_rows(generation, runs, *arguments of the call): whether the call is found from now on, by one of the runs: records, each of an
+// interval of M, in their order, that serve calls which differ in M alone.
+PyObject* keep_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    const Whole whole(args + 2, count - 2);
+    if (!whole.readable()) return nullptr;
+    const uint64_t number = PyLong_AsUnsignedLongLong(args[0]);
+    if (PyErr_Occurred()) return nullptr;
+    if (!PyTuple_Check(args[1])) return PyErr_Format(PyExc_TypeError, "expected a tuple of records");
+    Call call;
+    if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
+    auto family = std::make_unique<Record>();
+    int64_t behind = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
+      auto run = std::make_unique<Record>();
+      if (!parse(PyTuple_GET_ITEM(args[1], i), *run)) return nullptr;
+      if (run->lo <= behind || run->hi < run->lo) return PyErr_Format(PyExc_ValueError, "expected intervals of M in their order");
+      if (run->tensors != call.count || std::holds_alternative<std::monostate>(run->launch)) Py_RETURN_FALSE;
+      behind = run->hi;
+      family->runs.push_back(run.release());
+    }
+    const bool served = family->at(call.key.rows) != nullptr;
+    family->key = call.key;
+    family->key.rows = kEveryRows;
+    if (number != generation) Py_RETURN_FALSE;
+    if (table.count() >= kMostRecords) table.clear();
+    table.insert(std::move(family));
+    return PyBool_FromLong(served);
+  });
+}
+
+// rehearse(kind, launch, M): what the launch is told for so many rows, as bytes, before it has addresses. See image_of in records.py.
+PyObject* rehearse(PyObject*, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    int kind;
+    PyObject* launch;
+    long long rows;
+    if (!PyArg_ParseTuple(args, "iO!L", &kind, &PyTuple_Type, &launch, &rows)) return nullptr;
+    Record record;
+    if (!parse_launch(kind, launch, record)) return nullptr;
+    return image(record.launch, rows);
   });
 }
 
@@ -257,10 +326,10 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Held held(record);
     at::Tensor out;
     if (std::holds_alternative<TorchOperation>(record->launch)) {
-      WithoutGil free(record->lengthy);
+      WithoutGil free(record->lengthy(call.key.rows));
       out = layer_by_torch(call);
     } else {
-      const Outcome outcome = launch_kept(*record, call, out);
+      const Outcome outcome = launch_kept(*record, call, out, record->result);
       if (outcome == Outcome::kFailed) return nullptr;
       if (outcome == Outcome::kPython) Py_RETURN_NONE;
     }
@@ -280,7 +349,7 @@ PyObject* keep_layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (args[1] != Py_None && !parse(args[1], *record)) return nullptr;
     if (args[1] == Py_None) {
       record->launch.emplace<TorchOperation>();
-      record->lengthy = call.read[0]->is_cuda();
+      record->lengthy_from = call.read[0]->is_cuda() ? 0 : std::numeric_limits<int64_t>::max();
     } else if (!std::holds_alternative<std::monostate>(record->launch)) {
       shape_as_layer(*record, call);
     }
@@ -326,6 +395,9 @@ PyMethodDef methods[] = {
     {"look_up", method(look_up), METH_FASTCALL, "The result of a call: by what was kept, or by Python."},
     {"found", method(found), METH_FASTCALL, "What look_up would run: the entry that was kept; False: none was; None: Python looks closer."},
     {"keep", method(keep), METH_FASTCALL, "keep(generation, record, *arguments): whether calls like this one are found from now on."},
+    {"rows_of", method(rows_of), METH_FASTCALL, "rows_of(*arguments): a bit for each tensor with M rows, or None."},
+    {"keep_rows", method(keep_rows), METH_FASTCALL, "keep_rows(generation, runs, *arguments): whether calls of any M are found from now on."},
+    {"rehearse", rehearse, METH_VARARGS, "rehearse(kind, launch, M): what the launch is told for so many rows."},
     {"layer", method(layer), METH_FASTCALL, "layer(input, weight, bias): the result; False: nothing is kept; None: Python has the say."},
     {"keep_layer", method(keep_layer), METH_FASTCALL, "keep_layer(generation, record or None, capture_info, input, weight, bias)"},
     {"forget", forget, METH_VARARGS, "forget(generation, token): drop every record."},

@@ -8,6 +8,8 @@ from typing import Any
 from ..choice import Prepared
 from ..problem import Problem
 from ..toolchain.prepared import DeviceFunction, DriverLaunch, HostFunction, LibraryProduct, Memory, TorchOperation
+from ..toolchain.record import TensorMap
+from .following import MOST_RANK, OfRows, numbers_of
 
 LENGTHY_FLOPS = 1e6
 """A product with more of them, ten microseconds, lets other threads of Python run meanwhile, which costs it 0.1 µs."""
@@ -17,41 +19,64 @@ KINDS: tuple[type[Prepared] | None, ...] = (None, HostFunction, TorchOperation, 
 """In the order of ``Launch`` of table.h; None for what Python alone does."""
 
 
+NEVER = 2**62
+
+
 def record_of(entry: Any) -> tuple[object, ...]:
     """The record of an entry of the table of ready plans, as ``parse.h`` takes it."""
-    plan = entry.plan
-    problem: Problem = plan.problem
-    prepared: Any = plan.kernel.prepared
-    launch = _launch(prepared) if prepared is not None else ()
-    kind = KINDS.index(type(prepared) if prepared is not None else None)
+    problem: Problem = entry.plan.problem
     lengthy = problem.device_type != "cpu" or problem.flops > LENGTHY_FLOPS
+    prepared: Any = entry.plan.kernel.prepared
+    of_rows = None if prepared is None else OfRows(prepared=prepared)
+    return _record(entry, 0 if lengthy else NEVER, (0, 0), of_rows)
+
+
+def record_of_rows(plan: Any, rows: range, of_rows: OfRows) -> tuple[object, ...]:
+    """The record for several Ms, of the plan for the largest of them."""
+    problem: Problem = plan.problem
+    lengthy_from = 0 if problem.device_type != "cpu" else int(LENGTHY_FLOPS / problem.flops * problem.m) + 1
+    return _record(plan, lengthy_from, (rows[0], rows[-1]), of_rows)
+
+
+def launch_of(of_rows: OfRows) -> tuple[int, tuple[object, ...]]:
+    """The kind of a launch, and what is told of it."""
+    return KINDS.index(type(of_rows.prepared)), _launch(of_rows.prepared, of_rows)
+
+
+def _record(entry: Any, lengthy_from: int, rows: tuple[int, int], of_rows: OfRows | None) -> tuple[object, ...]:
+    plan, out = entry.plan, entry.plan.problem.out
     choice = plan.choice if plan.choice.packed_format is not None else None
-    out = problem.out
+    prepared = of_rows.prepared if of_rows is not None else None
     memory: Memory | None = getattr(prepared, "memory", None)
     owner = getattr(prepared, "owner", None)
     kept = (memory.tensors, memory.capture) if memory is not None else None
-    return (entry, entry.new, plan.into, choice, owner, plan.spans, tuple(out.size), tuple(out.stride), out.dtype, lengthy, kept,
-            kind, launch)  # fmt: skip
+    kind, launch = launch_of(of_rows) if of_rows is not None else (0, ())
+    return (entry, entry.new, plan.into, choice, owner, len(plan.spans) - 1, tuple(out.size), tuple(out.stride), out.dtype,
+            lengthy_from, *rows, kept, kind, launch)  # fmt: skip
 
 
 @functools.singledispatch
-def _launch(prepared: Prepared) -> tuple[object, ...]:
+def _launch(prepared: Prepared, of_rows: OfRows) -> tuple[object, ...]:  # noqa: ARG001 - of those that are registered
     """What is told of a launch, in the order of its ``parse`` of parse.h."""
     raise TypeError(f"got {type(prepared).__name__}, expected a launch of toolchain.prepared")
 
 
 @_launch.register
-def _(prepared: HostFunction) -> tuple[object, ...]:
-    return (prepared.function, prepared.plan, prepared.plain, prepared.swapped, prepared.added)
+def _(prepared: HostFunction, of_rows: OfRows) -> tuple[object, ...]:
+    rows = prepared.rows
+    places, most, per_thread = (rows.places, rows.most, rows.per_thread) if rows else ((0,) * 5, (1,) * 3, (1.0, 1.0))
+    work = (of_rows.flops_per_row, of_rows.bytes, of_rows.bytes_per_row)
+    told = (prepared.function, prepared.plan, prepared.plain, prepared.swapped, prepared.added)
+    return (*told, prepared.words if rows else 0, places, most, work, per_thread)
 
 
 @_launch.register
-def _(prepared: TorchOperation) -> tuple[object, ...]:
+def _(prepared: TorchOperation, of_rows: OfRows) -> tuple[object, ...]:  # noqa: ARG001 - it has no numbers
     return (OPERATIONS.index(prepared.operation), FORMS.index(prepared.inp))
 
 
 @_launch.register
-def _(prepared: DriverLaunch) -> tuple[object, ...]:
+def _(prepared: DriverLaunch, of_rows: OfRows) -> tuple[object, ...]:
     record = prepared.record
     return (
         prepared.launch,
@@ -72,17 +97,22 @@ def _(prepared: DriverLaunch) -> tuple[object, ...]:
         tuple((x.offset, x.number, x.wide) for x in record.scalars),
         tuple((x.offset, x.operand, x.multiple_bytes) for x in record.aligned),
         tuple(record.alignment),
+        _rows(of_rows),
+        tuple(_map_row(number, record.maps[number]) for number in of_rows.maps),
+        prepared.encode_map,
     )
 
 
 @_launch.register
-def _(prepared: DeviceFunction) -> tuple[object, ...]:
+def _(prepared: DeviceFunction, of_rows: OfRows) -> tuple[object, ...]:
     places = (prepared.left, prepared.right, prepared.first, prepared.count)
-    return (prepared.function, prepared.plan, *places, prepared.alignment)
+    memory_bytes = prepared.memory.size_bytes if prepared.memory is not None else 0
+    plan = (prepared.need, prepared.plan_bytes, memory_bytes)
+    return (prepared.function, prepared.plan, *places, prepared.alignment, *plan, _rows(of_rows))
 
 
 @_launch.register
-def _(prepared: LibraryProduct) -> tuple[object, ...]:
+def _(prepared: LibraryProduct, of_rows: OfRows) -> tuple[object, ...]:
     scalars = ((x is not None, float(x or 0)) for x in (prepared.alpha, prepared.beta))
     return (
         prepared.function,
@@ -98,4 +128,17 @@ def _(prepared: LibraryProduct) -> tuple[object, ...]:
         prepared.right,
         -1 if prepared.added is None else prepared.added,
         prepared.pointers,
+        prepared.check,
+        prepared.set_size,
+        _rows(of_rows),
     )
+
+
+def _rows(of_rows: OfRows) -> tuple[tuple[int, ...], ...]:
+    return tuple(one.row for one in of_rows.numbers)
+
+
+def _map_row(number: int, one: TensorMap) -> tuple[int, ...]:
+    """A tensor map as ``parse_maps`` takes it."""
+    box = (*one.box, *[0] * (MOST_RANK - len(one.box)))
+    return (number, one.data_type, len(one.sizes), int(one.swizzle), one.promotion, *numbers_of(one), *box)

@@ -66,32 +66,46 @@ inline void launch_into(TorchOperation const& t, at::Tensor& out, at::Tensor con
   }
 }
 
+constexpr int kMostDims = 8;
 struct Result {
-  std::vector<int64_t> size, stride;
+  int dims = 0;
+  int64_t size[kMostDims], stride[kMostDims];
   at::ScalarType dtype = at::kFloat;
-  size_t bytes = 0;
+
+  c10::IntArrayRef sizes() const { return {size, static_cast<size_t>(dims)}; }
+  c10::IntArrayRef strides() const { return {stride, static_cast<size_t>(dims)}; }
 };
+
+// From the first to just past the last element. No size is 0.
+inline size_t span_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType dtype) {
+  int64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
+  return (last + 1) * c10::elementSize(dtype);
+}
 
 // A small result on the CPU. malloc takes a tenth of the time of torch's allocator, whose aligned blocks the C library does not keep.
 constexpr size_t kSmallBytes = 32768;
-inline at::Tensor allocate_small(Result const& r) {
-  void* memory = std::malloc(r.bytes + c10::gAlignment);
-  TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "no memory for a result of ", r.bytes, " bytes");
+inline at::Tensor allocate_small(Result const& r, size_t bytes) {
+  void* memory = std::malloc(bytes + c10::gAlignment);
+  TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "no memory for a result of ", bytes, " bytes");
   void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory) + c10::gAlignment - 1) / c10::gAlignment * c10::gAlignment);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), r.bytes, c10::DataPtr(data, memory, &std::free, c10::Device(c10::kCPU)),
+      c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(data, memory, &std::free, c10::Device(c10::kCPU)),
       c10::GetAllocator(c10::kCPU), /*resizable=*/true);
   at::Tensor made = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                                   c10::scalarTypeToTypeMeta(r.dtype));
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(r.size, r.stride);
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(r.sizes(), r.strides());
   return made;
 }
 
 inline at::Tensor allocate(Result const& r, c10::Device device) {
-  if (device.is_cpu() && r.bytes <= kSmallBytes) return allocate_small(r);
-  if (device.is_cpu()) return at::Tensor(at::detail::empty_strided_cpu(r.size, r.stride, r.dtype));
-  return at::_ops::empty_strided::redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefKnownNonNegative(r.size),
-                                             c10::fromIntArrayRefKnownNonNegative(r.stride), r.dtype, std::nullopt, device, std::nullopt);
+  if (device.is_cpu()) {
+    const size_t bytes = span_bytes(r.sizes(), r.strides(), r.dtype);
+    return bytes <= kSmallBytes ? allocate_small(r, bytes) : at::Tensor(at::detail::empty_strided_cpu(r.sizes(), r.strides(), r.dtype));
+  }
+  return at::_ops::empty_strided::redispatch(
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefKnownNonNegative(r.sizes()),
+      c10::fromIntArrayRefKnownNonNegative(r.strides()), r.dtype, std::nullopt, device, std::nullopt);
 }
 
 }  // namespace gemmtune

@@ -3,6 +3,7 @@
 #include "launch.h"
 #include "result.h"
 
+#include <algorithm>
 #include <memory>
 #include <variant>
 
@@ -16,17 +17,19 @@ struct Record {
   Key key;
   uint64_t hash = 0;
   int users = 1;
-  bool lengthy = false;         // worth letting other threads of Python run meanwhile
+  int64_t lengthy_from = 0;     // M from which on it is worth letting other threads of Python run meanwhile
+  int64_t lo = 0, hi = 0;       // the Ms that it serves, where these are several
   uint64_t capture_info = 0;    // of a layer: asked whether a graph is captured, where Python has the say; 0: need not be asked
   PyObject* entry = nullptr;    // of the table of Python
   PyObject* fresh = nullptr;    // new(tensors, scalars)
   PyObject* into = nullptr;     // into(out, tensors, scalars)
   PyObject* choice = nullptr;   // that has a format of its own for a prepacked b, else null
   PyObject* owner = nullptr;    // of the memory and the code that a launch points to
-  std::vector<int64_t> spans;   // bytes of out and of each tensor that is read
+  int tensors = 0;              // that are read
   Result result;
   Memory memory;
   Launch launch;
+  std::vector<Record*> runs;    // in the order of their Ms, where the key is of every M; itself it then launches nothing
 
   Record() = default;
   Record(Record const&) = delete;
@@ -36,32 +39,45 @@ struct Record {
     Py_XDECREF(into);
     Py_XDECREF(choice);
     Py_XDECREF(owner);
+    for (Record* run : runs) leave(run);
+  }
+
+  static void leave(Record* record) {
+    if (--record->users == 0) delete record;
+  }
+  bool several() const { return hi != 0; }
+  bool lengthy(int64_t rows) const { return rows >= lengthy_from; }
+
+  // What serves that M; null for none.
+  Record* at(int64_t rows) const {
+    const auto behind = std::upper_bound(runs.begin(), runs.end(), rows, [](int64_t m, Record const* run) { return m < run->lo; });
+    return behind != runs.begin() && rows <= behind[-1]->hi ? behind[-1] : nullptr;
   }
 };
 
-inline void leave(Record* record) {
-  if (--record->users == 0) delete record;
-}
-
 class Table {
  public:
+  // What was kept for the call, or for every M where there is nothing for its own.
   Record* find(Key const& key) const {
-    const uint64_t hash = key.hash();
-    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
-      Record* record = slots_[i];
-      if (record == nullptr || (record->hash == hash && record->key == key)) return record;
-    }
+    const uint64_t words = key.hash();
+    Record* record = find(key, key.rows, words);
+    if (record != nullptr || key.rows == kEveryRows) return record;
+    record = find(key, kEveryRows, words);
+    return record == nullptr ? nullptr : record->at(key.rows);
   }
+
+  // Whether calls like it of every M are known, of whatever Ms there are runs.
+  bool knows_rows_of(Key const& key) const { return find(key, kEveryRows, key.hash()) != nullptr; }
 
   // Takes the record over, in the place of one with the same key.
   void insert(std::unique_ptr<Record> record) {
-    record->hash = record->key.hash();
+    record->hash = Key::mixed(record->key.hash(), record->key.rows);
     if ((count_ + 1) * 2 > slots_.size()) grow();
     Record*& slot = place(slots_, mask_, *record);
     Record* before = slot;
     slot = record.release();
     if (before == nullptr) ++count_;
-    else leave(before);
+    else Record::leave(before);
   }
 
   void clear() {
@@ -70,18 +86,26 @@ class Table {
     mask_ = kLeastSlots - 1;
     count_ = 0;
     for (Record* record : before) {  // may run Python, which finds the table empty
-      if (record != nullptr) leave(record);
+      if (record != nullptr) Record::leave(record);
     }
   }
 
   size_t count() const { return count_; }
 
  private:
+  Record* find(Key const& key, int64_t rows, uint64_t words) const {
+    const uint64_t hash = Key::mixed(words, rows);
+    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
+      Record* record = slots_[i];
+      if (record == nullptr || (record->hash == hash && record->key.is(key, rows))) return record;
+    }
+  }
+
   static constexpr size_t kLeastSlots = 1024;
 
   static Record*& place(std::vector<Record*>& slots, size_t mask, Record const& record) {
     for (size_t i = record.hash & mask;; i = (i + 1) & mask) {
-      if (slots[i] == nullptr || (slots[i]->hash == record.hash && slots[i]->key == record.key)) return slots[i];
+      if (slots[i] == nullptr || (slots[i]->hash == record.hash && slots[i]->key.is(record.key, record.key.rows))) return slots[i];
     }
   }
 

@@ -21,7 +21,7 @@ from ..dispatch.checks import watched, why_composed, why_not_ours, why_unreadabl
 from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.plan import generation, keep_ready, ready, ready_for_rows
+from ..dispatch.plan import Ready, generation, keep_ready, ready, ready_for_rows, served_rows
 from ..dispatch.prepack import PackedOperand
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
@@ -88,11 +88,12 @@ def _in_python(
             else:
                 key, given = _key_of_more(name, given, asked, out, epilogue, epilogue_args)
             number = generation.number
-            entry = ready.get(key) if key is not None else None
+            found = ready.get(key) if key is not None else None
+            entry = ready_for_rows(key) if found is None and key is not None else found
             if missing and entry is not None:
-                keep(number, entry, (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype))
-            if entry is None and key is not None:
-                entry = ready_for_rows(key)  # kept natively when its M comes again, as few do
+                call_again = (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
+                if not _served_rows(number, entry, call_again) and found is not None:
+                    keep(number, entry, call_again)
             if entry is not None:
                 b = given[1]
                 packed = b.__class__ is PackedOperand
@@ -109,7 +110,17 @@ def _in_python(
     if is_compiling():
         # What torch has is its own operation there, which its compiler knows; the rest is an operator in the graph.
         return by_torch(call) if call.operation.name in DENSE_OPS else by_operator(call)
-    return _considered(key, call)
+    number = generation.number
+    result, made = _considered(key, call)
+    if missing and key is not None and made is not None:
+        _served_rows(number, made, (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype))
+    return result
+
+
+def _served_rows(number: int, entry: Ready, call: tuple[Any, ...]) -> bool:
+    """Whether the native look-up serves calls like this one with any M from now on: those by a table, without a gradient."""
+    plan = entry.plan
+    return entry is plan and plan.shared is not None and served_rows(number, plan, call)
 
 
 def _key_of_more(
@@ -135,8 +146,8 @@ def _key_of_more(
     return key_of(name, (*given, out), (asked, "out")), given
 
 
-def _considered(key: Hashable | None, call: Call) -> Tensor:
-    """Do a call without a plan at hand: by a plan that is made for it, by the operator, or by torch's composition."""
+def _considered(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]:
+    """Do a call without a plan at hand: by a plan that is made for it, by the operator, or by torch's composition. And the plan."""
     wanting = call.wants_grad
     if wanting and call.operation.gradient is None:
         raise no_gradient(call.name, wanting[0])
@@ -152,21 +163,21 @@ def _considered(key: Hashable | None, call: Call) -> Tensor:
     return _routed(key, call)
 
 
-def _routed(key: Hashable | None, call: Call) -> Tensor:
+def _routed(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]:
     tensors, floats = [x for _, x in call.inputs], not call.operation.quantized
     reason = why_composed(tensors, floats=floats)
     if reason is not None:
         log.debug("%s runs by torch: %s", call.name, reason)
-        return attempted(by_torch, call, reason)
+        return attempted(by_torch, call, reason), None
     reason = why_not_ours(tensors, floats=floats)
     if reason is None and call.out is not None and call.out.layout == torch.strided:
         reason = why_unreadable(call.out)
     if reason is not None or watched(tensors):
-        return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on")
+        return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on"), None
     result, entry = differentiated(call, operate) if call.wants_grad else run(call)
     keep_ready(key, entry)
     prepare(FOR_NATIVE)
-    return result
+    return result, entry
 
 
 FOR_NATIVE = Above(in_python=_in_python, meaning_of=meaning_of, packed_type=PackedOperand)

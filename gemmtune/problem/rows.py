@@ -92,6 +92,17 @@ class Relaid:
         return made
 
 
+def following_operands(rows_class: RowClass) -> int | None:
+    """A bit for each operand that has a row for each row of the result, in the order in which a call reads them; None where M is
+    part of a stride, or several rows of the result have one in common."""
+    problem = rows_class.problem
+    if rows_class.step or problem.batched or problem.operation.grouped:
+        return None
+    read = [(place, layout) for place, layout in _operands(problem) if place != "out"]
+    units = [_rows_of_one(problem, place, layout, ()) for place, layout in read]
+    return None if set(units) - {None, 1} else sum(1 << i for i, unit in enumerate(units) if unit)
+
+
 def row_classes(problem: Problem) -> tuple[RowClass, ...]:
     """The classes that have a problem, the likeliest first; none for an empty one.
 

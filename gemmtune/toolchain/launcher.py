@@ -250,6 +250,7 @@ def prepared(launcher: Launcher, problem: Problem, workspace: Workspace) -> Driv
         memory=memory_of(workspace, kernel.driver),
         maps=tuple(one.operand for one in record.maps),
         encode=launcher.map,
+        encode_map=kernel.driver.address("cuTensorMapEncodeTiled") if record.maps else 0,
     )
 
 
@@ -257,7 +258,9 @@ def memory_of(workspace: Workspace, driver: Driver) -> Memory | None:
     """The same memory as plain data; None for an empty one."""
     if not workspace.size_bytes:
         return None
-    return Memory(tensors=lambda stream: (workspace.of_stream(stream),), capture=driver.capture_info)
+    return Memory(
+        tensors=lambda stream: (workspace.of_stream(stream),), capture=driver.capture_info, size_bytes=workspace.size_bytes
+    )
 
 
 def _skipped(problem: Problem) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,19 +13,38 @@ from .record import A, B, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostRows:
+    """What of a plan of the cpp backend follows M, for plans that divide the rows of a.
+
+    ``places`` are those of M, of the rows of a panel and of a block, of the panels of a task, and of the threads among its words;
+    ``most`` what panels, blocks and tasks have at most. ``flops`` and ``bytes`` are the work for the M of the plan, and what of
+    each makes a thread pay.
+    """
+
+    places: tuple[int, int, int, int, int]
+    most: tuple[int, int, int]
+    flops: int
+    bytes: int
+    per_thread: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFunction(Prepared):
-    """A C function of a shared object of the cpp backend, at the address ``function``, with its plan at the address ``plan``.
+    """A C function of a shared object of the cpp backend, at the address ``function``, with its plan of so many ``words`` at the
+    address ``plan``.
 
     ``plain``: it is ``gemmtune_product``, else ``gemmtune_gemm``. ``swapped``: it is given b before a. ``added``: the third tensor
-    is inp. ``owner`` keeps code and plan in memory.
+    is inp. ``rows`` tells how the plan follows M; None where it does otherwise. ``owner`` keeps code and plan in memory.
     """
 
     function: int
     plan: int
+    words: int
     plain: bool
     swapped: bool
     added: bool
     owner: object
+    rows: HostRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +61,12 @@ class Memory:
     """What a launch needs beside its operands: ``tensors(stream)`` has it for launches on a stream, always the same.
 
     It is not asked while a graph captures the stream, whose launches have memory of their own: ``capture`` is the address of the
-    driver's cuStreamGetCaptureInfo_v2, which tells.
+    driver's cuStreamGetCaptureInfo_v2, which tells. What needs no more ``size_bytes`` can do with the same.
     """
 
     tensors: Callable[[int], Sequence[torch.Tensor]]
     capture: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +76,8 @@ class DriverLaunch(Prepared):
     ``launch`` and ``set_context`` are the addresses of the driver's cuLaunchKernelEx and cuCtxSetCurrent. ``skipped`` is the place
     of a tensor of the call that the record has no number for. The first tensor of ``memory`` is the workspace; all have numbers
     behind those of the call's tensors as well. ``maps`` are the operands of the tensor maps, and ``encode(number, address)`` makes
-    the bytes of one. ``owner`` keeps the kernel loaded.
+    the bytes of one; ``encode_map`` is the address of cuTensorMapEncodeTiled, which does where the record has the maps. ``owner``
+    keeps the kernel loaded.
     """
 
     record: Record
@@ -69,6 +90,7 @@ class DriverLaunch(Prepared):
     memory: Memory | None = None
     maps: tuple[int, ...] = ()
     encode: Callable[[int, int], bytes] | None = None
+    encode_map: int = 0
 
     def swapped(self) -> DriverLaunch:
         """The same with b in the place of a, and a in that of b."""
@@ -80,7 +102,8 @@ class DriverLaunch(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFunction(Prepared):
-    """``gemmtune_call`` of a shared object of nvcc, at the address ``function``, with its plan at the address ``plan``.
+    """``gemmtune_call`` of a shared object of nvcc, at the address ``function``, with its plan of ``plan_bytes`` at the address
+    ``plan``. ``need`` is the address of ``gemmtune_workspace_bytes``, which tells of a plan what memory it needs.
 
     Places among the tensors of a call: ``left``, ``right``, and from ``first`` on ``count`` others. ``alignment``: the bytes that
     the addresses of the result, of ``left`` and of ``right`` are multiples of. ``owner`` keeps code and plan in memory.
@@ -93,6 +116,8 @@ class DeviceFunction(Prepared):
     first: int
     count: int
     alignment: tuple[int, int, int]
+    need: int
+    plan_bytes: int
     owner: object
     memory: Memory | None = None
 
@@ -105,6 +130,9 @@ class LibraryProduct(Prepared):
     C type of alpha and beta as struct has it; None for one that the call has. ``left``, ``right`` and ``added``, which is C, are
     places among the tensors of a call. ``pointers`` are the attributes of the operation that hold the address of a tensor, with its
     place: nobody else sets those of this operation. ``owner`` keeps the descriptors.
+
+    ``sizes`` are the rows and columns of the layouts, and ``look`` all else that is told of the product. ``check`` and ``set_size``
+    are the addresses of cublasLtMatmulAlgoCheck and of cublasLtMatrixLayoutSetAttribute; 0 where they are not known.
     """
 
     function: int
@@ -122,4 +150,8 @@ class LibraryProduct(Prepared):
     added: int | None
     pointers: tuple[tuple[int, int], ...]
     owner: object
+    sizes: tuple[int, ...]
+    look: Hashable
+    check: int = 0
+    set_size: int = 0
     memory: Memory | None = None

@@ -26,6 +26,10 @@ from gemmtune.backends.cublaslt.constants import (
 POINTER, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 MATMUL = ctypes.CFUNCTYPE(INT, *[POINTER] * 14, SIZE, POINTER)
 """cublasLtMatmul, in whose place a call of the native look-up comes to the fake."""
+CHECK = ctypes.CFUNCTYPE(INT, *[POINTER] * 8)
+LAYOUT = ("dtype", "rows", "cols", "ld", LayoutAttribute.BATCH_COUNT, LayoutAttribute.STRIDED_BATCH_OFFSET)
+"""The words of a layout, which lies in memory as the library's own does, and may be copied."""
+PLACES = {2: "rows", 3: "cols"}
 SET_ATTRIBUTE = ctypes.CFUNCTYPE(INT, POINTER, INT, POINTER, SIZE)
 CAPTURE_INFO = ctypes.CFUNCTYPE(INT, POINTER, ctypes.POINTER(INT), *[POINTER] * 4)
 NUMPY = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 10: np.int32, 28: np.uint8, 29: np.uint8}
@@ -69,7 +73,18 @@ class Fake:
         def set_attribute(descriptor, attribute, at, size):
             return self._status(lambda: self._set(descriptor, attribute, at, size))
 
-        return {"cublasLtMatmul": MATMUL(matmul), "cublasLtMatmulDescSetAttribute": SET_ATTRIBUTE(set_attribute)}
+        def set_size(layout, attribute, at, size):
+            return self._status(lambda: self._set_layout(layout, PLACES[attribute], at, size))
+
+        def check(*given):
+            return self._status(lambda: self.matmul_algo_check(*given))
+
+        return {
+            "cublasLtMatmul": MATMUL(matmul),
+            "cublasLtMatmulDescSetAttribute": SET_ATTRIBUTE(set_attribute),
+            "cublasLtMatrixLayoutSetAttribute": SET_ATTRIBUTE(set_size),
+            "cublasLtMatmulAlgoCheck": CHECK(check),
+        }
 
     def _status(self, call):
         self.native += 1
@@ -101,13 +116,23 @@ class Fake:
 
     def matrix_layout_create(self, dtype, rows, cols, ld):
         assert ld >= rows
-        return self._new(dtype=dtype, rows=rows, cols=cols, ld=ld)
+        words = (ctypes.c_uint64 * 8)(dtype, rows, cols, ld, 1, 0)
+        self.live[ctypes.addressof(words)] = words
+        return ctypes.addressof(words)
+
+    def _layout(self, key):
+        return dict(zip(LAYOUT, (ctypes.c_uint64 * 8).from_address(key), strict=False))
+
+    def _set_layout(self, key, attribute, at, size):
+        value = int.from_bytes(ctypes.string_at(at, size), "little", signed=True)
+        (ctypes.c_uint64 * 8).from_address(key)[LAYOUT.index(attribute)] = value
 
     def matmul_preference_create(self):
         return self._new()
 
     matmul_desc_destroy = matrix_layout_destroy = matmul_preference_destroy = _free
-    matmul_desc_set_attribute = matrix_layout_set_attribute = matmul_preference_set_attribute = _set
+    matmul_desc_set_attribute = matmul_preference_set_attribute = _set
+    matrix_layout_set_attribute = _set_layout
 
     def matmul_algo_get_heuristic(self, handle, operation, left, right, c, d, preference, count, results_at, returned_at):
         self.preferences.append({PreferenceAttribute(k): v for k, v in self.live[preference].items()})
@@ -124,7 +149,7 @@ class Fake:
         if self.check_fails is not None:
             raise cuBLASLtError(self.check_fails)
         result = HeuristicResult.from_address(result_at)
-        result.workspace_bytes = 256 * ctypes.c_uint64.from_address(algorithm_at).value + self.live[d]["cols"]
+        result.workspace_bytes = 256 * ctypes.c_uint64.from_address(algorithm_at).value + self._layout(d)["cols"]
 
     def matmul_algo_config_get_attribute(self, algorithm_at, attribute, at, size, written_at):
         rank = ctypes.c_uint64.from_address(algorithm_at).value
@@ -153,11 +178,11 @@ class Fake:
             if beta != 0:
                 result = result + beta * old[i].astype(wide)
             if asked.get(DescAttribute.EPILOGUE, Epilogue.DEFAULT) == Epilogue.BIAS:
-                result = result + self._bias(asked, self.live[d], i)[:, None].astype(wide)
+                result = result + self._bias(asked, self._layout(d), i)[:, None].astype(wide)
             out[i] = result
 
     def _view(self, key, at):
-        x = self.live[key]
+        x = self._layout(key)
         dtype = np.dtype(NUMPY[x["dtype"]])
         batch, stride = x.get(LayoutAttribute.BATCH_COUNT, 1), x.get(LayoutAttribute.STRIDED_BATCH_OFFSET, 0)
         span = (batch - 1) * stride + (x["cols"] - 1) * x["ld"] + x["rows"]
@@ -167,7 +192,7 @@ class Fake:
 
     def _numbers(self, key, values):
         """8-bit floats, which numpy does not know, as float32."""
-        dtype = FLOAT8.get(self.live[key]["dtype"])
+        dtype = FLOAT8.get(self._layout(key)["dtype"])
         return values if dtype is None else torch.from_numpy(values.copy()).view(dtype).float().numpy()
 
     def _scales(self, asked, shape, side):

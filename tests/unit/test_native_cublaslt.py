@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from fake_cublaslt import Fake, installed
 from native_calls import Arguments, arguments
 
+from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.backends.cublaslt import BACKEND, launch, library
 from gemmtune.device import preset
@@ -23,6 +25,7 @@ from gemmtune.numerics.operands import random_operands
 from gemmtune.ops import operate as path
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.fused import bias_epilogue
+from gemmtune.problem.rows import following_operands, row_classes, with_rows
 from gemmtune.settings import Settings
 from gemmtune.toolchain.prepared import LibraryProduct
 
@@ -99,6 +102,61 @@ def test_the_library_gets_what_python_gives_it(fake: Fake, name: str, rank: int)
     assert torch.equal(got, out)
     ours, pythons = fake.launches
     assert ours == pythons
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm matrix", "addmm bias"])
+@settings.patch(native=True)
+def test_other_ms_get_what_python_gives_them(fake: Fake, name: str) -> None:
+    """Layouts follow M, and cuBLASLt is asked once for each M whether the algorithm does it with the workspace that there is."""
+    rows = range(2, 60)
+    widest = planned(with_rows(CASES[name], 59), 1).choice
+
+    @functools.cache
+    def plan_at(m: int) -> Plan:
+        choice = widest.at(with_rows(CASES[name], m), DEVICE)
+        assert not isinstance(choice, str)
+        return Plan(problem=choice.problem, choice=choice, kernel=choice.build(), origin="range")
+
+    def call_of(m: int) -> tuple[Arguments, Any]:
+        problem = plan_at(m).problem
+        operands = random_operands(dataclasses.replace(problem, device_type="cpu"), torch.device("cpu"), seed=m)
+        out = torch.full(problem.out.size, 7, dtype=problem.out.dtype)
+        return arguments(problem.op, *operands.tensors, out=out, scalars=operands.scalars), operands
+
+    following = following_operands(row_classes(CASES[name])[0])
+    assert following is not None
+    call, _ = call_of(5)
+    assert lookup.rows_served(native.generation, call, following, lambda: [lookup.Run(rows=rows, plan_at=plan_at)])
+    for m in (2, 31, 59, 31):
+        call, operands = call_of(m)
+        out = call[2]
+        before = len(fake.launches), fake.native
+        assert native.module.look_up(*call) is out
+        assert len(fake.launches) == before[0] + 1
+        assert fake.native > before[1], "the library's functions were called by their addresses"
+        got = out.clone()
+        out.fill_(7)
+        plan_at(m).kernel.run(out, operands.tensors, operands.scalars)
+        assert torch.equal(got, out)
+    call, _ = call_of(40)
+    fake.check_fails = 15
+    asked = fake.native
+    with pytest.raises(TypeError, match="answered"):
+        refused(call)
+    assert fake.native > asked
+    native.module.look_up(*call_of(31)[0])
+
+
+def refused(call: Arguments) -> None:
+    """A call that comes to Python, which has no GPU to do it on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(path, "key_of", answered)
+        patch.setattr(path, "_key_of_more", answered)
+        native.module.look_up(*call)
+
+
+def answered(*_: object) -> None:
+    raise TypeError("Python has answered")
 
 
 def test_a_bias_and_scales_of_the_call_are_read(fake: Fake) -> None:

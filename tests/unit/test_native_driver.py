@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import os
+import random
 import re
 import struct
 import subprocess
@@ -20,6 +22,7 @@ from fake_libcuda import FakeCuda, compiled
 from native_calls import arguments
 from torch import Tensor
 
+from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cutlass.launch import GIVEN
@@ -37,6 +40,7 @@ from gemmtune.native.records import record_of
 from gemmtune.numerics.operands import random_operands
 from gemmtune.ops import operate as path
 from gemmtune.problem import Problem
+from gemmtune.problem.rows import following_operands, row_classes, with_rows
 from gemmtune.settings import Settings
 from gemmtune.toolchain.launcher import Launcher, Workspace, bind, prepared, workspace_of
 from gemmtune.toolchain.prepared import DeviceFunction, DriverLaunch, Memory
@@ -93,6 +97,47 @@ def test_the_driver_gets_what_python_gives_it(cuda: FakeCuda, one: CudaChoice, m
     for name in ("grid", "block", "shared_bytes", "cluster", "overlaps", "attributes", "stream", "function"):
         got, wanted = getattr(ours, name), getattr(pythons, name)
         assert got == wanted or tuple(got) == tuple(wanted), name
+
+
+@pytest.mark.parametrize("one", [GEMV, WGMMA, LONG], ids=lambda one: one.family.name)
+@settings.patch(native=True)
+def test_other_ms_get_what_python_gives_them(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grid, sizes, tensor maps and addresses follow M, without Python."""
+    memory = torch.zeros(1 << 24, dtype=torch.uint8)
+    monkeypatch.setattr(Workspace, "_new", lambda self: memory[: self.size_bytes])
+    rows = range(2, 9) if one is GEMV else range(40, 901)
+    kernel = cuda.driver.load(b"\x7fELF", one.record.kernel, 0)
+
+    @functools.cache
+    def plan_at(m: int) -> Plan:
+        at = dataclasses.replace(one, problem=with_rows(one.problem if one is not GEMV else addmm(2, 100, 256), m))
+        launcher = Launcher(kernel, at.record, lambda reason: ErrorFromChoice("a choice", "a problem", reason))
+        workspace = workspace_of(launcher)
+        run = bind(launcher, at.problem, at.name, workspace)
+        made = Kernel(run=run, prepared=prepared(launcher, at.problem, workspace))
+        return Plan(problem=at.problem, choice=at, kernel=made, origin="range")
+
+    def call_of(m: int) -> Any:
+        problem = plan_at(m).problem
+        operands = random_operands(problem, torch.device("cpu"), seed=m)
+        out = torch.empty(problem.out.size, dtype=problem.out.dtype)
+        return operands, arguments(problem.op, *operands.tensors, out=out, scalars=operands.scalars)
+
+    cuda.expects_launch(one.record)
+    (rows_class,) = row_classes(plan_at(rows[-1]).problem)
+    following = following_operands(rows_class)
+    assert following is not None
+    assert lookup.rows_served(native.generation, call_of(rows[0])[1], following, lambda: [lookup.Run(rows=rows, plan_at=plan_at)])
+    generator = random.Random(2)
+    for m in (rows[0], *(generator.choice(rows) for _ in range(6)), rows[-1]):
+        operands, call = call_of(m)
+        before = len(cuda.launched)
+        assert native.module.look_up(*call) is call[2]
+        plan_at(m).kernel.run(call[2], operands.tensors, operands.scalars)
+        ours, pythons = cuda.launched[before:]
+        assert bytes(ours.arguments) == bytes(pythons.arguments)
+        assert [*ours.grid] == [*pythons.grid]
+        assert (ours.shared_bytes, *ours.cluster) == (pythons.shared_bytes, *pythons.cluster)
 
 
 def test_a_captured_stream_is_left_to_python(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +213,7 @@ def test_a_function_of_nvcc_is_given_its_block(cuda: FakeCuda, swapped: bool) ->
     prepared = DeviceFunction(
         function=ctypes.cast(function, ctypes.c_void_p).value or 0, plan=1234, left=int(swapped), right=int(not swapped), first=2,
         count=1, alignment=(16, 16, 16), owner=function,
-        memory=Memory(tensors=lambda stream: (memory,), capture=cuda.driver.capture_info),
+        memory=Memory(tensors=lambda stream: (memory,), capture=cuda.driver.capture_info, size_bytes=256), need=0, plan_bytes=0,
     )  # fmt: skip
     by_python: list[int] = []
     kernel = Kernel(run=lambda out, tensors, scalars: by_python.append(1), prepared=prepared)

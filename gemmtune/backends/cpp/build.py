@@ -224,10 +224,12 @@ def _prepared(library: ctypes.CDLL, plan: Plan, problem: Problem) -> HostFunctio
     return HostFunction(
         function=ctypes.cast(function, ctypes.c_void_p).value or 0,
         plan=ctypes.addressof(plan.words),
+        words=len(plan.words),
         plain=plain,
         swapped=plan.swapped,
         added=problem.inp is not None,
         owner=(library, plan),
+        rows=plan.rows,
     )
 
 

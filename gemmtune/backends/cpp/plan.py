@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from ...problem import Layout, Problem
+from ...toolchain.prepared import HostRows
 from .configs import Config
 from .operands import EVERYTHING, numbers_per_step, oriented, scale_words, sides
 
@@ -22,14 +23,18 @@ _US_PER_THREAD = 4.0
 _FLOPS_PER_US = {torch.float64: 100e3, torch.float32: 200e3, torch.int32: 500e3}
 _BYTES_PER_US = 20e3
 """What one core does in a microsecond, roughly."""
+_ROWS = (1, 18, 20, 22, 29)
+"""Places of the words that follow M: M, rows of a panel and of a block, panels of a task, threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``words`` is the struct; with ``swapped`` the function is given b as its first and a as its second operand."""
+    """``words`` is the struct; with ``swapped`` the function is given b as its first and a as its second operand. ``rows`` tells
+    how the words follow M, where they divide the rows of a."""
 
     words: ctypes.Array[ctypes.c_int64]
     swapped: bool
+    rows: HostRows | None
 
 
 def thread_count(problem: Problem) -> int:
@@ -59,7 +64,8 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     rows = _even(m, config.rows(arch))
     most = _BLOCK_BYTES // (kc * itemsize)
     block_n = _block(n, nr, most)
-    block_m = _block(m, rows, min(most, _SUMS_BYTES // (block_n * itemsize)) if k > kc else most)
+    most_rows = min(most, _SUMS_BYTES // (block_n * itemsize)) if k > kc else most
+    block_m = _block(m, rows, most_rows)
     inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
     words = [
         problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
@@ -70,7 +76,16 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():
         words += _strides(layout, problem, x.swapped)
-    return Plan(words=(ctypes.c_int64 * len(words))(*words), swapped=x.swapped)
+    following = None
+    if not x.swapped:
+        following = HostRows(
+            places=_ROWS,
+            most=(config.rows(arch), most_rows, config.task_m),
+            flops=problem.flops,
+            bytes=problem.bytes,
+            per_thread=(_US_PER_THREAD * _FLOPS_PER_US[problem.accumulator], _US_PER_THREAD * _BYTES_PER_US),
+        )
+    return Plan(words=(ctypes.c_int64 * len(words))(*words), swapped=x.swapped, rows=following)
 
 
 def _scale_words(problem: Problem, swapped: bool) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ...toolchain.driver import find_driver
 from ...toolchain.prepared import LibraryProduct, Memory
 from ..scaling import scale_placer
 from .constants import SCALARS, DescAttribute
-from .gemm import Gemm
+from .gemm import Gemm, Matrix
 from .library import Algorithm, Descriptors, function_address, handle, named_errors
 
 FIRST_SCALE = 2
@@ -139,7 +140,7 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
             capture = find_driver().capture_info
         except UnavailableError:  # too old for what else is called of it
             return None
-        memory = Memory(tensors=lambda stream: (workspace(index, stream, need),), capture=capture)
+        memory = Memory(tensors=lambda stream: (workspace(index, stream, need),), capture=capture, size_bytes=need)
     # Those of the Python function are not shared: what they hold of a call is under its lock.
     descriptors = Descriptors(gemm, problem)
     pointers: list[tuple[int, int]] = []
@@ -149,6 +150,7 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
     if gemm.bias:
         pointers.append((int(DescAttribute.BIAS_POINTER), bias_place(gemm)))
     alpha, beta = fixed_scalars(gemm, problem)
+    matrices = (gemm.left, gemm.right, gemm.d if gemm.c is None else gemm.c, gemm.d)
     return LibraryProduct(
         function=matmul,
         set_attribute=set_attribute,
@@ -165,8 +167,18 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
         added=2 if gemm.c is not None else None,
         pointers=tuple(pointers),
         owner=descriptors,
+        sizes=tuple(size for matrix in matrices for size in (matrix.rows, matrix.cols)),
+        look=_look(gemm, matrices),
+        check=function_address("cublasLtMatmulAlgoCheck") or 0,
+        set_size=function_address("cublasLtMatrixLayoutSetAttribute") or 0,
         memory=memory,
     )
+
+
+def _look(gemm: Gemm, matrices: Sequence[Matrix]) -> Hashable:
+    """All that the descriptors have but sizes."""
+    bias = (gemm.bias, gemm.bias_alignment_bytes, gemm.bias_batch_stride)
+    return (*(dataclasses.replace(x, rows=0, cols=0) for x in matrices), bias, gemm.batch, gemm.scaling)
 
 
 def _lie_right(problem: Problem) -> bool:

@@ -115,6 +115,8 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
             bytes_of(operation.a, operation.alignment_a),
             bytes_of(operation.b, operation.alignment_b),
         ),
+        need=ctypes.cast(library.workspace_bytes, ctypes.c_void_p).value or 0,
+        plan_bytes=ctypes.sizeof(planned),
         owner=(library, planned),
         memory=memory_of(workspace, find_driver()) if workspace.size_bytes else None,
     )

@@ -132,10 +132,16 @@ def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaun
         context=driver.context(torch.cuda.current_device()),
         skipped=None,
         owner=(loaded, driver),
-        memory=None if acquire is None else Memory(tensors=acquire, capture=driver.capture_info),
+        memory=_memory(record.buffers, acquire, driver.capture_info),
         maps=tuple(operand_number(place) for place, _ in described),
         encode=lambda number, address: encoded_bytes(encoders[number](address)[0]),
     )
+
+
+def _memory(buffers: Buffers | None, acquire: Acquire | None, capture: int) -> Memory | None:
+    if buffers is None or acquire is None:
+        return None
+    return Memory(tensors=acquire, capture=capture, size_bytes=buffers.size_bytes)
 
 
 def _metas(loaded: Any, record: Record) -> list[Any]:

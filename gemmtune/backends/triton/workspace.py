@@ -72,6 +72,11 @@ class Buffers:
     sums: int = 0
     counters: int = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """All of them together."""
+        return (self.partials + self.sums) * self.dtype.itemsize + self.counters * COUNTER_BYTES
+
     def interpreted(self) -> Sequence[torch.Tensor]:
         """The buffers on the CPU. Partial sums hold a number that shows in a result if it was never written."""
         unwritten = torch.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max // 3

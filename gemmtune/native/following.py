@@ -1,0 +1,258 @@
+"""How a launch follows M: learned from plans for a few Ms, held to those for others."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..choice import Prepared
+from ..toolchain.prepared import DeviceFunction, DriverLaunch, HostFunction, LibraryProduct, TorchOperation
+from ..toolchain.record import TensorMap
+
+GRID_BYTES = 12
+MOST_RANK = 5
+"""Of a tensor map."""
+MAP_NUMBERS = 2 * MOST_RANK
+UNLIMITED = 2**62
+RANDOM_ROWS = 12
+EDGES = 3
+"""Places at which a number changes that are looked at on both sides."""
+MOST_PARTS = 4
+"""Of the Ms of one kernel, each with launches of another kind: others are bound by Python."""
+LAYOUT_BYTES = 64
+"""Of cublasLtMatrixLayoutOpaque_t."""
+
+PreparedAt = Callable[[int], Prepared | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """A number at ``place`` in the image of a launch: ``first`` up to M = ``base``, then ``step`` more for each further ``unit``
+    rows or part of one, at most ``most``."""
+
+    place: int
+    first: int
+    step: int
+    base: int
+    unit: int
+    most: int = UNLIMITED
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """As ``parse.h`` takes it."""
+        return (self.place, self.first, self.step, self.base, self.unit, self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfRows:
+    """A launch that is planned for the largest of several Ms, and what of it follows M.
+
+    ``maps`` are the numbers of the tensor maps that do; the work of a plan of the cpp backend is ``flops_per_row``, and ``bytes``
+    with ``bytes_per_row`` for each row.
+    """
+
+    prepared: Prepared
+    numbers: tuple[Following, ...] = ()
+    maps: tuple[int, ...] = ()
+    flops_per_row: int = 0
+    bytes: int = 0
+    bytes_per_row: int = 0
+
+
+def learned(prepared_at: PreparedAt, rows: range) -> OfRows | None:
+    """How launches for ``rows`` follow M; None where that is not known."""
+    low, high = prepared_at(rows[0]), prepared_at(rows[-1])
+    if high is None or _fixed(high) is None or _fixed(low) != _fixed(high):
+        return None
+    if isinstance(high, TorchOperation):
+        return OfRows(prepared=high)
+    if isinstance(high, HostFunction):
+        return _of_host(low, high, rows)
+    maps = _maps_of_rows(low, high)
+    if maps is None:
+        return None
+    known: dict[int, Sequence[int]] = {}
+
+    def numbers_at(m: int) -> Sequence[int]:
+        if m not in known:
+            made = prepared_at(m)
+            known[m] = _numbers(made, maps) if made is not None else ()
+        return known[m]
+
+    numbers = _numbers_of_rows(numbers_at, rows)
+    if numbers is None:
+        return None
+    places = _places(high, maps)
+    return OfRows(prepared=high, numbers=tuple(x for x in (_placed(x, places) for x in numbers)), maps=maps)
+
+
+def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
+    """Parts of ``rows`` whose launches are of one kind, such as products that are computed transposed from some M on."""
+    for _ in range(MOST_PARTS):
+        first = _fixed(prepared_at(rows[0]))
+        last, behind = rows[0], rows[-1] + 1
+        if _fixed(prepared_at(rows[-1])) == first:
+            last = rows[-1]
+        while behind - last > 1:
+            middle = (last + behind) // 2
+            last, behind = (middle, behind) if _fixed(prepared_at(middle)) == first else (last, middle)
+        yield range(rows[0], last + 1)
+        rows = range(last + 1, rows.stop)
+        if not rows:
+            return
+
+
+def rows_to_compare(of_rows: OfRows, rows: range) -> list[int]:
+    """Ms at which what was learned is held to plans: ends, powers of two, edges of units, random ones."""
+    lo, hi = rows[0], rows[-1]
+    wanted = {lo, lo + 1, (lo + hi) // 2, hi - 1, hi}
+    wanted |= {power + step for i in range(32) for power in (1 << i,) for step in (-1, 0, 1)}
+    for base, unit in {(x.base, x.unit) for x in of_rows.numbers if x.unit > 1}:
+        units = (hi - base) // unit
+        wanted |= {base + units * part // EDGES * unit + step for part in range(EDGES + 1) for step in (0, 1)}
+    generator = random.Random(lo)
+    wanted |= {generator.choice(rows) for _ in range(RANDOM_ROWS)}
+    return sorted(m for m in wanted if m in rows)
+
+
+def agrees(prepared: Prepared | None, of_rows: OfRows, image: bytes) -> bool:
+    """Whether a launch is told the same, and needs no more memory, as one that follows M with that ``image``."""
+    high = of_rows.prepared
+    needs = [0 if (memory := getattr(x, "memory", None)) is None else memory.size_bytes for x in (prepared, high)]
+    # The need of a function of nvcc is asked when it is called.
+    enough = needs[0] <= needs[1] or isinstance(high, DeviceFunction)
+    return enough and prepared is not None and _fixed(prepared) == _fixed(high) and image == image_of(prepared, of_rows.maps)
+
+
+def image_of(prepared: Prepared, maps: Sequence[int]) -> bytes:
+    """What a launch is told, without addresses, as ``rehearse`` of the extension module has it."""
+    match prepared:
+        case HostFunction():
+            return ctypes.string_at(prepared.plan, 8 * prepared.words)
+        case DeviceFunction():
+            return ctypes.string_at(prepared.plan, prepared.plan_bytes)
+        case LibraryProduct():
+            return b"".join(ctypes.string_at(layout, LAYOUT_BYTES) for layout in prepared.layouts)
+        case DriverLaunch():
+            record = prepared.record
+            numbers = [x.more_bytes for x in record.addresses] + [x for i in maps for x in numbers_of(record.maps[i])]
+            return struct.pack("3I", *record.grid) + record.parameters + struct.pack(f"{len(numbers)}q", *numbers)
+        case _:
+            return b""
+
+
+def _of_host(low: Prepared | None, high: HostFunction, rows: range) -> OfRows | None:
+    assert isinstance(low, HostFunction)
+    if low.rows is None or high.rows is None:
+        return None
+    apart = max(len(rows) - 1, 1)
+    per_row, rest = divmod(high.rows.bytes - low.rows.bytes, apart)
+    flops_per_row, more = divmod(high.rows.flops, rows[-1])
+    if rest or more or flops_per_row * rows[0] != low.rows.flops:
+        return None
+    return OfRows(
+        prepared=high, flops_per_row=flops_per_row, bytes=high.rows.bytes - per_row * rows[-1], bytes_per_row=per_row
+    )  # fmt: skip
+
+
+def _fixed(prepared: Prepared | None) -> object:
+    """What of a launch has to be the same for all Ms."""
+    match prepared:
+        case HostFunction():
+            how = prepared.rows
+            divided = (how.places, how.most, how.per_thread) if how is not None else None
+            return (prepared.function, prepared.words, prepared.plain, prepared.swapped, prepared.added, divided)
+        case DeviceFunction():
+            of_call = (prepared.left, prepared.right, prepared.first, prepared.count)
+            return (prepared.function, prepared.need, prepared.plan_bytes, of_call, prepared.alignment)
+        case LibraryProduct():
+            if not (prepared.check and prepared.set_size):
+                return None
+            places = (prepared.left, prepared.right, prepared.added, prepared.pointers)
+            scalars = (prepared.scalar, prepared.alpha, prepared.beta)
+            return (prepared.function, prepared.handle, prepared.algorithm, scalars, places, prepared.look)
+        case DriverLaunch():
+            record = prepared.record
+            launched = (record.cluster, record.threads, record.shared_bytes, record.pdl, record.arguments, len(record.parameters))
+            filled = (tuple((x.offset, x.operand) for x in record.addresses), record.scalars, record.aligned, record.alignment)
+            maps = tuple(map(_sizeless, record.maps))
+            return (prepared.function, prepared.skipped, prepared.maps, launched, filled, maps)
+        case _:
+            return prepared
+
+
+def _sizeless(one: TensorMap) -> object:
+    return (one.operand, one.dtype, len(one.sizes), one.box, one.swizzle, one.promotion_bytes)
+
+
+def _maps_of_rows(low: Prepared | None, high: Prepared) -> tuple[int, ...] | None:
+    """The numbers of the tensor maps that follow M; None where others alone know what maps there are."""
+    if not isinstance(high, DriverLaunch) or not isinstance(low, DriverLaunch) or not high.maps:
+        return ()
+    if len(high.record.maps) != len(high.maps) or not high.encode_map:
+        return None
+    pairs = zip(low.record.maps, high.record.maps, strict=True)
+    return tuple(i for i, (x, y) in enumerate(pairs) if numbers_of(x) != numbers_of(y))
+
+
+def _numbers(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
+    """All numbers of the image that may follow M."""
+    if isinstance(prepared, LibraryProduct):
+        return prepared.sizes
+    image = image_of(prepared, maps)
+    narrow = _narrow_bytes(prepared, image)
+    return (*struct.unpack(f"{narrow // 4}I", image[:narrow]), *struct.unpack(f"{(len(image) - narrow) // 8}q", image[narrow:]))
+
+
+def _narrow_bytes(prepared: Prepared, image: bytes) -> int:
+    """Up to where the numbers of an image have 4 bytes; behind it they have 8."""
+    return GRID_BYTES + len(prepared.record.parameters) if isinstance(prepared, DriverLaunch) else len(image)
+
+
+def _places(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
+    """Where in the image each of ``_numbers`` is; of a library's product, the place among its sizes."""
+    if isinstance(prepared, LibraryProduct):
+        return range(len(prepared.sizes))
+    image = image_of(prepared, maps)
+    narrow = _narrow_bytes(prepared, image)
+    return (*range(0, narrow, 4), *range(narrow, len(image), 8))
+
+
+def numbers_of(one: TensorMap) -> tuple[int, ...]:
+    """Sizes and pitches of a tensor map, ``MOST_RANK`` of each."""
+    return tuple(x for values in (one.sizes, one.pitches) for x in (*values, *[0] * (MOST_RANK - len(values))))
+
+
+def _placed(one: Following, places: Sequence[int]) -> Following:
+    return Following(place=places[one.place], first=one.first, step=one.step, base=one.base, unit=one.unit, most=one.most)
+
+
+def _numbers_of_rows(numbers_at: Callable[[int], Sequence[int]], rows: range) -> list[Following] | None:
+    """Those numbers that are others at both ends; None where one of them does not grow in equal steps."""
+    lo, hi = rows[0], rows[-1]
+    first, last = numbers_at(lo), numbers_at(hi)
+    found: list[Following] = []
+    if len(first) != len(last):
+        return None
+    for i in (i for i, (x, y) in enumerate(zip(first, last, strict=True)) if x != y):
+        change = _change(numbers_at, i, lo, hi)
+        step, base = numbers_at(change)[i] - first[i], change - 1
+        unit = (_change(numbers_at, i, change, hi) - change) if numbers_at(change)[i] != last[i] else max(hi - base, 1)
+        most = first[i] + step * -(-(hi - base) // unit)
+        if step < 1 or most < last[i]:
+            return None
+        found.append(Following(place=i, first=first[i], step=step, base=base, unit=unit, most=last[i]))
+    return found
+
+
+def _change(numbers_at: Callable[[int], Sequence[int]], i: int, low: int, high: int) -> int:
+    """The first M after ``low`` at which number ``i`` is another one than there, which it is at ``high``."""
+    before, at = low, numbers_at(low)[i]
+    while high - before > 1:
+        middle = (before + high) // 2
+        numbers = numbers_at(middle)
+        before, high = (middle, high) if i < len(numbers) and numbers[i] == at else (before, middle)
+    return high
