@@ -22,7 +22,7 @@ from ...toolchain.prepared import DriverLaunch, Memory
 from .descriptors import describe, encoded_bytes, encoder
 from .kernels import toolchain
 from .records import Record, launch_record, operand_number
-from .workspace import Acquire
+from .workspace import Acquire, Buffers
 
 PLAIN = ((1, None), (2, None), (0, None))
 """The operands of a product without bias, scales, epilogue operands or splits: a, b and out."""
