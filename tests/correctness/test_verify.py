@@ -136,7 +136,7 @@ def test_prepacked_b_and_own_result_pass() -> None:
 
 def test_a_packed_b_that_was_written_to_is_noticed() -> None:
     run = changed(lambda out, a, b, *_: out.copy_(a @ b.T), lambda out, a, b: b.add_(1))
-    result = verdict(mm(prepacked=True), run, packing=lambda b: b.T.contiguous())
+    result = verdict(mm(prepacked=True), run, packing=lambda b: b.T.clone())
     assert "the call changed its input: packed b" in result.reason
 
 
