@@ -34,9 +34,9 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
     Raises:
         InvalidProblemError: it is no such tensor, or its indices are not those of one: out of range, unsorted or repeated.
     """
-    if isinstance(weight, torch.Tensor) and weight in _known:
-        known: _Known = _known[weight]
-        if known.version == version_of(weight)[1:]:
+    if isinstance(weight, torch.Tensor):
+        known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
+        if known is not None and known.version == version_of(weight)[1:]:
             return known.sparsity
     if not isinstance(weight, torch.Tensor) or weight.layout != torch.sparse_bsr:
         got = f"a tensor of layout {weight.layout}" if isinstance(weight, torch.Tensor) else type(weight).__name__

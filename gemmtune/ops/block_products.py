@@ -20,7 +20,7 @@ from ..dispatch.call import attempted, bring_scalars, current_device, refuse_out
 from ..dispatch.checks import watched, why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.plan import keep_ready, plan_for, ready
+from ..dispatch.plan import Plan, keep_ready, plan_for, ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of
 from ..errors import InvalidProblemError
@@ -30,6 +30,8 @@ from .block_batches import batched_product, is_batch
 from .block_gradients import BlockProduct, Fused
 
 Tensor = torch.Tensor
+B_PLACE = 2
+"""The place of b among ``Plan.spans``, behind out and a."""
 EpilogueFunction = Callable[..., Tensor]
 
 
@@ -177,17 +179,33 @@ def multiplied(
         sparsity = sparsity_of(name, weight)
         given: tuple[Any, ...] = (x.t(), weight.values(), *(() if inp is None else (turned(inp),)))
         asked = (sparsity, weight.shape, weight is not bsr, out is None, *map(scalar_class, scalars))
-        key = None if watched((x,)) else key_of(name, given if out is None else (*given, out.t()), asked)
+        result = None if out is None else out.t()
+        key = None if watched((x,)) else key_of(name, given if result is None else (*given, result), asked)
         if key is not None and (entry := ready.get(key)) is not None:
             b = bsr.for_choice(entry.plan.choice) if isinstance(bsr, PackedOperand) else weight
-            if out is None:
+            if out is None or result is None:
                 return entry.new((given[0], b, *given[2:]), scalars).t()
-            if entry.plan.apart(out.t(), given):
-                entry.plan.into(out.t(), (given[0], b, *given[2:]), scalars)
+            if _is_apart(entry.plan, result, given, weight):
+                entry.plan.into(result, (given[0], b, *given[2:]), scalars)
                 return out
     call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
-    result = _run(key, call)
-    return result.t() if out is None else out
+    done = _run(key, call)
+    return done.t() if out is None else out
+
+
+def _is_apart(plan: Plan, out: Tensor, given: tuple[Any, ...], weight: Tensor) -> bool:
+    """``Plan.apart``, where b has the memory of the blocks that exist, and of their indices, not that of a matrix."""
+    first = out.data_ptr()
+    end = first + plan.spans[0]
+    for i, x in enumerate(given, 1):
+        address = x.data_ptr()
+        if address < end and first < address + (plan.spans[i] if i != B_PLACE else x.nbytes):
+            return False
+    for x in (weight.crow_indices(), weight.col_indices()):
+        address = x.data_ptr()
+        if address < end and first < address + x.nbytes:
+            return False
+    return True
 
 
 def _of_batches(

@@ -16,6 +16,7 @@ from gemmtune.choice import Choice, Kernel, Status, Tensors
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.block_sparse import densified, parts, random_mask
+from gemmtune.ops import block_products
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.verify import Verdict, Verifier
@@ -321,3 +322,19 @@ def test_8_bit_floats_have_scales_of_rows_and_columns(dtype: torch.dtype) -> Non
     assert close(torch.ops.gemmtune.bsr_mm(crow, col, values, x), product, torch.bfloat16)
     with pytest.raises(gemmtune.InvalidProblemError, match="a and b must have the same dtype"):
         gemmtune.bsr_mm(bsr, x.float())
+
+
+def test_a_warm_call_into_memory_beside_the_blocks_is_not_stated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = create_blocked_tensor(64, 64, block=16, density=0.25)
+    count = made.values().numel()
+    memory = torch.empty(count + 64 * 16)
+    values = memory[:count].view_as(made.values()).copy_(made.values())
+    bsr = torch.sparse_bsr_tensor(made.crow_indices(), made.col_indices(), values, size=(64, 64), check_invariants=False)
+    x, out = numbers(64, 16, dtype=torch.float32), memory[count:].view(64, 16)
+    weight, want = gemmtune.prepack(bsr), made.to_dense().double() @ x.double()
+    gemmtune.bsr_mm(weight, x, out=out)
+    monkeypatch.setattr(block_products, "bound_block_call", lambda *_, **__: pytest.fail("stated again"))
+    assert close(gemmtune.bsr_mm(weight, x, out=out.zero_()), want, torch.float32)
+    monkeypatch.undo()
+    with pytest.raises(gemmtune.InvalidProblemError, match="out shares memory with bsr"):
+        gemmtune.bsr_mm(weight, x, out=memory[16 : 16 + 64 * 16].view(64, 16))
