@@ -16,6 +16,7 @@ from gemmtune import settings
 from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.errors import GemmtuneError
+from gemmtune.selector import axes
 from gemmtune.selector import measure as measure_module
 from gemmtune.selector import offers as offers_module
 from gemmtune.selector.candidates import candidates_for
@@ -179,3 +180,12 @@ def test_of_what_was_moved_to_only_the_same_kernels_are_found_again() -> None:
     assert moved(choice_denylist_regex="s4") == ["fake-triton:s5_w4"]
     known |= {deep(4, 4).content_hash: deep(4, 4)}
     assert moved() == ["fake-triton:s5_w4"], "what is known already is not made again"
+
+
+@pytest.mark.parametrize(
+    ("value", "direction", "there"), [(4, 1, 8), (4, -1, 2), (4, 2, 16), (1, -1, 1), (64, 2, 64), (3, 1, 4), (3, -1, 2)]
+)
+def test_a_step_is_to_the_next_value_of_the_axis_and_none_beyond_its_ends(value: int, direction: int, there: int) -> None:
+    chosen = settings.Settings()
+    walk = axes._Walk(deep(1, 1), candidates_for(PROBLEM, detect("cpu"), chosen), {}, lambda *_: None, lambda _: None)  # type: ignore[arg-type,return-value]
+    assert walk.step("warps", value, direction, {}) == there
