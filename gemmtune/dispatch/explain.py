@@ -65,20 +65,7 @@ class Explanation:
 
 
 def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> Explanation:
-    """Tell which choice a call would run, where that comes from, and what else was measured. Measures and runs nothing.
-
-        explain("mm", a, b)    explain(gemmtune.scaled_mm, a, b, scale_a, scale_b)    explain(Problem.mm(16, 4096, 4096))
-
-    Args:
-        what: a Problem; or the name of an operation, such as ``"mm"``, or the operation itself.
-        operands: the operation's tensors, in the order in which it takes them.
-        arguments: its keyword arguments.
-
-    Raises:
-        InvalidProblemError: an unknown operation, or operands that do not fit together.
-        EpilogueError: an epilogue that is not a pointwise function of known parts.
-        UnavailableError: a Problem for a device that is not here.
-    """
+    """``gemmtune.explain`` of a Problem or a call: see integration/explain.py."""
     problem, device = (what, None) if isinstance(what, Problem) else stated("explain", what, operands, arguments)
     if isinstance(problem, str):
         return Explanation(problem=None, pick=None, origin=f"torch, because {problem}")

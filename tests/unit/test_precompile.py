@@ -14,6 +14,7 @@ import pytest
 from fake_choices import LIMITS_S, fake
 
 from gemmtune.choice import Status
+from gemmtune.selector import precompile as compilers
 from gemmtune.selector.precompile import Compilation, precompile
 from gemmtune.settings import Settings
 
@@ -110,6 +111,15 @@ def test_compilation_goes_on_in_the_background_and_in_order(tmp_path: Path) -> N
         assert compilation.wait([second, fake("library")]) == {}
         assert Path(second.artifact).exists()
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_compilers_are_prepared_ahead_with_what_they_import(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[tuple[object, ...]] = []
+    monkeypatch.setattr(compilers.WORKERS, "prepare", lambda *arguments: prepared.append(arguments))
+    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: object() if installed else None)
+    compilers.prepare_compiling(SETTINGS)
+    assert prepared == [("compile", 2, ("gemmtune.selector.precompile", *(("triton",) if installed else ())))]
 
 
 def test_a_compile_process_that_cannot_start_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
