@@ -43,7 +43,6 @@ class DeviceInfo:
     """Threads that torch uses for one operation (CPU)."""
     isa: tuple[str, ...] = ()
     """CPU instruction-set flags as Linux names them, such as ``avx512f`` and ``avx512_bf16``."""
-    l1d_bytes: int = 0
     l3_bytes: int = 0
 
     @property
@@ -93,9 +92,7 @@ def _hip(arch: str, name: str, compute_units: int, l2_mib: int, mall_mib: int) -
 
 
 def _cpu(arch: str, isa: tuple[str, ...]) -> DeviceInfo:
-    return DeviceInfo(
-        type="cpu", name=f"{arch} preset", arch=arch, threads=1, isa=isa, l1d_bytes=32 * KIB, l2_bytes=MIB, l3_bytes=32 * MIB
-    )
+    return DeviceInfo(type="cpu", name=f"{arch} preset", arch=arch, threads=1, isa=isa, l2_bytes=MIB, l3_bytes=32 * MIB)
 
 
 PRESETS: dict[str, DeviceInfo] = {
@@ -185,7 +182,6 @@ def _detect_cpu(threads: int) -> DeviceInfo:
         arch=arch,
         threads=threads,
         isa=tuple(sorted(f for f in flags if f.startswith(("avx", "amx", "fma", "f16c")))),
-        l1d_bytes=_cache_bytes("SC_LEVEL1_DCACHE_SIZE", 32 * KIB),
         l2_bytes=_cache_bytes("SC_LEVEL2_CACHE_SIZE", MIB),
         l3_bytes=_cache_bytes("SC_LEVEL3_CACHE_SIZE", 32 * MIB),
     )

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import io
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,11 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
-from gemmtune.integration.compile import backend, planned_join
+from gemmtune.integration.compile import backend, planned_join, verdicts
 from gemmtune.integration.compile.judging import Verdict
 from gemmtune.integration.compile.knowledge import Knowledge
 from gemmtune.integration.compile.verdicts import StoreJudge, _parts
-from gemmtune.problem import Layout
+from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.timing.rounds import TIE
 
@@ -272,3 +273,16 @@ def test_tails_that_are_fused_are_compared_with_inductors_kernels(own_store, mon
         assert known._times(fused, ways).keys() == {way.variant for way in ways}
         monkeypatch.setattr(Knowledge, "_times", lambda *_: {"untouched": 9.0, "alone": 8.0, "fused": 5.0})
         assert known._saved_by_tail(alone, fused) == 3.0
+
+
+def test_problems_are_tuned_for_graphs_with_and_without_their_epilogues(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[str, list[Any]]] = []
+
+    def here(device: torch.device) -> Any:
+        return SimpleNamespace(measure=lambda compared: measured.append((device.type, compared)))
+
+    monkeypatch.setattr(verdicts.Knowledge, "here", here)
+    plain = Problem.mm(4, 5, 6, dtype=torch.float32, device_type="cpu")
+    fused = dataclasses.replace(plain, epilogue=trace(torch.relu, torch.float32, []))
+    verdicts.tune_for_compile([plain, fused])
+    assert measured == [("cpu", [(plain, None), (plain, fused)])]
