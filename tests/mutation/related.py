@@ -28,6 +28,7 @@ BESIDES = {
         "correctness/test_numerics_operands.py",
         "correctness/test_numerics_quantized.py",
         "correctness/test_numerics_drawing.py",
+        "correctness/test_numerics_block_sparse.py",
     ),
     "numerics/probes": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
     "problem/constructors": ("unit/test_compositions.py", "unit/test_rules.py"),
