@@ -196,6 +196,37 @@ def test_torchs_scaled_grouped_products_become_ours(name: str):
     assert torch.equal(got, want)
 
 
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "chunk": lambda y: (lambda gates, others: F.silu(gates) * others)(*y.chunk(2, -1)),
+    "slices": lambda y: y[:, 8:] * F.silu(y[:, :8]),
+    "float32": lambda y: (F.silu(y[:, :8].float()) * y[:, 8:]).to(y.dtype),
+    "masked": lambda y: torch.mul(
+        *(f(x) for f, x in zip((F.silu, lambda x: x), y.masked_fill(MASK, 0.0).chunk(2, -1), strict=True))
+    ),
+    "other half": lambda y: F.silu(y[:, 8:]) * y[:, :8],
+    "another function": lambda y: F.gelu(y[:, :8]) * y[:, 8:],
+    "gates are kept": lambda y: F.silu(y[:, :8]) * y[:, 8:] + y[:, :8],
+}
+MASK = torch.arange(8).unsqueeze(-1) > 5
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gated_columns_become_part_of_a_grouped_product(name: str):
+    x, w = normal(8, 16, dtype=torch.bfloat16), normal(3, 16, 16, dtype=torch.bfloat16).mT
+    offs = torch.tensor([2, 2, 8], dtype=torch.int32)
+
+    def experts(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+        return GATES[name](torch._grouped_mm(x, w, offs=offs))
+
+    with decided() as made, torch.no_grad():
+        got = torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)(x, w, offs)
+        want = experts(x.double().float(), w.double().float(), offs)
+    torch.testing.assert_close(got.float(), want, atol=0.2, rtol=0.02)
+    fused = name in ("chunk", "slices", "float32", "masked")
+    [decision] = made
+    assert (decision.taken, bool(decision.fused and decision.fused.gated)) == (("fused", True) if fused else ("alone", False))
+
+
 def test_torchs_grouped_products_become_ours():
     x, w, offs = (
         normal(8, 8, dtype=torch.bfloat16),

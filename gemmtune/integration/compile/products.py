@@ -21,6 +21,7 @@ from ...problem.layout import ALIGNED_BYTES
 from ...problem.operations import OPERATIONS
 from ..scaled_groups import SCALES, named, stated
 from ..scaled_groups import TARGETS as SCALED_GROUPS
+from .gates import gated_problem, gating_of
 from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
 
 aten = torch.ops.aten
@@ -60,6 +61,8 @@ class Product:
     scalars: tuple[float, float]
     dynamic: bool
     before_reduction: bool
+    masked: fx.Node | None = None
+    """Where gated columns are the tail: the node that sets rows of the product to zero before, which is done behind instead."""
 
     @property
     def torchs(self) -> bool:
@@ -102,6 +105,9 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
         alone = Problem(op=op, out=plain, device_type=kind, precision=precision_of(a.dtype, kind), **fields)
         tail = tail_of(node, order)
         fused = None if tail is None else _with_tail(alone, tail)
+        gating = gating_of(node) if op == "grouped_mm" else None
+        if gating is not None:
+            tail, fused = Tail(last=gating.last, nodes=(), extra=(), sizes=None), gated_problem(alone)
     except InvalidProblemError as error:
         return str(error)
     return Product(
@@ -112,7 +118,8 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
         tensors=tuple(nodes[role] for role, _ in alone.operands),
         scalars=(float(scalars[0]), float(scalars[1])),
         dynamic=any(isinstance(size, torch.SymInt) for size in (*out.shape, *a.shape)),
-        before_reduction=tail is not None and _reduction_follows(tail.last),
+        before_reduction=tail is not None and gating is None and _reduction_follows(tail.last),
+        masked=None if gating is None else gating.masked,
     )
 
 

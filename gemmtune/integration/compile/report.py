@@ -44,7 +44,8 @@ class Decision:
     def __str__(self) -> str:
         epilogue = self.fused.epilogue if self.fused else None
         text = f"{self.alone.op} {self.shape} {self.alone.dtype_label} {self.alone.layout_letters}" if self.alone else self.shape
-        behind = f" then {epilogue}" if epilogue else ""
+        gated = self.fused.gated if self.fused else ""
+        behind = f" then {epilogue}" if epilogue else f" gated by {gated}" if gated else ""
         alone = f"{self.pick}, the tail is Inductor's" if epilogue else f"{self.pick}"
         joined = f"joined to {self.joined.n if self.joined else ''} columns, {alone}"
         verdict = {"fused": f"fused, {self.pick}", "alone": alone, "joined": joined}.get(self.taken, "left to torch")

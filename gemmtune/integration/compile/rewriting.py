@@ -129,7 +129,11 @@ def _rewrite(graph: fx.Graph, product: Product, verdict: Verdict) -> str:
         ]
         new = graph.call_function(OPERATOR, ([*operands, *extra], problem.key), keywords)
         new.meta.update({name: last.meta[name] for name in _ORIGIN if name in last.meta})
-        new.meta["val"] = result.new_empty(value.shape)
+        new.meta["val"] = result if problem.gated else result.new_empty(value.shape)
+        if problem.gated and product.masked is not None:
+            mask, zero, _ = product.masked.args
+            new = graph.call_function(aten.where.self, (mask, zero, new))
+            new.meta["val"] = result
         if tail is not None and tail.sizes is not None:
             new = graph.call_function(aten.reshape.default, (new, tail.sizes))
             new.meta["val"] = result

@@ -116,7 +116,7 @@ def _fits(node: fx.Node, region: _Region) -> bool:
         return node.args[0] in region.parts
     if _name_of(node) is None or value.dtype not in (*DTYPES, torch.bool):
         return False
-    return all(x in region.parts or _constant(x) is not None or _extra(x, region) for x in node.all_input_nodes)
+    return all(x in region.parts or constant(x) is not None or _extra(x, region) for x in node.all_input_nodes)
 
 
 def _name_of(node: fx.Node) -> str | None:
@@ -157,7 +157,7 @@ def _extra(node: fx.Node, region: _Region) -> Extra | None:
     return Extra(node=node, rank=1, sizes=(length,)) if isinstance(length, int) and value.is_contiguous() else None
 
 
-def _constant(node: fx.Node) -> float | int | bool | None:
+def constant(node: fx.Node) -> float | int | bool | None:
     """The number of a node that makes a 0-D tensor of it, else None."""
     place = _CONSTANTS.get(node.target)
     if place is None or node.meta["val"].dim() != 0:
@@ -201,14 +201,14 @@ def _sizes_of(value: torch.Tensor) -> list[int] | None:
 
 def _operands(node: fx.Node, region: _Region) -> Iterator[fx.Node]:
     if node.target not in VIEWS:
-        yield from (x for x in node.all_input_nodes if x not in region.parts and _constant(x) is None)
+        yield from (x for x in node.all_input_nodes if x not in region.parts and constant(x) is None)
 
 
 def _value(builder: GraphBuilder, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     def argument(x: Any) -> Any:
         if not isinstance(x, fx.Node):
             return x
-        return values[x] if x in values else _constant(x)
+        return values[x] if x in values else constant(x)
 
     if node.target in VIEWS:
         return argument(node.args[0])

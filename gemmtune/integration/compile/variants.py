@@ -24,6 +24,7 @@ from ...choice import Choice, Kernel, Scalars, Tensors
 from ...dispatch.plan import plan_for
 from ...operators.schema import OPERATORS
 from ...problem import Layout, Problem
+from ...problem.compositions import gated_columns
 from ...problem.epilogue import evaluate
 from ...problem.operations import DENSE_OPS
 from .judging import Always
@@ -112,6 +113,8 @@ class CompiledVariant(Way):
 
         def way(out: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
             result = self._gemm(tensors[:count])
+            if problem.gated and not self.alone.gated:
+                result = gated_columns(result, problem.gated)
             if problem.epilogue is not None:
                 result = evaluate(problem.epilogue, result, tensors[count:])
             result = result.to(problem.out.dtype)
@@ -137,7 +140,7 @@ class CompiledVariant(Way):
             result = row.compose(*(given.get(operand.role) for operand in row.operands), **numbers)
         else:
             operator = OPERATORS[row.name]
-            numbers |= {"out_dtype": alone.out.dtype} if operator.brought is not None else {}
+            numbers |= {"out_dtype": alone.out.dtype} if operator.names_result else {}
             result = operator.overload(*(given.get(name) for name in operator.tensors), **numbers)
         return result.to(alone.out.dtype)
 
