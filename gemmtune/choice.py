@@ -154,6 +154,14 @@ class Choice(ABC):
         """``at`` for an M of which it is known that the choice is legal there, and of the same ``compile_key``: in microseconds."""
         return self.at(problem, device)
 
+    @property
+    def legal_between(self) -> bool:
+        """Where ``at`` finds it legal for two Ms with the same largest power of two up to 16, it is for those between that have it.
+
+        So it is where legality asks of M no more than its alignment and whether it is too small or too large.
+        """
+        return False
+
     def launch_variants(self) -> Sequence[Choice]:
         """Other choices with the same ``compile_key``: what a compiled kernel can be told at launch.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -29,18 +31,47 @@ EVERY_ROW = 48
 def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> Iterator[tuple[range, str | None]]:
     """The Ms of ``rows`` that the class has, as intervals in which the choice is legal (None) or not, with the first reason.
 
-    The predicate is asked of every M.
+    The predicate is asked of every M, or where the choice is ``legal_between``, of as many as it takes to know it of every M.
     """
-    begin, reason, any_before = rows[0], None, False
-    for m in filter(rows_class.has, rows):
+
+    @functools.cache
+    def why_not(m: int) -> str | None:
         found = choice.at(rows_class.at(m), device)
-        now = found if isinstance(found, str) else None
-        if any_before and (now is None) != (reason is None):
+        return found if isinstance(found, str) else None
+
+    legal = _legal_rows(why_not, rows, rows_class) if choice.legal_between else None
+    begin, fine_before = rows[0], None
+    reason: str | None = None
+    for m in filter(rows_class.has, rows):
+        fine = why_not(m) is None if legal is None else m in legal[math.gcd(m, ALIGNED_BYTES)]
+        if fine == fine_before:
+            continue
+        if fine_before is not None:
             yield range(begin, m), reason
-            begin, reason = m, now
-        elif not any_before:
-            reason, any_before = now, True
+            begin = m
+        fine_before, reason = fine, None if fine else why_not(m)
     yield range(begin, rows[-1] + 1), reason
+
+
+def _legal_rows(why_not: Callable[[int], str | None], rows: range, rows_class: RowClass) -> dict[int, Container[int]]:
+    """The legal Ms by the largest power of two up to 16 that divides them, of a choice that is ``legal_between``: from the least to
+    the largest of each, which are found by bisection where an end of ``rows`` is legal, else among all.
+    """
+    found: dict[int, Container[int]] = {}
+    for power in (1, 2, 4, 8, ALIGNED_BYTES):
+        step = min(2 * power, ALIGNED_BYTES)
+        first = next((m for m in rows[: 2 * ALIGNED_BYTES] if math.gcd(m, ALIGNED_BYTES) == power and rows_class.has(m)), None)
+        members = range(first, rows.stop, step) if first is not None else range(0)
+        ends = [why_not(m) is None for m in (members[0], members[-1])] if members else []
+        if all(ends):
+            found[power] = members
+        elif not any(ends):
+            found[power] = frozenset(m for m in members if why_not(m) is None)
+        elif ends[0]:
+            found[power] = members[: bisect.bisect_left(members, True, key=lambda m: why_not(m) is not None)]
+        else:
+            found[power] = members[bisect.bisect_left(members, True, key=lambda m: why_not(m) is None) :]
+    return found
 
 
 def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> list[Choice]:

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fake_choices import CLAIMS, Fake
 
+from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Status
-from gemmtune.device import DeviceInfo, detect
+from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.errors import NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import RowClass, row_classes
@@ -66,6 +68,76 @@ def test_runs_of_legal_rows_are_whole_and_tell_the_first_reason() -> None:
         (range(10, 11), "not for 10"),
     ]  # fmt: skip
     assert list(legal_runs(choice, range(3, 6), EVERY, CPU)) == [(range(3, 6), None)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Fake):
+    """``choice``, which ``between`` may be asked of few Ms; ``seen`` are those."""
+
+    choice: Choice
+    between: bool
+    seen: list[int]
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        self.seen.append(problem.m)
+        return self.choice.at(problem, device)
+
+    @property
+    def legal_between(self) -> bool:
+        return self.between
+
+
+def asked(choice: Choice, *, between: bool) -> Asked:
+    return Asked(name="x", backend="x", problem=choice.problem, claims=CLAIMS, choice=choice, between=between, seen=[])
+
+
+SM90 = preset("sm90")
+LEGAL_BETWEEN = {
+    "triton mm": ("triton", Problem.mm(300, 520, 256, dtype=torch.bfloat16), SM90),
+    "triton mm by columns": ("triton", Problem.mm(304, 520, 256, dtype=torch.bfloat16, layout="tn"), SM90),
+    "cuda mm": ("cuda", Problem.mm(136, 208, 8192, dtype=torch.bfloat16), SM90),
+    "cuda mixed_mm": ("cuda", Problem.mixed_mm(48, 512, 1024, dtype=torch.bfloat16, layout="nt"), SM90),
+    "cuda decoding": ("cuda", Problem.mm(3, 512, 1024, dtype=torch.bfloat16), SM90),
+    "aten int_mm": ("aten", Problem.int_mm(32, 64, 64), SM90),
+    "aten scaled_mm": ("aten", Problem.scaled_mm(32, 64, 64), SM90),
+    "aten addmm": ("aten", Problem.addmm(32, 64, 64, bias="n"), SM90),
+    "cpp narrow": ("cpp", Problem.mm(9, 12, 64, dtype=torch.float32, device_type="cpu"), CPU),
+    "cpp": ("cpp", Problem.mm(300, 520, 2 << 20, dtype=torch.float32, device_type="cpu"), CPU),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL_BETWEEN)
+def test_what_is_legal_between_two_ms_has_the_runs_that_asking_every_m_gives(name: str) -> None:
+    backend, problem, device = LEGAL_BETWEEN[name]
+    offered = load(backend).enumerate(problem, device, Settings(search="quick")).choices
+    found = [choice for choice in offered if choice.legal_between]
+    assert found, "of those that are offered, some say so"
+    (rows_class,) = row_classes(problem)
+    generator = random.Random(name)
+    for choice in generator.sample(found, min(4, len(found))):
+        low = generator.choice((1, 2, 15, 60))
+        rows = range(low, low + generator.choice((1, 7, 40, 110)))
+        fast, slow = (
+            Asked(name="x", backend="x", problem=problem, claims=CLAIMS, choice=choice, between=x, seen=[]) for x in (True, False)
+        )
+        assert list(legal_runs(fast, rows, rows_class, device)) == list(legal_runs(slow, rows, rows_class, device)), choice.name
+
+
+def test_few_ms_are_asked_of_what_is_legal_between_two() -> None:
+    choice = Asked(
+        name="x",
+        backend="x",
+        problem=EVERY.problem,
+        claims=CLAIMS,
+        choice=stepped(legal=frozenset(range(33, 9001))),
+        between=True,
+        seen=[],
+    )
+    assert list(legal_runs(choice, range(1, 8193), EVERY, CPU)) == [(range(1, 33), "not for 1"), (range(33, 8193), None)]
+    assert len(choice.seen) < 80
+    islands = stepped(legal=frozenset({40, 41, 7000}))
+    choice = dataclasses.replace(choice, choice=islands, seen=[])
+    assert [rows for rows, reason in legal_runs(choice, range(30, 60), EVERY, CPU) if reason is None] == [range(40, 42)]
 
 
 def test_rows_that_the_class_has_not_belong_to_the_run_before() -> None:

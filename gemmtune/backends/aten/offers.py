@@ -58,6 +58,11 @@ class AtenChoice(Choice):
         return found or f"{self.name} is not offered for {problem}"
 
     @property
+    def legal_between(self) -> bool:
+        """Some operations want a few rows at least, or aligned ones."""
+        return True
+
+    @property
     def packed_format(self) -> str | None:
         """A prepacked b is split already where float32 is multiplied by parts."""
         return parts.FORMAT if self.aten_name == BY_PARTS and self.problem.prepacked else None

@@ -116,6 +116,11 @@ class CppChoice(Choice):
         return dataclasses.replace(self, problem=problem)
 
     @property
+    def legal_between(self) -> bool:
+        """M may be too large, or from some M on the transposed product is computed."""
+        return True
+
+    @property
     def batch_invariant(self) -> bool:
         """Each element is summed by itself, in blocks of K that no other size decides."""
         return True

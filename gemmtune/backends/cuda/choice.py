@@ -63,6 +63,11 @@ class CudaChoice(FileChoice):
         return dataclasses.replace(self, problem=problem)
 
     @property
+    def legal_between(self) -> bool:
+        """As the family says."""
+        return self.family.legal_between
+
+    @property
     def packed_format(self) -> str | None:
         """What the family wants a prepacked b to be."""
         return self.family.packed_format(self.problem, self.config)

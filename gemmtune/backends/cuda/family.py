@@ -55,6 +55,8 @@ class Family(ABC, Generic[C]):
     """Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
     instruction: Mapping[torch.dtype, str]
     """The instruction that multiplies, a pattern of SASS by the dtype of a."""
+    legal_between: bool = False
+    """As ``Choice.legal_between``: of M, its predicates ask but alignment, and whether it is too small or too large."""
 
     @abstractmethod
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:

@@ -255,3 +255,8 @@ class TritonChoice(KernelChoice):
     def label(cls, problem: Problem) -> str:
         """The operation, of the dense ones mm or bmm."""
         return problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
+
+    @property
+    def legal_between(self) -> bool:
+        """M may be too small for the tile, or too large."""
+        return True

@@ -87,6 +87,7 @@ class Cluster(Family[Config]):
     """The family of ``cluster.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
 
     name = "cluster"
+    legal_between = True
     kernel = "gemmtune_cluster"
     likely = 1.2
     instruction = WGMMA

@@ -44,6 +44,7 @@ class Gemv(Family[Config]):
     """The family of ``gemv.cu.jinja``; its shapes, their legality and ranking are in ``configs.py``."""
 
     name = "gemv"
+    legal_between = True
     kernel = "gemmtune_gemv"
     likely = 1.3
     instruction = MMA

@@ -44,6 +44,7 @@ class Work(kernel.Work):
 class MixedFamily(Family[C]):
     """A family for mixed_mm, whose shapes have ``block_m``, ``block_n``, ``block_k(weights)``, ``line_bytes`` and ``stages``."""
 
+    legal_between = True
     package: str
     """The package that has its templates; the translation unit has the family's name."""
     work: type[Work]
