@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from native_calls import arguments, found
 from tables_of_rows import put_table
 
 import gemmtune
@@ -114,3 +116,133 @@ def test_every_m_of_a_table_is_served_natively(name: str) -> None:
         for m in random.Random(1).sample(range(2, MOST + 1), 60):
             torch.testing.assert_close(call(m), exact(m), atol=1e-4, rtol=1e-4)
     assert not seen
+
+
+def aten_tables() -> list[tuple[Callable[..., Tensor], tuple[Any, ...]]]:
+    """Three weights with tables: what calls them with a first operand and what is added."""
+    made = []
+    for k, n in ((16, 24), (24, 16), (32, 40)):
+        problem = Problem.mm(3, n, k, dtype=torch.float32, device_type="cpu")
+        put_table(problem, [(1, HANDOVER - 1, "aten"), (HANDOVER, MOST, "aten")])
+        made.append((gemmtune.mm, (torch.randn(n, k).t(),)))
+    return made
+
+
+def test_two_thousand_random_ms_tune_nothing_and_come_to_python_once_for_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = aten_tables()
+    for name in ("select", "tune_rows"):
+        monkeypatch.setattr(plans, name, lambda *_, name=name, **__: pytest.fail(f"{name} within a call"))
+    monkeypatch.setattr("gemmtune.toolchain.made_once.compile_text", lambda *_, **__: pytest.fail("a compilation within a call"))
+    generator = random.Random(5)
+    inputs = {k: torch.randn(MOST, k) for k in (16, 24, 32)}
+    with counted_python() as seen:
+        for _ in range(2000):
+            function, (w,) = generator.choice(weights)
+            a = inputs[w.shape[0]][: generator.randrange(2, MOST + 1)]
+            assert function(a, w).shape == (a.shape[0], w.shape[1])
+    assert len(seen) == len(weights)
+    assert native.module.count() == len(weights)
+
+
+def test_forgotten_plans_and_other_settings_have_no_rows() -> None:
+    ((mm, (w,)), *_) = aten_tables()
+    a = torch.randn(MOST, 16)
+    mm(a[:9], w)
+    assert found(arguments("mm", a[:50], w)).origin == "range"
+    with settings.patch(backends=("aten",)):
+        assert found(arguments("mm", a[:50], w)) is False
+    assert found(arguments("mm", a[:50], w))
+    forget_plans()
+    assert found(arguments("mm", a[:50], w)) is False
+    mm(a[:50], w)
+    assert found(arguments("mm", a[:9], w))
+    assert found(arguments("mm", a[:1], w)) is False, "one row may be one for all"
+    assert found(arguments("mm", torch.randn(MOST + 1, 16), w)) is False, "beyond the table"
+
+
+def test_an_m_that_was_tuned_for_itself_is_none_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((mm, (w,)), *_) = aten_tables()
+    original = plans.range_plan_for
+
+    def with_tuned(*arguments: Any) -> Any:
+        known = original(*arguments)
+        known.tuned = frozenset({20, 60})
+        return known
+
+    monkeypatch.setattr(plans, "range_plan_for", with_tuned)
+    a = torch.randn(MOST, 16)
+    mm(a[:9], w)
+    served = [bool(found(arguments("mm", a[:m], w))) for m in (19, 20, 21, 59, 60, 61)]
+    assert served == [True, False, True, True, False, True]
+
+
+def test_an_operand_with_m_rows_by_chance_does_not_follow_m() -> None:
+    """The scales of a group along K have as many rows as a, once."""
+    k, n = 128, 16
+    numbers = torch.randint(-9, 9, (k, n), dtype=torch.int8)
+    scales = {groups: torch.rand(groups, n) for groups in (2, 4)}
+
+    def call(m: int, groups: int) -> Tensor:
+        return gemmtune.mixed_mm(torch.ones(m, k), numbers, scale_b=scales[groups])
+
+    for groups in (2, 4):
+        put_table(stated(lambda m, groups=groups: call(m, groups)), [(1, 16, "aten")])  # type: ignore[misc]
+    for m in (4, 2, 4, 2, 3, 5, 4, 2):
+        for groups in (2, 4):
+            exact = torch.ones(m, k) @ (numbers * scales[groups].repeat_interleave(k // groups, 0))
+            torch.testing.assert_close(call(m, groups), exact, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_strides_and_misaligned_operands_are_done_as_python_does_them() -> None:
+    """By the cpp backend, whose plan has strides and blocking; each kind of operands has its rows, by 16 threads at a time."""
+    put_table(Problem.mm(3, N, K, dtype=torch.float32, device_type="cpu"), [(1, HANDOVER - 1, "cpp"), (HANDOVER, MOST, "cpp")])
+    generator = random.Random(3)
+    w = torch.randn(N, K).t()
+    memory = torch.randn(MOST * (K + 8) + 16)
+
+    def drawn(generator: random.Random) -> Tensor:
+        m, pitch, offset = generator.randrange(1, MOST + 9), K + generator.choice((0, 0, 4, 5)), generator.choice((0, 0, 1, 4))
+        return memory[: MOST * pitch + offset].as_strided((min(m, MOST), K), (pitch, 1), offset)
+
+    for a in [drawn(generator) for _ in range(60)]:
+        out = torch.empty(a.shape[0], N)
+        got = [gemmtune.mm(a, w), gemmtune.mm(a, w, out=out)]
+        call, native.call = native.call, None
+        try:
+            want = gemmtune.mm(a, w)
+        finally:
+            native.call = call
+        assert all(torch.equal(x, want) for x in got)
+
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        mine = random.Random(seed)
+        with settings.use(chosen):
+            for i in range(60):
+                a = drawn(mine)
+                if not torch.allclose(gemmtune.mm(a, w), a @ w, atol=1e-4):
+                    wrong.append(a.shape)
+                if seed == 0 and i % 20 == 7:
+                    forget_plans()
+
+    chosen = settings.current()
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_products_that_are_turned_from_some_m_on_have_rows_up_to_there() -> None:
+    """Of few columns: from M = 2 N on, the cpp backend computes the transposed product, of which Python binds each M."""
+    n = 12
+    put_table(Problem.mm(3, n, K, dtype=torch.float32, device_type="cpu"), [(1, MOST, "cpp")])
+    a, w = torch.randn(MOST, K), torch.randn(n, K).t()
+    gemmtune.mm(a[:9], w)
+    assert found(arguments("mm", a[: 2 * n], w))
+    assert found(arguments("mm", a[: 2 * n + 1], w)) is False
+    for m in (2 * n, 2 * n + 1, MOST):
+        torch.testing.assert_close(gemmtune.mm(a[:m], w), a[:m] @ w)
