@@ -13,6 +13,7 @@ import torch
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Epilogue, Layout, Precision, Problem, precision_of
 from gemmtune.problem.dtypes import DTYPES, accumulator_dtype, dtype_info, dtype_name, parse_dtype
+from gemmtune.problem.operations import OPERATIONS
 from gemmtune.problem.problem import scalar_class
 from gemmtune.problem.trace import trace
 
@@ -258,3 +259,10 @@ def test_precision_follows_torchs_flags() -> None:
             assert precision_of(torch.float16, "cuda").reduced_partials is reduced
     finally:
         matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction = before
+
+
+def test_b_has_dtypes_of_its_own_or_those_of_a() -> None:
+    assert OPERATIONS["mm"].dtypes_of_b == OPERATIONS["mm"].operands[0].dtypes != ()
+    assert (
+        OPERATIONS["mixed_mm"].dtypes_of_b == OPERATIONS["mixed_mm"].operands[1].dtypes != OPERATIONS["mixed_mm"].operands[0].dtypes
+    )
