@@ -3,6 +3,7 @@
 #include "cuda.h"
 
 constexpr unsigned BLOCK_SHIFT = 24;
+constexpr std::chrono::minutes PATIENCE_AT_BARRIERS{3};  // a kernel that waits longer is taken to wait for ever
 
 inline unsigned shared_address(void const* at) {
   return own_rank << BLOCK_SHIFT | unsigned(static_cast<unsigned char const*>(at) - here().shared);
@@ -33,7 +34,10 @@ inline void barrier_arrive_expect(unsigned barrier, unsigned bytes) { barrier_ch
 inline void barrier_wait(unsigned barrier, unsigned parity) {
   std::unique_lock lock(here().mutex);
   Block::Barrier& one = here().barriers.at(barrier);
-  here().changed.wait(lock, [&] { return unsigned(one.phase & 1) != parity; });
+  if (!here().changed.wait_for(lock, PATIENCE_AT_BARRIERS, [&] { return unsigned(one.phase & 1) != parity; })) {
+    std::fprintf(stderr, "thread %u of block %u waits in vain at the barrier at %u, for parity %u\n", threadIdx.x, blockIdx.x, barrier, parity);
+    std::abort();
+  }
 }
 inline void barrier_arrive_there(unsigned barrier) { barrier_arrive(barrier); }
 inline void sync_threads(int barrier, int threads) {
