@@ -49,7 +49,8 @@ from gemmtune.problem.trace import trace
 
 ROWS = "TMA copies contiguous rows that are aligned to 16 bytes"
 LINES = "TMA copies rows or columns that are aligned to 16 bytes"
-CLEARED = "terms are contiguous in an operand: those behind a group's end are cleared by lines of rows or columns"
+CLEARED = "terms are contiguous in an operand, where TMA begins at multiples of 16 bytes, and a group at any term"
+ANY_ROW = "rows are contiguous in a, where TMA begins at multiples of 16 bytes, and a group at any row"
 LEFT = "b is the left operand for groups of few rows alone, and without clusters"
 SMALL_CLUSTER, SQUARE = cluster.SHAPES[0], cluster_shape("64x64x64_s6_k2_2x2")
 SKINNY, WGMMA, LARGE = skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4), wgmma_shape(256, 2, 1, 64, 5)
@@ -166,10 +167,8 @@ def terms(m: int = 512, n: int = 512, k: int = 512, **fields: Any) -> Problem:
         (rows(k=516), f"a has strides (516, 1) and offset 0: {LINES}"),
         (rows(n=100, layout="nn"), f"the transpose of b has strides (51200, 1, 100) and offset 0: {LINES}"),
         (rows(m=2**30), "a tile behind the last row or column would not fit 32 bits"),
-        (
-            terms(layout="nt"),
-            CLEARED,
-        ),
+        (terms(layout="nt"), CLEARED),
+        (rows(layout="tn"), ANY_ROW),
         (terms(m=508), f"a has strides (1, 508) and offset 0: {LINES}"),
         (mm(), "mm is not an operation of this backend, which has grouped_mm, grouped_k_mm"),
     ],

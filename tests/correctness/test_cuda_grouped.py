@@ -28,7 +28,6 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "nt": (rows(300, 136, 152, 5), grouped_shape(64, 3), {"blocks": 2}),
     "nn-more-groups-than-lanes": (rows(70, 136, 136, 40, "nn", F16), grouped_shape(32, 3), {"blocks": 3, "swap_ab": True}),
     "few-rows": (rows(37, 136, 72, 3), grouped_shape(16, 2), {"blocks": 1, "swap_ab": True}),
-    "tn-swapped": (rows(144, 136, 72, 3, "tn"), grouped_shape(64, 2), {"blocks": 2, "swap_ab": True}),
     "below-each-other": (rows(520, 136, 152, 3, "nn"), grouped_shape(64, 2, cluster_m=2), {"blocks": 4, "strip": 1}),
     "beside-each-other": (rows(264, 250, 152, 4), grouped_shape(64, 2, cluster_n=2), {"blocks": 4, "strip": 2}),
     "gated": (gated(rows(150, 136, 72, 2)), grouped_shape(64, 2), {"blocks": 2}),

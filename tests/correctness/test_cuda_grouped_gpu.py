@@ -38,7 +38,6 @@ PROBLEMS: dict[str, Problem] = {
     "rows": rows(1000, 520, 328, 5),
     "more-rows": rows(5000, 1544, 1032, 7, "nn", F16),
     "columns-unaligned": rows(700, 333, 256, 3),
-    "transposed-rows": rows(696, 264, 320, 4, "tn"),
     "one-group": rows(3000, 1024, 512, 1),
     "short": rows(600, 512, 8, 4),
     "gated": gated(rows(700, 520, 256, 4)),

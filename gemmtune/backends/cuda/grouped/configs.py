@@ -139,9 +139,15 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     return why_not_staged(p, WGMMA_M * 2, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
 
 
-def why_not_terms(problem: Problem) -> str | None:
-    """Why groups of terms cannot be multiplied, or None."""
+def why_not_groups(problem: Problem) -> str | None:
+    """Why groups cannot begin anywhere along the dimension that they divide, or None.
+
+    TMA begins at any line, but within a line at multiples of 16 bytes: a kernel that began elsewhere was ended by an H200 with an
+    illegal instruction.
+    """
     p, q, _ = operands_of(problem, swap_ab=False)
     if problem.divides_terms and (by_k(p) or by_k(q)):
-        return "terms are contiguous in an operand: those behind a group's end are cleared by lines of rows or columns"
+        return "terms are contiguous in an operand, where TMA begins at multiples of 16 bytes, and a group at any term"
+    if not problem.divides_terms and not by_k(p):
+        return "rows are contiguous in a, where TMA begins at multiples of 16 bytes, and a group at any row"
     return None

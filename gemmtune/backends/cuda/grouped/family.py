@@ -29,7 +29,7 @@ from .configs import (
     clusters_beside,
     most_clusters,
     why_not_config,
-    why_not_terms,
+    why_not_groups,
 )
 from .rank import candidates, estimate_us, strip_of
 
@@ -65,7 +65,7 @@ class Grouped(Family[Config]):
         if reason is None and max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
             reason = "a tile behind the last row or column would not fit 32 bits"
         most = structs.MOST_OPERANDS - OFFSETS
-        return reason or why_not_terms(problem) or structs.why_not_epilogue(problem, most, RESULTS)
+        return reason or why_not_groups(problem) or structs.why_not_epilogue(problem, most, RESULTS)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002
         """How it begins, and in which order tiles come."""
