@@ -29,10 +29,12 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "nn-more-groups-than-lanes": (rows(70, 136, 136, 40, "nn", F16), grouped_shape(32, 3), {"blocks": 3, "swap_ab": True}),
     "few-rows": (rows(37, 136, 72, 3), grouped_shape(16, 2), {"blocks": 1, "swap_ab": True}),
     "below-each-other": (rows(520, 136, 152, 3, "nn"), grouped_shape(64, 2, cluster_m=2), {"blocks": 4, "strip": 1}),
+    "wide-lines-across-k": (rows(300, 264, 72, 2, "nn"), grouped_shape(128, 2, cluster_m=2), {"blocks": 4}),
     "beside-each-other": (rows(264, 250, 152, 4), grouped_shape(64, 2, cluster_n=2), {"blocks": 4, "strip": 2}),
     "gated": (gated(rows(150, 136, 72, 2)), grouped_shape(64, 2), {"blocks": 2}),
     "float32-result-unaligned": (with_bias(rows(150, 133, 72, 2)), grouped_shape(64, 2), {"blocks": 2}),
     "terms": (terms(136, 200, 300, 5), grouped_shape(64, 2), {"blocks": 2}),
+    "terms-wide": (terms(136, 264, 150, 2), grouped_shape(256, 2, cluster_n=2), {"blocks": 2}),
     "terms-below-each-other": (terms(264, 136, 200, 3, F16), grouped_shape(64, 2, cluster_m=2), {"blocks": 2}),
 }
 
