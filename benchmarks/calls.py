@@ -10,7 +10,8 @@ import gemmtune
 from gemmtune.choice import Scalars, Tensors
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import combined, dequantized, routed, widened
+from gemmtune.problem.compositions import dequantized
+from gemmtune.problem.grouped_compositions import combined, routed, widened
 
 __all__ = ["Call", "arguments", "gemmtune_call", "torch_call"]
 

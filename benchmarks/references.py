@@ -25,7 +25,7 @@ from gemmtune.choice import Choice, Kernel, Tensors
 from gemmtune.device import DeviceInfo
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import spans, widened
+from gemmtune.problem.grouped_compositions import spans, widened
 from gemmtune.problem.operations import GROUPED_OPS, QUANTIZED_OPS, SPARSE_OPS
 from gemmtune.settings import current
 from gemmtune.timing.rotation import SEED, Rotation

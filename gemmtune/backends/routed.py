@@ -12,8 +12,8 @@ import torch
 from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
 from ..numerics.routed import grouped_problem
 from ..problem import Problem
-from ..problem.compositions import added_by_token, gated_columns
 from ..problem.epilogue import evaluate
+from ..problem.grouped_compositions import added_by_token, gated_columns
 
 __all__ = ["BY_INDEX", "RoutedChoice", "grouped_problem", "routed"]
 

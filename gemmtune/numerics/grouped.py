@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from ..problem import Layout, Problem
-from ..problem.compositions import spans
+from ..problem.grouped_compositions import spans
 from ..problem.scales import SCALE_BLOCK
 from .bounds import Bound, Claims, epilogue_input, exact_limit
 from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..problem import Epilogue, Layout, Problem
-from ..problem.compositions import GATES
+from ..problem.grouped_compositions import GATES
 from ..problem.trace import trace
 from .operands import Operands
 from .propagate import Approximate, propagate, rounded

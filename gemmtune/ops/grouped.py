@@ -11,7 +11,7 @@ from ..dispatch.block_calls import turned
 from ..dispatch.grouped import Form, form_of, routed_form
 from ..dispatch.keys import NOTHING
 from ..errors import InvalidProblemError
-from ..problem.compositions import added_by_token, gated_columns
+from ..problem.grouped_compositions import added_by_token, gated_columns
 from ..problem.operations import Encoding
 from .operate import is_compiling, operate
 

@@ -19,19 +19,14 @@ from .compositions import (
     added,
     block_added,
     block_product,
-    combined,
-    grouped_by_terms,
-    grouped_product,
     int_composed,
     mixed_composed,
-    mixed_grouped,
-    routed,
     scaled_composed,
-    scaled_grouped,
     two_products,
 )
 from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, is_float8
 from .gradients import Gradient, of_grouped, of_grouped_terms, of_product, of_sum, of_two_products, of_widened
+from .grouped_compositions import combined, grouped_by_terms, grouped_product, mixed_grouped, routed, scaled_grouped
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks
 
 Op = str

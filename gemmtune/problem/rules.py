@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..errors import InvalidProblemError
-from .compositions import GATES
 from .dtypes import FLOAT8_FNUZ, dtype_name
 from .fields import ProblemFields
+from .grouped_compositions import GATES
 from .layout import Layout
 from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES, Operand, Operation
 from .scales import GROUPS, SCALE_BLOCK, block_of, scale_shapes

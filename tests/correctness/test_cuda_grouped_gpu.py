@@ -14,7 +14,7 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.grouped.configs import SHAPES, Shape
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import spans
+from gemmtune.problem.grouped_compositions import spans
 
 pytestmark = [
     pytest.mark.gpu,

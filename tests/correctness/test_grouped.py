@@ -18,7 +18,7 @@ from gemmtune.device import detect, preset
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.grouped import awkward_ends
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import (
+from gemmtune.problem.grouped_compositions import (
     combined,
     grouped_by_terms,
     grouped_product,

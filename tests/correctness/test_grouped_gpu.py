@@ -11,7 +11,7 @@ from gemmtune.backends.table import load
 from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import spans
+from gemmtune.problem.grouped_compositions import spans
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 

@@ -12,7 +12,7 @@ from gemmtune.numerics import grouped
 from gemmtune.numerics.grouped import GroupedExpectation, awkward_ends, grouped_expectations
 from gemmtune.numerics.reference import Region
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import grouped_by_torch, spans
+from gemmtune.problem.grouped_compositions import grouped_by_torch, spans
 
 F32, F64 = torch.float32, torch.float64
 ROWS = Problem.grouped_mm(16, 6, 5, groups=4, dtype=F32, device_type="cpu")

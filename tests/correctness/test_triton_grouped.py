@@ -14,7 +14,7 @@ from gemmtune.backends.triton.grouped.offers import ranked
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Problem
-from gemmtune.problem.compositions import spans
+from gemmtune.problem.grouped_compositions import spans
 
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 

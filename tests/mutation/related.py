@@ -37,6 +37,7 @@ BESIDES = {
     "problem/fields": ("unit/test_sum_problem.py", "unit/test_sparsity.py"),
     "problem/forms": ("unit/test_rebuild.py", "unit/test_cli_shapes.py"),
     "problem/gradients": ("unit/test_rules.py",),
+    "problem/grouped_compositions": ("unit/test_compositions.py", "correctness/test_grouped.py"),
     "problem/rules": ("unit/test_rules.py", "unit/test_sparsity.py", "correctness/test_grouped.py"),
     "problem/scales": ("unit/test_rules.py", "unit/test_compositions.py"),
     "selector/candidates": ("unit/test_candidates.py", "unit/test_measure.py"),

@@ -9,10 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmtune.errors import InvalidProblemError
-from gemmtune.problem import Problem, compositions
+from gemmtune.problem import Problem, compositions, grouped_compositions
 from gemmtune.problem.compositions import (
     _plain,
-    _torch_takes,
     dequantized,
     int_composed,
     int_product,
@@ -20,6 +19,7 @@ from gemmtune.problem.compositions import (
     scaled_product,
     sums_of_blocks,
 )
+from gemmtune.problem.grouped_compositions import _torch_takes
 from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS
 
 F32, F16, BF16, INT8, UINT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8
@@ -203,9 +203,9 @@ def test_offsets_are_read_where_torch_need_not_see_it() -> None:
             return func(*args, **(kwargs or {}))
 
     offs, seen = torch.tensor([1, 3], dtype=torch.int32), []
-    assert compositions.readable(offs) == [1, 3]
+    assert grouped_compositions.readable(offs) == [1, 3]
     with Watching():
-        assert compositions.readable(offs) is None
-    torch.func.vmap(lambda x: seen.append(compositions.readable(x)) or x)(offs.expand(2, 2))
+        assert grouped_compositions.readable(offs) is None
+    torch.func.vmap(lambda x: seen.append(grouped_compositions.readable(x)) or x)(offs.expand(2, 2))
     assert seen == [None]
-    assert compositions.readable(offs.to("meta")) is None
+    assert grouped_compositions.readable(offs.to("meta")) is None

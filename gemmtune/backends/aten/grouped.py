@@ -14,7 +14,7 @@ import torch
 from ...choice import Choice, Claims, Kernel, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
-from ...problem.compositions import (
+from ...problem.grouped_compositions import (
     grouped_by_terms,
     grouped_by_torch,
     grouped_product,

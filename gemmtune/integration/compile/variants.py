@@ -24,8 +24,8 @@ from ...choice import Choice, Kernel, Scalars, Tensors
 from ...dispatch.plan import plan_for
 from ...operators.schema import OPERATORS
 from ...problem import Layout, Problem
-from ...problem.compositions import gated_columns
 from ...problem.epilogue import evaluate
+from ...problem.grouped_compositions import gated_columns
 from ...problem.operations import DENSE_OPS
 from .judging import Always
 from .rewriting import RewriteProducts
