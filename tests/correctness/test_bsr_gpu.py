@@ -20,7 +20,8 @@ from gemmtune.declaration.subject import FunctionSubject
 from gemmtune.declaration.traits import Traits
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
-from gemmtune.numerics.block_sparse import mask_of, parts, random_mask
+from gemmtune.numerics.block_sparse import mask_of, parts, random_mask, spread
+from gemmtune.ops import block_sampled
 from gemmtune.ops.block_gradients import sampled_product
 from gemmtune.problem import Problem
 from gemmtune.problem.sparsity import Sparsity
@@ -45,6 +46,8 @@ PROBLEMS = {
     "fp32": Problem.bsr_mm(33, 256, 256, block=32, dtype=torch.float32, device_type=CUDA, prepacked=True),
     "fp64": Problem.bsr_mm(16, 128, 128, block=32, dtype=torch.float64, device_type=CUDA, prepacked=True),
     "int8": Problem.bsr_mm(64, 256, 256, block=64, dtype=torch.int8, device_type=CUDA, prepacked=True),
+    "e4m3": Problem.bsr_mm(64, 256, 512, block=64, dtype=torch.float8_e4m3fn, density=0.3, device_type=CUDA, prepacked=True),
+    "e5m2-plain": Problem.bsr_mm(16, 256, 256, block=32, dtype=torch.float8_e5m2, layout="tt", device_type=CUDA),
     "bf16-none": Problem.bsr_mm(32, 256, 256, block=64, density=0, device_type=CUDA, prepacked=True),
 }
 MOST_OF_TORCH, MOST_OF_OURS = 2, 2
@@ -245,3 +248,24 @@ def test_indices_that_are_not_known_cannot_be_read_in_a_capture() -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(gemmtune.InvalidProblemError, match="call it once before"), torch.cuda.graph(graph):
         gemmtune.bsr_mm(bsr, x)
+
+
+@pytest.mark.parametrize("way", ["dense", "batched", "grouped", "measured"])
+def test_sampled_products_by_every_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_sampled, "SMALL_FLOPS", 0)
+    if way != "measured":
+        monkeypatch.setattr(block_sampled, "_way_for", lambda *_: way)
+    inp, a, b = weight(256, 512, block=(32, 64), density=0.3), numbers(256, 128), numbers(128, 512)
+    with settings.patch(backends=("aten", "triton"), search="quick"):
+        got = gemmtune.sampled_addmm_bsr(inp, a, b, beta=2, alpha=0.5)
+    exists = spread(mask_of(inp), Sparsity(block_n=32, block_k=64, density=0.5))
+    assert close(got.to_dense(), 2 * inp.to_dense().double() + 0.5 * (a.double() @ b.double()) * exists)
+
+
+def test_a_search_goes_along_the_axes_and_its_pick_is_found_again() -> None:
+    problem = Problem.bsr_mm(64, 512, 512, block=64, device_type=CUDA, prepacked=True)
+    with settings.patch(backends=("aten", "triton"), choice_allowlist_regex="bsr", max_profiling_configs=4):
+        [first] = gemmtune.tune(problem, progress=False)
+        assert any("moved" in o.info for o in first.outcomes)
+        [again] = gemmtune.tune(problem, progress=False)
+    assert (again.source, again.pick) == ("store", first.pick)
