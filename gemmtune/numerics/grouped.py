@@ -25,15 +25,14 @@ import torch
 
 from ..problem import Layout, Problem
 from ..problem.grouped_compositions import spans
-from ..problem.scales import SCALE_BLOCK
 from .bounds import Bound, Claims, epilogue_input, exact_limit
 from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
 from .expectation import Expectation, Part
+from .grouped_reference import of_rows, of_terms
 from .operands import SCALES, Operands, drawn_routes, fill_random, random_scale, weight_unit
 from .propagate import Approximate
-from .quantized import numbers
-from .reference import Region, products, regions
-from .routed import added_up, gated, rows_of
+from .reference import Region, regions
+from .routed import gated
 
 SEED = 23
 EXPENSIVE_MACS = {"cpu": 2**30, "cuda": 2**40}
@@ -275,7 +274,7 @@ class GroupedProbes:
             offs=placed(problem.offs, self.device, torch.tensor(ends, device=self.device)), **routes,
         )  # fmt: skip
         pieces = spans(ends, self.total)
-        find = _of_terms if problem.divides_terms else _of_rows
+        find = of_terms if problem.divides_terms else of_rows
         lines, each = problem.out.size[-2], problem.m // max(problem.out.size[-2], 1) if problem.slots is not None else 1
         whole = regions(problem.batch, lines, problem.n, each * -(-problem.k // problem.batch), self.device)
         found = [find(problem, operands, pieces, region) for region in whole]
@@ -284,69 +283,3 @@ class GroupedProbes:
         return GroupedExpectation(
             name=name, operands=operands, regions=whole, values=values, magnitudes=magnitudes, exactness=exactness, terms=terms
         )
-
-
-def _of_rows(
-    problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """a @ b[g] for the rows of each group, and |a| @ |b[g]|; rows of no group are 0 with a magnitude of NaN. Of gated columns both
-    halves, and of rows that are added up the sums."""
-    result = region
-    region = rows_of(problem, operands, region)
-    device = operands.a.device
-    rows = torch.arange(problem.m, device=device) if region.rows is None else region.rows
-    cols = problem.b.size[-1] if region.cols is None else len(region.cols)
-    value = torch.zeros((1, len(rows), cols), dtype=torch.float64, device=device)
-    magnitude = torch.full_like(value, math.nan)
-    starts = torch.searchsorted(rows, torch.tensor(pieces, device=device)).tolist()
-    for g, (first, last) in enumerate(starts):
-        if first < last:
-            matrix = _matrix(problem, operands, g)
-            right = matrix if region.cols is None else matrix[:, region.cols]
-            value[:, first:last], magnitude[:, first:last] = _product(_lines(operands, rows[first:last]), right)
-    return (value, magnitude) if problem.weights is None else added_up(problem, operands, result, value, magnitude)
-
-
-def _lines(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
-    """What rows of a stand for."""
-    if operands.rows is not None:
-        rows = operands.rows[rows]
-    if operands.scale_a is None:
-        return operands.a[rows]
-    values, scale = operands.a.double()[rows], operands.scale_a[rows].double()
-    return values * _spread(scale, values.shape[1], 1, SCALE_BLOCK)
-
-
-def _matrix(problem: Problem, operands: Operands, group: int) -> torch.Tensor:
-    """What the b of a group stands for."""
-    if operands.scale_b is None:
-        return operands.b[group]
-    values, scale = numbers(operands.b[group], operands.encoding).double(), operands.scale_b[group].double()
-    rows, cols = problem.scale_block("scale_b")
-    return values * _spread(_spread(scale, values.shape[0], 0, rows), values.shape[1], 1, cols)
-
-
-def _spread(scale: torch.Tensor, size: int, dim: int, block: int) -> torch.Tensor:
-    """A scale so that it has a number for each line along ``dim``, or one for all."""
-    return scale if scale.shape[dim] == 1 else scale.repeat_interleave(block, dim).narrow(dim, 0, size)
-
-
-def _of_terms(
-    problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """a[:, g] @ b[g] for the terms of each group, and the product of magnitudes."""
-    a, b = operands.a, operands.b
-    left, right = Region(rows=region.rows).of(a), Region(cols=region.cols).of(b)
-    size = (problem.groups, left.shape[0], right.shape[1])
-    value, magnitude = (torch.zeros(size, dtype=torch.float64, device=a.device) for _ in range(2))
-    for g, (begin, end) in enumerate(pieces):
-        if begin < end:
-            value[g : g + 1], magnitude[g : g + 1] = _product(left[:, begin:end], right[begin:end])
-    return value, magnitude
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both are [1, M, N]. A magnitude that is no number is infinite, so that anything is right; an infinite one is the largest
-    number, so that only the value is."""
-    value, magnitude = products(a.unsqueeze(0), b.unsqueeze(0))
-    return value, magnitude.nan_to_num(nan=math.inf)
