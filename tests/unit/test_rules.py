@@ -43,6 +43,7 @@ def scale(*size: int, dtype: torch.dtype = F32) -> Layout:
 
 
 SCALAR, RELU = scale(), trace(torch.relu, F32, [])
+EXPERTS = Problem.scaled_grouped_mm(4, 5, 256, groups=3, device_type="cpu")
 MIXED = Problem.mixed_mm(4, 5, 64, scales="group_32", zeros=True, device_type="cpu")
 PACKED = Problem.mixed_mm(4, 5, 64, encoding="int4", scales="column", device_type="cpu")
 BAD: dict[str, tuple[Callable[[], Problem], str]] = {
@@ -118,6 +119,12 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     "scale of other blocks": (
         lambda: dataclasses.replace(Problem.scaled_mm(4, 300, 260, scales="block_1x128"), scale_b=scale(2, 300)),
         "scaled_mm: scale_b must have one element or shape [1, 300] or [3, 300] or [3, 3], got [2, 300]",
+    ),
+    "scales of experts that are for something else": (
+        changed(EXPERTS, scale_b=scale(3, 1, 7)),
+        "scaled_grouped_mm: got scale_a [4, 1] and scale_b [3, 1, 7], expected [4, 1] and [3, 1, 5] or [4, 2] and [3, 2, 1] "
+        "or [4, 2] and [3, 2, 5]: one number for each row and column, or for each 128 elements along K of it, or "
+        "for each 128x128 of b",
     ),
     "mixed_mm of int32": (
         changed(MIXED, b=retyped(MIXED.b, INT32)),
