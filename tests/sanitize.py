@@ -17,7 +17,7 @@ from gemmtune.backends.cpp.compiler import COMPILERS, find_compiler
 
 __all__ = ["SANITIZERS", "run"]
 
-TESTS = [f"tests/unit/test_native{name}.py" for name in ("", "_driver", "_cublaslt", "_layer")]
+TESTS = [f"tests/unit/test_native{name}.py" for name in ("", "_rows", "_driver", "_cublaslt", "_layer")]
 SANITIZERS = {
     "address,undefined": ("libasan.so", {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1"}),
     "thread": ("libtsan.so", {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:report_signal_unsafe=0"}),

@@ -33,11 +33,16 @@ struct Key {
   bool is(Key const& other, int64_t other_rows) const {
     return count == other.count && rows == other_rows && std::memcmp(words, other.words, count * sizeof(uint64_t)) == 0;
   }
-  // Of the words alone.
+  // Of the words alone; in two chains, so that the multiplications of one do not wait for those of the other.
   uint64_t hash() const {
-    uint64_t h = 0x9e3779b97f4a7c15ull;
-    for (int i = 0; i < count; ++i) h = mixed(h, words[i]);
-    return h;
+    uint64_t even = 0x9e3779b97f4a7c15ull, odd = 0xc2b2ae3d27d4eb4full;
+    int i = 0;
+    for (; i + 1 < count; i += 2) {
+      even = mixed(even, words[i]);
+      odd = mixed(odd, words[i + 1]);
+    }
+    if (i < count) even = mixed(even, words[i]);
+    return mixed(even, odd);
   }
   static uint64_t mixed(uint64_t h, uint64_t word) {
     const __uint128_t product = static_cast<__uint128_t>(word ^ h) * 0xd6e8feb86659fd93ull;
