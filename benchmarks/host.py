@@ -22,6 +22,7 @@ from typing import Any
 import click
 import torch
 from environment import describe_environment
+from torch.autograd import profiler
 
 import gemmtune
 from gemmtune import settings
@@ -31,7 +32,7 @@ from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path
 
-__all__ = ["Call", "interleaved", "measure"]
+__all__ = ["Call", "counted_python", "in_python", "interleaved", "measure"]
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 CALLS = 200
@@ -46,6 +47,27 @@ def in_python() -> Iterator[None]:
         yield
     finally:
         native.call = call
+
+
+@contextmanager
+def counted_python() -> Iterator[list[str]]:
+    """The names of calls that the native look-up leaves to Python."""
+    seen: list[str] = []
+
+    def in_python(missing: bool, name: str, *rest: Any) -> Any:
+        seen.append(name)
+        return path._in_python(missing, name, *rest)
+
+    def surround(function: Callable[..., Any]) -> None:
+        if native.module is not None:
+            above = path.FOR_NATIVE
+            native.module.surround(settings.patched, function, above.meaning_of, above.packed_type, vars(profiler))
+
+    surround(in_python)
+    try:
+        yield seen
+    finally:
+        surround(path._in_python)
 
 
 def by_python(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ import click
 import torch
 from calls import gemmtune_call, torch_call
 from environment import describe_environment
-from host import in_python
+from host import counted_python, in_python
 from rows_counted import Stages, counted
 
 import gemmtune
@@ -178,7 +178,7 @@ def trace(weights: Sequence[Weight], asked: Sequence[tuple[int, int]], how: str)
     wait = (lambda: None) if device.type == "cpu" else torch.cuda.synchronize
     forget_plans()
     row: dict[str, Any] = {"trace": how, "calls": len(asked)}
-    with watched() as counts, in_python() if how == "python" else contextlib.nullcontext():
+    with watched() as counts, counted_python() as seen, in_python() if how == "python" else contextlib.nullcontext():
         for again in ("new", "known") if how != "torch" else ("new",):
             spent = _spent(weights, asked, functions, scalars, wait)
             # Of the first calls each weight has one that loads its kernels.
@@ -189,6 +189,7 @@ def trace(weights: Sequence[Weight], asked: Sequence[tuple[int, int]], how: str)
             }
     if how != "torch":
         origins = Counter(entry.plan.origin for entry in plans.ready.values())
+        row |= {"came_to_python": len(seen)} if how == "native" else {}
         row |= {"tunings": counts["tunings"], "compilations": counts["compilations"], "origins": dict(origins)}
         row["new_p99_over_p50"] = round(row["new_p99_us"] / row["new_p50_us"], 2)
     click.echo(json.dumps(row))

@@ -20,9 +20,14 @@ __all__ = ["SANITIZERS", "run"]
 TESTS = [f"tests/unit/test_native{name}.py" for name in ("", "_rows", "_driver", "_cublaslt", "_layer")]
 SANITIZERS = {
     "address,undefined": ("libasan.so", {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1"}),
-    "thread": ("libtsan.so", {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:report_signal_unsafe=0"}),
+    "thread": (
+        "libtsan.so",
+        {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:report_signal_unsafe=0:suppressions={folder}/suppressions"},
+    ),
 }
 """By what the compiler is told: the runtime that has to be loaded first, and variables."""
+_SUPPRESSIONS = "race:dl_deallocate_tls\n"
+"""The C library frees what a thread that has ended had as thread_local in another thread, under locks that TSan does not know."""
 _WRAPPER = """\
 #!/bin/sh
 case "$*" in
@@ -50,6 +55,8 @@ def run(sanitizer: str, arguments: list[str]) -> int:
         wrapper = Path(folder) / COMPILERS[0]
         wrapper.write_text(_WRAPPER.format(version=found.version, sanitizer=sanitizer, compiler=found.path))
         wrapper.chmod(0o755)
+        (Path(folder) / "suppressions").write_text(_SUPPRESSIONS)
+        variables = {name: options.format(folder=folder) for name, options in variables.items()}
         environment = os.environ | variables | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "LD_PRELOAD": " ".join(paths)}
         command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--capture=sys", *TESTS, *arguments]
         return subprocess.run(command, env=environment, check=False).returncode

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -17,10 +16,10 @@ from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
 from ..device import DeviceInfo, detect
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..filters import why_not_skipping
-from ..native.lookup import Run, forget, rows_served
+from ..native.lookup import forget
 from ..problem import Layout, Problem
 from ..problem.operations import ROLES
-from ..problem.rows import following_operands, row_classes
+from ..problem.rows import row_classes
 from ..selector.candidates import candidates_for
 from ..selector.progress import FirstCall
 from ..selector.ranges import tune_rows
@@ -170,30 +169,6 @@ def ready_for_rows(key: Hashable) -> Plan | None:
         ready.clear()
     ready[key] = plan
     return plan
-
-
-def served_rows(number: int, plan: Plan, arguments: tuple[Any, ...]) -> bool:
-    """Let the native look-up serve every M of the plan's table, for calls with arguments like these; whether it does from now on.
-
-    ``number`` is of the generation in which the plan was looked up.
-    """
-    shared = plan.shared
-    following = following_operands(shared.rows_class) if shared is not None and shared.table is not None else None
-    if shared is None or following is None:
-        return False
-
-    def plan_at(proved_at: Callable[[int], tuple[Problem, Choice, Kernel] | None], m: int) -> Plan | None:
-        found = proved_at(m)
-        if found is None:
-            return None
-        problem, choice, kernel = found
-        return Plan(problem=problem, choice=choice, kernel=kernel, origin="range", shared=shared)
-
-    def runs() -> Iterator[Run]:
-        for rows, proved_at in shared.runs():
-            yield Run(rows=rows, plan_at=functools.partial(plan_at, proved_at))
-
-    return rows_served(number, arguments, following, runs)
 
 
 def plan_for(problem: Problem, index: int) -> Plan:

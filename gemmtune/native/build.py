@@ -18,7 +18,7 @@ from ..errors import UnavailableError
 from ..toolchain.made_once import compile_text, made_once, opened
 
 NAME = "gemmtune_native"
-SOURCES = ("key.h", "result.h", "memory.h", "launch.h", "table.h", "layer.h", "parse.h", "module.cpp")
+SOURCES = ("key.h", "result.h", "memory.h", "launch.h", "driver.h", "library.h", "table.h", "layer.h", "parse.h", "module.cpp")
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-as-needed")
 LIBRARIES = ("torch_python", "torch_cpu", "c10")

@@ -4,6 +4,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <limits>
+
 namespace gemmtune {
 namespace {
 

@@ -1,6 +1,7 @@
 // Kept calls: an open addressing table of records. Everything here happens while the GIL is held.
 #pragma once
-#include "launch.h"
+#include "driver.h"
+#include "library.h"
 #include "result.h"
 
 #include <algorithm>

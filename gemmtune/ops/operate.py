@@ -21,7 +21,8 @@ from ..dispatch.checks import watched, why_composed, why_not_ours, why_unreadabl
 from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.plan import Ready, generation, keep_ready, ready, ready_for_rows, served_rows
+from ..dispatch.native_rows import served_rows
+from ..dispatch.plan import Ready, generation, keep_ready, ready, ready_for_rows
 from ..dispatch.prepack import PackedOperand
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator

@@ -16,12 +16,14 @@ from tables_of_rows import put_table
 import gemmtune
 from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.device import detect
 from gemmtune.dispatch import plan as plans
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path
 from gemmtune.problem import Problem
+from gemmtune.selector.candidates import candidates_for
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 Tensor = torch.Tensor
@@ -246,3 +248,32 @@ def test_products_that_are_turned_from_some_m_on_have_rows_up_to_there() -> None
     assert found(arguments("mm", a[: 2 * n + 1], w)) is False
     for m in (2 * n, 2 * n + 1, MOST):
         torch.testing.assert_close(gemmtune.mm(a[:m], w), a[:m] @ w)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["triton:mm", "triton:persistent", "cuda:cluster", "cublaslt:", "cutlass:", "aten:"])
+def test_rows_on_a_gpu(name: str) -> None:
+    """Each backend's launches follow M, on the default stream, on another one, and in a graph."""
+    lo, hi, n, k = 130, 1500, 768, 512
+    with settings.patch(backends=("aten", name.split(":")[0]), search="default", native=True, rows="shared"):
+        problem = Problem.mm(lo, n, k, dtype=torch.bfloat16, device_type="cuda")
+        if not any(c.name.startswith(name) for c in candidates_for(problem, detect("cuda"), settings.current()).offers.choices):
+            pytest.skip(f"{name} has nothing for this GPU")
+        put_table(problem, [(lo, hi, name)])
+        a, w = torch.randn(hi, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16().t()
+        exact = a.float() @ w.float()
+        gemmtune.mm(a[:200], w)
+        gemmtune.mm(a[:201], w)
+        with counted_python() as seen:
+            for m in [*random.Random(7).sample(range(lo, hi + 1), 60), lo, hi]:
+                torch.testing.assert_close(gemmtune.mm(a[:m], w).float(), exact[:m], rtol=2e-2, atol=0.5)
+        assert not seen, "new Ms come to Python: see the log for why they are bound there"
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for m in (lo, 777, hi):
+                torch.testing.assert_close(gemmtune.mm(a[:m], w).float(), exact[:m], rtol=2e-2, atol=0.5)
+        torch.cuda.synchronize()
+        graph, static = torch.cuda.CUDAGraph(), a[:333]
+        with torch.cuda.graph(graph):
+            captured = gemmtune.mm(static, w)
+        graph.replay()
+        torch.testing.assert_close(captured.float(), exact[:333], rtol=2e-2, atol=0.5)
