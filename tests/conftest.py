@@ -24,7 +24,7 @@ import rotation
 import torch
 import worker_server
 from interpreter import interpreting_process
-from parallel import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_auto_num_workers
+from parallel import pytest_collection_modifyitems, pytest_ignore_collect, pytest_runtest_protocol, pytest_xdist_auto_num_workers
 from processes import Run
 
 from gemmtune import settings
@@ -37,6 +37,7 @@ __all__ = [
     "interpreted",
     "own_store",
     "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
     "pytest_runtest_protocol",
     "pytest_xdist_auto_num_workers",
     "shipped_compiler",

@@ -19,6 +19,7 @@ __all__ = [
     "COMPILED",
     "WORKER",
     "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
     "pytest_runtest_protocol",
     "pytest_xdist_auto_num_workers",
     "share_kernels",
@@ -74,6 +75,13 @@ def spread(names: Sequence[T], count: int, slow: Container[T], alone: Container[
     return found + list(rest)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m gpu``, files without a word of it are not imported by each of the processes."""
+    if config.option.markexpr != "gpu" or not collection_path.match("test_*.py") or "gpu" in collection_path.read_text("utf-8"):
+        return None
+    return True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes run the tests, the slow ones are not left for the end, when the other processes are idle."""
@@ -87,12 +95,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def turn(folder: Path, *, alone: bool) -> Iterator[None]:
     """Wait for a turn among the processes that share ``folder``: ``alone``, beside nobody's, or beside all that are not alone.
 
-    Whoever waits to be alone keeps the gate, so that no further turn begins and those that go on come to an end.
+    Whoever waits to be alone lets others begin, so that one process waits until all are done instead of all for one.
     """
-    with (folder / "gate").open("w") as gate, (folder / "turn").open("w") as turns:
-        fcntl.flock(gate, fcntl.LOCK_EX)
+    with (folder / "turn").open("w") as turns:
         fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
         yield
 
 

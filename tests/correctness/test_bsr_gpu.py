@@ -148,6 +148,7 @@ def test_scattered_products() -> None:
     assert close(got, want)
 
 
+@pytest.mark.slow
 def test_tuning_and_its_pick() -> None:
     bsr, x = weight(256, 256, block=64, density=0.3), numbers(256, 32)
     packed = gemmtune.prepack(bsr)

@@ -336,7 +336,7 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, p
 @pytest.mark.parametrize("layout", ["nt", "tn"])
 def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> None:
     """By the planes that torch makes, too, which are the kernel's own."""
-    problem = mm(len(HARD) + 4, len(HARD) + 8, 64, layout, F32)
+    problem = mm(len(HARD) + 5, len(HARD) + 9, 64, layout, F32)
     a, b = hard_operands(problem, GPU)
     for told in ({}, {"swap_ab": True}):
         out = torch.empty(problem.out.size, device=GPU)

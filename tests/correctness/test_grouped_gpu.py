@@ -77,6 +77,7 @@ def test_a_captured_call_sees_offsets_that_changed(backend: str, own_store: obje
             assert (out.double() - want).abs().max() <= 3e-2 * want.abs().max()
 
 
+@pytest.mark.slow
 def test_nothing_waits_for_the_device(own_store: object) -> None:
     a = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     b = torch.randn(4, 256, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)

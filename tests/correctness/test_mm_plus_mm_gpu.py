@@ -109,6 +109,7 @@ def _error(got: torch.Tensor, operands: list[torch.Tensor]) -> float:
     return float((got.double() - want).abs().max() / want.abs().max())
 
 
+@pytest.mark.slow
 def test_calls_with_and_without_out(tuned) -> None:
     operands = _tensors()
     for _ in range(2):

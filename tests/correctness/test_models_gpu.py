@@ -28,7 +28,7 @@ def quick(own_store):
     torch._dynamo.reset()
 
 
-NARROW = {"int_mm", "int_mm_mul", "scaled_mm"}
+NARROW = {"int_mm", "int_mm_mul", "scaled_mm", "scaled_grouped_mm"}
 """torch refuses the few rows of the arguments for these on a GPU; the CPU's tests have them."""
 
 
@@ -40,6 +40,7 @@ def test_torch_accepts_the_operator(name):
         opcheck(getattr(torch.ops.gemmtune, name).default, on_gpu, words)
 
 
+@pytest.mark.slow
 def test_calls_under_transforms_are_torchs():
     a, b = torch.randn(32, 64, device="cuda"), torch.randn(64, 48, device="cuda")
     gemmtune.mm(a, b)
@@ -49,6 +50,7 @@ def test_calls_under_transforms_are_torchs():
     assert torch.allclose(torch.func.grad(lambda x: gemmtune.mm(x, b).sum())(a), b.sum(1).expand_as(a), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_block_trains_as_compiled(mode):
     """Every GEMM is tuned while the graph compiles, forward and backward."""
@@ -98,6 +100,7 @@ class Heads(nn.Module):
         return (self.q(x).unflatten(-1, (4, 64)) * self.k(x)[..., None, :]).tanh().sum(-2) * self.v(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float", "int4"])
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 @pytest.mark.parametrize("rows", [1, 16])
@@ -146,6 +149,7 @@ def test_rows_are_rounded_to_float8_by_one_kernel(m, k, block, dtype):
         assert torch.equal(numbers.cpu().float().nan_to_num(1000), want_numbers.float().nan_to_num(1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int4", "int8", "float8"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_quantized_model_is_that_of_its_weights(kind, compiled):

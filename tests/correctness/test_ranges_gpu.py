@@ -223,6 +223,7 @@ for plan in (entry.plan for entry in plans.ready.values()):
 """
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_table(own_store: Path):
     result = tuned(mm())
     names = {m: result.table.segments[place].name for m in (1, 9, 33, 150, 300) if (place := result.table.index(m)) is not None}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from parallel import pytest_xdist_auto_num_workers, share_kernels, spread, turn
+from parallel import pytest_ignore_collect, pytest_xdist_auto_num_workers, share_kernels, spread, turn
 
 WAIT_S = 30
 SOON_S = 0.2
@@ -48,18 +48,31 @@ def test_turns_go_on_beside_each_other(tmp_path: Path) -> None:
         assert two.begun.wait(WAIT_S)
 
 
-def test_who_is_alone_waits_for_all_and_keeps_those_that_come_later_waiting(tmp_path: Path) -> None:
+def test_who_is_alone_waits_for_all_that_run_also_those_that_begin_meanwhile(tmp_path: Path) -> None:
     with other(tmp_path, alone=False) as running:
         assert running.begun.wait(WAIT_S)
         with other(tmp_path, alone=True) as timing:
             assert not timing.begun.wait(SOON_S)
             with other(tmp_path, alone=False) as later:
-                assert not later.begun.wait(SOON_S)
-                running.end()
-                assert timing.begun.wait(WAIT_S)
-                assert not later.begun.wait(SOON_S)
-                timing.end()
                 assert later.begun.wait(WAIT_S)
+                running.end()
+                assert not timing.begun.wait(SOON_S)
+                later.end()
+                assert timing.begun.wait(WAIT_S)
+                with other(tmp_path, alone=False) as last:
+                    assert not last.begun.wait(SOON_S)
+                    timing.end()
+                    assert last.begun.wait(WAIT_S)
+
+
+def test_files_without_a_test_for_a_gpu_are_not_read_for_one(tmp_path: Path) -> None:
+    (with_one := tmp_path / "test_one.py").write_text("@pytest.mark.gpu")
+    (without := tmp_path / "test_two.py").write_text("def test_x(): ...")
+    for expression, expected in (("gpu", True), ("not gpu", None), ("", None)):
+        config = cast("Any", SimpleNamespace(option=SimpleNamespace(markexpr=expression)))
+        assert pytest_ignore_collect(without, config) is expected
+        assert pytest_ignore_collect(with_one, config) is None
+        assert pytest_ignore_collect(tmp_path, config) is None
 
 
 def test_two_cannot_be_alone(tmp_path: Path) -> None:
