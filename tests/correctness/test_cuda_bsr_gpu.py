@@ -130,7 +130,7 @@ def test_an_address_that_is_not_aligned_is_refused() -> None:
 
 @pytest.mark.parametrize("problem", [LARGE["4096"], LARGE["16"], LARGE["256"]], ids=str)
 def test_what_a_search_tries_is_right(problem: Problem) -> None:
-    found = offers(BSR, problem, detect("cuda"), Settings()).choices
+    found = offers(BSR, problem, detect("cuda"), Settings(search="exhaustive")).choices
     assert found
     assert_right(problem, found)
 
@@ -140,7 +140,13 @@ def test_calls_by_the_kernels_alone(own_store: object) -> None:
     forget_plans()
     bsr = create_blocked_tensor(512, 768, block=64, density=0.3, dtype=BF16, device="cuda")
     packed, x = gemmtune.prepack(bsr), torch.randn(768, 200, device="cuda").bfloat16()
-    with settings.patch(search="quick", backends=("cuda",), choice_allowlist_regex="^cuda:bsr_", tune_in_subprocess=False):
+    with settings.patch(
+        search="exhaustive",
+        max_profiling_configs=2,
+        backends=("cuda",),
+        choice_allowlist_regex="^cuda:bsr_",
+        tune_in_subprocess=False,
+    ):
         [found] = gemmtune.tune(gemmtune.bsr_mm, packed, x, progress=False)
         assert found.pick is not None
         assert found.pick.startswith("cuda:bsr_")
