@@ -362,6 +362,17 @@ def test_the_contiguous_dimension_of_an_operand(stride: tuple[int, int], expecte
     assert by_k(Layout(size=(128, 64), stride=stride, dtype=BF16)) is expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "pitch", "offset", "batch", "expected"),
+    [(BF16, 68, 0, 8192, None), (F32, 68, 0, 8192, True), (F32, 66, 0, 8192, None), (BF16, 72, 4, 9216, None),
+     (F32, 72, 4, 9216, True), (F32, 72, 2, 9216, None), (F32, 72, 0, 9220, True), (BF16, 72, 0, 9220, None)],
+)  # fmt: skip
+def test_what_is_aligned_to_16_bytes_depends_on_the_dtype(
+    dtype: torch.dtype, pitch: int, offset: int, batch: int, expected: bool | None
+) -> None:
+    assert by_k(Layout(size=(2, 128, 64), stride=(batch, pitch, 1), dtype=dtype, offset=offset)) is expected
+
+
 def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
     square, narrow = config(SQUARE), cluster_shape("64x16x128_s5_k2")
     assert [clusters_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [1, 2, 6]

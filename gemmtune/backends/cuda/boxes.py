@@ -1,4 +1,4 @@
-"""Operands of 16 bits in swizzled stages: which of them TMA can copy there, and in which boxes."""
+"""Operands in swizzled stages: which of them TMA can copy there, and those of 16 bits in which boxes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from ...toolchain.record import Swizzle, TensorMap
 from ...toolchain.structs import strides_of
 from .hopper import LINE_BYTES, SWIZZLED_LINES, TMA_BYTES
 
-ALIGNED, LINE = TMA_BYTES // 2, LINE_BYTES // 2
-"""Elements that addresses and pitches are multiples of, and those of a line that TMA copies whole."""
+LINE = LINE_BYTES // 2
+"""The elements of a line that TMA copies whole."""
 
 
 def by_k(operand: Layout) -> bool | None:
     """Whether K, the last dimension, is the contiguous one; None for an operand that TMA cannot copy."""
+    aligned = TMA_BYTES // operand.dtype.itemsize
     *batch, row, col = operand.stride
-    if operand.offset % ALIGNED or any(stride % ALIGNED for stride in batch):
+    if operand.offset % aligned or any(stride % aligned for stride in batch):
         return None
-    if col == 1 and row % ALIGNED == 0 and row >= operand.size[-1]:
+    if col == 1 and row % aligned == 0 and row >= operand.size[-1]:
         return True
-    return False if row == 1 and col % ALIGNED == 0 and col >= operand.size[-2] else None
+    return False if row == 1 and col % aligned == 0 and col >= operand.size[-2] else None
 
 
 def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Oriented]:

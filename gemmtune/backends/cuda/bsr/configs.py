@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
-from ....problem import Layout, Problem
-from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_BOX, MOST_CLUSTER, TMA_BYTES, WGMMA_M, clusters_at_a_time
+from ....problem import Problem
+from ..boxes import by_k
+from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_BOX, MOST_CLUSTER, WGMMA_M, clusters_at_a_time
 
 UNIT = 64
 """The rows of a weight that a warp group multiplies, and the elements along K of a step: a unit of the weight has both."""
 UNIT_BYTES = UNIT * LINE_BYTES
 TOLD_BYTES = 16
 """What the copying warp tells the others of each stage."""
-ALIGNED = TMA_BYTES // 2
-"""Elements that addresses and pitches are multiples of."""
 MANY_SUMS = 64
 """The sums in each thread of two warp groups beyond which the copying warps leave these registers."""
 REGISTERS = {2: (40, 232), 4: (56, 104)}
@@ -126,16 +125,6 @@ class Config:
 
     def __str__(self) -> str:
         return f"{self.shape}{f'_b{self.blocks}' if self.blocks else ''}{'_pdl' if self.pdl else ''}"
-
-
-def by_k(x: Layout) -> bool | None:
-    """Whether K, the last dimension of x [tokens, K], is the contiguous one; None for an operand that TMA cannot copy."""
-    (row, col), (tokens, k) = x.stride[-2:], x.size[-2:]
-    if x.offset % ALIGNED:
-        return None
-    if col == 1 and row % ALIGNED == 0 and row >= k:
-        return True
-    return False if row == 1 and col % ALIGNED == 0 and col >= tokens else None
 
 
 def groups_of(problem: Problem, shape: Shape) -> int:

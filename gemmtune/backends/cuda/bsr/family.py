@@ -15,6 +15,7 @@ from ....problem import Problem
 from ....toolchain.orientation import orient
 from ....toolchain.record import A, Address, B, Record, Swizzle, TensorMap, with_maps
 from .. import kernel
+from ..boxes import by_k
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
 from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
@@ -23,7 +24,6 @@ from .configs import (
     MOST_TILES,
     UNIT,
     Config,
-    by_k,
     groups_of,
     joins,
     room_of,

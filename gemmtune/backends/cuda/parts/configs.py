@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
-from ....problem import Layout, Problem
-from ....toolchain.orientation import Oriented, orient
+from ....problem import Problem
+from ..boxes import by_k, operands_of
 from ..hopper import BARRIER_BYTES, MOST_CLUSTER, TMA_BYTES, WGMMA_M
 
 BLOCK_K = 32
@@ -118,22 +118,6 @@ class Config:
     def __str__(self) -> str:
         persistent = f"_b{self.blocks}" if self.blocks else ""
         return f"{self.shape}{persistent}{'_swap' if self.swap_ab else ''}{'_pdl' if self.pdl else ''}"
-
-
-def by_k(operand: Layout) -> bool | None:
-    """Whether K, the last dimension, is the contiguous one; None for an operand that TMA cannot copy."""
-    *batch, row, col = operand.stride
-    if operand.offset % ALIGNED or any(stride % ALIGNED for stride in batch):
-        return None
-    if col == 1 and row % ALIGNED == 0 and row >= operand.size[-1]:
-        return True
-    return False if row == 1 and col % ALIGNED == 0 and col >= operand.size[-2] else None
-
-
-def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Oriented]:
-    """p [rows, K] and q [cols, K], each with a batch dimension first where the problem has one; and the orientation."""
-    oriented = orient(problem, swap_ab=swap_ab)
-    return oriented.a, oriented.b.transposed, oriented
 
 
 def is_packed(problem: Problem, config: Config) -> bool:

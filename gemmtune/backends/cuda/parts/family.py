@@ -16,6 +16,7 @@ from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, Tens
 from ....toolchain.structs import Strides, strides_of, struct_text
 from ...by_parts import why_not_parts
 from .. import kernel
+from ..boxes import by_k, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
 from ..hopper import TMA_BYTES, WGMMA
 from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
@@ -29,11 +30,9 @@ from .configs import (
     PLANE_LINES,
     SIDE,
     Config,
-    by_k,
     copies_p,
     grid_of,
     is_packed,
-    operands_of,
     steps_of,
     tiles_of,
     why_not_config,

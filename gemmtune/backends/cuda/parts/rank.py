@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ....device import DeviceInfo
 from ....problem import Problem
+from ..boxes import operands_of
 from ..hopper import clusters_at_a_time
-from .configs import BLOCK_K, SHAPES, Config, Shape, copies_p, is_packed, operands_of, steps_of, tiles_of
+from .configs import BLOCK_K, SHAPES, Config, Shape, copies_p, is_packed, steps_of, tiles_of
 
 LAUNCH_US, SPLIT_US = 2.5, 2.0
 """What a launch takes at the least, and the one that splits beside it."""
