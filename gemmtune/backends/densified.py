@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ..choice import Choice, Kernel, Offers, RunNew, Scalars, Tensors
+from ..choice import Choice, Claims, Kernel, Offers, RunNew, Scalars, Tensors
 from ..numerics.block_sparse import dense_problem
 from ..numerics.block_sparse import densified as blocks_densified
 from ..numerics.bounds import FLOAT8_BITS
 from ..problem import Problem
 from ..problem.dtypes import is_float8
+from .around import AroundChoice
 
 __all__ = ["DensifiedChoice", "dense_problem", "densified"]
 
@@ -26,53 +26,22 @@ def densified(problem: Problem, offers: Offers) -> Offers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DensifiedChoice(Choice):
+class DensifiedChoice(AroundChoice):
     """``inner`` on the dense matrix: made in every call, or of a prepacked weight kept as its packed copy."""
 
-    inner: Choice = field(repr=False)
+    step = "dense"
 
-    @classmethod
-    def around(cls, problem: Problem, inner: Choice, *, baseline: bool = False) -> DensifiedChoice:
-        """The choice that does ``problem`` by ``inner``."""
+    @staticmethod
+    def claimed(problem: Problem, inner: Choice) -> Claims:
+        """Absent blocks are multiplied too; on GPUs, sums of 8-bit floats have as few bits as those of a dense product."""
         native = inner.problem.float8 and problem.device_type != "cpu"
         bits = FLOAT8_BITS if native and inner.claims.accumulator_bits is None else inner.claims.accumulator_bits
-        return cls(
-            name=f"{inner.name}+dense",
-            backend=inner.backend,
-            problem=problem,
-            claims=replace(inner.claims, skips_absent=False, accumulator_bits=bits),
-            info={**inner.info, "dense": True},
-            baseline=baseline,
-            inner=inner,
-        )
+        return replace(inner.claims, skips_absent=False, accumulator_bits=bits)
 
     @property
     def content_hash(self) -> str:
         """Over the inner choice, and that its b is made of blocks."""
         return hashlib.sha256(f"{self.inner.content_hash} of blocks".encode()).hexdigest()
-
-    @property
-    def compile_key(self) -> str | None:
-        """The same as the dense choice's."""
-        return self.inner.compile_key
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the dense choice is."""
-        return self.inner.compiled
-
-    @property
-    def obstacle(self) -> str | None:
-        """The same as the dense choice's."""
-        return self.inner.obstacle
-
-    def compile(self) -> None:
-        """Compile the dense choice."""
-        self.inner.compile()
-
-    def load(self) -> Any:
-        """What the dense choice loads."""
-        return self.inner.load()
 
     def bind(self, loaded: Any) -> Kernel:
         """The dense kernel, behind the making of its b unless that is packed."""
@@ -86,10 +55,6 @@ class DensifiedChoice(Choice):
             run(out, (a, _dense(weight), *_scales(a), *rest), scalars)
 
         return Kernel(run=run_dense, run_new=None if fresh is None else _new(fresh))
-
-    def launch_variants(self) -> Sequence[Choice]:
-        """Those of the dense choice."""
-        return [DensifiedChoice.around(self.problem, variant) for variant in self.inner.launch_variants()]
 
     @property
     def packed_format(self) -> str | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from ..numerics.routed import grouped_problem
 from ..problem import Problem
 from ..problem.epilogue import evaluate
 from ..problem.grouped_compositions import added_by_token, gated_columns
+from .around import AroundChoice
 
 __all__ = ["BY_INDEX", "RoutedChoice", "grouped_problem", "routed"]
 
@@ -29,51 +29,22 @@ def routed(problem: Problem, offers: Offers) -> Offers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutedChoice(Choice):
+class RoutedChoice(AroundChoice):
     """``inner`` on rows that torch has picked; what it gives is gated, or weighted and added up, by torch."""
 
-    inner: Choice = field(repr=False)
+    step = "routed"
 
-    @classmethod
-    def around(cls, problem: Problem, inner: Choice, *, baseline: bool = False) -> RoutedChoice:
-        """The choice that does ``problem`` by ``inner``."""
-        return cls(
-            name=f"{inner.name}+routed",
-            backend=inner.backend,
-            problem=problem,
-            claims=_claims(problem, inner.claims),
-            info={**inner.info, "routed": True},
-            baseline=baseline,
-            inner=inner,
-        )
+    @staticmethod
+    def claimed(problem: Problem, inner: Choice) -> Claims:
+        """Each step rounds to the dtype of the operands."""
+        if problem.weights is not None:
+            return replace(inner.claims, partials=problem.dtype, splits=inner.claims.splits + 1)
+        return replace(inner.claims, epilogue_input=problem.dtype)
 
     @property
     def content_hash(self) -> str:
         """Over the inner choice, and that there are steps around it."""
         return hashlib.sha256(f"{self.inner.content_hash} routed {self.problem.epilogue is not None}".encode()).hexdigest()
-
-    @property
-    def compile_key(self) -> str | None:
-        """The same as the inner choice's."""
-        return self.inner.compile_key
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the inner choice is."""
-        return self.inner.compiled
-
-    @property
-    def obstacle(self) -> str | None:
-        """The same as the inner choice's."""
-        return self.inner.obstacle
-
-    def compile(self) -> None:
-        """Compile the inner choice."""
-        self.inner.compile()
-
-    def load(self) -> Any:
-        """What the inner choice loads."""
-        return self.inner.load()
 
     def bind(self, loaded: Any) -> Kernel:
         """The inner kernel between torch's steps."""
@@ -97,14 +68,3 @@ class RoutedChoice(Choice):
             out.copy_(run_new(tensors, scalars))
 
         return Kernel(run=run)
-
-    def launch_variants(self) -> Sequence[Choice]:
-        """Those of the inner choice."""
-        return [RoutedChoice.around(self.problem, variant) for variant in self.inner.launch_variants()]
-
-
-def _claims(problem: Problem, inner: Claims) -> Claims:
-    """Each step rounds to the dtype of the operands."""
-    if problem.weights is not None:
-        return replace(inner, partials=problem.dtype, splits=inner.splits + 1)
-    return replace(inner, epilogue_input=problem.dtype)
