@@ -2,6 +2,7 @@
 
     python benchmarks/model.py --model llama-3-8b --layers 8 --batch 1,16,64 --prefill 512,2048 --json model.json
     python benchmarks/model.py --model llama-3-8b --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
+    python benchmarks/model.py --model mixtral-8x7b --layers 2 --batch 16 --prefill 1024 --ways compile,optimize+compile
     python benchmarks/model.py --model vit-b-16 --layers 12 --batch 1,16 --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
     python benchmarks/model.py --model tiny --device cpu --batch 1,4 --prefill 16 --ways eager,compile,optimize+compile
 
@@ -47,9 +48,10 @@ WARM_UPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How ways are compared: whether steps are captured, how many rounds there are, whether some first calls are timed twice, and
-    the time after which no further way is begun."""
+    """How ways are compared: the dtype of the model, whether steps are captured, how many rounds there are, whether some first
+    calls are timed twice, and the time after which no further way is begun."""
 
+    dtype: torch.dtype
     graph: bool
     rounds: int
     again: bool
@@ -102,6 +104,7 @@ def _blocks(_context: click.Context, _parameter: click.Parameter, value: str | N
 
 @click.command()
 @click.option("--model", "name", type=click.Choice(list(MODELS)), default="llama-3-8b", show_default=True)
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
 @click.option("--layers", type=click.IntRange(min=1), default=8, show_default=True, help="Layers of the model that are built.")
 @click.option(
     "--batch", default="1,16,64", callback=_numbers, show_default=True, help="Sequences of a decoding step; images of a step."
@@ -127,11 +130,13 @@ def main(
     how["until"] = time.monotonic() + how.pop("seconds")
     how["graph"] &= info.type != "cpu"
     how["blocks"] = how.pop("sparse")
+    how["dtype"] = getattr(torch, how["dtype"])
     sizes = {"batch": batch, "prefill": prefill, "train": train}
     report: dict[str, Any] = {
         "environment": describe_environment(info),
         "options": {
             "model": name,
+            "dtype": str(how["dtype"]).removeprefix("torch."),
             "layers": layers,
             "ways": list(ways),
             "graph": how["graph"],
@@ -153,7 +158,7 @@ def main(
 def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], info: DeviceInfo, how: How) -> dict[str, Any]:
     click.echo(f"\n{scenario.name}")
     device = info.torch_device
-    model = build_model(MODELS[name], SCENARIOS[scenario.kind].layers or layers, device)
+    model = build_model(MODELS[name], SCENARIOS[scenario.kind].layers or layers, device, how.dtype)
     if how.blocks is not None:
         how.blocks.zero_others_(model)
     expected = scenario.step(model, device, torch.float32)

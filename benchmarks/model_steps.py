@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticCache, ViTConfig, ViTForImageClassification
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    StaticCache,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 __all__ = ["MODELS", "SCENARIOS", "Kind", "Scenario", "body_of", "build_model", "scenarios"]
 
@@ -22,7 +33,31 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
         "max_position_embeddings": 8192,
     },
+    "mixtral-8x7b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3-30b-a3b": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+    },
     "vit-b-16": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "image_size": 224, "patch_size": 16},
+    "vit-l-16": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "image_size": 224, "patch_size": 16},
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 192,
@@ -30,6 +65,16 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 2,
         "vocab_size": 256,
         "max_position_embeddings": 1024,
+    },
+    "tiny-moe": {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 1024,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
     },
     "tiny-vit": {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "image_size": 32, "patch_size": 8},
 }
@@ -51,18 +96,26 @@ class Kind:
 SCENARIOS: Mapping[str, Kind] = {"decode": Kind(), "prefill": Kind(), "train": Kind(layers=1), "images": Kind()}
 
 
-def build_model(config: Mapping[str, Any], layers: int, device: torch.device) -> PreTrainedModel:
-    """A Llama in bfloat16 with random weights, or a vision transformer where the configuration has an ``image_size``."""
+def _made(config: Mapping[str, Any], words: Mapping[str, Any]) -> PreTrainedModel:
+    if "image_size" in config:
+        return ViTForImageClassification(ViTConfig(num_labels=1000, **words))
+    if "num_local_experts" in config:
+        return MixtralForCausalLM(MixtralConfig(tie_word_embeddings=False, experts_implementation="grouped_mm", **words))
+    if "num_experts" in config:
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(tie_word_embeddings=False, experts_implementation="grouped_mm", **words))
+    return LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **words))
+
+
+def build_model(config: Mapping[str, Any], layers: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A model in ``dtype`` with random weights: a vision transformer where the configuration has an ``image_size``, a mixture of
+    experts where it has those, else a Llama."""
     torch.manual_seed(0)
     words = {"num_hidden_layers": layers, "attn_implementation": "sdpa", **config}
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            if "image_size" in config:
-                model: PreTrainedModel = ViTForImageClassification(ViTConfig(num_labels=1000, **words))
-            else:
-                model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **words))
+            model = _made(config, words)
     finally:
         torch.set_default_dtype(default)
     with torch.no_grad():
@@ -151,7 +204,7 @@ class Scenario:
         self, model: PreTrainedModel, device: torch.device, compiler: Mapping[str, Any] | None
     ) -> Callable[[], torch.Tensor | None]:
         torch.manual_seed(1)
-        hidden = torch.randn(self.batch, self.length, self.config["hidden_size"], device=device, dtype=torch.bfloat16)
+        hidden = torch.randn(self.batch, self.length, self.config["hidden_size"], device=device, dtype=model.dtype)
         block = model.model.train()
         forward = block.forward if compiler is None else torch.compile(block.forward, **compiler)
         self.compiled = forward
@@ -166,7 +219,7 @@ class Scenario:
     def _cache(self, model: PreTrainedModel, device: torch.device) -> StaticCache:
         config = model.config
         cache = StaticCache(config=config, max_cache_len=POSITIONS)
-        head = config.hidden_size // config.num_attention_heads
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         cache.early_initialization(self.batch, config.num_key_value_heads, head, next(model.parameters()).dtype, device)
         torch.manual_seed(2)
         for layer in cache.layers:

@@ -304,7 +304,7 @@ def test_a_vision_transformer_is_made_sparse_and_stepped(script):
     config = steps.MODELS["tiny-vit"]
     [scenario] = steps.scenarios(config, (2,), (512,), (64,))
     assert (scenario.name, scenario.tokens) == ("images-2", 34)
-    model = steps.build_model(config, 1, cpu)
+    model = steps.build_model(config, 1, cpu, torch.bfloat16)
     ways.Blocks.parse("16:0.25").sparsify_(model)
     sparse = [x for x in model.modules() if isinstance(x, torch.nn.Linear) and x.weight.layout is torch.sparse_bsr]
     assert len(sparse) == 6
@@ -314,3 +314,16 @@ def test_a_vision_transformer_is_made_sparse_and_stepped(script):
     logits = scenario.step(model, cpu, torch.float32)
     assert logits.shape == (2, 1000)
     assert logits.isfinite().all()
+
+
+def test_a_mixture_of_experts_is_stepped(script):
+    pytest.importorskip("transformers", reason="the models are those of transformers")
+    steps, cpu = script("model_steps"), torch.device("cpu")
+    config = steps.MODELS["tiny-moe"]
+    model = steps.build_model(config, 1, cpu, torch.bfloat16)
+    assert model.dtype is torch.bfloat16
+    assert model.model.layers[0].mlp.experts.gate_up_proj.shape == (4, 2 * 192, 64)
+    for scenario in steps.scenarios(config, (3,), (17,), ()):
+        wide, own = (scenario.step(model, cpu, dtype) for dtype in (torch.float32, torch.bfloat16))
+        assert wide.shape[::2] == (3 if scenario.kind == "decode" else 1, 256)
+        assert (own - wide).abs().max() <= 0.1 * wide.abs().max()
