@@ -108,15 +108,15 @@ class Constructors(StructuredConstructors):
         precision: Precision | None = None,
     ) -> Self:
         """out[M, N] = a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]; K2 is K unless given, and ``layout`` is for both products."""
-        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        a, b, out = operand_layouts((), m, n, k, layout, dtype)
         check_size("k2", k if k2 is None else k2)
-        c, d, _ = operand_layouts((), m, n, k if k2 is None else k2, layout, dtype, dtype, dtype)
+        c, d, _ = operand_layouts((), m, n, k if k2 is None else k2, layout, dtype)
         return cls._of(device_type, precision, op="mm_plus_mm", a=a, b=b, c=c, d=d, out=out)
 
     @classmethod
     def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None, prepacked: bool = False) -> Self:
         """out[M, N] = a[M, K] @ b[K, N], int8 into int32."""
-        a, b, out = operand_layouts((), m, n, k, layout, torch.int8, torch.int8, torch.int32)
+        a, b, out = operand_layouts((), m, n, k, layout, torch.int8, out=torch.int32)
         return cls._of(device_type, op="int_mm", a=a, b=b, out=out, prepacked=prepacked)
 
     @classmethod
@@ -136,7 +136,7 @@ class Constructors(StructuredConstructors):
         prepacked: bool = False,
     ) -> Self:
         """out[M, N] = (scale_a · a[M, K]) @ (scale_b · b[K, N]), with contiguous scales as ``scales`` names them."""
-        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b or dtype, out_dtype)
+        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b, out_dtype)
         scale_a, scale_b = scale_layouts(m, n, k, scales)
         scaled: dict[str, Any] = {"scale_a": scale_a, "scale_b": scale_b}
         return cls._of(device_type, op="scaled_mm", a=a, b=b, out=out, fast_accum=fast_accum, prepacked=prepacked, **scaled)
@@ -167,9 +167,9 @@ class Constructors(StructuredConstructors):
         Raises:
             InvalidProblemError: zero points without scales.
         """
-        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b, dtype)
+        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b)
         if encoding:
-            _, b, _ = operand_layouts((), m, n, -(-k // 2), layout, dtype, torch.uint8, dtype)
+            _, b, _ = operand_layouts((), m, n, -(-k // 2), layout, dtype, torch.uint8)
         scale = weight_scale_layout(n, k, scales, scale_dtype or dtype)
         if zeros and scale is None:
             raise InvalidProblemError(f"zeros: got no scales, expected one of {', '.join(get_args(WeightScales)[1:])}")
@@ -192,7 +192,7 @@ class Constructors(StructuredConstructors):
     ) -> Self:
         *lead, m, n, k = sizes
         inp = inp_layout(tuple(lead), m, n, bias, dtype) if bias is not None else None
-        a, b, out = operand_layouts(tuple(lead), m, n, k, layout, dtype, dtype, dtype)
+        a, b, out = operand_layouts(tuple(lead), m, n, k, layout, dtype)
         return cls._of(
             device_type,
             precision,

@@ -20,9 +20,18 @@ BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
 
 
 def operand_layouts(
-    lead: tuple[int, ...], m: int, n: int, k: int, letters: str, a: torch.dtype, b: torch.dtype, out: torch.dtype
+    lead: tuple[int, ...],
+    m: int,
+    n: int,
+    k: int,
+    letters: str,
+    a: torch.dtype,
+    b: torch.dtype | None = None,
+    out: torch.dtype | None = None,
 ) -> tuple[Layout, Layout, Layout]:
-    """a, b and out of these sizes and dtypes. ``letters`` says for a and for b: ``n`` row-major, ``t`` stored transposed.
+    """a, b and out of these sizes and dtypes, that of a unless b and out have their own.
+
+    ``letters`` says for a and for b: ``n`` row-major, ``t`` stored transposed.
 
     Raises:
         InvalidProblemError: other letters, or a size that no operand has.
@@ -34,8 +43,8 @@ def operand_layouts(
     first, second = (letter == "t" for letter in letters)
     return (
         _layout((*lead, m, k), a, transposed=first),
-        _layout((*lead, k, n), b, transposed=second),
-        Layout.contiguous((*lead, m, n), out),
+        _layout((*lead, k, n), b or a, transposed=second),
+        Layout.contiguous((*lead, m, n), out or a),
     )
 
 
@@ -44,8 +53,17 @@ def blocked_layouts(m: int, n: int, k: int, letters: str, dtype: torch.dtype) ->
     if letters not in ("nt", "tt"):
         raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
     result = torch.bfloat16 if is_float8(dtype) else dtype if dtype.is_floating_point else torch.int32
-    a, b, out = operand_layouts((), m, n, k, letters, dtype, dtype, result)
+    a, b, out = operand_layouts((), m, n, k, letters, dtype, out=result)
     return a, b, out if letters == "nt" else _layout((m, n), result, transposed=True)
+
+
+def grouped_layouts(
+    groups: int, m: int, n: int, k: int, letters: str, a: torch.dtype, b: torch.dtype | None = None, out: torch.dtype | None = None
+) -> tuple[Layout, Layout, Layout, Layout]:
+    """a, b, out and offs for groups of rows, as ``operand_layouts`` has them, with a matrix of b for each group."""
+    rows, _, result = operand_layouts((), m, n, k, letters, a, b, out)
+    _, matrices, _ = operand_layouts((groups,), m, n, k, letters, a, b, out)
+    return rows, matrices, result, Layout.contiguous((groups,), torch.int32)
 
 
 def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: torch.dtype) -> Layout:

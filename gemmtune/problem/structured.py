@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from ..errors import InvalidProblemError
-from .contiguous import BiasShape, blocked_layouts, check_size, inp_layout, operand_layouts
+from .contiguous import BiasShape, blocked_layouts, check_size, grouped_layouts, inp_layout, operand_layouts
 from .fields import scalar_class
 from .layout import Layout
 from .operations import Encoding
@@ -98,9 +98,7 @@ class StructuredConstructors:
 
         ``layout`` is for a and for each matrix of b: ``nt`` has b stored [G, N, K], as the weights of experts are.
         """
-        a, _, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
-        _, b, _ = operand_layouts((groups,), m, n, k, layout, dtype, dtype, dtype)
-        offs = Layout.contiguous((groups,), torch.int32)
+        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype)
         return cls._of(device_type, precision, op="grouped_mm", a=a, b=b, out=out, offs=offs)
 
     @classmethod
@@ -120,15 +118,15 @@ class StructuredConstructors:
         precision: Precision | None = None,
     ) -> Self:
         """``grouped_mm`` with weights b of int8, or with an ``encoding`` of uint8 [G, K/2, N], and scales of a's dtype."""
-        a, _, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
-        stored = (-(-k // 2), torch.uint8) if encoding else (k, torch.int8)
-        _, b, _ = operand_layouts((groups,), m, n, stored[0], layout, dtype, stored[1], dtype)
-        scale, offs = weight_scale_layout(n, k, scales, scale_dtype or dtype), Layout.contiguous((groups,), torch.int32)
+        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype, torch.int8)
+        if encoding:
+            _, b, *_ = grouped_layouts(groups, m, n, -(-k // 2), layout, dtype, torch.uint8)
+        scale = weight_scale_layout(n, k, scales, scale_dtype or dtype)
         if scale is None or len(scale.size) != 2:
             raise InvalidProblemError(f"scales: got {scales!r}, expected column, group_32, group_64 or group_128")
         scale = Layout.contiguous((groups, *scale.size), scale.dtype)
-        more: dict[str, Any] = {"scale_b": scale, "encoding": encoding, "offs": offs}
-        return cls._of(device_type, precision, op="mixed_grouped_mm", a=a, b=b, out=out, **more)
+        more: dict[str, Any] = {"scale_b": scale, "encoding": encoding}
+        return cls._of(device_type, precision, op="mixed_grouped_mm", a=a, b=b, out=out, offs=offs, **more)
 
     @classmethod
     def routed_grouped_mm(
@@ -147,12 +145,14 @@ class StructuredConstructors:
     ) -> Self:
         """``grouped_mm`` of M rows that an index picks out of an a with ``tokens`` rows (None: those of a), with N columns of out;
         b has twice as many where they are ``gated``."""
-        a, _, _ = operand_layouts((), m if tokens is None else tokens, n, k, layout, dtype, dtype, dtype)
-        _, b, _ = operand_layouts((groups,), m, 2 * n if gated else n, k, layout, dtype, dtype, dtype)
-        out, offs = Layout.contiguous((m, n), dtype), Layout.contiguous((groups,), torch.int32)
-        rows = None if tokens is None else Layout.contiguous((m,), torch.int64)
-        more: dict[str, Any] = {"offs": offs, "rows": rows, "gated": gated}
-        return cls._of(device_type, precision, op="routed_grouped_mm", a=a, b=b, out=out, **more)
+        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype)
+        if gated:
+            _, b, *_ = grouped_layouts(groups, m, 2 * n, k, layout, dtype)
+        rows = None
+        if tokens is not None:
+            a, *_ = operand_layouts((), tokens, n, k, layout, dtype)
+            rows = Layout.contiguous((m,), torch.int64)
+        return cls._of(device_type, precision, op="routed_grouped_mm", a=a, b=b, out=out, offs=offs, rows=rows, gated=gated)
 
     @classmethod
     def combined_grouped_mm(
@@ -169,15 +169,13 @@ class StructuredConstructors:
         precision: Precision | None = None,
     ) -> Self:
         """``grouped_mm`` of M rows, weighted and added up to ``tokens`` rows of out (M unless given), M / tokens rows for each."""
-        a, _, _ = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
-        _, b, _ = operand_layouts((groups,), m, n, k, layout, dtype, dtype, dtype)
+        a, b, _, offs = grouped_layouts(groups, m, n, k, layout, dtype)
         count = m if tokens is None else tokens
         if count < 1 or m % count:
             raise InvalidProblemError(f"tokens: got {count} for {m} rows, expected a number that divides them")
         slots, weights = Layout.contiguous((m,), torch.int64), Layout.contiguous((count, m // count), torch.float32)
-        more: dict[str, Any] = {"offs": Layout.contiguous((groups,), torch.int32), "slots": slots, "weights": weights}
-        out = Layout.contiguous((count, n), dtype)
-        return cls._of(device_type, precision, op="combined_grouped_mm", a=a, b=b, out=out, **more)
+        out, more = Layout.contiguous((count, n), dtype), {"slots": slots, "weights": weights}
+        return cls._of(device_type, precision, op="combined_grouped_mm", a=a, b=b, out=out, offs=offs, **more)
 
     @classmethod
     def scaled_grouped_mm(
@@ -196,13 +194,11 @@ class StructuredConstructors:
         device_type: str | None = None,
     ) -> Self:
         """``grouped_mm`` of 8-bit floats, with scales as ``scaled_mm`` names them, but for ``tensor``."""
-        a, _, out = operand_layouts((), m, n, k, layout, dtype, dtype, out_dtype)
-        _, b, _ = operand_layouts((groups,), m, n, k, layout, dtype, dtype_b or dtype, out_dtype)
+        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype, dtype_b, out_dtype)
         if scales == "tensor":
             raise InvalidProblemError("scales: got 'tensor', expected row, block_1x128 or block_128x128")
         scale_a, scale_b = scale_layouts(m, n, k, scales)
         more: dict[str, Any] = {"scale_a": scale_a, "scale_b": Layout.contiguous((groups, *scale_b.size), scale_b.dtype)}
-        offs = Layout.contiguous((groups,), torch.int32)
         return cls._of(device_type, op="scaled_grouped_mm", a=a, b=b, out=out, offs=offs, fast_accum=fast_accum, **more)
 
     @classmethod
@@ -222,7 +218,7 @@ class StructuredConstructors:
 
         ``layout`` is ``tn`` for gradients of weights, whose a is the transpose of rows.
         """
-        a, b, _ = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
+        a, b, _ = operand_layouts((), m, n, k, layout, dtype)
         check_size("groups", groups)
         out, offs = Layout.contiguous((groups, m, n), dtype), Layout.contiguous((groups,), torch.int32)
         return cls._of(device_type, precision, op="grouped_k_mm", a=a, b=b, out=out, offs=offs)

@@ -33,8 +33,8 @@ CONSTRUCTOR = '''\
     @classmethod
     def outer_mm(cls, m, n, k, *, dtype=torch.bfloat16, layout="nt", device_type=None, precision=None):
         """out[M, N] = a[M, K] @ b[K, N] + c[M, 1] @ d[1, N]"""
-        a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype, dtype)
-        c, d, _ = operand_layouts((), m, n, 1, layout, dtype, dtype, dtype)
+        a, b, out = operand_layouts((), m, n, k, layout, dtype)
+        c, d, _ = operand_layouts((), m, n, 1, layout, dtype)
         return cls._of(device_type, precision, op="outer_mm", a=a, b=b, c=c, d=d, out=out)
 
 '''
