@@ -17,7 +17,8 @@ from ..problem import Layout, Precision, Problem
 from ..problem.contiguous import BiasShape, inp_layout
 from ..problem.dtypes import dtype_name, parse_dtype
 from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue
-from ..problem.operations import OPERATIONS, SPARSE_OPS, Operation
+from ..problem.operation import Operation
+from ..problem.operations import OPERATIONS, SPARSE_OPS
 from . import words
 
 ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE_OPS}}

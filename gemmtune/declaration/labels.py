@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..problem.fused import NAMES
-from ..problem.operations import OPERATIONS, SPARSE_OPS, Encoding, Operation
+from ..problem.operation import Operation
+from ..problem.operations import OPERATIONS, SPARSE_OPS, Encoding
 
 STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped)
 """Operations whose operands are strided, but for grouped ones."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..problem.operations import Operation
+from ..problem.operation import Operation
 from .prepack import PackedOperand
 
 EpilogueFunction = Callable[..., torch.Tensor]

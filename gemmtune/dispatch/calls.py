@@ -12,7 +12,8 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
 from ..problem.fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
-from ..problem.operations import OPTIONS, Operation
+from ..problem.operation import Operation
+from ..problem.operations import OPTIONS
 from .arguments import Call
 from .prepack import PackedOperand
 from .weights import float8_parts, parts_of

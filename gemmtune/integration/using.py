@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from .. import settings
 from ..dispatch.plan import generation
 from ..problem.gradients import grouped_op
-from ..problem.operations import DENSE_OPS, OPERATIONS, Operation
+from ..problem.operation import Operation
+from ..problem.operations import DENSE_OPS, OPERATIONS
 from .eager import Bound, plain_here
 from .modules import Picks
 

@@ -11,7 +11,8 @@ import torch
 from ..dispatch.arguments import Call
 from ..dispatch.calls import call_of
 from ..problem.fused import BROUGHT, NAMES, Brought, Then
-from ..problem.operations import OPTIONS, Operation
+from ..problem.operation import Operation
+from ..problem.operations import OPTIONS
 
 NAMESPACE = "gemmtune"
 _TYPES: dict[type, str] = {str: "str", bool: "bool"}

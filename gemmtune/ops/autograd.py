@@ -19,7 +19,7 @@ from ..dispatch.statement import epilogue_of, problem_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
 from ..problem.gradients import gradients, grouped_op, read_by
-from ..problem.operations import Operation
+from ..problem.operation import Operation
 
 Operate = Callable[..., torch.Tensor]
 

@@ -9,7 +9,8 @@ import torch
 from ..errors import InvalidProblemError
 from .contiguous import BiasShape, check_size, inp_layout, operand_layouts
 from .fields import scalar_class
-from .operations import Encoding, Op
+from .operation import Op
+from .operations import Encoding
 from .precision import Precision
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
 from .structured import StructuredConstructors

@@ -10,7 +10,8 @@ import torch
 from .dtypes import accumulator_dtype, dtype_name
 from .epilogue import Epilogue
 from .layout import Layout
-from .operations import OPERATIONS, ROLES, Encoding, Op, Operation
+from .operation import Op, Operation
+from .operations import OPERATIONS, ROLES, Encoding
 from .precision import Precision
 from .scales import SCALE_BLOCK, block_of
 from .sparsity import Sparsity

@@ -10,7 +10,8 @@ import torch
 from ..errors import InvalidProblemError
 from . import Epilogue
 from .dtypes import dtype_name
-from .operations import OPERATIONS, Operation
+from .operation import Operation
+from .operations import OPERATIONS
 from .trace import trace
 
 RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)

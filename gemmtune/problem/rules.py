@@ -11,7 +11,8 @@ from .dtypes import FLOAT8_FNUZ, dtype_name
 from .fields import ProblemFields
 from .grouped_compositions import GATES
 from .layout import Layout
-from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES, Operand, Operation
+from .operation import Operand, Operation
+from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES
 from .scales import GROUPS, SCALE_BLOCK, block_of, scale_shapes
 
 DEVICE_TYPES = ("cpu", "cuda")

@@ -14,7 +14,8 @@ import torch
 from ...errors import InvalidProblemError
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.operations import DENSE_OPS, Op
+from ...problem.operation import Op
+from ...problem.operations import DENSE_OPS
 from ...problem.rules import why_not, why_not_fnuz
 from ..scaling import MODES, has_plain_bias, mode_of
 

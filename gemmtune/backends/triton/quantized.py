@@ -9,7 +9,8 @@ import torch
 
 from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8
-from ...problem.operations import OPERATIONS, QUANTIZED_OPS, Encoding, Op
+from ...problem.operation import Op
+from ...problem.operations import OPERATIONS, QUANTIZED_OPS, Encoding
 from .classes import IntClass
 
 NATIVE_FLOAT8 = 89

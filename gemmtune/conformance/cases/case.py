@@ -25,7 +25,7 @@ from ...declaration.labels import (
 )
 from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
-from ...problem.operations import Operation
+from ...problem.operation import Operation
 from ...problem.rules import MOST_GROUPS
 from ...problem.sparsity import Sparsity
 
