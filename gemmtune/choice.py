@@ -156,7 +156,7 @@ class Choice(ABC):
 
     @property
     def legal_between(self) -> bool:
-        """Where ``at`` finds it legal for two Ms with the same largest power of two up to 16, it is for those between that have it.
+        """It is legal for each M between two where ``at`` finds it so, if all three have the same largest power of two up to 16.
 
         So it is where legality asks of M no more than its alignment and whether it is too small or too large.
         """

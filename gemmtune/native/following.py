@@ -42,7 +42,7 @@ class Following:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """As ``parse.h`` takes it."""
+        """The tuple that ``parse.h`` takes."""
         return (self.place, self.first, self.step, self.base, self.unit, self.most)
 
 
@@ -213,7 +213,7 @@ def _narrow_bytes(prepared: Prepared, image: bytes) -> int:
 
 
 def _places(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
-    """Where in the image each of ``_numbers`` is; of a library's product, the place among its sizes."""
+    """The place of each of ``_numbers`` in the image; of a library's product, that among its sizes."""
     if isinstance(prepared, LibraryProduct):
         return range(len(prepared.sizes))
     image = image_of(prepared, maps)

@@ -64,7 +64,7 @@ class CudaChoice(FileChoice):
 
     @property
     def legal_between(self) -> bool:
-        """As the family says."""
+        """The family says it for all of its configs."""
         return self.family.legal_between
 
     @property
