@@ -67,17 +67,25 @@ def grouped_mm(
     """
     if rows is not None or gated or scatter is not None:
         form = routed_form("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
-        if out is None and torch.is_grad_enabled() and any(x.requires_grad for x in (*form.operands, *epilogue_args)):
+        if out is None and _has_gradient(form, epilogue_args):
             return _followed(form, epilogue, epilogue_args)
         return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
     form = form_of("grouped_mm", a, b, offs)
-    if not form.turned:
-        return operate(form.op, form.operands, out, epilogue, epilogue_args)
-    extra = tuple(map(turned, epilogue_args)) if epilogue_args else NOTHING
-    followed = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *extra))
-    if out is None and (followed or is_compiling() or epilogue is not None):
+    if form.turned:
+        return _turned(form, out, epilogue, tuple(map(turned, epilogue_args)) if epilogue_args else NOTHING)
+    return operate(form.op, form.operands, out, epilogue, epilogue_args)
+
+
+def _has_gradient(form: Form, epilogue_args: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (*form.operands, *epilogue_args))
+
+
+def _turned(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, extra: Sequence[Tensor]) -> Tensor:
+    """The transpose of what ``form`` gives, contiguous where it is new."""
+    if out is None and (epilogue is not None or is_compiling() or _has_gradient(form, extra)):
         return operate(form.op, form.operands, None, epilogue, extra).t().contiguous()
-    result = a.new_empty((a.shape[1], b.shape[1])) if out is None else out
+    first, second, _ = form.operands
+    result = second.new_empty((second.shape[2], first.shape[0])) if out is None else out
     operate(form.op, form.operands, result.t(), epilogue, extra)
     return result
 
