@@ -55,7 +55,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take part in the session if there is a GEMM to test."""
+    """Take part in the session if there is a GEMM to test; refuse ``-m gpu`` where there is none, before processes are started."""
+    if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
+        raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
     try:
         options = options_of(config)
     except GemmtuneError as error:
@@ -72,12 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests marked ``gpu`` on a machine without one, so that ``-m sm80`` runs anywhere; asked for, they fail there."""
+    """Skip the tests marked ``gpu`` on a machine without one, so that ``-m sm80`` runs anywhere."""
     reason = ""
     if not torch.cuda.is_available():
         reason = "needs a GPU; torch sees none"
-        if config.getoption("markexpr") == "gpu":
-            raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
     elif config.getoption("gemm_sm_compile_only"):
         reason = "runs kernels, and --gemm-sm-compile-only was given"
     for item in items:

@@ -158,6 +158,7 @@ def test_a_failure_is_text_without_the_stack_of_the_suite(in_another_project: Py
     [
         ((), 0, "1 passed, 1 skipped"),
         (("-m", "gpu"), pytest.ExitCode.USAGE_ERROR, "-m gpu: got no GPU (torch sees none), expected one"),
+        (("-m", "gpu", "-n", "2"), pytest.ExitCode.USAGE_ERROR, "-m gpu: got no GPU (torch sees none), expected one"),
     ],
 )
 def test_gpu_tests_are_skipped_without_a_gpu_and_an_error_if_asked_for(
