@@ -99,7 +99,7 @@ GROUPED = [
 ]
 PARTS = [choice(mm(2048, 2048, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
-ALWAYS = [
+LARGEST = [
     choice(gated(blocked()), bsr_shape(128, 256, 4)),
     choice(blocked(layout="tt"), bsr_shape(256, 128, 4)),
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
@@ -113,9 +113,9 @@ ALWAYS = [
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
 ]
-"""The largest tiles, whose registers are the scarcest, and epilogues."""
+"""The largest tiles, whose registers are the scarcest, and epilogues: a third of them for each commit."""
 SAMPLE = [one for all in (BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
-COMPILED = {one.compile_key: one for one in (*ALWAYS, *SAMPLE)}
+COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 3, "largest"), *SAMPLE)}
 
 
 @pytest.mark.skipif(not has_compiler(), reason="needs NVRTC or nvcc, and cuobjdump")

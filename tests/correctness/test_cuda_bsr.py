@@ -56,7 +56,7 @@ epilogues. Verification draws patterns of its own: ends of rows, empty rows, one
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*CASES], 8, "bsr"))
+@pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr"))
 def test_every_case_is_right(name: str) -> None:
     problem, shape, told = CASES[name]
     one = choice(problem, shape, **told)

@@ -120,7 +120,7 @@ BY_PARTS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*BY_PARTS], 3, "parts"))
+@pytest.mark.parametrize("name", rotated([*BY_PARTS], 6, "parts"))
 def test_float32_by_parts_is_right(name: str) -> None:
     problem, shape, told = BY_PARTS[name]
     assert_right(choice(problem, shape, **told))
