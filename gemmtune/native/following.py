@@ -118,13 +118,28 @@ def rows_to_compare(of_rows: OfRows, rows: range) -> list[int]:
     return sorted(m for m in wanted if m in rows)
 
 
-def agrees(prepared: Prepared | None, of_rows: OfRows, image: bytes) -> bool:
-    """Whether a launch is told the same, and needs no more memory, as one that follows M with that ``image``."""
+def why_apart(prepared: Prepared | None, of_rows: OfRows, image: bytes) -> str | None:
+    """Why a launch is another one, or needs more memory, than one that follows M with that ``image``; or None.
+
+    A library's check is asked at each M, when it is called: what it refuses, or has more memory for, is Python's then.
+    """
     high = of_rows.prepared
+    if isinstance(high, LibraryProduct) and prepared is None:
+        return None
+    if prepared is None or (differences := _differences(_fixed(prepared), _fixed(high))):
+        return "there is no launch" if prepared is None else f"another launch: {differences}"
     needs = [0 if (memory := getattr(x, "memory", None)) is None else memory.size_bytes for x in (prepared, high)]
-    # The need of a function of nvcc is asked when it is called.
-    enough = needs[0] <= needs[1] or isinstance(high, DeviceFunction)
-    return enough and prepared is not None and _fixed(prepared) == _fixed(high) and image == image_of(prepared, of_rows.maps)
+    # The need of a function of nvcc is asked when it is called, too.
+    if needs[0] > needs[1] and not isinstance(high, (DeviceFunction, LibraryProduct)):
+        return f"memory of {needs[0]} bytes, more than {needs[1]}"
+    return None if image == image_of(prepared, of_rows.maps) else "the launch is told other numbers"
+
+
+def _differences(one: object, other: object) -> str:
+    """Those parts of what is fixed that are not the same; nothing where all are."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return ", ".join(f"{x} and {y}" for x, y in zip(one, other, strict=True) if x != y)
+    return "" if one == other else f"{one} and {other}"
 
 
 def image_of(prepared: Prepared, maps: Sequence[int]) -> bytes:

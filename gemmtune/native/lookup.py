@@ -17,7 +17,7 @@ from .. import settings
 from ..choice import Prepared
 from ..errors import GemmtuneError
 from . import build
-from .following import agrees, alike, learned, rows_to_compare
+from .following import alike, learned, rows_to_compare, why_apart
 from .records import launch_of, record_of, record_of_rows
 
 log = logging.getLogger("gemmtune")
@@ -160,12 +160,16 @@ def rows_served(generation: int, arguments: tuple[Any, ...], following: int, run
 def _record_of_part(run: Run, rows: range) -> tuple[object, ...] | None:
     """The record for these Ms; None where launches do not follow M as was learned of a few of them."""
     plan, of_rows = run.plan_at(rows[-1]), learned(run.prepared_at, rows)
+    reason: str | None = "it is not known how launches follow M"
     if of_rows is not None:
         launch = launch_of(of_rows)
-        compared = ((run.prepared_at(m), native.module.rehearse(*launch, m)) for m in rows_to_compare(of_rows, rows))
-        if all(agrees(prepared, of_rows, image) for prepared, image in compared):
+        compared = (
+            (m, why_apart(run.prepared_at(m), of_rows, native.module.rehearse(*launch, m))) for m in rows_to_compare(of_rows, rows)
+        )
+        reason = next((f"at M = {m}, {why}" for m, why in compared if why is not None), None)
+        if reason is None:
             return record_of_rows(plan, rows, of_rows)
-    log.debug("%s: calls of M = %d to %d are bound by Python", plan and plan.choice.name, rows[0], rows[-1])
+    log.debug("%s: calls of M = %d to %d are bound by Python: %s", plan and plan.choice.name, rows[0], rows[-1], reason)
     return None
 
 

@@ -124,6 +124,10 @@ def test_what_descriptors_cannot_do_is_refused() -> None:
         "groups dense": Problem.grouped_mm(64, 63, 65, groups=4, device_type="cuda"),
         "operands of 8 or 16 bits": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
         "are for groups of rows": Problem.grouped_k_mm(64, 64, 64, groups=4, device_type="cuda"),
+        "a group at any row": Problem.grouped_mm(64, 64, 64, groups=4, layout="tn", device_type="cuda"),
+        "the other half of b's columns": Problem.routed_grouped_mm(
+            64, 68, 64, groups=4, tokens=64, gated="silu", layout="nn", device_type="cuda"
+        ),
     }
     for reason, problem in refused.items():
         assert reason.split(" = ")[0] in (why_not_config(problem, device, described) or "")

@@ -16,6 +16,7 @@ from tables_of_rows import put_table
 import gemmtune
 from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.choice import Choice
 from gemmtune.device import detect
 from gemmtune.dispatch import native_rows
 from gemmtune.dispatch import plan as plans
@@ -24,6 +25,7 @@ from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path
 from gemmtune.problem import Problem
+from gemmtune.problem.rows import row_classes
 from gemmtune.selector.candidates import candidates_for
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -254,26 +256,33 @@ def test_products_that_are_turned_from_some_m_on_have_rows_up_to_there() -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("follows", [False, True], ids=["by-python", "natively"])
 @pytest.mark.parametrize("name", ["triton:mm", "triton:persistent", "cuda:cluster", "cublaslt:", "cutlass:", "aten:"])
-def test_rows_on_a_gpu(name: str, follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_a_gpu(name: str, follows: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Each backend's launches follow M, on the default stream, on another one, and in a graph."""
+    caplog.set_level("DEBUG", "gemmtune")
     monkeypatch.setattr(native_rows, "ON_GPUS", follows)
     lo, hi, n, k = 130, 1500, 768, 512
     with settings.patch(backends=("aten", name.split(":")[0]), search="default", native=True, rows="shared"):
         problem = Problem.mm(lo, n, k, dtype=torch.bfloat16, device_type="cuda")
         if not any(c.name.startswith(name) for c in candidates_for(problem, detect("cuda"), settings.current()).offers.choices):
             pytest.skip(f"{name} has nothing for this GPU")
-        put_table(problem, [(lo, hi, name)])
+        (choice,) = put_table(problem, [(lo, hi, name)])
         a, w = torch.randn(hi, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16().t()
         exact = a.float() @ w.float()
         gemmtune.mm(a[:200], w)
         gemmtune.mm(a[:201], w)
+        rows = [*random.Random(7).sample(range(lo, hi + 1), 60), lo, hi]
         with counted_python() as seen:
-            for m in [*random.Random(7).sample(range(lo, hi + 1), 60), lo, hi]:
+            for m in rows:
                 torch.testing.assert_close(gemmtune.mm(a[:m], w).float(), exact[:m], rtol=2e-2, atol=0.5)
         if not follows or name == "triton:persistent":  # Triton's descriptors are bound for each M
             assert len(seen) >= 60
         else:
-            assert not seen, "new Ms come to Python: see the log for why they are bound there"
+            reasons = [record.getMessage() for record in caplog.records if "bound by Python" in record.getMessage()]
+            (rows_class,) = row_classes(problem)
+            at = {m: choice.at(rows_class.at(m), detect("cuda")) for m in rows}
+            most = at[hi].info.get("workspace_bytes", 0) if isinstance(at[hi], Choice) else 0
+            refused = [m for m, found in at.items() if isinstance(found, str) or found.info.get("workspace_bytes", 0) > most]
+            assert len(seen) == len(refused), (len(seen), refused, reasons)
         with torch.cuda.stream(torch.cuda.Stream()):
             for m in (lo, 777, hi):
                 torch.testing.assert_close(gemmtune.mm(a[:m], w).float(), exact[:m], rtol=2e-2, atol=0.5)

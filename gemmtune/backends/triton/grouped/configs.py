@@ -79,6 +79,10 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
     whole = stacked(problem.b)
     if whole is None or not describable(whole) or not (describable(problem.a) or problem.rows is not None):
         return f"a {problem.a}, b {problem.b}: rows or columns must be contiguous, aligned, and groups dense"
+    if turned(problem.a) and problem.rows is None:
+        return "rows are contiguous in a, where TMA begins at multiples of 16 bytes, and a group at any row"
+    if problem.gated and not turned(problem.b) and problem.n * problem.dtype.itemsize % 16:
+        return f"N = {problem.n}: the other half of b's columns does not begin at a multiple of 16 bytes"
     if not turned(problem.b) and problem.k % config.block_k:
         return f"block_k {config.block_k}: does not divide K = {problem.k}, behind which the next group's matrix begins"
     if max(whole.size) >= INT32_LIMIT // 2:
