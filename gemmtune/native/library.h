@@ -33,7 +33,7 @@ struct LibraryProduct {
   std::unordered_map<int64_t, bool> checked;
 };
 
-constexpr size_t kLayoutBytes = 64, kMostChecked = 65536;
+constexpr size_t kLayoutBytes = 64, kToldBytes = 56, kMostChecked = 65536;
 constexpr int kRowsAttribute = 2;  // and behind it that of columns
 
 // The answer of a check; the struct is that of cublasLt.h.

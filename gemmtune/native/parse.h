@@ -251,7 +251,7 @@ inline PyObject* image(Launch const& launch, int64_t rows) {
     add(device->plan_for(rows, memory), device->plan_bytes);
   } else if (auto const* library = std::get_if<LibraryProduct>(&launch)) {
     const Layouts layouts(*library, rows);
-    add(layouts.bytes, sizeof layouts.bytes);
+    for (auto const& layout : layouts.bytes) add(layout, kToldBytes);
   } else if (auto const* driver = std::get_if<DriverLaunch>(&launch)) {
     Filled filled;
     plan(*driver, rows, filled);

@@ -116,7 +116,7 @@ class Fake:
 
     def matrix_layout_create(self, dtype, rows, cols, ld):
         assert ld >= rows
-        words = (ctypes.c_uint64 * 8)(dtype, rows, cols, ld, 1, 0)
+        words = (ctypes.c_uint64 * 8)(dtype, rows, cols, ld, 1, 0, 0, len(self.live))  # the last one is not set by the library
         self.live[ctypes.addressof(words)] = words
         return ctypes.addressof(words)
 
