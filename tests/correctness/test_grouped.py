@@ -481,7 +481,9 @@ def test_other_backends_refuse_what_is_not_theirs() -> None:
         problem = make(16, 256, 256, device_type=kind)
         for name in BACKENDS:
             offers = load(name).enumerate(problem, preset(arch), Settings())
-            ours = name == "cuda" and arch == "sm90" and problem.op in ("grouped_mm", "grouped_k_mm")
+            plain = problem.op in ("grouped_mm", "grouped_k_mm")
+            by_index = problem.op in ("routed_grouped_mm", "combined_grouped_mm")
+            ours = (name == "cuda" and arch == "sm90" and plain) or (name == "cpp" and kind == "cpu" and not by_index)
             assert bool(offers.choices) == (name in ("aten", "triton") or ours), (name, arch)
 
 

@@ -95,6 +95,7 @@ def public_calls() -> dict[str, Callable[[], Tensor]]:
     ints = torch.randint(-8, 8, (33, 48), dtype=torch.int8)
     one = torch.ones(1)
     weight = gemmtune.prepack(b)
+    experts, offs = torch.randn(3, 48, 40), torch.tensor([20, 20, 33], dtype=torch.int32)
     return {
         "mm": lambda: gemmtune.mm(a, b),
         "mm transposed": lambda: gemmtune.mm(b.t(), a.t()),
@@ -113,6 +114,7 @@ def public_calls() -> dict[str, Callable[[], Tensor]]:
         "scaled_mm": lambda: gemmtune.scaled_mm(*eights, one, one, bias=bias, out_dtype=torch.float32),
         "int_mm": lambda: gemmtune.int_mm(ints, numbers),
         "int_mm_mul": lambda: gemmtune.int_mm_mul(ints, numbers, scales),
+        "grouped_mm": lambda: gemmtune.grouped_mm(a, experts, offs, epilogue=relu_of_sum, epilogue_args=(bias,)),
     }
 
 
@@ -120,7 +122,7 @@ def public_calls() -> dict[str, Callable[[], Tensor]]:
 def test_every_operation_is_served_with_the_bits_of_python(backend: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = public_calls()
     if backend == "cpp":  # each is compiled; the others take the same way
-        taken = ("mm", "mm transposed", "mm prepacked", "addmm", "mixed_mm")
+        taken = ("mm", "mm transposed", "mm prepacked", "addmm", "mixed_mm", "grouped_mm")
         calls = {name: calls[name] for name in taken} | {"epilogue": calls["mm epilogue with an operand"]}
     one = {"search": "quick", "max_profiling_configs": 1, "verify": False}
     with settings.patch(backends=(backend,), native=True, **one):

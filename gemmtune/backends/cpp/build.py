@@ -22,7 +22,7 @@ from ...toolchain.made_once import opened
 from ...toolchain.prepared import HostFunction
 from .compiler import artifact_path, compile_source, find_compiler
 from .configs import Config, refusal
-from .operands import numbers_per_step, oriented, sides, uses_vnni
+from .operands import divided, numbers_per_step, oriented, sides, uses_vnni
 from .plan import Plan, make_plan, packed_shape
 from .source import Source
 
@@ -76,6 +76,7 @@ class CppChoice(Choice):
             a=a,
             b=b,
             scales=tuple(layout.dtype for layout in self.problem.scales),
+            groups=divided(self.problem),
             out_dtype=self.problem.out.dtype,
             mr=self.config.mr,
             nv=self.config.nv,
@@ -122,8 +123,9 @@ class CppChoice(Choice):
 
     @property
     def batch_invariant(self) -> bool:
-        """Each element is summed by itself, in blocks of K that no other size decides."""
-        return True
+        """Each element is summed by itself, in blocks of K that no other size decides. Of numbers of four bits few rows have two
+        sums, and how many a group has is data."""
+        return not (self.problem.groups and self.problem.encoding)
 
     def load(self) -> ctypes.CDLL:
         """The compiled functions. Raises CompileError, UnavailableError without a compiler, OSError."""
@@ -164,10 +166,11 @@ class CppChoice(Choice):
 
 
 def name_of(config: Config, problem: Problem, device: DeviceInfo) -> str:
-    """The name of a choice, such as ``cpp:avx512_14x32_columns_kc512_t8x1_direct``."""
+    """The name of a choice, ``cpp:avx512_14x32_columns_kc512_t8x1_direct`` or ``cpp:grouped_avx512_14x32_dots_kc512_t8x1``."""
     tile = f"{config.mr}x{config.nr(device.arch, problem.accumulator)}"
     isa = f"{device.arch}{'vnni' if uses_vnni(problem, device) else ''}"
-    name = f"{NAME}:{isa}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
+    groups = {"": "", "rows": "grouped_", "terms": "grouped_k_"}[divided(problem)]
+    name = f"{NAME}:{groups}{isa}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
     return f"{name}_direct" if config.direct else name
 
 
@@ -239,8 +242,8 @@ def _prepared(library: ctypes.CDLL, plan: Plan, problem: Problem) -> HostFunctio
 
 
 def _operand_count(problem: Problem) -> int:
-    """Tensors that come after a, b and inp: scales, and what the epilogue reads."""
-    return len(problem.scales) + (len(problem.epilogue.operands) if problem.epilogue else 0)
+    """Tensors that come after a, b and inp: scales, the ends of groups, and what the epilogue reads."""
+    return len(problem.scales) + bool(problem.groups) + (len(problem.epilogue.operands) if problem.epilogue else 0)
 
 
 def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:

@@ -15,12 +15,14 @@ from ...problem import Epilogue, Problem
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not, why_not_fnuz
 from ...settings import Search
-from .operands import VECTOR_BYTES, numbers_per_step, oriented, sides, uses_vnni
+from .operands import VECTOR_BYTES, divided, numbers_per_step, oriented, sides, uses_vnni
 from .printer import COMPUTE_TYPES, STORAGE_TYPES
 
 __all__ = ["DOT_TILES", "VECTOR_BYTES", "Config", "Mode", "configs", "refusal", "unsupported"]
 
 Mode = Literal["steps", "columns", "dots"]
+
+OPERATIONS = (*DENSE_OPS, *QUANTIZED_OPS, "grouped_mm", "mixed_grouped_mm", "scaled_grouped_mm", "grouped_k_mm")
 
 
 VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "portable": 16}
@@ -36,7 +38,7 @@ DOT_TILES: dict[str, tuple[int, int]] = {"avx512": (6, 4), "avx2": (3, 3), "port
 """Rows and columns of the micro-tiles made of dot products: their sums, the columns and one row fit the register file."""
 
 MAX_PACKED_A_BYTES = 64 << 20
-"""What ``columns`` may hold of A."""
+"""What ``columns`` may hold of A; of groups of rows or terms as many rows as fit are held at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def unsupported(problem: Problem) -> str | None:
     """Why no configuration serves the problem; None if some may."""
     if problem.device_type != "cpu":
         return f"the problem is on {problem.device_type}, these kernels run on a CPU"
-    reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS)) or why_not_fnuz(problem)
+    reason = why_not(problem, OPERATIONS) or why_not_fnuz(problem)
     if reason is not None:
         return reason
     if problem.prepacked and problem.batched:
@@ -109,7 +111,11 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
     nr = config.nr(device.arch, problem.accumulator)
     x = oriented(problem, nr)
     packed_bytes = x.a.size[-2] * _steps(problem, device) * problem.accumulator.itemsize
-    if config.mode != "steps" and packed_bytes > MAX_PACKED_A_BYTES:
+    if problem.groups and config.mode == "steps":
+        return "a product in groups goes by columns"
+    if problem.divides_terms and config.mode == "dots":
+        return "dot products are for groups of rows"
+    if config.mode != "steps" and not problem.groups and packed_bytes > MAX_PACKED_A_BYTES:
         return f"a packed copy of a takes {packed_bytes} bytes, expected at most {MAX_PACKED_A_BYTES}"
     if config.mode == "dots" and (problem.prepacked or x.b.stride[-2] != 1):
         return f"dot products need b with stride 1 along K, got {x.b}"
@@ -193,7 +199,8 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
     many = _many_rows(problem, max(1, panels // (_TASKS_PER_THREAD * threads)))
     if everything:
         return [*few, *many, *_every_blocking()]
-    return [*few, *many[:2]] if x.a.size[-2] <= _FEW_PANELS * mr else many
+    rows = -(-problem.m // problem.groups) if divided(problem) == "rows" else x.a.size[-2]
+    return [*few, *many[:2]] if rows <= _FEW_PANELS * mr else many
 
 
 def _few_rows(problem: Problem, most: int) -> list[Blocking]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -10,6 +11,8 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.operations import Encoding
 
+Groups = Literal["", "rows", "terms"]
+"""What of a product is divided into groups."""
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
 EVERYTHING = 48
 _VNNI_FLAGS = {"avx512": "avx512_vnni", "avx2": "avx_vnni"}
@@ -49,14 +52,19 @@ class ScaleWords:
     k: int
 
 
+def divided(problem: Problem) -> Groups:
+    """What groups of the problem have for themselves."""
+    return "" if not problem.groups else "terms" if problem.divides_terms else "rows"
+
+
 def oriented(problem: Problem, nr: int) -> Oriented:
     """The side of the product on which the columns of the micro-tile lie.
 
-    Swapped is a result stored by columns, and one too narrow for a micro-tile. A prepacked b stays where it is.
+    Swapped is a result stored by columns, and one too narrow for a micro-tile. A prepacked b stays where it is, and so do groups.
     """
     by_columns = problem.out.stride[-1] != 1 and problem.out.stride[-2] == 1 and problem.m > 1
     narrow = problem.n < nr and problem.m > 2 * problem.n
-    if problem.prepacked or not (by_columns or narrow):
+    if problem.prepacked or problem.groups or not (by_columns or narrow):
         return Oriented(a=problem.a, b=problem.b, out=problem.out, swapped=False)
     return Oriented(a=problem.b.transposed, b=problem.a.transposed, out=problem.out.transposed, swapped=True)
 
@@ -78,7 +86,7 @@ def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
         if layout is None:
             continue
         block = problem.scale_block(name)
-        stride = layout.stride if len(layout.stride) == 2 else (0, 0)
+        stride = layout.stride[-2:] if len(layout.stride) >= 2 else (0, 0)
         row = 0 if name == "scale_a" else 1
         size = ((problem.m, problem.n)[row], problem.k)
         # Legal blocks are powers of two, or as large as the operand.

@@ -9,7 +9,7 @@ import torch
 
 from ...problem import Layout, Problem
 from ...toolchain.prepared import HostRows
-from .configs import Config
+from .configs import MAX_PACKED_A_BYTES, Config
 from .operands import EVERYTHING, numbers_per_step, oriented, scale_words, sides
 
 _BLOCK_BYTES = 16 << 20
@@ -65,11 +65,13 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     most = _BLOCK_BYTES // (kc * itemsize)
     block_n = _block(n, nr, most)
     most_rows = min(most, _SUMS_BYTES // (block_n * itemsize)) if k > kc else most
+    if problem.groups:
+        most_rows = MAX_PACKED_A_BYTES // (max(k, 1) * itemsize)
     block_m = _block(m, rows, most_rows)
     inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
     words = [
-        problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out), *inp, rows, kc, block_m, block_n,
-        _even(-(-m // rows), config.task_m), _even(-(-n // nr), config.task_n),
+        problem.groups or problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out), *inp,
+        rows, kc, block_m, block_n, _even(-(-m // rows), config.task_m), _even(-(-n // nr), config.task_n),
         int(config.mode != "steps"), direct, int(config.mode == "dots"),
         int(problem.alpha == "zero"), int(problem.beta == "zero"), thread_count(problem),
         *_scale_words(problem, x.swapped),
@@ -89,14 +91,16 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
 
 
 def _scale_words(problem: Problem, swapped: bool) -> list[int]:
-    """How many numbers along K have their scales in common, left and right; then each scale's blocks and strides."""
+    """How many numbers along K have their scales in common, left and right; then each scale's blocks and strides, and the size of
+    those of one group."""
     scales = scale_words(problem)
     if not scales:
         return []
     shifts = []
     for side in sides(problem, swapped=swapped):
         shifts.append(min((scales[i].k_shift for i in (side.scale, side.zero) if i is not None), default=EVERYTHING))
-    return [*shifts, *(word for scale in scales for word in astuple(scale))]
+    of_group = [problem.scale_b.numel // problem.groups] if problem.groups and problem.scale_b is not None else []
+    return [*shifts, *(word for scale in scales for word in astuple(scale)), *of_group]
 
 
 def _block(size: int, panel: int, most: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from ...problem import Epilogue
 from ...problem.dtypes import dtype_name
 from .configs import DOT_TILES
-from .operands import VECTOR_BYTES, Side, numbers_per_step
+from .operands import VECTOR_BYTES, Groups, Side, numbers_per_step
 from .printer import COMPUTE_TYPES, STORAGE_TYPES, print_epilogue
 
 _COMMON_FLAGS = (
@@ -60,6 +60,7 @@ class Source:
     mr: int
     nv: int
     scales: tuple[torch.dtype, ...] = ()
+    groups: Groups = ""
     epilogue: Epilogue | None = None
 
     @property
@@ -124,6 +125,7 @@ def _render(source: Source) -> str:
         arch=source.arch,
         accumulator=source.accumulator,
         numbers=numbers_per_step(source.accumulator, source.arch, vnni=source.vnni),
+        groups=source.groups,
         mr=source.mr,
         nv=source.nv,
         unroll=_UNROLL[source.arch],
