@@ -135,14 +135,15 @@ class CutlassChoice(FileChoice):
         """What has to be compiled: the same for every shape, and for every launch variant."""
         problem, inp = self.problem, self.problem.inp_read
         extra = problem.epilogue.operands if problem.epilogue else ()
+        ends = (problem.offs,) if problem.offs is not None else ()
         return Source(
             operation=self.config.operation,
             alpha=problem.alpha,
             beta=problem.beta if inp is not None else "zero",
             added=inp is not None,
             epilogue=problem.epilogue,
-            scales=len(problem.scales),
-            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *problem.scales, *extra)),
+            scales=len(problem.scales) + len(ends),
+            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *problem.scales, *ends, *extra)),
         )
 
     @property

@@ -12,6 +12,7 @@ from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not, why_not_fnuz
 from ...toolchain.orientation import Oriented, letter, orient
 from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
+from .groups import OPERATION, why_not_groups
 from .operation import ELEMENTS, ENCODED, Operation
 from .quantized import why_not_grouped, why_not_quantized
 from .variants import Variant
@@ -57,9 +58,10 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.op in DENSE_OPS and problem.out.dtype != problem.dtype:
         return f"the result is {problem.out.dtype}, expected the operands' own {problem.dtype}"
     reason = (
-        why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
+        why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS, OPERATION))
         or why_not_fnuz(problem)
         or why_not_quantized(problem, device)
+        or why_not_groups(problem, device)
         or why_not_epilogue(problem, MOST_OPERANDS - max(1, len(problem.scales)), OPERAND_ELEMENTS)
     )
     if reason is not None:
@@ -92,13 +94,13 @@ class Legality:
             return reason
         op = operation
         asked = (
-            op.a, op.b, bool(op.scales_a), op.shuffled, op.layout_a, op.layout_b, op.layout_d,
+            op.a, op.b, bool(op.scales_a), op.shuffled, op.columns_grouped, op.layout_a, op.layout_b, op.layout_d,
             op.alignment_a, op.alignment_b, op.alignment_d,
         )  # fmt: skip
         if asked not in self._known:
-            fits = {oriented.swap_ab: _why_not_operands(op, oriented) for oriented in self._orientations}
-            fitting = [oriented for oriented in self._orientations if fits[oriented.swap_ab] is None]
-            self._known[asked] = fitting[0] if fitting else str(fits[True])
+            ways = [x for x in self._orientations if not op.grouped or x.swap_ab == op.columns_grouped]
+            fits = [(oriented, _why_not_operands(op, oriented)) for oriented in ways]
+            self._known[asked] = next((oriented for oriented, reason in fits if reason is None), str(fits[0][1]))
         return self._known[asked]
 
 

@@ -32,7 +32,10 @@ WRITTEN = {"out": "void*", "workspace": "void*"}
 
 
 class Launch(ctypes.Structure):
-    """What a kernel is told: addresses and scalars, which a call fills in; strides, sizes, and a launch variant."""
+    """What a kernel is told: addresses and scalars, which a call fills in; strides, sizes, and a launch variant.
+
+    ``batch``: how many products there are, or groups. ``x``: where groups end comes before what an epilogue reads.
+    """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("out", ctypes.c_void_p), ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("x", ctypes.c_void_p * MOST_OPERANDS),
@@ -109,7 +112,7 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
         left=int(oriented.swap_ab),
         right=int(not oriented.swap_ab),
         first=3 if problem.inp is not None and problem.inp_read is None else 2,
-        count=len(oriented.added),
+        count=len(oriented.added) + (problem.offs is not None),
         alignment=(
             bytes_of(operation.d, operation.alignment_d),
             bytes_of(operation.a, operation.alignment_a),
@@ -157,13 +160,13 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     """All but the addresses and the scalars."""
     words = Launch()
     words.m, words.n, words.k = oriented.sizes
-    words.batch = problem.batch
+    words.batch = problem.groups or problem.batch
     words.alpha = 1.0
     words.out_strides, words.b_strides = strides_of(oriented.out), strides_of(oriented.b)
     words.a_strides = strides_of(oriented.a)
     if config.operation.a in ENCODED:  # two numbers of a byte are neighbours in a row
         words.a_strides.row *= 2
-    for i, layout in enumerate(oriented.added):
+    for i, layout in enumerate(oriented.added, int(problem.offs is not None)):
         words.x_strides[i] = strides_of(layout)
     variant = config.variant
     words.raster, words.swizzle = "mn".index(variant.raster), variant.swizzle

@@ -103,6 +103,8 @@ class Operation:
     """a is prepacked, in the order in which threads have it in registers: ``shuffle.py``."""
     slices: int = 1
     """Consumer warp groups of a block that take turns with the steps of one tile, and add up their sums."""
+    grouped: bool = False
+    """Products of groups of rows of one operand: the device reads where each group is, and how many rows it has."""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Operation:
@@ -145,9 +147,15 @@ class Operation:
         """A launch may begin before the kernel ahead of it has ended.
 
         Not where scales of blocks are loaded by the ``cooperative`` kernel: in CUTLASS 4.2, the warp that loads them does not wait
-        for that end (``sm90_gemm_tma_warpspecialized_cooperative.hpp``).
+        for that end (``sm90_gemm_tma_warpspecialized_cooperative.hpp``). Nor do kernels of groups, which read what the one ahead of
+        them wrote (``sm90_gemm_array_tma_warpspecialized_*.hpp``).
         """
-        return not (self.scales_a and self.cooperative)
+        return not self.grouped and not (self.scales_a and self.cooperative)
+
+    @property
+    def columns_grouped(self) -> bool:
+        """Groups of rows are columns here: the product is the transpose."""
+        return self.grouped and self.layout_d == "n"
 
     @property
     def promotes(self) -> bool:

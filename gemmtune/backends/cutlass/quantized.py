@@ -123,7 +123,7 @@ def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) ->
     if block_scaled(problem):
         return tuple(_block_scaled(problem))
     tiles = TILES if problem.fast_accum else _one_line(TILES)
-    models = dict.fromkeys(_model(a, b, problem.out) for a, b in pairs)
+    models = dict.fromkeys(model_of(a, b, problem.out) for a, b in pairs)
     return tuple(op for model in models for op in tiled(model, tiles, FAST_ACCUM if problem.fast_accum else ""))
 
 
@@ -152,7 +152,7 @@ def _one_line(tiles: Iterable[Tile]) -> Iterable[Tile]:
 
 def _mixed(problem: Problem) -> Iterator[Operation]:
     """b as it is, and where it may be prepacked, shuffled."""
-    model = _model(problem.b, problem.a, problem.out)
+    model = model_of(problem.b, problem.a, problem.out)
     if problem.encoding:
         name = _NAMES_ENCODED[problem.encoding]
         model = dataclasses.replace(model, a=name, alignment_a=8 * ALIGNED_BYTES // bits_of(name))
@@ -178,12 +178,12 @@ def _block_scaled(problem: Problem) -> Iterator[Operation]:
     assert problem.scale_b is not None
     first = BlockScales(extent=problem.scale_block("scale_b")[1], along_k=not problem.scale_b.row_major)
     second = BlockScales(extent=problem.scale_block("scale_a")[0], along_k=problem.scale_a.row_major)
-    model = dataclasses.replace(_model(problem.b, problem.a, problem.out), scales_a=first, scales_b=second)
+    model = dataclasses.replace(model_of(problem.b, problem.a, problem.out), scales_a=first, scales_b=second)
     whole = [tile for tile in _one_line(TILES) if tile.rows % first.extent == tile.cols % second.extent == 0]
     yield from tiled(model, [tile for tile in whole if tile.kind != "stream_k"], BLOCKWISE)
 
 
-def _model(a: Layout, b: Layout, out: Layout) -> Operation:
+def model_of(a: Layout, b: Layout, out: Layout) -> Operation:
     """What all operations of these elements have in common; ``tiled`` replaces name, tile and schedule."""
     names = [_NAMES[x.dtype] for x in (a, b, out)]
     alignments = [ALIGNED_BYTES // x.dtype.itemsize for x in (a, b, out)]

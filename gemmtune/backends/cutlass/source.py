@@ -25,9 +25,11 @@ CPP_ELEMENTS = {
 }  # fmt: skip
 LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
 SCHEDULERS = {
-    "Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "SlicedK": "", "": "",
+    "Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "SlicedK": "",
+    "Group": "cutlass::gemm::GroupScheduler", "": "",
 }  # fmt: skip
 STREAM_K = "stream_k.cuh.jinja"
+GROUPS = "groups.cuh.jinja"
 SPECIAL = ("order.cuh.jinja", "shuffled.cuh.jinja", "sliced.cuh.jinja")
 """Headers of what is ours, and not CUTLASS's own."""
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
@@ -55,12 +57,12 @@ class Source:
     operands: tuple[torch.dtype, ...]
     """The dtypes of inp, where it is read, or of the scales; and of the epilogue's operands."""
     scales: int = 0
-    """How many of the operands come first and multiply the sum, or its parts in the main loop."""
+    """How many of the operands come first and multiply the sum, or its parts in the main loop; or say where groups end."""
 
     @property
     def first(self) -> int:
-        """The first operand that the epilogue reads: after scales of blocks and of weights, which the main loop does."""
-        return self.scales if self.operation.scales_a or self.operation.weights else 0
+        """The first operand that the epilogue reads: after scales of blocks and of weights, which the main loop does, and ends."""
+        return self.scales if self.operation.scales_a or self.operation.weights or self.operation.grouped else 0
 
     @property
     def fused(self) -> bool:
@@ -106,6 +108,7 @@ def _digest(source: Source) -> str:
     operation = source.operation
     name = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
     headers = [*((STREAM_K,) if operation.stream_k else ()), *(SPECIAL if operation.shuffled or operation.slices > 1 else ())]
+    headers += [GROUPS] if operation.grouped else []
     files = (name, "pointwise.cuh.jinja", "driver.h.jinja", *headers)
     made_of = [template_digest(__package__, file) for file in files]
     return hashlib.blake2b(
@@ -116,6 +119,7 @@ def _digest(source: Source) -> str:
 @functools.lru_cache(maxsize=1024)
 def _render(source: Source) -> str:
     operation = source.operation
+    each = "*" if operation.grouped else ""  # of an array of matrices
     values = dataclasses.asdict(operation) | {
         "compute": source.compute,
         "operands": [OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],
@@ -133,9 +137,10 @@ def _render(source: Source) -> str:
         "element_b": CPP_ELEMENTS[operation.b],
         "element_d": CPP_ELEMENTS[operation.d],
         "accumulator": CPP_ELEMENTS[operation.accumulator],
-        "layout_a": LAYOUTS[operation.layout_a],
-        "layout_b": LAYOUTS[operation.layout_b],
-        "layout_d": LAYOUTS[operation.layout_d],
+        "layout_a": LAYOUTS[operation.layout_a] + each,
+        "layout_b": LAYOUTS[operation.layout_b] + each,
+        "layout_d": LAYOUTS[operation.layout_d] + each,
+        "groups": template(__package__, GROUPS).render(columns_grouped=operation.columns_grouped) if operation.grouped else "",
         "scheduler": SCHEDULERS[operation.scheduler],
         "stream_k": operation.stream_k,
     }

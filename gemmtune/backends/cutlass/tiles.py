@@ -129,6 +129,14 @@ SLICED: tuple[Tile, ...] = (
 )
 """Tiles of few columns, where weights are read once: all warp groups of a multiprocessor convert them."""
 
+GROUPED: tuple[Tile, ...] = (
+    *_tiles("pingpong", "64x128x1:1x1,2x1 128x128x1:1x1,2x1"),
+    *_tiles("cooperative", "128x256x1:1x1,2x1 256x128x1:2x1"),
+)
+"""Tiles of groups of rows …"""
+GROUPED_SWAPPED: tuple[Tile, ...] = _tiles("pingpong", "64x16x2:1x1 64x32x2:1x1 128x64x1:1x1")
+"""… and where the rows of a group, few of them, are columns."""
+
 SHARED: frozenset[Tile] = frozenset(
     (
         *_tiles(
@@ -199,5 +207,6 @@ def _name(model: Operation, tile: tuple[int, ...], cluster: tuple[int, ...], lab
         scales[0] = f"{model.weights.element}{'z' if model.weights.zero else ''}x"
     elements = "_".join((scales[0] + model.a, scales[1] + model.b, model.accumulator, model.c, model.d))
     layouts = model.layout_a + model.layout_b + model.layout_d
+    kind = "gemm_grouped" if model.grouped else "gemm"
     shuffled = "_shuffled" if model.shuffled else ""
-    return f"cutlass3x_sm90_tensorop_gemm_{elements}_{sizes}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma{shuffled}"
+    return f"cutlass3x_sm90_tensorop_{kind}_{elements}_{sizes}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma{shuffled}"

@@ -90,7 +90,8 @@ class Grid:
 
 def legal_variants(operation: Operation, grid: Grid) -> tuple[Variant, ...]:
     """All launch variants that make a difference; an operation is tried with the first, before it is asked for the others."""
-    orders = tuple(_orders(grid))
+    # The scheduler of groups rounds every group up to whole swizzles: CUTLASS makes those 1 where it knows no sizes.
+    orders = tuple(order for order in _orders(grid) if order[1] == 1 or not operation.grouped)
     divided = tuple(_divided(grid)) if operation.stream_k else (("heuristic", 1),)
     return tuple(
         Variant(raster=raster, swizzle=swizzle, decomposition=decomposition, splits=splits)
