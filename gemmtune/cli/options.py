@@ -73,9 +73,7 @@ def problem_options(function: F) -> F:
         click.option("--out-dtype", type=click.Choice(words.RESULT_DTYPES), help="Of the result (int_mm_mul, scaled_mm)."),
         click.option("--block", metavar="SIDE", help="Side of the blocks of bsr, or ROWSxCOLUMNS; 64 when not given (bsr_mm)."),
         click.option("--density", type=click.FloatRange(0, 1), help="Share of the blocks that exist; 0.5 when not given (bsr_mm)."),
-        click.option(
-            "--imbalance", type=click.Choice(words.IMBALANCES), help="How the blocks are spread over the rows of bsr (bsr_mm)."
-        ),
+        click.option("--imbalance", type=click.Choice(words.IMBALANCES), help="Spread of the blocks over rows of bsr (bsr_mm)."),
         click.option("--groups", type=click.IntRange(1), help="Groups of rows, or of terms; 8 when not given (grouped_mm)."),
         click.option("--gated", type=click.Choice(words.GATES), help="Half of b's columns are gates (routed_grouped_mm)."),
         click.option(

@@ -46,8 +46,7 @@ def call_of(
     if packed is not None:
         _check_packs(name, row)
         given["b"] = packed.tensor
-    if out_dtype is not None:
-        _check_dtype(name, "out_dtype", out_dtype, RESULT_DTYPES)
+    _check_result(name, out_dtype)
     names: tuple[str, ...] = ()
     if own is not None and (own.required or brought is not None):
         names = (own.argument,)
@@ -95,9 +94,10 @@ def _check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args:
         raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue, expected both or neither")
 
 
-def _check_dtype(name: str, what: str, dtype: object, legal: Sequence[torch.dtype]) -> None:
-    if not isinstance(dtype, torch.dtype) or dtype not in legal:
-        raise InvalidProblemError(f"{name}: {what}: got {dtype!r}, expected one of {', '.join(map(dtype_name, legal))}")
+def _check_result(name: str, dtype: object) -> None:
+    if dtype is not None and dtype not in RESULT_DTYPES:
+        expected = ", ".join(map(dtype_name, RESULT_DTYPES))
+        raise InvalidProblemError(f"{name}: out_dtype: got {dtype!r}, expected one of {expected}")
 
 
 def signature_of(name: str) -> inspect.Signature:

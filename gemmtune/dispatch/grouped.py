@@ -27,52 +27,54 @@ class Form:
     options: tuple[str, ...] = ()
 
 
-def form_of(name: str, a: Any, b: Any, offs: Any) -> Form:
+def form_of(name: str, a: Any, b: Any, offs: Any, *, rows: Any = None, gated: str = "", scatter: Any = None) -> Form:
     """Which operation a grouped product is. Groups of columns are groups of rows of the transposes.
 
     Raises:
-        InvalidProblemError: dimensions that no form has, or offsets with a form that takes none, or none with one that needs them.
+        InvalidProblemError: dimensions that no form has, offsets with a form that takes none, or none with one that needs them,
+            rows that are picked, gated or added up in another form than groups of rows, or what does not go together.
     """
     for role, x in (("a", a), ("b", b), *((("offs", offs),) if offs is not None else ())):
-        if not isinstance(x, Tensor):
-            raise InvalidProblemError(f"{name}: {role} must be a torch.Tensor, got {type(x).__name__}")
+        _check_tensor(name, role, x)
     dims = (a.dim(), b.dim())
     if not set(dims) <= {2, 3} or (offs is None) != (dims == (3, 3)):
         ends = "no offs" if offs is None else f"offs {list(offs.shape)}"
         raise InvalidProblemError(f"{name}: got a {list(a.shape)}, b {list(b.shape)} and {ends}; expected {FORMS}")
+    if offs is not None and offs.dim() == 1 and offs.stride(0) != 1:
+        offs = offs.contiguous()
+    if rows is not None or gated or scatter is not None:
+        return _routed(name, (a, b, offs), rows, gated, scatter)
     if offs is None:
         return Form(op="bmm", operands=(a, b))
-    if offs.dim() == 1 and offs.stride(0) != 1:
-        offs = offs.contiguous()
     if dims == (3, 2):
         return Form(op="grouped_mm", operands=(b.mT, a.mT, offs), turned=True)
     return Form(op=grouped_op(b), operands=(a, b, offs))
 
 
-def routed_form(name: str, a: Any, b: Any, offs: Any, *, rows: Any, gated: str, scatter: Any) -> Form:
-    """Which operation a grouped product is whose rows are picked by an index, gated, or weighted and added up.
-
-    Raises:
-        InvalidProblemError: another form than groups of rows, or what does not go together.
-    """
-    form = form_of(name, a, b, offs)
-    if form.op != "grouped_mm" or form.turned:
+def _routed(name: str, operands: tuple[Tensor, ...], rows: Any, gated: str, scatter: Any) -> Form:
+    """The form of a product whose rows are picked by an index, gated, or weighted and added up."""
+    a, b, _ = operands
+    if (a.dim(), b.dim()) != (2, 3):
         raise InvalidProblemError(
             f"{name}: got a {list(a.shape)} and b {list(b.shape)}; rows, gated and scatter are for groups of rows, a [M, K] with b "
             "[G, K, N]"
         )
     if scatter is None:
         picked = [] if rows is None else [_dense(name, "rows", rows)]
-        return Form(op="routed_grouped_mm", operands=(*form.operands, *picked), options=(gated,))
+        return Form(op="routed_grouped_mm", operands=(*operands, *picked), options=(gated,))
     if rows is not None or gated:
         raise InvalidProblemError(f"{name}: got scatter with rows or gated, expected a product for each of them")
     if not isinstance(scatter, (tuple, list)) or len(scatter) != 2:
         raise InvalidProblemError(f"{name}: got scatter {type(scatter).__name__}, expected a pair of tensors (slots, weights)")
     index = tuple(_dense(name, role, x) for role, x in zip(("slots", "weights"), scatter, strict=True))
-    return Form(op="combined_grouped_mm", operands=(*form.operands, *index))
+    return Form(op="combined_grouped_mm", operands=(*operands, *index))
 
 
 def _dense(name: str, role: str, x: Any) -> Tensor:
+    _check_tensor(name, role, x)
+    return x.contiguous()  # type: ignore[no-any-return]
+
+
+def _check_tensor(name: str, role: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         raise InvalidProblemError(f"{name}: {role} must be a torch.Tensor, got {type(x).__name__}")
-    return x.contiguous()

@@ -30,7 +30,7 @@ from .checks import why_not_ours
 from .host import host_us
 from .keys import key_of
 from .members import Wanted, candidates_of, importable, members_for, name_of
-from .named import Operand, Operation, stated
+from .named import Operand, Operation, stated_problem
 from .plan import Plan
 from .ranges import Member, RangePlan, members_of
 from .statement import epilogue_of, problem_of
@@ -74,8 +74,7 @@ class Multi:
             NoValidChoicesError: no kernel that it has is legal and right for this M.
         """
         key = key_of(self.name, operands, ()) if not arguments and len(operands) > 1 else None
-        plan = self._ready.get(key) if key is not None else None
-        if plan is not None:
+        if (plan := self._ready.get(key)) is not None:
             self.picked = plan.choice.name
             return plan.new(operands, (1.0, 1.0) if plan.problem.operation.scalars else ())
         return self._considered(key, operands, arguments)
@@ -217,12 +216,10 @@ def multi(
         choices: names of choices, as tables show them, and functions whose parameters are some of the call's arguments: operands by
             role (a, b, inp, …), those of the epilogue as x0, x1, …, alpha, beta, and ``out`` where it writes there.
         m: the numbers of rows that are decided; by default that of the problem.
-        decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first time that an M is called.
+        decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first call of an M. The store keeps it.
         force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one.
         subprocess: measure in a worker process, by default as the settings say where all functions can be imported there.
         settings: instead of the settings in force; choices are proved right whatever they say.
-
-    What is decided is kept in the store, for later processes.
 
     Raises:
         InvalidProblemError: no choices, a name that does not exist, a function with a parameter that is no argument.
@@ -231,11 +228,11 @@ def multi(
     if decide not in ("ranges", "first_call"):
         raise InvalidProblemError(f"multi: decide: got {decide!r}, expected ranges or first_call")
     problem, name, info = _asked(what, operands, arguments, device)
-    chosen = dataclasses.replace(settings or settings_module.current(), verify=True, batch_invariant=False)
-    chosen = dataclasses.replace(chosen, tune_in_subprocess=_in_worker(choices, subprocess, chosen))
+    chosen = settings or settings_module.current()
+    worker = _in_worker(choices, subprocess, chosen)
+    chosen = dataclasses.replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=worker)
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
-    rows_class = row_classes(problem)[0]
-    made = Multi(name, _held(choices, rows_class, problem, rows, info, chosen), rows_class, info, chosen, decide)
+    made = Multi(name, _held(choices, problem, rows, info, chosen), row_classes(problem)[0], info, chosen, decide)
     if force is not None:
         made.force(force)
     elif decide == "ranges" and chosen.multi_kernel is None:
@@ -258,11 +255,9 @@ def _in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Set
     return (settings.tune_in_subprocess and not local) if subprocess is None else subprocess
 
 
-def _held(
-    wanted: Sequence[Wanted], rows_class: RowClass, problem: Problem, rows: range, device: DeviceInfo, settings: Settings
-) -> list[Choice]:
+def _held(wanted: Sequence[Wanted], problem: Problem, rows: range, device: DeviceInfo, settings: Settings) -> list[Choice]:
     """The choices by their names, as they are for the problem or at an end of the range: few are for every M."""
-    found = members_for(wanted, problem, device, settings)
+    found, rows_class = members_for(wanted, problem, device, settings), row_classes(problem)[0]
     for other in (rows_class.at(m) for m in (rows[0], rows[-1]) if rows_class.has(m)):
         if any(isinstance(x, str) for x in found):
             more = members_for(wanted, other, device, settings)
@@ -284,9 +279,7 @@ def _asked(
                 f"multi: got {what}, expected a problem without an epilogue, or an operation with its operands"
             )
         return what, what.op, detect(device or what.device_type)
-    problem, place = stated("multi", what, operands, arguments)
-    if isinstance(problem, str):
-        raise InvalidProblemError(f"multi: torch alone can do this call, because {problem}; there is nothing to choose from")
+    problem, place = stated_problem("multi", what, operands, arguments)
     name = getattr(what, "__name__", what)
     if name not in NAMES:
         raise InvalidProblemError(f"multi: got {name}, whose weight is block-sparse, expected one of {', '.join(NAMES)}")

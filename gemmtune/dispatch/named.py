@@ -10,12 +10,12 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.fused import NAMES
-from ..problem.operations import SPARSE_OPS
+from ..problem.operations import OPERATIONS, SPARSE_OPS
 from .arguments import Call
 from .block_calls import bound_block_call, problem_of_blocks, turned
 from .calls import bound_call
 from .checks import check_operands, why_not_ours
-from .grouped import form_of, routed_form
+from .grouped import form_of
 from .prepack import PackedOperand
 from .statement import epilogue_of, problem_of
 from .weights import QuantizedWeight
@@ -70,18 +70,24 @@ def _grouped(
     a, b, *ends = operands
     more = dict(arguments)
     offs, what = ends[0] if ends else more.pop("offs", None), f"{asker}: grouped_mm"
-    rows, gated, scatter = (more.pop(word, None) for word in ("rows", "gated", "scatter"))
-    if rows is not None or gated or scatter is not None:
-        routed = routed_form(what, a, b, offs, rows=rows, gated=gated or "", scatter=scatter)
-        more |= dict(zip(("gated",), routed.options, strict=False)) | dict(
-            zip(("rows",), () if scatter else routed.operands[3:], strict=False)
-        )
-        return routed.op, routed.operands if scatter else routed.operands[:3], more
-    form = form_of(what, a, b, offs)
+    form = form_of(what, a, b, offs, **{word: more.pop(word) for word in ("rows", "gated", "scatter") if word in more})
     if form.turned:
         more |= {"out": turned(more["out"])} if more.get("out") is not None else {}
         more |= {"epilogue_args": tuple(map(turned, more["epilogue_args"]))} if more.get("epilogue_args") else {}
-    return form.op, form.operands, more
+    row = OPERATIONS[form.op]
+    more |= zip(row.options, form.options, strict=False)
+    more |= zip((x.role for x in row.operands), form.operands, strict=False)
+    return form.op, (), more
+
+
+def stated_problem(
+    asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]
+) -> tuple[Problem, torch.device]:
+    """``stated`` for who has to have a problem. Raises InvalidProblemError where torch alone can do the call."""
+    problem, place = stated(asker, op, operands, arguments)
+    if isinstance(problem, str):
+        raise InvalidProblemError(f"{asker}: torch alone can do this call, because {problem}; there is nothing to choose from")
+    return problem, place
 
 
 def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> Call:

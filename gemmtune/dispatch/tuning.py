@@ -26,7 +26,7 @@ from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
 from .asked import asked_rows
 from .host import host_us
-from .named import Operand, Operation, stated
+from .named import Operand, Operation, stated_problem
 from .plan import forget_plans
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
@@ -75,13 +75,12 @@ def tune(
 
     What the store knows is not measured again, unless the settings say ``tune="force"``. Interrupting keeps what was measured.
 
-    With ``m=range(1, 8193)`` the M of each problem stands for all of these: it becomes a table of intervals of M, each with its
-    choice, which is measured at some Ms, proved over the interval, and serves every call in the range without tuning it.
-
     Args:
         what: one Problem or several, all for the same device type; or the name of an operation, or the operation itself, for the
             problem of a call with these ``operands`` and ``arguments``, which is not done.
-        m: the numbers of rows, as ``range(1, 8193)`` or (1, 8192).
+        m: the numbers of rows, as ``range(1, 8193)`` or (1, 8192), for all of which a problem stands: it becomes a table of
+            intervals of M, each with its choice, which is measured at some Ms, proved over the interval, and serves every call in
+            the range without tuning it.
         settings: instead of the settings in force.
         progress: True shows progress on standard error, False nothing; or an object of your own.
         device: such as ``cuda:1``; by default that of the operands, or the current device of the problems' type.
@@ -92,26 +91,17 @@ def tune(
 
     Raises:
         UnavailableError: the device is not here.
-        InvalidProblemError: problems for another device type than ``device``, something that is no Problem, or a call that is
-            wrong or that torch alone can do.
-        EpilogueError: an epilogue that is not a pointwise function of known parts.
+        InvalidProblemError: problems for another device type, what is no Problem, or a call that torch alone can do, or nobody.
     """
-    problems, device = _asked(what, operands, arguments, device)
-    rows = rows_of(m) if m is not None else None
-    if batch_invariant and rows is None:
+    problems, info = _asked(what, operands, arguments, device)
+    if batch_invariant and m is None:
         raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
-    if not problems:
-        return TuningResult(()) if rows is None else RangesResult(())
-    info = detect(device or problems[0].device_type)
-    for p in problems:
-        if p.device_type != info.torch_device.type:
-            raise InvalidProblemError(f"tune: got a problem for {p.device_type} ({p}), but the device is {info.torch_device}")
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     chosen = settings or settings_module.current()
-    chosen = dataclasses.replace(chosen, batch_invariant=True) if batch_invariant else chosen
+    chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
     try:
         with settings_module.use(chosen):
-            return _tuned_problems(problems, rows, info, chosen, listener)
+            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener)
     finally:
         listener.close()
         forget_plans()
@@ -122,8 +112,7 @@ def _tuned_problems(
 ) -> TuningResult | RangesResult:
     store = open_store(settings)
     if rows is None:
-        cost_us = host_us(device, settings)
-        candidates = [candidates_for(p, device, settings, host_us=cost_us) for p in problems]
+        candidates = [candidates_for(p, device, settings, host_us=host_us(device, settings)) for p in problems]
         return TuningResult(tuple(tuned(candidates, store, progress)))
     classes = dict.fromkeys(x for p in problems for x in classes_over(p, rows))
     return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress) for x in classes))
@@ -133,24 +122,21 @@ def _tuned_rows(
     rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, store: Store, progress: Progress
 ) -> RangeResult:
     """The table of a class, the Ms that calls have asked for among its anchors."""
-    cost_us = host_us(device, settings)
     ensure_limits(rows_class.problem, device, settings, store, progress)
-    recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)
-    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=cost_us, recorded=recorded[:MOST_RECORDED])
+    recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)[:MOST_RECORDED]
+    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host_us(device, settings), recorded=recorded)
 
 
 def _asked(
     what: Problem | Iterable[Problem] | Operation, operands: Sequence[Operand], arguments: Mapping[str, Any], device: str | None
-) -> tuple[list[Problem], str | None]:
-    """The problems that ``tune`` is asked about, and their device if the question names one."""
+) -> tuple[list[Problem], DeviceInfo]:
+    """The problems that ``tune`` is asked about, and their device."""
     for name in arguments:
         if name in SETTINGS:
             raise InvalidProblemError(f"tune: {name} is a setting; gemmtune.settings.patch({name}=...) sets it for a while")
     if isinstance(what, str) or callable(what):
-        problem, place = stated("tune", what, operands, arguments)
-        if isinstance(problem, str):
-            raise InvalidProblemError(f"tune: torch alone can do this call, because {problem}; there is nothing to choose from")
-        return [problem], device or str(place)
+        problem, place = stated_problem("tune", what, operands, arguments)
+        return [problem], _device_for([problem], device or str(place))
     if operands or arguments:
         raise InvalidProblemError("tune: got operands beside a Problem, which has their layouts; expected Problems alone")
     problems = [what] if isinstance(what, Problem) or not isinstance(what, Iterable) else list(what)
@@ -160,7 +146,16 @@ def _asked(
                 f"tune: expected a Problem or several, got {type(p).__name__}; make one with gemmtune.Problem.mm(m, n, k), or give "
                 "an operation's name and its tensors"
             )
-    return problems, device
+    return problems, _device_for(problems, device)
+
+
+def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
+    """The device of that name, or else the one that the problems are for."""
+    device = detect(name or (problems[0].device_type if problems else None))
+    for p in problems:
+        if p.device_type != device.torch_device.type:
+            raise InvalidProblemError(f"tune: got a problem for {p.device_type} ({p}), but the device is {device.torch_device}")
+    return device
 
 
 def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True) -> Iterable[ProblemResult]:

@@ -81,7 +81,7 @@ class BlockProduct(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """An epilogue, and ``before()``, which gives what it is applied to."""
+    """An epilogue, and ``before()``, which gives what it is applied to where gradients are off."""
 
     epilogue: Callable[..., Tensor]
     before: Callable[[], Tensor]
@@ -90,8 +90,8 @@ class Fused:
         self, g: Tensor, extra: Sequence[Tensor], wants: Sequence[bool], dtype: torch.dtype
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The gradients of what it is applied to, in ``dtype``, and of its further operands."""
+        acc = self.before().to(accumulator_dtype(dtype)).detach().requires_grad_()
         with torch.enable_grad():
-            acc = self.before().to(accumulator_dtype(dtype)).detach().requires_grad_()
             leaves = [x.detach().requires_grad_(wanted) for x, wanted in zip(extra, wants, strict=True)]
             value = self.epilogue(acc, *leaves)
         asked = [acc, *(x for x in leaves if x.requires_grad)]

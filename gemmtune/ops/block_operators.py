@@ -18,7 +18,6 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
 from ..numerics.block_sparse import assembled
 from ..problem.operations import OPERATIONS
@@ -56,7 +55,7 @@ def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Packed
 @torch.library.custom_op("gemmtune::bsr_mm", mutates_args=())
 def bsr_mm(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
     """bsr @ x."""
-    return multiplied("bsr_mm", weight_of(crow, col, values, x.shape[0]), x, None, (), None, None, NOTHING)
+    return multiplied("bsr_mm", weight_of(crow, col, values, x.shape[0]), x)
 
 
 @torch.library.custom_op("gemmtune::bsr_addmm", mutates_args=())
@@ -65,7 +64,7 @@ def bsr_addmm(
 ) -> Tensor:
     """beta · inp + alpha · bsr @ x."""
     weight = weight_of(crow, col, values, x.shape[0])
-    return multiplied("bsr_addmm", weight, x, inp, (alpha, beta), None, None, NOTHING)
+    return multiplied("bsr_addmm", weight, x, inp, (alpha, beta))
 
 
 @torch.library.custom_op("gemmtune::bsr_linear", mutates_args=())
@@ -84,7 +83,7 @@ def bsr_sampled(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, b
 def bsr_turned_mm(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
     """bsrᵀ @ g, for a weight of ``columns`` columns."""
     turned = transposed(weight_of(crow, col, values, columns).tensor)
-    return multiplied("bsr_mm", turned, g, None, (), None, None, NOTHING)
+    return multiplied("bsr_mm", turned, g)
 
 
 @bsr_mm.register_fake

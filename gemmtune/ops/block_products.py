@@ -26,6 +26,7 @@ from ..dispatch.statement import epilogue_of
 from ..errors import InvalidProblemError
 from ..problem.dtypes import is_float8
 from ..problem.fields import scalar_class
+from ..problem.fused import Then
 from .block_batches import batched_product, is_batch
 from .block_gradients import BlockProduct, Fused
 
@@ -63,7 +64,7 @@ def bsr_mm(
         InvalidProblemError: operands that do not fit together, or indices out of range, unsorted or repeated.
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
-    return multiplied("bsr_mm", bsr, x, None, (), out, epilogue, epilogue_args)
+    return multiplied("bsr_mm", bsr, x, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
 
 
 def bsr_addmm(
@@ -89,12 +90,12 @@ def bsr_addmm(
     if is_float8(bsr.dtype) and left_alpha is None and right_alpha is None:
         right_alpha = torch.ones((), device=x.device)
     if left_alpha is None and right_alpha is None:
-        return multiplied("bsr_addmm", bsr, x, inp, (alpha, beta), out, epilogue, epilogue_args)
+        return multiplied("bsr_addmm", bsr, x, inp, (alpha, beta), out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     factors = [f for f in (None if left_alpha is None else left_alpha.unsqueeze(-1), right_alpha) if f is not None]
     added = (inp,) if beta != 0 else ()
     combine = _scaling(left_alpha is not None and right_alpha is not None, float(alpha), float(beta))
-    function = combine if epilogue is None else _then(combine, len(factors) + len(added), epilogue)
-    return multiplied("bsr_mm", bsr, x, None, (), out, function, (*factors, *added, *epilogue_args))
+    function = combine if epilogue is None else Then(combine, epilogue, count=len(factors) + len(added))
+    return multiplied("bsr_mm", bsr, x, out=out, epilogue=function, epilogue_args=(*factors, *added, *epilogue_args))
 
 
 def int_bsr_addmm(
@@ -125,7 +126,7 @@ def int_bsr_addmm(
             raise InvalidProblemError(f"int_bsr_addmm: {label}: got {number}, expected an integer")
     if bsr.dtype != torch.int8:
         raise InvalidProblemError(f"int_bsr_addmm: dtype of bsr: got {bsr.dtype}, expected torch.int8; bsr_addmm takes floats")
-    result = multiplied("bsr_mm", bsr, x, None, (), None, None, NOTHING)
+    result = multiplied("bsr_mm", bsr, x)
     result = result if alpha == 1 else result * int(alpha)
     result = result if left_alpha is None else result * left_alpha.to(torch.int32).unsqueeze(-1)
     result = result if right_alpha is None else result * right_alpha.to(torch.int32).unsqueeze(-2)
@@ -148,45 +149,47 @@ def _scaling(both: bool, alpha: float, beta: float) -> EpilogueFunction:
     return scaled
 
 
-def _then(first: EpilogueFunction, count: int, function: EpilogueFunction) -> EpilogueFunction:
-    """``function`` on what ``first`` makes of its ``count`` operands, and the rest."""
-
-    def both(acc: Tensor, *given: Tensor) -> Tensor:
-        return function(first(acc, *given[:count]), *given[count:])
-
-    return both
-
-
 def multiplied(
     name: str,
     bsr: Tensor | PackedOperand,
     x: Tensor,
-    inp: Tensor | None,
-    scalars: tuple[float, ...],
-    out: Tensor | None,
-    epilogue: EpilogueFunction | None,
-    epilogue_args: Sequence[Tensor],
+    inp: Tensor | None = None,
+    scalars: tuple[float, ...] = (),
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
     """Do a call of ``bsr_mm`` or ``bsr_addmm``."""
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     if is_batch(weight, x):
-        return _of_batches(name, bsr, x, inp, scalars, out, epilogue)
+        if epilogue is not None:
+            raise InvalidProblemError(
+                f"{name}: got an epilogue, left_alpha or right_alpha with a batch, expected matrices; apply them to the result"
+            )
+        return _of_batches(name, bsr, x, inp, scalars, out)
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (weight, x, inp, *epilogue_args)):
-        return _differentiated(name, bsr, x, inp, scalars, out, epilogue, epilogue_args)
+        refuse_out(bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args))
+        product = functools.partial(multiplied, name, bsr, x, inp, scalars)
+        fused = None if epilogue is None else Fused(epilogue, product)
+        forward = functools.partial(product, epilogue=epilogue, epilogue_args=epilogue_args)
+        return BlockProduct.apply(  # type: ignore[no-untyped-call,no-any-return]
+            forward, functools.partial(multiplied, "bsr_mm"), tuple(scalars), fused, weight, x, inp, *epilogue_args
+        )
     key = None
     fits = out is None or (isinstance(out, Tensor) and out.dim() == 2)
     if fits and epilogue is None and isinstance(x, Tensor) and x.dim() == 2 and not epilogue_args:
         sparsity = sparsity_of(name, weight)
         given: tuple[Any, ...] = (x.t(), weight.values(), *(() if inp is None else (turned(inp),)))
         asked = (sparsity, weight.shape, weight is not bsr, out is None, *map(scalar_class, scalars))
-        result = None if out is None else out.t()
-        key = None if watched((x,)) else key_of(name, given if result is None else (*given, result), asked)
+        into = None if out is None else out.t()
+        key = None if watched((x,)) else key_of(name, given if into is None else (*given, into), asked)
         if key is not None and (entry := ready.get(key)) is not None:
             b = bsr.for_choice(entry.plan.choice) if isinstance(bsr, PackedOperand) else weight
-            if out is None or result is None:
+            if out is None or into is None:
                 return entry.new((given[0], b, *given[2:]), scalars).t()
-            if _is_apart(entry.plan, result, given, weight):
-                entry.plan.into(result, (given[0], b, *given[2:]), scalars)
+            if _is_apart(entry.plan, into, given, weight):
+                entry.plan.into(into, (given[0], b, *given[2:]), scalars)
                 return out
     call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     done = _run(key, call)
@@ -209,59 +212,16 @@ def _is_apart(plan: Plan, out: Tensor, given: tuple[Any, ...], weight: Tensor) -
 
 
 def _of_batches(
-    name: str,
-    bsr: Tensor | PackedOperand,
-    x: Tensor,
-    inp: Tensor | None,
-    scalars: tuple[float, ...],
-    out: Tensor | None,
-    epilogue: EpilogueFunction | None,
+    name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tensor | None, scalars: tuple[float, ...], out: Tensor | None
 ) -> Tensor:
     """Do a call with a batch of weights or of matrices."""
-    if epilogue is not None:
-        raise InvalidProblemError(
-            f"{name}: got an epilogue, left_alpha or right_alpha with a batch, expected matrices; apply them to the result"
-        )
-    result = batched_product(name, bsr, x, inp, lambda b, y, z: multiplied(name, b, y, z, scalars, None, None, NOTHING))
+    result = batched_product(name, bsr, x, inp, lambda b, y, z: multiplied(name, b, y, z, scalars))
     if out is None:
         return result
     if (out.shape, out.dtype) != (result.shape, result.dtype):
         got, expected = f"{out.dtype} {list(out.shape)}", f"{result.dtype} {list(result.shape)}"
         raise InvalidProblemError(f"{name}: out: got {got}, expected {expected}")
     return out.copy_(result)
-
-
-def _differentiated(
-    name: str,
-    bsr: Tensor | PackedOperand,
-    x: Tensor,
-    inp: Tensor | None,
-    scalars: tuple[float, ...],
-    out: Tensor | None,
-    epilogue: EpilogueFunction | None,
-    epilogue_args: Sequence[Tensor],
-) -> Tensor:
-    """Do a call of which a gradient is wanted."""
-    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
-    call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
-    refuse_out(call)
-
-    def product() -> Tensor:
-        with torch.no_grad():
-            return multiplied(name, bsr, x, inp, scalars, None, epilogue, epilogue_args)
-
-    def before() -> Tensor:
-        with torch.no_grad():
-            return multiplied(name, bsr, x, inp, scalars, None, None, NOTHING)
-
-    def again(other: Tensor, g: Tensor) -> Tensor:
-        with torch.no_grad():
-            return multiplied("bsr_mm", other, g, None, (), None, None, NOTHING)
-
-    result: Tensor = BlockProduct.apply(  # type: ignore[no-untyped-call]
-        product, again, tuple(scalars), None if epilogue is None else Fused(epilogue, before), weight, x, inp, *epilogue_args
-    )
-    return result
 
 
 def linear(x: Tensor, weight: Tensor | PackedOperand, bias: Tensor | None = None) -> Tensor:
@@ -274,10 +234,10 @@ def linear(x: Tensor, weight: Tensor | PackedOperand, bias: Tensor | None = None
     added = None if bias is None else bias.unsqueeze(-1)
     name, scalars = ("bsr_mm", ()) if bias is None else ("bsr_addmm", (1.0, 1.0))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dense, bias)):
-        result = multiplied(name, weight, rows.t(), added, scalars, None, None, NOTHING).t()
+        result = multiplied(name, weight, rows.t(), added, scalars).t()
     else:
         result = x.new_empty((rows.shape[0], dense.shape[0]))
-        multiplied(name, weight, rows.t(), added, scalars, result.t(), None, NOTHING)
+        multiplied(name, weight, rows.t(), added, scalars, out=result.t())
     return result.reshape(*x.shape[:-1], dense.shape[0])
 
 

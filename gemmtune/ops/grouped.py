@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 
 from ..dispatch.block_calls import turned
-from ..dispatch.grouped import Form, form_of, routed_form
+from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
 from ..errors import InvalidProblemError
 from ..problem.grouped_compositions import added_by_token, gated_columns
-from ..problem.operations import Encoding
+from ..problem.operations import OPERATIONS, Encoding
 from .operate import is_compiling, operate
 
 Tensor = torch.Tensor
@@ -34,46 +34,36 @@ def grouped_mm(
 ) -> Tensor:
     """out = epilogue(a @ b for each group, *epilogue_args), in the four forms of torch's ``grouped_mm``:
 
-    ==============  ===========  =============  =================================================================
-    a               b            out            groups
-    ==============  ===========  =============  =================================================================
-    [M, K]          [G, K, N]    [M, N]         rows: those of group g are multiplied by b[g]
-    [G, M, K]       [K, N]       [M, N]         columns: those of group g are a[g] @ b[:, g]
-    [M, K]          [K, N]       [G, M, N]      terms: out[g] = a[:, g] @ b[g], 0 for a group without terms
-    [G, M, K]       [G, K, N]    [G, M, N]      none: ``offs`` is None, and this is ``bmm``
-    ==============  ===========  =============  =================================================================
+        a [M, K]     b [G, K, N]  out [M, N]     groups of rows: those of group g are multiplied by b[g]
+        a [G, M, K]  b [K, N]     out [M, N]     groups of columns: those of group g are a[g] @ b[:, g]
+        a [M, K]     b [K, N]     out [G, M, N]  groups of terms: out[g] = a[:, g] @ b[g], 0 for a group without terms
+        a [G, M, K]  b [G, K, N]  out [G, M, N]  no groups: ``offs`` is None, and this is ``bmm``
 
     Args:
         a, b: any strides; float32, float16 or bfloat16, both the same.
         offs: int32 [G], where each group ends; group g begins where the one before it ends. It stays on the device and is never
-            read by the host, so a CUDA graph that captured the call sees offsets that changed. Groups may be empty and of any size.
-            Offsets that fall or pass the end are the caller's error: nothing outside of the operands is touched, the numbers are
-            anything.
+            read by the host, so a CUDA graph that captured the call sees offsets that changed. Groups may be empty. Of offsets that
+            fall or pass the end the numbers are anything, but nothing outside of the operands is touched.
         rows: int32 or int64 [M], for groups of rows: row r of the product is made of a[rows[r]], a having any number of rows.
         gated: ``silu``, ``gelu`` or ``gelu_tanh``, for groups of rows: the first half of the product's columns are gates, and the
             result is act(gates) · the other half, computed in float32 where one kernel does it.
         scatter: (slots, weights), for groups of rows: slots int32 or int64 [M], weights [T, C] float32 or of a's dtype, M = T · C.
             Row r of the product, times the weight in slot slots[r] = t · C + c, is added to row t of the result [T, N], in a
-            fixed order; rows behind the last group count for nothing. Each slot is that of one row, else the numbers are
-            anything. Goes with no epilogue.
+            fixed order; rows behind the last group count for nothing. No slot is that of two rows. Goes with no epilogue.
         out, epilogue, epilogue_args: as for ``mm``.
 
     Returns:
         ``out`` if it was given. Rows (columns) behind the last group hold anything, as torch leaves them.
 
     Raises:
-        InvalidProblemError: (a RuntimeError and ValueError) operands that do not fit together.
-        EpilogueError: an epilogue that is not a pointwise function of known parts.
+        InvalidProblemError, EpilogueError: as by ``mm``.
     """
-    if rows is not None or gated or scatter is not None:
-        form = routed_form("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
-        if out is None and _has_gradient(form, epilogue_args):
-            return _followed(form, epilogue, epilogue_args)
-        return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
-    form = form_of("grouped_mm", a, b, offs)
+    form = form_of("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
     if form.turned:
         return _turned(form, out, epilogue, tuple(map(turned, epilogue_args)) if epilogue_args else NOTHING)
-    return operate(form.op, form.operands, out, epilogue, epilogue_args)
+    if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):
+        return _followed(form, epilogue, epilogue_args)
+    return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
 
 
 def _has_gradient(form: Form, epilogue_args: Sequence[Tensor]) -> bool:

@@ -63,19 +63,9 @@ def operate(
     return _in_python(False, name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
 
 
-def _in_python(
-    missing: bool,
-    name: str,
-    operands: tuple[Any, ...],
-    out: Tensor | None,
-    epilogue: Callable[..., Tensor] | None,
-    epilogue_args: Sequence[Tensor],
-    scalars: tuple[Any, ...],
-    options: tuple[Hashable, ...],
-    brought: Tensor | None,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
-    """The same without the native look-up, which is told of the plan if it only is ``missing`` there."""
+def _in_python(missing: bool, *arguments: Any) -> Tensor:
+    """``operate`` without the native look-up, which is told of the plan if it only is ``missing`` there."""
+    name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype = arguments
     key = None
     if not (is_traced_by_dynamo() or modes() or function_mode() or profiler._is_profiler_enabled or is_tracing()):
         given = operands if brought is None else (*operands, brought)
@@ -91,10 +81,8 @@ def _in_python(
             number = generation.number
             found = ready.get(key) if key is not None else None
             entry = ready_for_rows(key) if found is None and key is not None else found
-            if missing and entry is not None:
-                call_again = (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
-                if not _served_rows(number, entry, call_again) and found is not None:
-                    keep(number, entry, call_again)
+            if missing and entry is not None and not _served_rows(number, entry, arguments) and found is not None:
+                keep(number, entry, arguments)
             if entry is not None:
                 b = given[1]
                 packed = b.__class__ is PackedOperand
@@ -114,7 +102,7 @@ def _in_python(
     number = generation.number
     result, made = _considered(key, call)
     if missing and key is not None and made is not None:
-        _served_rows(number, made, (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype))
+        _served_rows(number, made, arguments)
     return result
 
 

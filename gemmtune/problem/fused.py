@@ -29,14 +29,15 @@ def add_bias(acc: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 class Then:
-    """The epilogue that an operation brings along, followed by a function of the caller's."""
+    """The epilogue that an operation brings along, of ``count`` operands, followed by a function of the caller's."""
 
-    def __init__(self, first: Callable[..., torch.Tensor], function: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, first: Callable[..., torch.Tensor], function: Callable[..., torch.Tensor], *, count: int = 1) -> None:
         self.first = first
         self.function = function
+        self.count = count
 
-    def __call__(self, acc: torch.Tensor, operand: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(self.first(acc, operand), *args)
+    def __call__(self, acc: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(self.first(acc, *args[: self.count]), *args[self.count :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -70,12 +71,7 @@ class KernelSpec:
 
 
 def specialise(
-    problem: Problem,
-    config: Config,
-    *,
-    interpret: bool = False,
-    dependent: bool = False,
-    capability: int = 0,
+    problem: Problem, config: Config, *, interpret: bool = False, dependent: bool = False, capability: int = 0
 ) -> KernelSpec:
     """The kernel that serves ``problem`` with ``config``.
 
@@ -93,11 +89,10 @@ def specialise(
         _size(k, masks=k % config.block_k != 0 and (left.contiguous_dim == 2 or right.contiguous_dim == 1))
         for k, left, right in zip(problem.summed, lefts, rights, strict=True)
     ]
+    taken = ("block_m", "block_n", "block_k", "stages", "warps")
+    same: dict[str, Any] = {name: getattr(config, name) for name in taken}
+    same |= {name: classes.get(name) for name in ("a", "b", "c", "d", "inp", "out")}
     return KernelSpec(
-        a=classes["a"],
-        b=classes["b"],
-        out=classes["out"],
-        inp=classes.get("inp"),
         extra=tuple(operand for name, operand in classes.items() if name.startswith("x")),
         m=_size(problem.m, masks=along_m or any(x.contiguous_dim == 1 for x in after)),
         n=_size(problem.n, masks=along_n or any(x.contiguous_dim == 2 for x in after)),
@@ -110,19 +105,13 @@ def specialise(
         epilogue=Epilogue(nodes=problem.epilogue.nodes) if problem.epilogue else None,
         input_precision=problem.precision.input_mode,
         accumulator=problem.accumulator,
-        block_m=config.block_m,
-        block_n=config.block_n,
-        block_k=config.block_k,
-        stages=config.stages,
-        warps=config.warps,
         split=config.split_k > 1,
         dependent=dependent,
         interpret=interpret,
         quantized=quantized,
-        c=classes.get("c"),
-        d=classes.get("d"),
         k2=sums[1] if "c" in classes else None,
         even_k2=problem.k2 % config.block_k == 0,
+        **same,
     )
 
 
