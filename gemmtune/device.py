@@ -55,6 +55,11 @@ class DeviceInfo:
         """The torch device on which tensors for this device live."""
         return torch.device("cpu") if self.type == "cpu" else torch.device("cuda", self.index)
 
+    def why_no_smem(self, needed: int) -> str | None:
+        """Why a block cannot have so many bytes of shared memory, or None."""
+        most = self.smem_per_block_bytes
+        return f"takes {needed} bytes of shared memory, a block has {most}" if needed > most else None
+
     @property
     def last_level_cache_bytes(self) -> int:
         """The cache that benchmarks have to overflow."""

@@ -116,8 +116,8 @@ def _multiplying(artifact: Artifact) -> list[str]:
 def faults(artifact: Artifact, device: DeviceInfo) -> Iterator[str]:
     """What is wrong with one kernel for ``device``: its resources, then its instructions."""
     shared, predicted = artifact.shared_bytes, artifact.predicted_bytes
-    if shared > device.smem_per_block_bytes:
-        yield f"shared memory: {shared} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
+    if (reason := device.why_no_smem(shared)) is not None:
+        yield reason
     if predicted is not None and shared > predicted:
         yield f"shared memory: {shared} bytes, predicted at most {predicted}"
     if predicted is not None and artifact.slack_bytes is not None:

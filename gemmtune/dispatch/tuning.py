@@ -79,11 +79,10 @@ def tune(
         what: one Problem or several, all for the same device type; or the name of an operation, or the operation itself, for the
             problem of a call with these ``operands`` and ``arguments``, which is not done.
         m: the numbers of rows, as ``range(1, 8193)`` or (1, 8192), for all of which a problem stands: it becomes a table of
-            intervals of M, each with its choice, which is measured at some Ms, proved over the interval, and serves every call in
-            the range without tuning it.
+            intervals of M, each with its choice, measured at some Ms, proved over the interval, and serving all calls in the range.
         settings: instead of the settings in force.
         progress: True shows progress on standard error, False nothing; or an object of your own.
-        device: such as ``cuda:1``; by default that of the operands, or the current device of the problems' type.
+        device: such as ``cuda:1``; by default that of the operands or the current one.
         batch_invariant: with ``m``, one choice for all these, as the setting of that name asks of calls.
 
     Returns:

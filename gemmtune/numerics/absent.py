@@ -9,8 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from ..problem import Problem
+from ..problem.sparsity import Sparsity
+from .block_sparse import awkward_masks, spread
 from .bounds import Claims
+from .buffers import distinct
+from .drawing import Drawing
 from .expectation import Expectation, Part
+from .integers import MOST_ADDED
 from .propagate import Approximate
 from .reference import Region, as_batches
 
@@ -24,6 +29,17 @@ class AbsentExpectation(Expectation):
 
     counts: torch.Tensor
     present: torch.Tensor
+
+    @classmethod
+    def drawn(cls, draw: Drawing, sparsity: Sparsity) -> AbsentExpectation:
+        """The expectation for a problem whose a can have an infinity in the last column."""
+        n, k = draw.problem.n, draw.problem.k
+        mask = next(mask for _, mask in awkward_masks((n, k), sparsity, draw.device))
+        b = spread(mask, sparsity).t().to(draw.problem.dtype)
+        ones = torch.ones(draw.size_a, dtype=draw.work_a, device=draw.device)
+        finite = draw.operands(draw.placed_a(ones), draw.placed_b(b.unsqueeze(0)), added=draw.small_inp(MOST_ADDED))
+        distinct(finite.a)[..., -1] = math.inf
+        return cls(name="absent blocks", operands=finite, counts=b[:-1].double().sum(dim=0), present=b[-1] != 0)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """All of the result: where there is no block, the count, or anything unless the claims say that it is left out."""

@@ -55,6 +55,12 @@ def poison(tensor: torch.Tensor, payload: int) -> None:
     storage_bits(tensor).fill_(payload)
 
 
+def is_poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Which elements hold one of the bit patterns of POISONS."""
+    bits, (first, second) = tensor.view(_BITS[tensor.element_size()]), POISONS[tensor.dtype]
+    return (bits == first) | (bits == second)
+
+
 def fill_nan(tensor: torch.Tensor) -> None:
     """Fill the whole buffer behind ``tensor`` with the ordinary NaN, which can be told from POISONS; of integers the one furthest
     from 0."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -41,6 +42,11 @@ class BadElement:
     expected: float
     tolerance: float
     unwritten: bool
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a failure says of it."""
+        return {"index": self.index, "got": self.got, "expected": self.expected, "tolerance": self.tolerance}
 
     def text(self, origin: str = "") -> str:
         """What is wrong with it; ``origin`` says where the right number comes from."""

@@ -102,8 +102,7 @@ class OneHotExpectation(Expectation):
             return
 
         def exact(batches: slice, rows: slice) -> Approximate:
-            value = probe.exact(batches, rows, torch.float64)
-            acc = Approximate(value=value, error=torch.zeros_like(value))
+            acc = Approximate.exactly(probe.exact(batches, rows, torch.float64))
             return acc if problem.epilogue is None else rounded(acc, epilogue_input(problem, claims), flush=False)
 
         # Whether out is the sums as they are: every element of a and b fits it. Of the quantized operations out may be narrower.

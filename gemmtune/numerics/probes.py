@@ -11,14 +11,14 @@ picks column l_j of a, times w_j.
                 few bits less than claimed.
 ``rows_of_b``   P2. a is one-hot in each row, b has full significands: a wrong index, an input that is silently narrowed. Some rows
                 hold a NaN or an infinity instead of the 1, some columns of b an infinity that meets zeros of a; integers hold any
-                integer.
+                integer. ``scaled``, P6: with scales of any numbers, within a bound for one product: scales or weights that are
+                narrowed.
 ``cols_of_a``   P3, the mirror image.
 ``both``        P2 and P3: the two in one: even rows pick from the first half of K, columns pick from the second for the odd rows.
 ``integers``    P1: small integers with a reference product, where the layouts of a or b do not let their elements be chosen.
-``scaled_rows`` P6. One-hot rows with scales of any numbers, within a bound for one product: scales or weights that are narrowed.
 ==============  ==================================================================================================================
 
-Scales are powers of two in all but the last of these, different from block to block, and zero points integers, which are 0 where a
+Scales are powers of two in all others of these, different from block to block, and zero points integers, which are 0 where a
 has full significands: kernels may apply them to sums. ``random`` and ``filled`` are for the error bound.
 """
 
@@ -32,7 +32,7 @@ import torch
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
 from .absent import AbsentExpectation
-from .block_sparse import awkward_masks, spread
+from .block_sparse import awkward_masks
 from .buffers import distinct, distinct_size, held_size, overlapping
 from .drawing import Drawing
 from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
@@ -112,18 +112,9 @@ class Probes:
 
     def absent(self) -> AbsentExpectation | None:
         """An infinity beside blocks that are not there; None where b is not block-sparse or nothing is infinite."""
-        draw, problem, sparsity = self._draw, self.problem, self._sparsity
-        if sparsity is None or problem.integers or problem.alpha == "zero" or not self.free_a:
+        if self._sparsity is None or self.problem.integers or self.problem.alpha == "zero" or not self.free_a:
             return None
-        mask = next(mask for _, mask in awkward_masks((problem.n, problem.k), sparsity, self.device))
-        b = spread(mask, sparsity).t().to(problem.dtype)
-        finite = draw.operands(
-            draw.placed_a(torch.ones(draw.size_a, dtype=draw.work_a, device=self.device)),
-            draw.placed_b(b.unsqueeze(0)),
-            added=draw.small_inp(MOST_ADDED),
-        )
-        distinct(finite.a)[..., -1] = math.inf
-        return AbsentExpectation(name="absent blocks", operands=finite, counts=b[:-1].double().sum(dim=0), present=b[-1] != 0)
+        return AbsentExpectation.drawn(self._draw, self._sparsity)
 
     def extra(self) -> tuple[torch.Tensor, ...]:
         """Random operands for the epilogue."""
@@ -147,12 +138,8 @@ class Probes:
         last = draw.integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most_b, draw.work_b)
         b = torch.cat([y, y, last], dim=1) * draw.signs_b((b_size[0], 1, b_size[2]))
         scaling = draw.scaling(separable=True, most_zero=MOST_ZERO if b_size[2] == problem.n else 0)
-        return OneHotProbe(
-            name="P5 cancellation",
-            operands=draw.scaled_operands(a, b, scaling),
-            row_factor=draw.undone(scaling, factor, index),
-            row_index=index,
-        )
+        made, factor = draw.scaled_operands(a, b, scaling), draw.undone(scaling, factor, index)
+        return OneHotProbe(name="P5 cancellation", operands=made, row_factor=factor, row_index=index)
 
     def width(self, limit: int) -> OneHotProbe:
         """The width probe with no sum larger than ``limit`` of its small products. Needs ``can_measure_width``."""
@@ -165,44 +152,25 @@ class Probes:
         a = rows.to(draw.work_a)[which] * signs.unsqueeze(-1)
         b = col.to(draw.work_b).unsqueeze(-1) * draw.signs_b((batch_b, 1, n))
         scaling = draw.scaling(separable=True)
-        return OneHotProbe(
-            name="P4 width",
-            operands=draw.scaled_operands(a, b, scaling),
-            row_factor=draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index),
-            row_index=index,
-        )
+        factor = draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index)
+        return OneHotProbe(name="P4 width", operands=draw.scaled_operands(a, b, scaling), row_factor=factor, row_index=index)
 
-    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few: bool = False) -> OneHotProbe:
+    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few: bool = False, scaled: bool = False) -> OneHotProbe:
         """One-hot rows of a over the given b. Needs ``free_a``.
 
         ``special``: with a NaN and an infinity for some of the ones and among the numbers of b, where the dtypes have them;
-        ``few``: in a column of b alone, even if there are few.
+        ``few``: in a column of b alone, even if there are few. ``scaled``: without those, with scales and zero points of any
+        numbers; not exact, but with one rounding for each operation on a single product (``accumulation_bound`` with ``terms=1``).
         """
-        draw = self._draw
+        draw, special = self._draw, special and not scaled
         index = draw.indices(draw.size_a[:2], 0, self.problem.k)
         factor = self._factors(index.shape, self.problem.a.dtype, special=special and not few)
         a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
         planted = self._places(-1, few=few) if special and self.free_b else []
-        made = draw.operands(a, self._planted(b, planted, -1), added=draw.small_inp(0), scaling=draw.gathered_scaling())
-        return OneHotProbe(
-            name="P2 one-hot a",
-            operands=made,
-            row_factor=factor,
-            row_index=index,
-            planted_cols=tuple(planted),
-        )
-
-    def scaled_rows(self, b: torch.Tensor) -> OneHotProbe:
-        """One-hot rows of a over the given b with scales and zero points of any numbers. Needs ``free_a``.
-
-        Not exact, but with one rounding for each operation on a single product (``accumulation_bound`` with ``terms=1``).
-        """
-        draw = self._draw
-        index = draw.indices(draw.size_a[:2], 0, self.problem.k)
-        factor = torch.ones(index.shape, dtype=draw.work_a, device=self.device)
-        a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
-        made = draw.operands(a, b, added=draw.small_inp(0), general=True)
-        return OneHotProbe(name="P6 scales", operands=made, row_factor=factor, row_index=index)
+        scaling = None if scaled else draw.gathered_scaling()
+        made = draw.operands(a, self._planted(b, planted, -1), added=draw.small_inp(0), scaling=scaling, general=scaled)
+        name = "P6 scales" if scaled else "P2 one-hot a"
+        return OneHotProbe(name=name, operands=made, row_factor=factor, row_index=index, planted_cols=tuple(planted))
 
     def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few: bool = False) -> OneHotProbe:
         """One-hot columns of b over the given a, ``special`` and ``few`` as for ``rows_of_b``. Needs ``free_b``."""
@@ -216,13 +184,7 @@ class Probes:
         b = draw.placed_b(self._one_hot((batch, n, k), index, factor).mT)
         planted = self._places(-2, few=few) if special and self.free_a else []
         made = draw.operands(self._planted(a, planted, -2), b, added=draw.small_inp(0))
-        return OneHotProbe(
-            name="P3 one-hot b",
-            operands=made,
-            col_factor=factor,
-            col_index=index,
-            planted_rows=tuple(planted),
-        )
+        return OneHotProbe(name="P3 one-hot b", operands=made, col_factor=factor, col_index=index, planted_rows=tuple(planted))
 
     def special_in_few_lines(self, random: Operands) -> list[OneHotProbe]:
         """One-hot probes with numbers that are not finite in a of few rows, and in b of few columns, where others have none."""

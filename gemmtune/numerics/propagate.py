@@ -28,6 +28,11 @@ class Approximate:
     value: torch.Tensor
     error: torch.Tensor
 
+    @classmethod
+    def exactly(cls, value: torch.Tensor) -> Approximate:
+        """``value`` without an error."""
+        return cls(value=value, error=torch.zeros_like(value))
+
 
 Rule = Callable[[torch.Tensor, Sequence[Approximate]], torch.Tensor]
 """Error of the result from (its value, the arguments): what the errors of the arguments amount to."""

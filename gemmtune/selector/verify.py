@@ -204,7 +204,7 @@ class Verifier:
             known += probes.special_in_few_lines(random)
         made: list[Expectation] = [OneHotExpectation.of(probe) for probe in known]
         if probes.free_a and problem.scales and not (self._expensive and probes.can_pick_both):
-            made.append(OneHotExpectation.of(probes.scaled_rows(random.b), scaled=True))
+            made.append(OneHotExpectation.of(probes.rows_of_b(random.b, scaled=True), scaled=True))
         if not (probes.free_a and probes.free_b):
             made.append(referenced(problem, probes.integers(), name="P1 integers", integers=True))
         if is_product_with_itself(problem) and problem.flops <= 2 * MOST_SHARED_MACS:

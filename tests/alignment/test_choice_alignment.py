@@ -15,10 +15,10 @@ from problem_strategies import problems
 from gemmtune.backends.cublaslt.gemm import Gemm, Matrix, gemm_of
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
+from gemmtune.backends.triton.classes import Argument
 from gemmtune.backends.triton.configs import Config, geometry
 from gemmtune.backends.triton.legality import Predicate
 from gemmtune.backends.triton.padding import PaddedChoice
-from gemmtune.backends.triton.source import Argument
 from gemmtune.backends.triton.spec import specialise
 from gemmtune.backends.triton.swap import SwappedChoice, transposed
 from gemmtune.device import preset

@@ -158,7 +158,7 @@ def _config(m: int, n: int, k: int, stages: int, warps: int, split_k: int = 1) -
 LARGE, SMALL, ODD = (4096, 4096, 4096), (16, 4096, 1024), (1000, 1001, 999)
 CASES = [
     (_config(256, 128, 64, 2, 4), LARGE, "registers: needs about 288"),
-    (_config(128, 256, 128, 4, 8), LARGE, "shared memory: needs 393216 bytes"),
+    (_config(128, 256, 128, 4, 8), LARGE, "takes 393216 bytes of shared memory"),
     (_config(64, 64, 64, 3, 4), SMALL, "block_m 64: half of it or more"),
     (_config(16, 64, 64, 3, 4, 64), SMALL, "split_k 64: k = 1024 has 16"),
     (_config(16, 64, 64, 3, 4, 9), SMALL, "leave a split without work"),

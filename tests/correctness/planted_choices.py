@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gemmtune.backends.triton.build import KernelChoice, TritonChoice
+from gemmtune.backends.triton.classes import Source
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.source import Source
 from gemmtune.choice import Choice, Claims, Kernel
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem

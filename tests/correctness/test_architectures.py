@@ -122,7 +122,7 @@ class TestPlantedFaults:
         ("choice", "found"),
         [
             (triton_choice("sm75", Config(block_m=64, block_n=64, block_k=16, stages=1, warps=1)), "bytes of a thread spilled"),
-            (triton_choice("sm80", Config(block_m=128, block_n=256, block_k=128, stages=3, warps=8)), "a block of sm80 has 166912"),
+            (triton_choice("sm80", Config(block_m=128, block_n=256, block_k=128, stages=3, warps=8)), "a block has 166912"),
             (
                 planted(Rewritten, "sm80", old="(a_block, b_block", new="(a_block.to(tl.float32), b_block.to(tl.float32)"),
                 "expected mma.sync.aligned.m*n*k*.row.col.f32.bf16.bf16.f32, found fma.rn.f32",
@@ -177,7 +177,7 @@ class TestPlantedFaults:
             ({"shared_bytes": 60000}, "60000 bytes, but 100000 predicted: too loose"),
             ({"shared_bytes": 60000, "slack_bytes": 100000}, None),
             ({"shared_bytes": 60000, "slack_bytes": None}, None),
-            ({"shared_bytes": 170000, "predicted_bytes": 170000}, "170000 bytes, a block of sm80 has 166912"),
+            ({"shared_bytes": 170000, "predicted_bytes": 170000}, "takes 170000 bytes of shared memory, a block has 166912"),
             ({"code": "add.f32"}, "expected mma.sync*.bf16, found none that multiplies"),
             ({"code": "mma.sync.bf16; mma.sync.f16"}, "no matrix instruction but mma.sync*.bf16, found mma.sync.f16 too"),
             ({"code": "mma.sync.bf16; fma.rn.f32"}, None),

@@ -331,7 +331,7 @@ def test_the_14_bits_of_tensor_cores_are_allowed_for(scales: Any, fast_accum: bo
 
 def test_one_product_is_bounded_by_a_few_roundings() -> None:
     problem = mixed(k=1024, zeros=True, dtype=F32, scale_dtype=F32)
-    pick = Probes(problem, CPU).scaled_rows(Probes(problem, CPU).random().b)
+    pick = Probes(problem, CPU).rows_of_b(Probes(problem, CPU).random().b, scaled=True)
     x = pick.operands
     expected, magnitude = pick.exact(slice(0, 1), slice(0, 4), torch.float64)[0], pick.magnitude(slice(0, 1), slice(0, 4))[0]
     exact, above = in_rational_arithmetic(problem, x)

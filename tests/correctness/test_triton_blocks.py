@@ -99,7 +99,7 @@ def test_rows_of_the_weight_that_are_the_left_operand_decide_how_many_stages_are
     assert why_not_config(problem, device, config) is None
     too_deep = why_not_config(problem, device, dataclasses.replace(config, block_n=256, block_k=128, stages=4))
     assert too_deep is not None
-    assert "shared memory: needs 278528 bytes" in too_deep
+    assert "takes 278528 bytes of shared memory" in too_deep
 
 
 def test_blocks_that_need_packing_are_refused_without_it() -> None:

@@ -9,8 +9,9 @@ import jinja2
 import pytest
 import torch
 
+from gemmtune.backends.triton.classes import Source
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.source import Source, Writer, render_source
+from gemmtune.backends.triton.source import Writer, render_source
 from gemmtune.backends.triton.spec import specialise
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
@@ -26,7 +27,7 @@ def test_an_undefined_name_is_an_error() -> None:
 
 
 def test_the_signature_stands_once() -> None:
-    writer = Writer(specialise(_mm(512, 512, 512), CONFIG), "", {})
+    writer = Writer(specialise(_mm(512, 512, 512), CONFIG), "", {}, {})
     with pytest.raises(AssertionError, match="a template calls def_kernel once"):
         writer.finished("a text without it")
 

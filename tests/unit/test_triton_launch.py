@@ -13,8 +13,8 @@ import torch
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
+from gemmtune.backends.triton.classes import Argument
 from gemmtune.backends.triton.configs import Config, geometry
-from gemmtune.backends.triton.source import Argument
 from gemmtune.backends.triton.workspace import Buffers
 from gemmtune.device import preset
 from gemmtune.numerics.operands import random_operands

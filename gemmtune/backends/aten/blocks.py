@@ -69,10 +69,8 @@ class BlocksChoice(Choice):
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
         """torch's kernel with other parameters."""
-        needed = _shared_bytes(self.problem, parameters)
-        if needed > device.smem_per_block_bytes:
-            return f"shared memory: needs {needed} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
-        return _choice(self.problem, "triton", self.claims, meta=parameters)
+        reason = device.why_no_smem(_shared_bytes(self.problem, parameters))
+        return reason or _choice(self.problem, "triton", self.claims, meta=parameters)
 
     def _by_triton(self, problem: Problem) -> RunNew:
         function = importlib.import_module("torch.sparse._triton_ops").bsr_dense_addmm

@@ -17,12 +17,13 @@ from .build import KernelChoice, TritonChoice
 from .configs import Config, pool, splits_for, tiles_of
 from .grouped.offers import grouped_offers
 from .hip import hip_pool, with_modes
-from .legality import Predicate, Resources, check_problem
+from .legality import Predicate, check_problem
 from .mixed.offers import with_recommendation, words_choices
 from .padding import padded_choices
 from .parts import parts_choices
 from .persistent import persistent_choices
 from .rank import select
+from .resources import Resources
 from .splits.offers import choices_for_long_sums
 from .sums import kernel_for, predicate_for
 from .swap import swapped_choices

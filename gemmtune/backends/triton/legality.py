@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
@@ -20,6 +19,7 @@ from .classes import INT32_LIMIT, IntClass, OperandClass, shaped
 from .configs import Config, blocks_along_k, tiles_of
 from .hip import Read, hip_registers, why_not_on_hip, why_too_many_registers
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
+from .resources import BASE_REGISTERS, Resources, fragment_registers, most_fma_elements
 from .spec import Staging, specialise, staging_of
 
 MOST_SPLITS = 65535
@@ -35,24 +35,6 @@ TENSOR_MEMORY = 100
 PADDING = 9 / 8
 LEAST_MIXED = 80
 """The least compute capability on which mixed operands are served, as by PyTorch's Inductor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """What a config will need: an upper bound of its shared memory, and an estimate of the registers of one thread."""
-
-    smem_bytes: int
-    registers: int
-
-
-def why_too_large(need: Resources, device: DeviceInfo) -> str | None:
-    """Why the device lacks what a config needs, or None."""
-    if need.smem_bytes > device.smem_per_block_bytes:
-        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
-    most = arch_of(device).registers_per_thread
-    if need.registers > most:
-        return f"registers: needs about {need.registers} for each thread, {device.arch} has {most}"
-    return None
 
 
 def why_overhanging(problem: Problem, config: Config, sides: Iterable[str]) -> str | None:
@@ -97,6 +79,8 @@ class Predicate:
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self.problem = problem
+        self.asked = problem
+        """The problem whose K is split, which a subclass may ask about by another one."""
         self.device = device
         self.arch = arch_of(device)
         self.least_bytes = problem.bytes
@@ -110,7 +94,7 @@ class Predicate:
     def check(self, config: Config) -> str | None:
         """Why ``config`` may not be offered, or None."""
         device = self.device
-        reason = _check_shape(self.problem, config) or self.check_scales(config)
+        reason = _check_shape(self.problem, config) or self.check_split(config) or self.check_scales(config)
         if reason or device.type == "cpu":
             return reason
         reason = why_not_on_hip(config, self.product, tf32=self.arch.tf32 and self.problem.precision.input_mode == "tf32")
@@ -128,7 +112,7 @@ class Predicate:
             tile = f"{config.block_m}x{config.block_n}"
             return f"tile {tile}, {config.warps} warps: float32 would be multiplied as tf32 on {device.arch}"
         if self.instruction(config) == "fma":
-            most = _most_fma_elements(self.problem, config)
+            most = most_fma_elements(self.problem, config)
             if config.block_m * config.block_n > most * threads:
                 return f"registers: {most} accumulators of a thread are the most where FMAs multiply {self.problem.dtype_label}"
         if config.stages > 1 and not any(staged.asynchronous for staged in self.staging(config)):
@@ -139,7 +123,7 @@ class Predicate:
         """Why the device lacks shared memory or registers for a config, or None."""
         need = self.resources(config)
         spilling = why_too_many_registers(need.registers, config) if self.device.type == "hip" else None
-        return spilling or why_too_large(need, self.device)
+        return spilling or need.why_not_on(self.device)
 
     def check_scales(self, config: Config) -> str | None:
         """Why the config does not go with the problem's scales, or with sums of 8-bit floats; None if it does."""
@@ -158,8 +142,19 @@ class Predicate:
         return None
 
     def check_split(self, config: Config) -> str | None:
-        """``check`` for a config that is legal without splits: they change no resource of a program."""
-        return check_split(self.problem, config)
+        """Why K cannot be split so, or None: ``check`` for a config that is legal without splits, which change no resource."""
+        problem = self.asked
+        if config.split_k == 1:
+            return None
+        blocks = blocks_along_k(problem, config.block_k)
+        if config.split_k > min(blocks, MOST_SPLITS):
+            return f"split_k {config.split_k}: k = {'+'.join(map(str, problem.summed))} has {blocks} blocks of {config.block_k}"
+        if -(-blocks // -(-blocks // config.split_k)) != config.split_k:
+            return f"split_k {config.split_k}: {blocks} blocks of {config.block_k} leave a split without work"
+        workspace = tiles_of(problem, config) * config.split_k * config.block_m * config.block_n * problem.accumulator.itemsize
+        if workspace > MOST_WORKSPACE_BYTES:
+            return f"split_k {config.split_k}: {workspace} bytes of partial sums, at most {MOST_WORKSPACE_BYTES}"
+        return None
 
     def instruction(self, config: Config) -> str:
         """Which instruction multiplies: ``fma``, ``mma`` (one warp) or ``warp_group`` (wgmma, tcgen05)."""
@@ -293,42 +288,4 @@ def _check_shape(problem: Problem, config: Config) -> str | None:
     if reason is not None:
         return reason
     tiles = tiles_of(problem, config)
-    if tiles >= INT32_LIMIT:
-        return f"{tiles} tiles: the grid has fewer than 2^31 programs"
-    return check_split(problem, config)
-
-
-def check_split(problem: Problem, config: Config) -> str | None:
-    """Why K cannot be split so, or None."""
-    if config.split_k == 1:
-        return None
-    blocks = blocks_along_k(problem, config.block_k)
-    if config.split_k > min(blocks, MOST_SPLITS):
-        return f"split_k {config.split_k}: k = {'+'.join(map(str, problem.summed))} has {blocks} blocks of {config.block_k}"
-    if -(-blocks // -(-blocks // config.split_k)) != config.split_k:
-        return f"split_k {config.split_k}: {blocks} blocks of {config.block_k} leave a split without work"
-    workspace = tiles_of(problem, config) * config.split_k * config.block_m * config.block_n * problem.accumulator.itemsize
-    if workspace > MOST_WORKSPACE_BYTES:
-        return f"split_k {config.split_k}: {workspace} bytes of partial sums, at most {MOST_WORKSPACE_BYTES}"
-    return None
-
-
-def _most_fma_elements(problem: Problem, config: Config) -> int:
-    """Accumulators of one thread up to which an FMA kernel keeps its fragments in registers, found by compiling for every arch."""
-    if config.block_k > 32:
-        return 0
-    if problem.dtype.itemsize <= 2 or problem.widens_b:
-        return 512 // config.block_k
-    return 64 if problem.dtype.itemsize == 4 else 32
-
-
-BASE_REGISTERS = 32
-"""Addresses, masks and loop counters."""
-
-
-def fragment_registers(config: Config, itemsize: int, warp_size: int) -> int:
-    """Registers of the operands' fragments that a warp of an mma holds at a time."""
-    warps_m = min(config.warps, max(config.block_m // 16, 1))
-    warps_n = max(config.warps // warps_m, 1)
-    rows, cols = config.block_m // warps_m, max(config.block_n // warps_n, 8)
-    return (rows + cols) * config.block_k * itemsize // 4 // warp_size
+    return f"{tiles} tiles: the grid has fewer than 2^31 programs" if tiles >= INT32_LIMIT else None

@@ -26,8 +26,9 @@ from ..by_parts import why_not_parts
 from .artifact import Expected, expected_of
 from .build import KernelChoice
 from .configs import Config, Geometry, pool, splits_for, tiles_of
-from .legality import TENSOR_MEMORY, Predicate, Resources, fragment_registers
+from .legality import TENSOR_MEMORY, Predicate
 from .rank import select
+from .resources import Resources, fragment_registers
 from .spec import Staging
 
 PART_BYTES = 2

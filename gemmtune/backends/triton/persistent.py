@@ -21,9 +21,10 @@ from .build import KernelChoice
 from .classes import INT32_LIMIT
 from .configs import Config, Geometry, geometry, tiles_of, unalike
 from .descriptors import describable, turned
-from .legality import Predicate, Resources, why_overhanging, why_too_large
+from .legality import Predicate, why_overhanging
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 from .records import Blocks
+from .resources import Resources
 
 TILES = (
     (128, 256, 64, 8),
@@ -175,7 +176,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return None
     if tiles < device.sm_count // LEAST_SHARE:
         return f"{tiles} tiles: too few for {device.sm_count} multiprocessors"
-    return why_too_large(persistent_resources(problem, device, config), device)
+    return persistent_resources(problem, device, config).why_not_on(device)
 
 
 def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:

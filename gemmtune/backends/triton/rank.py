@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from .configs import Config, geometry, tiles_of
-from .legality import Predicate, Resources
+from .legality import Predicate
+from .resources import Resources
 
 LATENCY_US = 0.8
 """The time from the issue of a copy to its arrival, memory under load."""

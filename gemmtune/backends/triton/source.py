@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,40 +17,34 @@ from .products import FLOAT8_FROM_BITS, product, scale_load
 from .quantized import ScaleClass, ScaleName
 from .spec import KernelSpec
 
-__all__ = ["PACKAGE", "SIGNATURE_DTYPES", "Argument", "Source", "Writer", "render_source"]
-
 PACKAGE = "gemmtune.backends.triton"
+FUNCTION = "gemmtune_mm"
 SIGNATURE = "<<signature>>"
 """The text that stands for the signature, which is known only when the body is written."""
 UNROLLED_REGISTERS = 128
 """Partial sums that a thread reads ahead while it adds up splits."""
 HOOKS = (
     "def_kernel", "size", "stride", "base", "step", "masks", "make_load", "make_vector", "store_output", "modification", "product",
-    "part", "pointer", "address", "of_columns", "runtime", "runtime_pointer",
+    "part", "pointer", "of_columns", "runtime", "runtime_pointer",
 )  # fmt: skip
 """The methods of ``Writer`` that templates call."""
-OF_SPEC = (
-    "block_m", "block_n", "block_k", "even_k", "batched", "split", "dependent", "alpha", "stages", "input_precision",
-)  # fmt: skip
-"""What templates know of the fields of a spec."""
 
 
 class Writer:
     """The hooks over one spec. Arguments are collected as hooks ask for them; each is declared once however often it is used."""
 
-    def __init__(self, spec: KernelSpec, preamble: str, described: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, spec: KernelSpec, preamble: str, described: dict[str, tuple[int, int]], values: Mapping[str, Any]) -> None:
         self.spec = spec
         self.preamble = preamble
         self.described = described
-        self.values: dict[str, Any] = {}
-        self.function = "gemmtune_mm"
-        given = {"a": spec.a, "b": spec.b, "c": spec.c, "d": spec.d, "inp": spec.inp}
+        self.values = values
+        given = {name: getattr(spec, name) for name in ("a", "b", "c", "d", "inp")}
+        given |= {f"x{i}": operand for i, operand in enumerate(spec.extra)} | {"out": spec.out}
         self.operands: dict[str, OperandClass] = {name: operand for name, operand in given.items() if operand is not None}
-        self.operands |= {f"x{i}": operand for i, operand in enumerate(spec.extra)} | {"out": spec.out}
         self._pointers: dict[str, Argument] = {}
         self._scalars: dict[str, Argument] = {}
         self._others: dict[str, Argument] = {}
-        self.hooks: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in HOOKS}
+        self.hooks = {name: getattr(self, name) for name in HOOKS}
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -90,7 +84,7 @@ class Writer:
         helper = [ROUND_BFLOAT16] if self.spec.interpret else []
         helper += [self.preamble] if self.preamble else []
         helper += [FLOAT8_FROM_BITS] if self.spec.quantized is not None and self.spec.quantized.by_bits else []
-        return "\n".join([*imports, *helper, "", "", "@triton.jit", f"def {self.function}({parameters}):"])
+        return "\n".join([*imports, *helper, "", "", "@triton.jit", f"def {FUNCTION}({parameters}):"])
 
     def size(self, name: str | None, dim: int) -> str:
         """The size of an operand (None is the output) along (batch, row, column) as an expression."""
@@ -119,29 +113,17 @@ class Writer:
 
     def runtime_pointer(self, name: str, dtype: str, *, divisor: int = 16) -> str:
         """A buffer that the launch provides, or a tensor of the call that no hook reads; its address divides by ``divisor``."""
-        short = {
-            "tl.float32": "fp32",
-            "tl.float64": "fp64",
-            "tl.int32": "i32",
-            "tl.int64": "i64",
-            "tl.float16": "fp16",
-            "tl.bfloat16": "bf16",
-        }[dtype]
-        argument = Argument(name=f"{name}_ptr", type=f"*{short}", source=("pointer", name), divisor=divisor)
+        short = {text: SIGNATURE_DTYPES[known] for known, text in TRITON_DTYPES.items()}
+        argument = Argument(name=f"{name}_ptr", type=f"*{short[dtype]}", source=("pointer", name), divisor=divisor)
         return self._pointers.setdefault(name, argument).name
 
     def part(self, file_name: str) -> str:
-        """The text of a part that templates share."""
-        text = template(PACKAGE, file_name).render(**self.hooks, **self.values)
-        return text.removesuffix("\n")
+        """The text of a template, or of a part that templates share."""
+        return template(PACKAGE, file_name).render(**self.hooks, **self.values).removesuffix("\n")
 
     def pointer(self, name: str) -> str:
         """The name of an operand's pointer."""
         return self._pointers[name].name
-
-    def address(self, name: str, indices: Sequence[str]) -> str:
-        """What to add to the base of a matrix for (row index, column index)."""
-        return " + ".join(self._terms(name, indices)) or "0"
 
     def of_columns(self, name: ScaleName, k: str) -> str:
         """A load of a scale or zero point of b for the tile's columns at row ``k``: a vector, or a scalar where all have one."""
@@ -206,12 +188,12 @@ class Writer:
         m, n, k = self.spec.block_m, self.spec.block_n, self.spec.block_k
         extent = f"{m}, {k}" if name in ("a", "c") else f"{k // 2 if self._packed else k}, {n}"
         shape = f" + tl.zeros(({extent}), dtype=tl.int32)" if len(terms) < len(indices) else ""
-        return f"tl.load({address}{shape}, mask={mask}, other=0.0)" if mask else f"tl.load({address}{shape})"
+        return _load(f"{address}{shape}", mask)
 
     def make_vector(self, name: str, dim: int, index: str, mask: str | None, *, base: str) -> str:
         """A load of block_k elements along one dimension, zero where the mask is false."""
         offset = self._term(name, dim, index) or f"tl.zeros(({self.spec.block_k},), dtype=tl.int32)"
-        return f"tl.load({base} + {offset}, mask={mask}, other=0.0)" if mask else f"tl.load({base} + {offset})"
+        return _load(f"{base} + {offset}", mask)
 
     @property
     def _packed(self) -> bool:
@@ -274,15 +256,15 @@ class Writer:
 
     def _epilogue_load(self, name: str, batch: str, rows: str, cols: str, mask: str) -> str:
         """A load of an operand of the epilogue, only as large as it is: a scalar, a row, a column or a block."""
-        row, col = (self._term(name, 1, f"{rows}[:, None]"), self._term(name, 2, f"{cols}[None, :]"))
-        base = self._matrix(name, batch)
-        if row and col:
-            return f"tl.load({base} + {row} + {col}, mask={mask}, other=0)"
-        if row:
-            return f"tl.load({base} + {row}, mask={mask}_m[:, None], other=0)"
-        if col:
-            return f"tl.load({base} + {col}, mask={mask}_n[None, :], other=0)"
-        return f"tl.load({base})"
+        terms = self._terms(name, (f"{rows}[:, None]", f"{cols}[None, :]"))
+        masks = {1: f"{mask}_m[:, None]", 2: f"{mask}_n[None, :]"}
+        along = [dim for dim in masks if self.stride(name, dim) != "0"]
+        address = " + ".join([self._matrix(name, batch), *terms])
+        return _load(address, mask if len(along) == 2 else masks[along[0]] if along else None, other="0")
+
+
+def _load(address: str, mask: str | None, *, other: str = "0.0") -> str:
+    return f"tl.load({address}, mask={mask}, other={other})" if mask else f"tl.load({address})"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -299,20 +281,17 @@ def render_source(
     ``values`` are more names for the template, ``preamble`` is source text that comes before the kernel. ``described`` are the
     operands that the kernel has as tensor descriptors instead of pointers, each with the block that is moved at a time.
     """
-    writer = Writer(spec, preamble, dict(described))
     names: dict[str, Any] = {
-        **{name: getattr(spec, name) for name in OF_SPEC},
+        **{field: getattr(spec, field) for field in KernelSpec.__dataclass_fields__},
         "edge_m": spec.edge.m,
         "edge_n": spec.edge.n,
         "unroll": max(1, min(4, UNROLLED_REGISTERS * 32 * spec.warps // (spec.block_m * spec.block_n))),
         "acc": TRITON_DTYPES[spec.accumulator],
         # numpy, on which the interpreter computes, has no bfloat16; products of 16-bit floats are exact in float32.
         "upcast": spec.interpret and spec.a.dtype.itemsize == 2,
-        "quantized": spec.quantized is not None,
         "parts": False,
         "per_byte": 2 if spec.quantized is not None and spec.quantized.encoding else 1,
         **dict(values),
     }
-    writer.values = names
-    text = writer.finished(template(PACKAGE, template_name).render(**writer.hooks, **names))
-    return Source(text=text, function=writer.function, arguments=writer.arguments)
+    writer = Writer(spec, preamble, dict(described), names)
+    return Source(text=writer.finished(writer.part(template_name)) + "\n", function=FUNCTION, arguments=writer.arguments)

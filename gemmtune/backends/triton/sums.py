@@ -13,7 +13,8 @@ from .artifact import Expected, expected_of
 from .build import KernelChoice, TritonChoice
 from .configs import Config
 from .descriptors import turned
-from .legality import Predicate, Resources, check_split
+from .legality import Predicate
+from .resources import Resources
 from .spec import Staging
 
 
@@ -53,7 +54,7 @@ class SumPredicate(Predicate):
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(as_one(problem), device)
-        self._sum = problem
+        self.asked = problem
         self._products = [Predicate(product, device) for product in products_of(problem)]
         self.least_bytes = problem.bytes
 
@@ -62,10 +63,6 @@ class SumPredicate(Predicate):
         whole = dataclasses.replace(config, split_k=1)
         reasons = (product.check(whole) for product in self._products)
         return next((reason for reason in reasons if reason is not None), None) or self.check_split(config)
-
-    def check_split(self, config: Config) -> str | None:
-        """``check`` for a config that is legal without splits."""
-        return check_split(self._sum, config)
 
     def resources(self, config: Config) -> Resources:
         """Those of the product that needs more."""

@@ -16,8 +16,9 @@ from .artifact import Expected, vector_instruction
 from .build import KernelChoice
 from .classes import INT32_LIMIT
 from .configs import Config, Geometry, tiles_of
-from .legality import Predicate, Resources, why_overhanging
+from .legality import Predicate, why_overhanging
 from .mixed.words import WordsKernelChoice, why_not_words
+from .resources import Resources
 
 MOST_ROWS = 4
 """Each row more is another multiply-add for each element of b; beyond this tensor cores are as fast."""
@@ -118,9 +119,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     need = vector_resources(problem, device, config)
     if _elements(config, device) * config.block_m * problem.accumulator.itemsize // 4 > MOST_ELEMENTS:
         return f"registers: needs about {need.registers} for each thread"
-    if device.type != "cpu" and need.smem_bytes > device.smem_per_block_bytes:
-        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
-    return None
+    return device.why_no_smem(need.smem_bytes) if device.type != "cpu" else None
 
 
 def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
@@ -189,10 +188,7 @@ def why_not_words_row(problem: Problem, device: DeviceInfo, config: Config) -> s
         return f"block_k {config.block_k}: must divide k = {problem.k}"
     if config.block_n >= 2 * problem.n:
         return f"block_n {config.block_n}: half of it or more hangs over n = {problem.n}"
-    need = words_vector_resources(problem, device, config)
-    if need.smem_bytes > device.smem_per_block_bytes:
-        return f"shared memory: needs {need.smem_bytes} bytes, a block of {device.arch} has {device.smem_per_block_bytes}"
-    return None
+    return device.why_no_smem(words_vector_resources(problem, device, config).smem_bytes)
 
 
 def words_vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:

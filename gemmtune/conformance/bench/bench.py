@@ -9,11 +9,11 @@ import torch
 
 from ...choice import Claims
 from ...declaration.subject import Call, Impossible, Refused, Subject, is_fatal
-from ...numerics.buffers import POISONS, storage_bits
+from ...numerics.buffers import POISONS, is_poison
 from ...numerics.compare import BadElement, is_right
 from ...numerics.expectation import Expectation, OneHotExpectation, referenced
 from ...numerics.grouped import GroupedProbes
-from ...numerics.guards import Guards, Watch, guarded_out, poison_free_memory
+from ...numerics.guards import Watch, guarded_out, poison_free_memory
 from ...numerics.joined import joined, side_by_side
 from ...numerics.judging import Judge
 from ...numerics.one_hot import OneHotProbe
@@ -91,8 +91,6 @@ class Bench:
         other.failures = self.failures
         return other
 
-    # Calling
-
     def call(self, operands: Operands, *, out: torch.Tensor | None = None, watch: bool = True, wait: bool = True) -> torch.Tensor:
         """The result of one call, which is judged as memory: shape, dtype, place, writes elsewhere, inputs left alone.
 
@@ -103,11 +101,9 @@ class Bench:
             Refused: the GEMM raised an error.
             NoResult: what it returned cannot be judged.
         """
-        payload = self.next_payload()
-        guards: Guards | None = None
+        payload, guards, kept = self.next_payload(), None, None
         epilogue = {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(self.given(operands).extra)}
         inputs = Watch(operands.named | epilogue) if watch else Watch()
-        kept: torch.Tensor | None = None
         if out is None and self.case.out:
             out, guards = guarded_out(self.problem.out, self.device, payload)
         elif out is None:
@@ -140,10 +136,8 @@ class Bench:
             result = self.subject(call)
             if wait and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-        except Impossible:
-            raise
         except Exception as error:
-            if is_fatal(error):
+            if isinstance(error, Impossible) or is_fatal(error):
                 raise
             raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}") from error
         self.subject.called.add(self.problem)
@@ -158,6 +152,10 @@ class Bench:
     def next_payload(self) -> int:
         """The bits with which out is poisoned next; never the same twice in a row."""
         self._calls += 1
+        return self._payload
+
+    @property
+    def _payload(self) -> int:
         return POISONS[self.problem.out.dtype][self._calls % 2]
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -170,16 +168,13 @@ class Bench:
         if not isinstance(result, torch.Tensor):
             self.fail(f"returned {type(result).__name__}, expected a tensor", property_name="result")
             raise NoResult
-        got = (tuple(result.shape), result.dtype, result.device.type)
-        expected = (layout.size, layout.dtype, self.device.type)
+        got = f"{dtype_name(result.dtype)}{list(result.shape)} on {result.device.type}"
+        expected = f"{dtype_name(layout.dtype)}{list(layout.size)} on {self.device.type}"
         if got != expected:
-            shown = [f"{dtype_name(dtype)}{list(size)} on {where}" for size, dtype, where in (got, expected)]
             diagnosis = WRONG_DTYPE if result.dtype != layout.dtype else "a result of the wrong shape or device"
-            self.fail(f"returned {shown[0]}, expected {shown[1]}", property_name="result", diagnosis=diagnosis)
+            self.fail(f"returned {got}, expected {expected}", property_name="result", diagnosis=diagnosis)
             raise NoResult
         return result
-
-    # Judging
 
     def expect_one_hot(self, result: torch.Tensor, probe: OneHotProbe, *, scaled: bool = False) -> bool:
         """Bit equality with an exact probe; ``scaled``: within the bound of one product, for one with scales of any numbers."""
@@ -197,7 +192,7 @@ class Bench:
 
     def _held(self, result: torch.Tensor, expectation: Expectation, *, known: bool = True) -> tuple[bool, float]:
         """(whether ``result`` is what it must be, the largest error over its bound); a failure more if it is not."""
-        finding = self._judge.find(result, expectation, POISONS[self.problem.out.dtype][self._calls % 2])
+        finding = self._judge.find(result, expectation, self._payload)
         bad, ratio = finding.bad_element(finding.state.tolist(), batched=self.problem.batched), float(finding.ratio)
         if bad is None:
             return True, ratio
@@ -206,10 +201,7 @@ class Bench:
             self.explain(result, Expected(name=expectation.name, operands=expectation.operands, right=whole, known=known))
         else:
             origin = expectation.origin(bad.index, batched=self.problem.batched)
-            self.fail(
-                f"{expectation.name}: {bad.text(origin)}",
-                index=bad.index, got=bad.got, expected=bad.expected, tolerance=bad.tolerance,
-            )  # fmt: skip
+            self.fail(f"{expectation.name}: {bad.text(origin)}", **bad.facts)
         return False, ratio
 
     def expect_equal(
@@ -219,8 +211,7 @@ class Bench:
         same = (result == expected) | (result.isnan() & expected.isnan())
         if bool(same.all()):
             return True
-        value = self._wide(expected)
-        right = Approximate(value=value, error=torch.zeros_like(value))
+        right = Approximate.exactly(self._wide(expected))
         self.explain(result, Expected(name=name, operands=operands, right=right, known=known))
         return False
 
@@ -237,11 +228,9 @@ class Bench:
             bad &= ~value.isnan()
         if not bool(bad.any()):  # a grade is of all elements together
             bad = got != value
-        count, first = int(bad.sum()), int(bad.flatten().to(torch.uint8).argmax())
-        _, m, n = bad.shape
-        place = (first // (m * n), first // n % m, first % n)
-        bits = result.view(storage_bits(result).dtype).reshape(bad.shape)
-        unwritten = (bits == POISONS[self.problem.out.dtype][0]) | (bits == POISONS[self.problem.out.dtype][1])
+        count = int(bad.sum())
+        place = tuple(int(i) for i in torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), bad.shape))
+        unwritten = is_poison(result).reshape(bad.shape)
         element = BadElement(
             index=place if self.problem.batched else place[1:],
             got=float(got[place]),
@@ -251,14 +240,14 @@ class Bench:
         )
         message = f"{expected.name}: {element.text()}; {count} of {bad.numel()} elements are wrong"
         if not self.examine:
-            self.fail(message, index=element.index, got=element.got, expected=element.expected, examined=False)
+            self.fail(message, **element.facts, examined=False)
             return
-        again = self._again(result, expected, bad) if not bool((bad & unwritten).any()) else None
-        named = again or self._diagnosis(got, expected, bad, unwritten)
+        left = bool((bad & unwritten).any())
+        again = self._again(result, expected, bad) if not left else None
+        named = again or self._diagnosis(got, expected, bad, unwritten, left=left)
         self.fail(
             message + ("; called again, some of them are right" if again else ""),
-            diagnosis=named.text, also=named.also, tolerance=element.tolerance,
-            index=element.index, got=element.got, expected=element.expected,
+            diagnosis=named.text, also=named.also, **element.facts,
             bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
         # A result that was wrong when it came is no sign of a stale one when it comes again.
@@ -282,12 +271,12 @@ class Bench:
             self._results = results
         return None
 
-    def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> Diagnosis:
-        if self.problem.groups:
-            return Diagnosis("elements left unwritten" if bool((bad & unwritten).any()) else "")
+    def _diagnosis(
+        self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor, *, left: bool
+    ) -> Diagnosis:
         changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # the expectation with them
-        if not bool((bad & unwritten).any()) and (changed or not expected.known):
-            return Diagnosis()
+        if self.problem.groups or (not left and (changed or not expected.known)):
+            return Diagnosis("elements left unwritten" if left else "")
         return diagnose(
             Evidence(
                 problem=joined(self.problem), operands=side_by_side(self.given(expected.operands)), got=got,
@@ -298,8 +287,7 @@ class Bench:
 
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
         """A copy in float64 [B, M, N]."""
-        problem = self.problem
-        return result.to(torch.float64, copy=True).reshape(problem.batch, problem.m, problem.n)
+        return result.to(torch.float64, copy=True).reshape(self.problem.batch, self.problem.m, self.problem.n)
 
 
 def _asked(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:

@@ -49,7 +49,7 @@ def check_scales(bench: Bench) -> None:
     random = probes.random()
     if probes.free_a and bench.problem.scales:
         with stage(bench, "single products"):
-            probe = probes.scaled_rows(random.b)
+            probe = probes.rows_of_b(random.b, scaled=True)
             if not bench.expect_one_hot(bench.call(probe.operands), probe, scaled=True):
                 return
     if probes.free_a and probes.free_b:

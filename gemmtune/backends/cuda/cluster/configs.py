@@ -169,8 +169,8 @@ def tiles_of(problem: Problem, config: Config) -> int:
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
     shape = config.shape
-    if shape.shared_bytes > device.smem_per_block_bytes:
-        return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
+        return reason
     if shape.cluster > MOST_CLUSTER:
         return f"a cluster has {shape.cluster} blocks, at most {MOST_CLUSTER} can be relied on"
     most = WARP * shape.in_flight

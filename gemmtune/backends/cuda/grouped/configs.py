@@ -123,8 +123,8 @@ def most_clusters(problem: Problem, config: Config) -> int:
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
     shape, (rows, _) = config.shape, config.tile
-    if shape.shared_bytes > device.smem_per_block_bytes:
-        return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
+        return reason
     if config.swap_ab and (shape.cluster > 1 or problem.divides_terms):
         return "b is the left operand for groups of few rows alone, and without clusters"
     if config.blocks < shape.cluster or config.strip < 1:

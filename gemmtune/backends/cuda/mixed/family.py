@@ -61,9 +61,8 @@ class MixedFamily(Family[C]):
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
         """What all families ask."""
-        shared_bytes = config.shape.shared_bytes(weights_of(problem), config.cluster_k)
-        if shared_bytes > device.smem_per_block_bytes:
-            return f"takes {shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+        if (reason := device.why_no_smem(config.shape.shared_bytes(weights_of(problem), config.cluster_k))) is not None:
+            return reason
         if config.cluster_k > MOST_CLUSTER:
             return f"{config.cluster_k} blocks in a cluster, at most {MOST_CLUSTER} are allowed"
         steps, (rows, cols) = steps_of(problem, config), tiles_of(problem, config)

@@ -150,8 +150,8 @@ def steps_of(problem: Problem) -> int:
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
     shape, tiles = config.shape, tiles_of(problem, config)
-    if shape.shared_bytes > device.smem_per_block_bytes:
-        return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
+        return reason
     if shape.cluster_k > MOST_CLUSTER:
         return f"a cluster has {shape.cluster_k} blocks, at most {MOST_CLUSTER} can be relied on"
     if shape.block_n // 8 % shape.cluster_k:

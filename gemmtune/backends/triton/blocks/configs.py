@@ -80,7 +80,4 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -
     reason = predicate.check(config)
     if reason is not None or not config.swap or device.type == "cpu":
         return reason
-    turned = turned_bytes(problem, device, config)
-    if turned > device.smem_per_block_bytes:
-        return f"shared memory: needs {turned} bytes to turn the tile, a block of {device.arch} has {device.smem_per_block_bytes}"
-    return predicate.why_no_room(config.as_multiplied)
+    return device.why_no_smem(turned_bytes(problem, device, config)) or predicate.why_no_room(config.as_multiplied)

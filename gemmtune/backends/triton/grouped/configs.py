@@ -12,7 +12,7 @@ from ..arch import arch_of
 from ..classes import INT32_LIMIT
 from ..configs import Config
 from ..descriptors import describable, stacked, turned
-from ..legality import LEAST_BLOCK, Predicate, why_too_large
+from ..legality import LEAST_BLOCK, Predicate
 from ..persistent import persistent_resources
 
 
@@ -92,7 +92,7 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
     config = multiplied(problem, config)
     need, sums = persistent_resources(problem, device, config), config.block_m * config.block_n // (32 * config.warps)
     step = Predicate(problem, device).step_registers(config, "warp_group", sums)
-    return why_too_large(replace(need, registers=need.registers + step), device)
+    return replace(need, registers=need.registers + step).why_not_on(device)
 
 
 def _why_not_float8_described(problem: Problem, device: DeviceInfo) -> str | None:

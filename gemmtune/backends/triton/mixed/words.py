@@ -24,7 +24,7 @@ from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
 from ..classes import SIGNATURE_DTYPES, Source
 from ..configs import Config, Geometry
-from ..legality import Resources, why_too_large
+from ..resources import Resources
 from ..source import PACKAGE
 from ..spec import KernelSpec
 from ..wrapped import Copying, WrappedChoice, copying_source
@@ -215,7 +215,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: WordsConfig) ->
         return f"{product_rows} rows of the product, {config.warps} warps: {how} would multiply"
     if config.fragments and not config.swap:
         return "fragments of a warp group are those of its first operand: they need swap"
-    return None if device.type == "cpu" else why_too_large(words_resources(problem, device, config), device)
+    return None if device.type == "cpu" else words_resources(problem, device, config).why_not_on(device)
 
 
 def words_resources(problem: Problem, device: DeviceInfo, config: WordsConfig) -> Resources:

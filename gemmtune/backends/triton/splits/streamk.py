@@ -24,10 +24,11 @@ from ..build import KernelChoice
 from ..classes import INT32_LIMIT
 from ..configs import Config, Geometry, tiles_of
 from ..descriptors import turned
-from ..legality import Predicate, Resources
+from ..legality import Predicate
 from ..persistent import BARRIER_BYTES, SUSTAINED, operand_blocks, why_not_persistent
 from ..rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, SM_GBPS, SPLIT_US, STORE_US, loop_step_us, ranked
 from ..records import Blocks
+from ..resources import Resources
 from ..spec import KernelSpec
 
 LEAST_CAPABILITY = 80
