@@ -411,6 +411,7 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "the blocks of a cluster have one tile alone: they are sent its sums once"),
     (blocked(), bsr_shape(64, 128, 4, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
     (blocked(64), bsr_shape(128, 64, 4, 1, 2), {}, "a cluster has 2 tiles of 64 tokens, x has 64 tokens"),
+    (blocked(), bsr_shape(128, 64, 4), {"strip": 0}, "strips of 0, expected at least one cluster of tokens"),
     (blocked(), bsr_shape(128, 64, 4, 1, 2), {"blocks": 7}, "7 blocks are no whole clusters of 2"),
     (blocked(), bsr_shape(128, 512, 2), {}, "a tile has 512 tokens, at most 256 are copied at once"),
     (blocked(m=2**20, n=2**20, k=64), bsr_shape(64, 32, 8), {}, "536870912 tiles, at most 268435456 fit a grid"),
@@ -447,7 +448,7 @@ def test_configs_that_are_not_legal(problem: Problem, shape: Any, told: dict[str
     ("problem", "shape", "told", "room", "needed"),
     [
         (mm(), SMALL_CLUSTER, {}, 64, 110704),
-        (blocked(), bsr_shape(128, 256, 4), {}, 160, 196752),
+        (blocked(), bsr_shape(128, 256, 4), {}, 160, 196720),
         (mixed(), SKINNY, {"cluster_k": 2}, 80, 90320),
         (mixed(128), WGMMA, {"cluster_k": 2}, 160, 230400),
     ],

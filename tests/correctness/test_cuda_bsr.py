@@ -17,7 +17,7 @@ from cuda_kernels_on_cpu import kernel
 from rotation import rotated
 
 from gemmtune.backends.cuda.bsr.configs import UNIT
-from gemmtune.backends.cuda.bsr.packing import PLACE_BITS, packed_units, swizzled
+from gemmtune.backends.cuda.bsr.packing import PLACE_BITS, grouped_rows, packed_units, swizzled
 from gemmtune.choice import Status
 from gemmtune.numerics.block_sparse import sparse_of
 from gemmtune.problem import Problem
@@ -38,6 +38,7 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "from-tile-to-tile": (blocked(40, 320, 192, density=0.5, imbalance="skewed"), ONE, {"blocks": 2}),
     "tokens-contiguous": (blocked(72, 128, 136, block=(64, 136), layout="tt"), LINES, {"blocks": 1}),
     "float16-blocks-of-128": (blocked(17, 256, 256, block=128, dtype=F16), TWO, {}),
+    "in-strips": (blocked(90, 320, 192, density=0.5), ONE, {"blocks": 5, "strip": 2}),
     "joined": (blocked(9, 96, 144, block=(32, 16), density=0.2), TWO, {}),
     "cut-and-unaligned": (blocked(7, 130, 192, block=(65, 96)), ONE, {}),
     "two-blocks-of-a-cluster": (blocked(24, 128, 320, density=0.5), DIVIDED, {}),
@@ -89,16 +90,18 @@ def test_packed_units_are_the_matrix(block: int | tuple[int, int], density: floa
     weight = create_blocked_tensor(n, k, block=block, density=density, imbalance="skewed", dtype=BF16)
     packed = packed_units(weight, warp_groups)
     groups = -(-n // (UNIT * warp_groups))
-    words = packed[: 8 * (groups + 1)].view(torch.int32).tolist()
-    order, starts = words[:groups], words[groups : 2 * groups + 1]
-    steps_at, units_at = 8 * (groups + 1), (8 * (groups + 1) + 8 * starts[-1] + 127) // 128 * 128
+    head = groups * (warp_groups + 1) + 1
+    steps_at = (head + 1) // 2 * 8
+    words = packed[: 4 * head].view(torch.int32).tolist()
+    rows, starts = words[: groups * warp_groups], words[groups * warp_groups :]
+    units_at = (steps_at + 8 * starts[-1] + 127) // 128 * 128
     steps = packed[steps_at : steps_at + 8 * starts[-1]].view(torch.int32).view(-1, 2).tolist()
     units = swizzled(packed[units_at:].view(BF16).view(-1, UNIT, UNIT))  # which undoes itself
-    assert sorted(order) == list(range(groups))
+    assert sorted(rows) == list(range(groups * warp_groups))
     lengths = [b - a for a, b in itertools.pairwise(starts)]
     assert lengths == sorted(lengths, reverse=True)
     dense, used = torch.zeros(groups * warp_groups * UNIT, -(-k // UNIT) * UNIT, dtype=BF16), 0
-    for group, begin, end in zip(order, starts, starts[1:], strict=False):
+    for group, (begin, end) in enumerate(itertools.pairwise(starts)):
         numbers = [told >> PLACE_BITS for told, _ in steps[begin:end]]
         assert numbers == sorted(set(numbers))
         for told, first in steps[begin:end]:
@@ -106,9 +109,39 @@ def test_packed_units_are_the_matrix(block: int | tuple[int, int], density: floa
             assert places
             assert first == used
             for place in places:
-                row, col = (group * warp_groups + place) * UNIT, (told >> PLACE_BITS) * UNIT
+                row, col = rows[group * warp_groups + place] * UNIT, (told >> PLACE_BITS) * UNIT
                 dense[row : row + UNIT, col : col + UNIT] = units[used]
                 used += 1
     assert used == len(units)
     assert torch.equal(dense[:n, :k], weight.to_dense())
     assert dense.count_nonzero() == weight.to_dense().count_nonzero()
+
+
+def test_rows_with_the_same_columns_are_of_one_group() -> None:
+    """Three kinds of rows, mixed, and a row that is alone; then rows that are all alike, which stay where they are."""
+    kinds = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 3]
+    columns = {0: [0, 1, 2, 3], 1: [4, 5, 6], 2: [0, 4, 7, 8, 9], 3: [9]}
+    row, col = zip(*[(i, col) for i, kind in enumerate(kinds) for col in columns[kind]], strict=True)
+    places = torch.tensor(row), torch.tensor(col)
+    found = grouped_rows(*places, len(kinds), 10, 4)
+    assert sorted(found.tolist()) == list(range(16))
+    assert {frozenset(group) for group in found.view(4, 4).tolist()} == {
+        frozenset({0, 3, 6, 9}),
+        frozenset({1, 4, 7, 10}),
+        frozenset({2, 5, 8, 11}),
+        frozenset({12, 13, 14, 15}),
+    }
+    alike = torch.arange(6).repeat_interleave(3), torch.arange(3).repeat(6)
+    assert {frozenset(pair) for pair in grouped_rows(*alike, 6, 3, 2).view(3, 2).tolist()} == {
+        frozenset({0, 1}),
+        frozenset({2, 3}),
+        frozenset({4, 5}),
+    }
+
+
+def test_rows_by_chance_have_fewer_steps_than_as_neighbours() -> None:
+    """Of 64 rows with half of 64 units, pairs of neighbours have 48 steps."""
+    existing = torch.rand(64, 64, generator=torch.Generator("cpu").manual_seed(1)) < 0.5
+    row, col = existing.nonzero(as_tuple=True)
+    found = existing[grouped_rows(row, col, 64, 64, 2)].view(32, 2, 64).any(1)
+    assert found.sum() < 0.94 * existing.view(32, 2, 64).any(1).sum()

@@ -45,6 +45,7 @@ SMALL: dict[str, Problem] = {
     "joined": blocked(100, 224, 272, block=(32, 16), density=0.2),
     "cut": blocked(70, 260, 576, block=(65, 96)),
     "skewed": blocked(260, 1024, 1024, density=0.1, imbalance="skewed", wide_index=True),
+    "many-rows": blocked(64, 2112, 256, density=0.4),
     "nothing": blocked(100, 256, 256, density=0),
     "added": ADDED,
     "gated": gated(blocked(131, 320, 512, density=0.3)),
@@ -61,7 +62,9 @@ LARGE: dict[str, Problem] = {
 }
 PAIRS = rotated(tuple(itertools.product(SMALL, SHAPES)), 5)
 """A fifth of them for each commit: their kernels differ little."""
-WAYS: list[dict[str, Any]] = [{"pdl": pdl, "blocks": blocks} for blocks in (0, 6, 132) for pdl in (False, True)]
+WAYS: list[dict[str, Any]] = [
+    {"pdl": pdl, "blocks": blocks, "strip": strip} for blocks, strip in ((0, 8), (6, 2), (132, 4)) for pdl in (False, True)
+]
 
 
 def choices_of(problem: Problem, shape: Shape) -> list[CudaChoice]:

@@ -159,6 +159,8 @@ def test_what_a_block_sparse_product_is_told() -> None:
     )
     work = work_of(alone, BsrWork)
     assert (work.rows, work.cols, work.groups, work.tiles_n, work.tiles, work.paired) == (448, 200, 4, 4, 16, True)
+    strips = [work_of(choice(problem, BLOCKED, strip=strip).record, BsrWork).strip for strip in (1, 3, 8)]
+    assert (work.strip, *strips) == (4, 1, 3, 4), "no more than there are"
     assert [record.grid for record in (alone, persistent, divided)] == [(16, 1, 1), (5, 1, 1), (32, 1, 1)]
     shared = choice(problem, bsr_shape(128, 64, 4, 1, 2), blocks=6).record
     assert (shared.grid, shared.cluster) == ((6, 1, 1), 2)

@@ -39,6 +39,10 @@ inline void barrier_wait(unsigned barrier, unsigned parity) {
     std::abort();
   }
 }
+inline bool barrier_passed(unsigned barrier, unsigned parity) {
+  std::lock_guard lock(here().mutex);
+  return unsigned(here().barriers.at(barrier).phase & 1) != parity;
+}
 inline void barrier_arrive_there(unsigned barrier) { barrier_arrive(barrier); }
 inline void sync_threads(int barrier, int threads) {
   Block& block = here();
@@ -119,6 +123,7 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   warp.meeting.arrive_and_wait();
   return lanes;
 }
+inline bool __all_sync(unsigned lanes, bool x) { return __ballot_sync(lanes, x) == ~0u; }
 inline unsigned turn_matrix(unsigned x) {
   Warp& warp = met({x});
   const unsigned lane = threadIdx.x % 32, half = lane / 4 % 2 * 16, from = lane % 4 * 8 + lane / 8;
@@ -308,6 +313,8 @@ inline bf16 to_bf16(float x) {
   std::memcpy(&bits, &x, 4);
   return std::isnan(x) ? bf16{0x7fff} : bf16{static_cast<unsigned short>(bits + 0x7fff + (bits >> 16 & 1) >> 16)};
 }
+inline unsigned two_bf16(float x, float y) { return to_bf16(x).bits | unsigned(to_bf16(y).bits) << 16; }
+inline unsigned two_f16(float x, float y) { return to_f16(x).bits | unsigned(to_f16(y).bits) << 16; }
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(bf16* to, float x) { *to = to_bf16(x); }
 inline void store_one(f16* to, float x) { *to = to_f16(x); }

@@ -12,11 +12,11 @@ from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MOST_BOX, MOST_
 UNIT = 64
 """The rows of a weight that a warp group multiplies, and the elements along K of a step: a unit of the weight has both."""
 UNIT_BYTES = UNIT * LINE_BYTES
-TOLD_BYTES = 16
+TOLD_BYTES = 8
 """What the copying warp tells the others of each stage."""
 MANY_SUMS = 64
 """The sums in each thread of two warp groups beyond which the copying warps leave these registers."""
-REGISTERS = {2: (40, 232), 4: (56, 104)}
+REGISTERS = {2: (56, 224), 4: (56, 104)}
 """The registers of a thread that copies, and of those to which it leaves the others, by the warp groups that multiply. Together
 they are no more than all threads have to begin with: who asks for more waits for ever."""
 MOST_TILES = 2**28
@@ -115,16 +115,18 @@ SHAPES: tuple[Shape, ...] = (
 class Config:
     """A shape, and what a launch is told.
 
-    ``blocks``: so many go on from one tile to the next, or 0 where each block has one tile. ``pdl``: the launch may begin before
-    the one before it has ended.
+    ``blocks``: so many go on from one tile to the next, or 0 where each block has one tile; those of ``strip`` clusters of tokens
+    are worked off from the longest rows of the weight to the shortest. ``pdl``: the launch may begin before the one before it has
+    ended.
     """
 
     shape: Shape
     blocks: int = 0
+    strip: int = 8
     pdl: bool = False
 
     def __str__(self) -> str:
-        return f"{self.shape}{f'_b{self.blocks}' if self.blocks else ''}{'_pdl' if self.pdl else ''}"
+        return f"{self.shape}{f'_b{self.blocks}' if self.blocks else ''}_g{self.strip}{'_pdl' if self.pdl else ''}"
 
 
 def groups_of(problem: Problem, shape: Shape) -> int:
@@ -171,6 +173,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return "the blocks of a cluster have one tile alone: they are sent its sums once"
     if problem.m <= shape.block_n * (shape.cluster_n - 1):
         return f"a cluster has {shape.cluster_n} tiles of {shape.block_n} tokens, x has {problem.m} tokens"
+    if config.strip < 1:
+        return f"strips of {config.strip}, expected at least one cluster of tokens"
     if config.blocks % shape.cluster:
         return f"{config.blocks} blocks are no whole clusters of {shape.cluster}"
     if tiles * shape.cluster > MOST_TILES:

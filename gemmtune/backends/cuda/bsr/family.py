@@ -43,7 +43,7 @@ class Work(kernel.Work):
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("packed", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("groups", ctypes.c_int),
-        ("tiles_n", ctypes.c_int), ("tiles", ctypes.c_int), ("paired", ctypes.c_bool),
+        ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("tiles", ctypes.c_int), ("paired", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -83,8 +83,11 @@ class Bsr(Family[Config]):
         return "Triton's kernels have been faster wherever both were measured: tried exhaustively alone"
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """How it begins; and whether blocks go on from tile to tile."""
+        """How it begins, the strips, and whether blocks go on from tile to tile."""
         yield dataclasses.replace(config, pdl=not config.pdl)
+        for strip in (config.strip // 2, config.strip * 2):
+            if 0 < strip < 2 * tiles_n_of(problem, config.shape):
+                yield dataclasses.replace(config, strip=strip)
         room = room_of(device, config.shape)
         if config.shape.cluster_k == 1 and tiles_of(problem, config.shape) * config.shape.cluster > room:
             yield dataclasses.replace(config, blocks=0 if config.blocks else room)
@@ -105,6 +108,7 @@ class Bsr(Family[Config]):
             "cluster": shape.cluster,
             "splits": shape.cluster_k,
             "blocks": config.blocks,
+            "strip": config.strip,
             "pdl": config.pdl,
         }
 
@@ -143,6 +147,7 @@ class Bsr(Family[Config]):
         fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols = problem.n, problem.m
         work.groups, work.tiles_n, work.tiles = groups_of(problem, shape), tiles_n_of(problem, shape), tiles
+        work.strip = min(config.strip, work.tiles_n)
         stored = (problem.out, TURNED) if turned(problem) else (oriented.out, 2)
         work.paired, aligned = aligned_out(Work.paired, *stored)
         told = Record(

@@ -11,6 +11,8 @@ from .configs import UNIT
 
 ALIGNED_BYTES = 128
 """Units begin at its multiples."""
+MOST_COMPARED = 1024
+"""Rows of units of which those are found that have the most in common."""
 PLACE_BITS = 8
 """The bits of a step's first word that say which warp groups have a unit; the others are the step's number along K."""
 
@@ -23,32 +25,69 @@ def format_of(warp_groups: int) -> str:
 def packed_units(weight: torch.Tensor, warp_groups: int) -> torch.Tensor:
     """A sparse_bsr weight [N, K] as uint8.
 
-    Its rows of units are taken ``warp_groups`` at a time. Such a group has a step for each 64 along K where one of its rows has a
-    unit. First come the numbers of the groups, int32, those with the most steps in front; then for each, in this order, its first
-    step, and the number of all steps; then for each step two int32: its number along K and which rows have a unit, and the number
-    of its first unit. From the next multiple of 128 bytes on there are the units, 64 lines of 128 bytes whose chunks of 16 bytes
-    are exchanged as a swizzle of 128 bytes does.
+    Its rows of units are grouped, ``warp_groups`` of them that have many columns in common. A group has a step for each 64 along K
+    where one of its rows has a unit. First come the numbers of the rows of each group, int32, the groups with the most steps in
+    front; then for each, in this order, its first step, and the number of all steps, and room up to a multiple of 8 bytes; then
+    for each step two int32: its number along K and which rows have a unit, and the number of its first unit. From the next
+    multiple of 128 bytes on there are the units, 64 lines of 128 bytes whose chunks of 16 bytes are exchanged as a swizzle of 128
+    bytes does.
     """
     panels = panels_of(weight, UNIT, UNIT)
     values, crow, col = parts(panels)
-    groups, columns = -(-(len(crow) - 1) // warp_groups), max(panels.shape[1] // UNIT, 1)
-    row = rows_of(crow)
-    places, step = (row // warp_groups * columns + col.long()).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    row, columns = rows_of(crow), max(panels.shape[1] // UNIT, 1)
+    rows = grouped_rows(row.cpu(), col.long().cpu(), len(crow) - 1, columns, warp_groups).to(row.device)
+    place, groups = rows.argsort()[row], len(rows) // warp_groups
+    places, step = (place // warp_groups * columns + col.long()).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     counts = torch.bincount(places // columns, minlength=groups)
     order = counts.argsort(descending=True, stable=True)
     by_group = (order.argsort()[places // columns] * columns + places % columns).argsort()
     step = by_group.argsort()[step]
-    place = row % warp_groups
+    place = place % warp_groups
     of_step = torch.bincount(step, minlength=len(places))
     which = torch.zeros_like(of_step).index_add_(0, step, torch.ones_like(place) << place)
     first = of_step.cumsum(0) - of_step
     told = torch.stack([places[by_group] % columns << PLACE_BITS | which, first], dim=1)
-    starts = pad(counts[order].cumsum(0), (1, 0))
-    head = pad(torch.cat([order, starts]), (0, 1))
-    words = torch.cat([head, told.flatten()]).to(torch.int32)
+    head = torch.cat([rows.view(groups, warp_groups)[order].flatten(), pad(counts[order].cumsum(0), (1, 0))])
+    words = torch.cat([pad(head, (0, len(head) % 2)), told.flatten()]).to(torch.int32)
     words = pad(words, (0, -len(words) % (ALIGNED_BYTES // 4)))
     units = swizzled(values[(step * warp_groups + place).argsort()])
     return torch.cat([words.view(torch.uint8), units.view(torch.uint8).flatten()])
+
+
+def grouped_rows(row: torch.Tensor, col: torch.Tensor, rows: int, columns: int, each: int) -> torch.Tensor:
+    """The numbers of all rows, ``each`` of a group behind each other, where units are at (``row``, ``col``).
+
+    Rows that have many columns in common come together, so that x is copied once for all of them: pairs of rows, then pairs of
+    pairs, among as many rows as are compared at a time. Behind the last ones come rows that do not exist.
+    """
+    existing = torch.zeros(-(-rows // each) * each, columns)
+    existing[row, col] = 1
+    compared = range(0, len(existing), MOST_COMPARED)
+    return torch.cat([first + _grouped(existing[first : first + MOST_COMPARED], each) for first in compared])
+
+
+def _grouped(existing: torch.Tensor, each: int) -> torch.Tensor:
+    """The numbers of these rows, ``each`` of a group behind each other; ``existing`` is one where a row has a unit."""
+    order = torch.arange(len(existing))[:, None]
+    while order.shape[1] < each:
+        pairs = torch.tensor(_pairs(existing))
+        existing, order = existing[pairs].amax(1), order[pairs].flatten(1)
+    return order.flatten()
+
+
+def _pairs(existing: torch.Tensor) -> list[tuple[int, int]]:
+    """Each row, the longest first, with the one that has the most columns in common with it; of several, with the nearest."""
+    numbers = torch.arange(len(existing))
+    likes = existing @ existing.t() - (numbers[:, None] - numbers).abs() / len(numbers)
+    left, pairs = set(numbers.tolist()), []
+    for one in existing.sum(1).argsort(descending=True, stable=True).tolist():
+        if one in left:
+            likes[:, one] = -torch.inf
+            other = int(likes[one].argmax())
+            likes[:, other] = -torch.inf
+            left -= {one, other}
+            pairs.append((one, other))
+    return pairs
 
 
 def swizzled(units: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..hopper import LINE_BYTES, clusters_at_a_time
-from .configs import SHAPES, UNIT, UNIT_BYTES, Config, Shape, room_of, tiles_of
+from .configs import SHAPES, UNIT, UNIT_BYTES, Config, Shape, room_of, tiles_n_of, tiles_of
 
 LAUNCH_US = 3.5
 """What a launch takes at the least."""
@@ -22,6 +22,8 @@ STEP_NS = 40.0
 """What a step takes at the least."""
 EXCHANGE_GBPS = 60.0
 """The rate at which each block of a cluster sends its sums."""
+STRIP_TOKENS = 2048
+"""The tokens of a strip: so much of x stays in L2 while all rows of the weight are gone through."""
 SKEWED = 1.3
 """Times as long, where long rows of the weight keep some blocks busy while others have ended."""
 
@@ -67,4 +69,12 @@ def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
 def _filled(shape: Shape, problem: Problem, device: DeviceInfo) -> Config:
     room = room_of(device, shape)
     persistent = shape.cluster_k == 1 and tiles_of(problem, shape) * shape.cluster > room
-    return Config(shape=shape, blocks=room if persistent else 0, pdl=True)
+    return Config(shape=shape, blocks=room if persistent else 0, strip=strip_of(problem, shape), pdl=True)
+
+
+def strip_of(problem: Problem, shape: Shape) -> int:
+    """The clusters' tiles of a strip: all of them where rows differ much in length, so that the longest come first of all."""
+    beside = tiles_n_of(problem, shape)
+    assert problem.sparsity is not None
+    skewed = problem.sparsity.imbalance == "skewed"
+    return beside if skewed else min(max(STRIP_TOKENS // (shape.block_n * shape.cluster_n), 1), beside)
