@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-import inspect
 import itertools
 import os
-import re
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from typing import Literal
 import platformdirs
 
 from .errors import SettingsError
+from .setting_types import Most, Names, Natural, Place, Regex, Seconds, Targets, check, parse, target_of
 
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
@@ -43,9 +42,9 @@ class Settings:
     Every field can be set by ``GEMMTUNE_<FIELD IN CAPITALS>``; tuples as comma-separated words, booleans as 0 or 1.
     """
 
-    backends: tuple[str, ...] | None = None
+    backends: Names = None
     """Backends that may offer choices; None means every backend that serves the problem's device by default."""
-    extra_choices: tuple[str, ...] | None = None
+    extra_choices: Targets = None
     """GEMMs of your own that compete, whatever `backends` says, each as `package.module:function`; what they declare says for which
     problems. None: none but those of installed packages (entry point `gemmtune.backends`)."""
     fallback_to_aten: bool = True
@@ -57,53 +56,53 @@ class Settings:
     for the nearest M, and tunes nothing; ``exact`` has each M tuned for itself."""
     batch_invariant: bool = False
     """One choice and one division of K for all numbers of rows: the bits of a row do not depend on the batch that it is in."""
-    multi_kernel: int | None = None
+    multi_kernel: Place = None
     """The place, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: what it has decided."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
-    compile_threads: int = 0
+    compile_threads: Natural = 0
     """Processes that compile at the same time; 0 means one for each core this process may use."""
-    compile_timeout_s: float = 120.0
+    compile_timeout_s: Seconds = 120.0
     """Seconds after which the compilation of one choice is given up."""
-    choice_timeout_s: float = 60.0
+    choice_timeout_s: Seconds = 60.0
     """Seconds after which the verification or measurement of one choice is given up (subprocess only)."""
     search: Search = "default"
     """How many configurations each template offers."""
     timing: Timing = "graph"
     """``graph`` ranks by kernel time alone (a CUDA graph on a GPU); ``spaced`` too, with a little kernel of another kind between
     two calls, as in a model, so that none begins while the one before ends; ``eager`` includes the host's cost of each call."""
-    cublaslt_top_k: int = 8
+    cublaslt_top_k: Natural = 8
     """How many algorithms of cuBLASLt's heuristic query are offered."""
     mixed_mm_choice: MixedMmChoice = "default"
     """What serves mixed_mm: ``default`` is the fastest of all, ``triton`` that of Triton, ``aten`` torch, ``heuristic`` a config of
     Triton that is fixed for the shape and not measured; each is torch where Triton has nothing."""
-    choice_allowlist_regex: str | None = None
+    choice_allowlist_regex: Regex = None
     """Only choices in whose name this regular expression is found (`re.search`) are tried and run; None or empty: all of them."""
-    choice_denylist_regex: str | None = None
+    choice_denylist_regex: Regex = None
     """Choices in whose name it is found are neither tried nor run, even if allowed, torch's own too; None or empty: none."""
-    template_min_gemm_size: int = 0
+    template_min_gemm_size: Natural = 0
     """Templates offer nothing for a product whose M·N·K is below this."""
-    max_profiling_configs: int | None = None
+    max_profiling_configs: Most = None
     """Most configs of each template to try for a problem, spread over different tiles and schedules; None: all of the search."""
     cutlass_dir: str | None = None
     """A checkout of CUTLASS to use in the place of the nvidia-cutlass package."""
-    cutlass_min_gemm_size: int = 0
+    cutlass_min_gemm_size: Natural = 0
     """CUTLASS offers nothing for a product whose M·N·K is below this."""
-    cutlass_op_allowlist_regex: str | None = None
+    cutlass_op_allowlist_regex: Regex = None
     """As `choice_allowlist_regex`, for CUTLASS's choices alone, such as `stream_k`."""
-    cutlass_op_denylist_regex: str | None = None
+    cutlass_op_denylist_regex: Regex = None
     """As `choice_denylist_regex`, for CUTLASS's choices alone, such as `pingpong`."""
-    cutlass_max_profiling_configs: int | None = None
+    cutlass_max_profiling_configs: Most = None
     """Most choices of CUTLASS to try for a problem, spread over different tiles and schedules; None: all of the search."""
     ck_dir: str | None = None
     """A checkout of Composable Kernel (AMD) to use in the place of the amd-aiter package's headers."""
-    ck_min_gemm_size: int = 0
+    ck_min_gemm_size: Natural = 0
     """Composable Kernel offers nothing for a product whose M·N·K is below this."""
-    ck_op_allowlist_regex: str | None = None
+    ck_op_allowlist_regex: Regex = None
     """As `choice_allowlist_regex`, for Composable Kernel's choices alone, such as `_v3_`."""
-    ck_op_denylist_regex: str | None = None
+    ck_op_denylist_regex: Regex = None
     """As `choice_denylist_regex`, for Composable Kernel's choices alone, such as `interwave`."""
-    ck_max_profiling_instances: int | None = None
+    ck_max_profiling_instances: Most = None
     """Most choices of Composable Kernel to try for a problem, spread over tiles and schedules; None: all of the search."""
     float32_by_parts: bool = True
     """Float32 may be multiplied on tensor cores, as six products of bfloat16 parts, where torch's float32 precision is `ieee`. It
@@ -129,27 +128,8 @@ class Settings:
     """Folder of compiled kernels, locks and the store; None means the user's cache folder."""
 
     def __post_init__(self) -> None:
-        if self.backends is not None and not self.backends:
-            raise SettingsError("backends: got nothing, expected at least one name of the table of backends, or None for all")
-        for target in self.extra_choices or ():
-            _check_target(target)
-        for field, legal in _CHOICES.items():
-            value = getattr(self, field)
-            if value not in legal:
-                raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(legal)}")
-        for field, least in _LEAST.items():
-            value = getattr(self, field)
-            whole, optional = isinstance(least, int), type(None) in typing.get_args(_HINTS[field])
-            if optional and value is None:
-                continue
-            if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not value >= least:
-                expected = f"a {'whole ' * whole}number of at least {least}{', or None' * optional}"
-                raise SettingsError(f"{field}: got {value!r}, expected {expected}")
-        for field in _SWITCHES:
-            if not isinstance(getattr(self, field), bool):
-                raise SettingsError(f"{field}: got {getattr(self, field)!r}, expected True or False")
-        for field in _REGEXES:
-            _check_regex(field, getattr(self, field))
+        for field, hint in _HINTS.items():
+            check(field, hint, getattr(self, field))
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: ``token`` is a number of this process."""
@@ -181,61 +161,12 @@ class Settings:
         return self.compile_threads or len(os.sched_getaffinity(0))
 
 
-_HINTS = typing.get_type_hints(Settings)
-_CHOICES = {field: typing.get_args(hint) for field, hint in _HINTS.items() if typing.get_origin(hint) is Literal}
-_SWITCHES = tuple(field for field, hint in _HINTS.items() if hint is bool)
+_HINTS = typing.get_type_hints(Settings, include_extras=True)
 _LISTS = ("backends", "extra_choices")
-_REGEXES = tuple(field for field in _HINTS if field.endswith("_regex"))
-_LEAST: dict[str, float] = {
-    "compile_threads": 0,
-    "compile_timeout_s": 0.1,
-    "choice_timeout_s": 0.1,
-    "cublaslt_top_k": 0,
-    "template_min_gemm_size": 0,
-    "max_profiling_configs": 1,
-    "cutlass_min_gemm_size": 0,
-    "cutlass_max_profiling_configs": 1,
-    "multi_kernel": 0,
-    "ck_min_gemm_size": 0,
-    "ck_max_profiling_instances": 1,
-}
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
 """The settings of the innermost ``patch`` here; None outside of any."""
-
-
-def _check_target(target: object) -> None:
-    if isinstance(target, str) and target.partition(":")[0].strip() and target.partition(":")[0] != "__main__":
-        return
-    raise SettingsError(
-        f"extra_choices: got {target!r}, expected package.module:function, for instance mylib.ops:matmul, or such a function "
-        "itself; worker processes import it, so it has to be in a module and not in the program that is run"
-    )
-
-
-def _target_of(value: object) -> object:
-    """A function, class or module as the text by which other processes find it; any other value as it is."""
-    if isinstance(value, str):
-        return value
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if inspect.ismodule(value):
-        return value.__name__
-    return value if module is None or name is None or "<" in name else f"{module}:{name}"
-
-
-def _check_regex(field: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, str):
-        raise SettingsError(f"{field}: got {value!r}, expected a regular expression as text, or None")
-    try:
-        re.compile(value)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise SettingsError(
-            f"{field}: got {value!r}, expected a regular expression of Python's re module ({error}); "
-            "put a backslash before a character that stands for itself"
-        ) from error
 
 
 def current() -> Settings:
@@ -284,7 +215,7 @@ def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:
         raise SettingsError(f"unknown setting {name!r}; the settings are {', '.join(known)}")
     values = {k: tuple(v) if k in _LISTS and isinstance(v, list) else v for k, v in changes.items()}
     if (extra := values.get("extra_choices")) is not None:
-        values["extra_choices"] = tuple(_target_of(x) for x in (extra if isinstance(extra, tuple) else (extra,)))
+        values["extra_choices"] = tuple(target_of(x) for x in (extra if isinstance(extra, tuple) else (extra,)))
     return dataclasses.replace(base, **values)  # type: ignore[arg-type]
 
 
@@ -304,29 +235,10 @@ def from_environment() -> Settings:
             known = ", ".join(ENVIRONMENT_PREFIX + f.name.upper() for f in dataclasses.fields(Settings))
             raise SettingsError(f"unknown environment variable {variable}; the known ones are {known}")
         try:
-            settings = _replace(settings, {field: _parse(text, _HINTS[field])})
+            settings = _replace(settings, {field: parse(text, _HINTS[field])})
         except SettingsError as error:
             raise SettingsError(f"{variable}: {str(error).removeprefix(f'{field}: ')}") from None
     return settings
-
-
-def _parse(text: str, hint: object) -> object:
-    kinds = typing.get_args(hint) or (hint,)
-    if not text and type(None) in kinds:
-        return None
-    if bool in kinds:
-        if text.lower() not in ("0", "1", "false", "true"):
-            raise SettingsError(f"got {text!r}, expected 0 or 1")
-        return text.lower() in ("1", "true")
-    for number in (int, float):
-        if number in kinds:
-            try:
-                return number(text)
-            except ValueError:
-                raise SettingsError(f"got {text!r}, expected a number") from None
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
-        return tuple(word.strip() for word in text.split(",") if word.strip()) or None
-    return text
 
 
 @contextmanager

@@ -17,6 +17,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
+    ("setting_types",),
     ("settings",),
     ("cache", "effort"),
     ("problem",),

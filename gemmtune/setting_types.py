@@ -1,0 +1,99 @@
+"""The types of settings: which values a field of such a type takes, and how the text of a variable is read."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from .errors import SettingsError
+
+
+def _check_regex(field: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise SettingsError(f"{field}: got {value!r}, expected a regular expression as text, or None")
+    try:
+        re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise SettingsError(
+            f"{field}: got {value!r}, expected a regular expression of Python's re module ({error}); "
+            "put a backslash before a character that stands for itself"
+        ) from error
+
+
+def _check_targets(field: str, value: Any) -> None:
+    for target in value:
+        if not isinstance(target, str) or not target.partition(":")[0].strip() or target.partition(":")[0] == "__main__":
+            raise SettingsError(
+                f"{field}: got {target!r}, expected package.module:function, for instance mylib.ops:matmul, or such a function "
+                "itself; worker processes import it, so it has to be in a module and not in the program that is run"
+            )
+
+
+def _check_names(field: str, value: object) -> None:
+    if not value:
+        raise SettingsError(f"{field}: got nothing, expected at least one name of the table of backends, or None for all")
+
+
+def _at_least(least: float, otherwise: str = "") -> Callable[[str, object], None]:
+    kinds, name = (int, "whole number") if isinstance(least, int) else ((int, float), "number")
+
+    def check_number(field: str, value: object) -> None:
+        if not isinstance(value, kinds) or isinstance(value, bool) or not value >= least:
+            raise SettingsError(f"{field}: got {value!r}, expected a {name} of at least {least}{otherwise}")
+
+    return check_number
+
+
+Names = Annotated[tuple[str, ...] | None, _check_names]
+Targets = Annotated[tuple[str, ...] | None, _check_targets]
+Regex = Annotated[str | None, _check_regex]
+Natural = Annotated[int, _at_least(0)]
+Place = Annotated[int | None, _at_least(0, ", or None")]
+Most = Annotated[int | None, _at_least(1, ", or None")]
+Seconds = Annotated[float, _at_least(0.1)]
+
+
+def check(field: str, hint: Any, value: object) -> None:
+    """Raises SettingsError for a value that a field with this hint does not take."""
+    kind, *checks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(get_args(kind))}")
+    if kind is bool and not isinstance(value, bool):
+        raise SettingsError(f"{field}: got {value!r}, expected True or False")
+    if value is not None or types.NoneType not in get_args(kind):
+        for one in checks:
+            one(field, value)
+
+
+def parse(text: str, hint: Any) -> object:
+    """The value that a variable's text stands for; raises SettingsError for what is no number, or neither 0 nor 1."""
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    kinds = get_args(kind) or (kind,)
+    if not text and types.NoneType in kinds:
+        return None
+    if bool in kinds:
+        if text.lower() not in ("0", "1", "false", "true"):
+            raise SettingsError(f"got {text!r}, expected 0 or 1")
+        return text.lower() in ("1", "true")
+    for number in (int, float):
+        if number in kinds:
+            try:
+                return number(text)
+            except ValueError:
+                raise SettingsError(f"got {text!r}, expected a number") from None
+    if any(get_origin(x) is tuple for x in kinds):
+        return tuple(word.strip() for word in text.split(",") if word.strip()) or None
+    return text
+
+
+def target_of(value: object) -> object:
+    """A function, class or module as the text by which other processes find it; any other value as it is."""
+    if isinstance(value, str):
+        return value
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if inspect.ismodule(value):
+        return value.__name__
+    return value if module is None or name is None or "<" in name else f"{module}:{name}"
