@@ -92,6 +92,7 @@ def _render(source: BlockSource) -> str:
         arch=source.arch,
         accumulator=source.accumulator,
         numbers=source.numbers,
+        groups="",
         mr=max(source.heights),
         nv=source.nv,
         panel_k=source.panel_k,
