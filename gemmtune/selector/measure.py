@@ -34,29 +34,44 @@ def measure(
     ``compilation`` is under way in the background; what it does not include is compiled here. Returns the candidates with the
     variants that were tried.
     """
-    todo, device, settings = candidates.missing, candidates.device, candidates.settings
+    todo, settings = candidates.missing, candidates.settings
     effort = EFFORT[settings.search]
-    report = functools.partial(progress.stage, "compile")
-    failures = compilation.wait(todo, report) if compilation else {}
-    failures |= precompile([c for c in todo if c.name not in failures], settings, report)
-    for choice in todo:
-        if choice.name in failures:
-            failure = failures[choice.name]
-            outcomes[choice.content_hash] = outcome(choice, candidates, Sample(status=failure.status, reason=failure.reason))
-    ready = sorted((c for c in todo if c.name not in failures), key=lambda c: not c.baseline)
-    with open_session(candidates.problem, device, settings, candidates.host_us) as session:
-        batch: Sequence[Choice] = ready or untried_variants(candidates.choices, outcomes, settings)
-        drift = drift_since(session, candidates, outcomes) if batch else 1.0
-        for _ in range(1 + effort.variant_rounds):
-            tried = {**candidates.choices, **{choice.content_hash: choice for choice in batch}}
-            candidates = dataclasses.replace(candidates, choices=tried)
-            examine_all(session, batch, drift, outcomes, progress, candidates)
-            batch = untried_variants(candidates.choices, outcomes, settings)
-            if not batch:
-                break
+    with open_session(candidates.problem, candidates.device, settings, candidates.host_us) as session:
+
+        def examine(choices: Sequence[Choice]) -> None:
+            nonlocal candidates
+            candidates = dataclasses.replace(candidates, choices={**candidates.choices, **{c.content_hash: c for c in choices}})
+            examine_all(session, sorted(choices, key=lambda c: not c.baseline), drift, outcomes, progress, candidates)
+
+        new = todo or untried_variants(candidates.choices, outcomes, settings)
+        drift = drift_since(session, candidates, outcomes) if new else 1.0
+        # Kernel time is the same while compilers are busy; the time of a call is not.
+        beside_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
+        examine([c for c in todo if beside_compilers and (c.compile_key is None or c.compiled)])
+        examine(_compiled([c for c in todo if c.content_hash not in outcomes], candidates, outcomes, progress, compilation))
+        for _ in range(effort.variant_rounds):
+            examine(untried_variants(candidates.choices, outcomes, settings))
         candidates = search_all_axes(session, drift, outcomes, progress, candidates)
         rank(session, effort.entrants, candidates, outcomes, progress)
     return candidates
+
+
+def _compiled(
+    choices: Sequence[Choice],
+    candidates: Candidates,
+    outcomes: dict[str, Outcome],
+    progress: Progress,
+    compilation: Compilation | None,
+) -> Sequence[Choice]:
+    """Those of the choices that compile; each of the others gets an outcome."""
+    report = functools.partial(progress.stage, "compile")
+    failures = compilation.wait(choices, report) if compilation else {}
+    failures |= precompile([c for c in choices if c.name not in failures], candidates.settings, report)
+    for choice in choices:
+        if choice.name in failures:
+            failure = failures[choice.name]
+            outcomes[choice.content_hash] = outcome(choice, candidates, Sample(status=failure.status, reason=failure.reason))
+    return [c for c in choices if c.name not in failures]
 
 
 def examine_all(
@@ -68,6 +83,8 @@ def examine_all(
     candidates: Candidates,
 ) -> None:
     """Verify and shortly measure choices; each gets an outcome, with its time divided by ``drift``."""
+    if not choices:
+        return
     for done, choice in enumerate(choices):
         progress.stage("verify and measure", done, len(choices))
         known = right(outcomes.values())
