@@ -12,9 +12,6 @@ from ..problem import Problem
 from ..problem.rows import following_operands
 from .plan import Plan
 
-ON_GPUS = True
-"""Whether launches on GPUs follow M natively, too; tests compare both."""
-
 
 def served_rows(number: int, plan: Plan, arguments: tuple[Any, ...]) -> bool:
     """Let the native look-up serve every M of the plan's table, for calls with arguments like these; whether it does from now on.
@@ -23,7 +20,7 @@ def served_rows(number: int, plan: Plan, arguments: tuple[Any, ...]) -> bool:
     """
     shared = plan.shared
     following = following_operands(shared.rows_class) if shared is not None and shared.table is not None else None
-    if shared is None or following is None or not (ON_GPUS or plan.problem.device_type == "cpu"):
+    if shared is None or following is None:
         return False
 
     def plan_at(proved_at: Callable[[int], tuple[Problem, Choice, Kernel] | None], m: int) -> Plan | None:

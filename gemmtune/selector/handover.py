@@ -13,31 +13,49 @@ Measure = Callable[[int, tuple[str, str]], Mapping[str, float]]
 
 MOST_LOSS = 0.03
 """What a hand-over at the wrong M may cost: it is looked for more closely while it costs more."""
+SLOWER_THAN_TORCH = 2.0
+"""A loss against torch's own operation counts so many times more: a library's algorithm that is the best at one M loses at others,
+where torch takes another one."""
 SWITCH = 0.02
 """Another choice for an anchor has to gain as much: less is a tie, and each segment is a kernel to load."""
 MOST_SEGMENTS = 16
+EVEN_FROM, UNEVEN_FROM = 8, 256
+"""From so many rows on there is an anchor in the middle between two powers of two, and from so many on, where the last tiles
+decide, there are two …"""
+UNEVEN = (1.19, 1.68)
+"""… at no round number, so many times the power."""
+LAST_TUNED = 4
+"""The most rows by those of the last anchor at which everything competes."""
 FINEST = 32
 """A hand-over between two Ms that differ by less than that part of the smaller is not looked for more closely."""
 
 
-def assigned(times: Times) -> dict[int, str]:
-    """The choice of each anchor: the least sum of relative losses, of which every change between neighbours is one."""
+def assigned(times: Times, baseline: str = "") -> dict[int, str]:
+    """The choice of each anchor: the least sum of relative losses, of which every change between neighbours is one.
+
+    Losses against ``baseline``, torch's own, count more.
+    """
     penalty = SWITCH
     while True:
-        names = _cheapest(times, penalty)
+        names = _cheapest(times, penalty, baseline)
         if sum(x != y for x, y in pairwise(names.values())) < MOST_SEGMENTS:
             return names
         penalty *= 2
 
 
-def _cheapest(times: Times, penalty: float) -> dict[int, str]:
+def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
     """The sequence of least cost, found from the first anchor to the last (Viterbi's algorithm)."""
     anchors = sorted(times)
     costs: dict[str, float] = {}
     came_from: list[dict[str, str]] = []
     for m in anchors:
         best_us = min(times[m].values())
-        losses = {name: math.log(time_us / best_us) for name, time_us in times[m].items()}
+        torch_us = times[m].get(baseline, math.inf)
+        losses = {
+            name: math.log(time_us / best_us)
+            + SLOWER_THAN_TORCH * max(0.0, math.log(time_us / torch_us) if torch_us < math.inf else 0.0)
+            for name, time_us in times[m].items()
+        }
         if not came_from:
             costs, back = losses, {}
         else:
@@ -93,19 +111,31 @@ def _loss(times: Mapping[str, float], taken: str, instead_of: str) -> float:
 
 
 def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] = ()) -> list[int]:
-    """The Ms that are tuned: powers of two and the middles between them, both ends, and those that were ``recorded``.
+    """The Ms that are tuned: powers of two, one or two between them, both ends, and those that were ``recorded``.
 
     Where the class ``has`` only some Ms, the next one that it has stands for each.
     """
     powers = (2**i for i in range(rows[-1].bit_length()))
-    likely = (*recorded, *(m for power in powers for m in (power, power + power // 2)))
+    likely = (*recorded, *(m for power in powers for m in (power, *_between(power))))
     wanted = {rows[0], rows[-1], *(m for m in likely if m in rows)}
     members = [next((m for m in range(x, rows[-1] + 1) if has(m)), None) for x in sorted(wanted)]
     return sorted({m for m in members if m is not None})
 
 
+def _between(power: int) -> Sequence[int]:
+    """The anchors between a power of two and the next one."""
+    if power >= UNEVEN_FROM:
+        return [round(power * factor) for factor in UNEVEN]
+    return [power + power // 2] if power >= EVEN_FROM else []
+
+
 def spread(anchors: Sequence[int], apart: float) -> list[int]:
-    """The anchors at which everything competes: both ends, and between them powers of two by about the factor ``apart``."""
+    """The anchors at which everything competes: both ends, and between them powers of two by about the factor ``apart``.
+
+    The last one is LAST_TUNED times smaller than the end: what is good where a GPU is busy competes where it is busier.
+    """
+    if apart > 1:
+        anchors = [m for m in anchors if m <= max(anchors[-1] // LAST_TUNED, UNEVEN_FROM)] or anchors
     first, last = anchors[0], anchors[-1]
     inner = [m for m in anchors if m.bit_count() == 1] or list(anchors)
     count = math.ceil(math.log(last / first) / math.log(apart)) if apart > 1 else len(anchors)

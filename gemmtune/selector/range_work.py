@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..backends.table import BACKENDS
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
@@ -13,6 +14,7 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from .candidates import Candidates, candidates_for
+from .offers import enabled_backends, offers_for
 from .precompile import precompile
 from .progress import Progress
 from .proof import kernels_of
@@ -22,6 +24,8 @@ from .segments import Segment
 
 ROUNDS_S = 0.2
 """How long the rounds go on at an M where a few choices compete."""
+MOST_OF_LIBRARIES = 4
+"""So many choices of libraries compete at each anchor."""
 SEED = 20_000
 """The seed of the random Ms of a proof; the table says which it was."""
 
@@ -68,6 +72,23 @@ class Work:
         kept = tuple(c for c in found.offers.choices if c.baseline or c.batch_invariant)
         offers = dataclasses.replace(found.offers, choices=kept)
         return dataclasses.replace(found, offers=offers, choices={c.content_hash: c for c in kept}, closed=True)
+
+    @property
+    def baseline(self) -> str:
+        """The name of torch's own operation; empty where it does not compete."""
+        return next((name for name, choice in self.choices.items() if choice.baseline), "")
+
+    def of_libraries(self, m: int) -> list[str]:
+        """The names of what libraries have for an M, the likely best first: nothing of it has to be compiled."""
+        libraries = tuple(name for name in enabled_backends(self.device, self.settings) if not BACKENDS[name].compiles)
+        if self.source is not None or not libraries:
+            return []
+        offers = offers_for(self.rows_class.at(m), self.device, dataclasses.replace(self.settings, backends=libraries))
+        found = [choice for choice in offers.choices if not choice.baseline and choice.compile_key is None][:MOST_OF_LIBRARIES]
+        for choice in found:
+            self.choices.setdefault(choice.name, choice)
+            self.anchor_of.setdefault(choice.name, m)
+        return [choice.name for choice in found]
 
     def right(self, m: int) -> dict[str, float]:
         """The times at an M of what is not known to be wrong."""

@@ -19,7 +19,7 @@ from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates
-from .handover import MOST_SEGMENTS, anchors_of, assigned, hand_over, spread
+from .handover import MOST_SEGMENTS, UNEVEN_FROM, anchors_of, assigned, hand_over, spread
 from .invariant import few_anchors, one_for_all
 from .precompile import Compilation
 from .progress import Progress
@@ -32,8 +32,10 @@ from .select import select
 
 log = logging.getLogger("gemmtune")
 
-MOST_BESIDE = 5
+MOST_BESIDE = 4
 """So many of the best of an anchor that is tuned compete at the next ones that are not."""
+DOUBTED, DOUBTS = 1.1, 2
+"""An interval of more than UNEVEN_FROM rows that is wider than this factor, and is not torch's, is measured at so many Ms more."""
 MOST_INSTEAD = 4
 """So many choices are asked whether they are legal where the fastest is not."""
 
@@ -121,13 +123,16 @@ def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
 
 
 def _best_beside(work: Work, m: int) -> list[str]:
-    """What competes at an anchor that is not tuned: the best of the next ones that are, on either side, as far as it is legal."""
-    found = [name for name, choice in work.choices.items() if choice.baseline]
-    for beside in (max(x for x in work.results if x < m), min(x for x in work.results if x > m)):
+    """What competes at an anchor that is not tuned: the best of the next ones that are, on either side, as far as it is legal, and
+    what libraries have for it.
+    """
+    found = [work.baseline] if work.baseline else []
+    nearest = max(x for x in work.results if x < m), min((x for x in work.results if x > m), default=0)
+    for beside in filter(None, nearest):
         times = work.right(beside)
         legal = (name for name in sorted(times, key=times.__getitem__) if isinstance(work.at(name, m), Choice))
         found += itertools.islice(legal, MOST_BESIDE)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *work.of_libraries(m)]))
 
 
 def _tune(work: Work, store: Store, anchors: Sequence[int]) -> None:
@@ -179,8 +184,29 @@ def _proved(work: Work) -> Table:
 
 
 def _segments(work: Work) -> list[Segment]:
-    """The intervals by time alone."""
-    names = assigned({m: right for m in sorted(work.anchors) if (right := work.right(m))})
+    """The intervals by time alone. What is doubtful of them is measured, once, and makes anchors."""
+    segments, generator = _by_anchors(work), random.Random(SEED)
+    known = len(work.anchors)
+    for i, x in enumerate(segments):
+        if x.lo >= UNEVEN_FROM and x.hi > DOUBTED * x.lo and x.name != work.baseline:
+            work.progress.stage("doubts", i, len(segments))
+            for m in generator.sample(range(x.lo + 1, x.hi), DOUBTS):
+                if m not in work.times and work.rows_class.has(m) and (times := measured(work, m, _beside(work, segments, i))):
+                    work.times[m] = dict(times)
+                    work.anchors.append(m)
+    return _by_anchors(work) if len(work.anchors) > known else segments
+
+
+def _beside(work: Work, segments: Sequence[Segment], place: int) -> list[str]:
+    """The choices of a segment and of those next to it, and torch's own."""
+    names = [work.baseline, *(x.name for x in segments[max(place - 1, 0) : place + 2])]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def _by_anchors(work: Work) -> list[Segment]:
+    """The intervals by what is known of the anchors, and of those between which a hand-over lies."""
+    times = {m: right for m in sorted(work.anchors) if (right := work.right(m))}
+    names = assigned(times, work.baseline)
     runs = [(name, [m for m, _ in run]) for name, run in itertools.groupby(names.items(), key=lambda item: item[1])]
     starts = [work.rows[0]]
     for i, ((first, before), (second, after)) in enumerate(itertools.pairwise(runs)):
