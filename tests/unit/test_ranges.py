@@ -25,9 +25,9 @@ from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import ranges, session
+from gemmtune.selector.handover import anchors_of
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
-from gemmtune.selector.handover import anchors_of
 from gemmtune.selector.ranges import DOUBTS, stored_table
 from gemmtune.selector.result import ProblemResult
 from gemmtune.selector.segments import TABLE
