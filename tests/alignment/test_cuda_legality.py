@@ -411,6 +411,7 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "the blocks of a cluster have one tile alone: they are sent its sums once"),
     (blocked(), bsr_shape(64, 128, 4, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
     (blocked(64), bsr_shape(128, 64, 4, 1, 2), {}, "a cluster has 2 tiles of 64 tokens, x has 64 tokens"),
+    (blocked(), bsr_shape(256, 64, 4, units=3), {}, "room for 3 units, a step has up to 4"),
     (blocked(), bsr_shape(128, 64, 4), {"strip": 0}, "strips of 0, expected at least one cluster of tokens"),
     (blocked(), bsr_shape(128, 64, 4, 1, 2), {"blocks": 7}, "7 blocks are no whole clusters of 2"),
     (blocked(), bsr_shape(128, 512, 2), {}, "a tile has 512 tokens, at most 256 are copied at once"),

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 ONE, TWO, FOUR = bsr_shape(64, 16, 3), bsr_shape(128, 16, 2), bsr_shape(256, 16, 2)
 LINES, DIVIDED, IN_FOUR = bsr_shape(128, 64, 2), bsr_shape(128, 16, 2, 2), bsr_shape(64, 32, 2, 4)
 SHARED = bsr_shape(128, 16, 2, 1, 2)
+NARROW, NARROW_SHARED = bsr_shape(128, 16, 5, units=3), bsr_shape(256, 16, 3, 1, 2, units=5)
 
 ADDED = Problem.bsr_addmm(
     18, 192, 192, block=64, alpha=2, beta=0.5, bias="mn", imbalance="skewed", wide_index=True, device_type="cuda", prepacked=True
@@ -46,7 +47,9 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "tiles-of-a-cluster": (blocked(70, 128, 256, density=0.5), SHARED, {}),
     "tiles-of-a-cluster-one-after-the-other": (blocked(40, 320, 192, density=0.3, imbalance="skewed"), SHARED, {"blocks": 4}),
     "tiles-of-four-and-tokens-contiguous": (blocked(200, 64, 192, layout="tt"), bsr_shape(64, 64, 2, 1, 4), {}),
-    "added": (ADDED, TWO, {}),
+    "room-for-few-units": (blocked(13, 256, 448, density=0.6), NARROW, {"blocks": 2}),
+    "room-for-few-units-of-a-cluster": (blocked(30, 256, 320, density=0.7), NARROW_SHARED, {}),
+    "added": (ADDED, NARROW, {}),
     "gated": (gated(blocked(20, 128, 128)), ONE, {"blocks": 3}),
     "float32-biased": (biased(blocked(20, 128, 128, density=1)), TWO, {}),
     "tokens-contiguous-gated": (gated(blocked(64, 128, 128, layout="tt", dtype=F16)), LINES, {}),

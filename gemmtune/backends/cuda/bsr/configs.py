@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....device import DeviceInfo
 from ....problem import Problem
@@ -28,6 +28,7 @@ MOST_JOINED = 4
 class Shape:
     """A tile of ``block_m`` rows of the weight, 64 for each warp group, by ``block_n`` tokens, with ``stages`` of 64 along K.
 
+    There is room for so many ``units`` of the weight at a time, of all stages together: warp groups have none in many of them.
     The ``cluster_k`` blocks of a cluster share a tile, each with its part of the steps; or ``cluster_n`` of them have tiles beside
     each other, and copy a part of the weight each for all.
     """
@@ -35,6 +36,7 @@ class Shape:
     block_m: int
     block_n: int
     stages: int
+    units: int
     cluster_k: int = 1
     cluster_n: int = 1
 
@@ -64,9 +66,9 @@ class Shape:
         return 128 * self.warp_groups + (128 if self.gives_registers else 32)
 
     @property
-    def stage_bytes(self) -> int:
-        """One step: units of the weight, and as much of x for all tokens of the tile."""
-        return self.warp_groups * UNIT_BYTES + self.block_n * LINE_BYTES
+    def ring_bytes(self) -> int:
+        """The units, and x of all stages, for all tokens of the tile."""
+        return self.units * UNIT_BYTES + self.stages * self.block_n * LINE_BYTES
 
     @property
     def sent_bytes(self) -> int:
@@ -75,9 +77,9 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block: stages, the sums that it is sent, what is told of stages, and barriers."""
+        """The shared memory of a block: stages and units, the sums that it is sent, what is told of stages, and barriers."""
         barriers = 2 * self.stages + self.warp_groups
-        return self.stages * (self.stage_bytes + TOLD_BYTES) + self.sent_bytes + BARRIER_BYTES * barriers
+        return self.ring_bytes + self.stages * TOLD_BYTES + self.sent_bytes + BARRIER_BYTES * barriers
 
     @property
     def blocks_per_sm(self) -> int:
@@ -86,27 +88,27 @@ class Shape:
 
     def __str__(self) -> str:
         cluster = f"_k{self.cluster_k}" * (self.cluster_k > 1) + f"_n{self.cluster_n}" * (self.cluster_n > 1)
-        return f"{self.block_m}x{self.block_n}x{UNIT}_s{self.stages}{cluster}"
+        return f"{self.block_m}x{self.block_n}x{UNIT}_s{self.stages}u{self.units}{cluster}"
 
 
-def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int, cluster_n: int = 1) -> tuple[Shape, ...]:
-    return tuple(
-        Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=n, cluster_n=cluster_n) for n in cluster_k or (1,)
-    )
+def _shapes(block_m: int, block_n: int, stages: int, units: int, *cluster_k: int, cluster_n: int = 1) -> tuple[Shape, ...]:
+    shape = Shape(block_m=block_m, block_n=block_n, stages=stages, units=units, cluster_n=cluster_n)
+    return tuple(replace(shape, cluster_k=n) for n in cluster_k or (1,))
 
 
 SHAPES: tuple[Shape, ...] = (
-    *_shapes(128, 256, 4),
-    *_shapes(128, 256, 4, cluster_n=2),
-    *_shapes(256, 128, 4),
-    *_shapes(256, 128, 4, cluster_n=2),
-    *_shapes(128, 128, 6),
-    *_shapes(128, 128, 6, cluster_n=2),
-    *_shapes(128, 64, 4, 1, 2),
-    *_shapes(64, 128, 4, 1, 2),
-    *_shapes(64, 64, 6, 1, 2, 4),
-    *_shapes(64, 32, 8, 1, 2, 4),
-    *_shapes(64, 16, 10, 1, 2),
+    *_shapes(128, 256, 5, 8),
+    *_shapes(128, 256, 5, 8, cluster_n=2),
+    *_shapes(256, 128, 7, 14),
+    *_shapes(256, 128, 7, 14, cluster_n=2),
+    *_shapes(128, 128, 8, 12),
+    *_shapes(128, 128, 8, 12, cluster_n=2),
+    *_shapes(128, 64, 6, 8),
+    *_shapes(128, 64, 4, 8, 2),
+    *_shapes(64, 128, 4, 4, 1, 2),
+    *_shapes(64, 64, 6, 6, 1, 2, 4),
+    *_shapes(64, 32, 8, 8, 1, 2, 4),
+    *_shapes(64, 16, 10, 10, 1, 2),
 )
 """The shapes from many tokens to few: as large as registers and memory allow, then two blocks on a multiprocessor."""
 
@@ -161,6 +163,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     shape, tiles = config.shape, tiles_of(problem, config.shape)
     if shape.shared_bytes > device.smem_per_block_bytes:
         return f"takes {shape.shared_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
+    if shape.units < shape.warp_groups:
+        return f"room for {shape.units} units, a step has up to {shape.warp_groups}"
     if shape.cluster > MOST_CLUSTER:
         return f"a cluster has {shape.cluster} blocks, at most {MOST_CLUSTER} can be relied on"
     if shape.block_n > MOST_BOX:
