@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -82,9 +84,14 @@ class Family(ABC, Generic[C]):
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
         """Configs that are the same kernel told otherwise, whether they are legal or not."""
 
-    @abstractmethod
-    def label(self, problem: Problem, config: C) -> str:
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that multiplies."""
+        return f"gemmtune_{self.name}"
+
+    def label(self, problem: Problem, config: C) -> str:  # noqa: ARG002 - most tell nothing of the problem
         """The config as the end of the choice's name: everything that the kernel is made of and told, but for the problem."""
+        return str(config)
 
     @abstractmethod
     def claims(self, problem: Problem, config: C) -> Claims:
@@ -101,6 +108,19 @@ class Family(ABC, Generic[C]):
     @abstractmethod
     def record(self, problem: Problem, config: C) -> Record:
         """What launches for the problem are told; all that depends on its sizes is here."""
+
+    def facts(self, config: Any, tile: Sequence[int], *, cluster: int = 1, splits: int = 1) -> dict[str, Any]:
+        """What ``info`` has of every config: its tile, and all that a launch is told."""
+        told = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "shape"}
+        shape = config.shape
+        fixed = {"tile": list(tile), "stages": shape.stages, "warps": shape.threads // 32, "cluster": cluster, "splits": splits}
+        return fixed | told
+
+    def launch(self, config: Any, work: ctypes.Structure, **more: Any) -> Record:
+        """The record of a launch of the kernel that multiplies, which is told ``work``."""
+        shape = config.shape
+        more = {"shared_bytes": shape.shared_bytes, "pdl": config.pdl} | more
+        return Record(kernel=self.kernel, threads=shape.threads, parameters=bytes(work), **more)
 
     def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - most take b as it is
         """The name of the layout in which a prepacked b is wanted; None: as it is."""
@@ -119,6 +139,14 @@ class Family(ABC, Generic[C]):
             likeliest.setdefault(config.shape, config)
         times_us = {config: self.estimate_us(problem, device, config) for config in likeliest.values()}
         return [config for config, time_us in times_us.items() if time_us <= self.likely * min(times_us.values())][:count]
+
+
+def beginnings(config: C, stages: int) -> Iterator[C]:
+    """The config told to begin otherwise: before the launch before it has ended or not, and then asking for stages or for none."""
+    told: Any = config
+    yield dataclasses.replace(told, pdl=not told.pdl, prefetch_stages=0)
+    if told.pdl:
+        yield dataclasses.replace(told, prefetch_stages=0 if told.prefetch_stages else stages)
 
 
 def float32_sums(*, splits: int = 1, weights: torch.dtype | None = None) -> Claims:

@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,17 +20,28 @@ from ...toolchain.structs import MOST_OPERANDS, Strides, strides_of, struct_text
 from ..cpp.printer import STORAGE_TYPES, print_epilogue
 from .hopper import ARCH
 
-COMMON = tuple((__package__, name) for name in ("barriers.cuh.jinja", "pointwise.cuh.jinja", "epilogue.cuh.jinja"))
+
+def files_of(package: str, *names: str) -> tuple[tuple[str, str], ...]:
+    """The parts of those names that lie in a package."""
+    return tuple((package, f"{name}.cuh.jinja") for name in names)
+
+
+COMMON = files_of(__package__, "barriers", "pointwise", "epilogue")
 """The parts of every kernel: PTX of barriers, clusters and overlapping launches; elements in memory; from a sum to the result."""
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 """Dtypes as PTX writes them."""
-PRODUCTS = (__package__, "products.cuh.jinja")
+(PRODUCTS,) = files_of(__package__, "products")
 """The part that says when products of warp groups begin and end."""
-STAGED_PRODUCTS = (PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in ("tensor", "boxes")))
+STAGED_PRODUCTS = files_of(__package__, "products", "tensor", "boxes")
 """The parts that multiply operands out of swizzled stages, into which boxes of them are copied."""
 
-TILE_SUMS = tuple((__package__, name) for name in ("exchange.cuh.jinja", "store.cuh.jinja"))
+TILE_SUMS = files_of(__package__, "exchange", "store")
 """The parts that add up the sums of a tile over the blocks of a cluster, and store them."""
+
+
+def values_of(shape: Any, *names: str) -> dict[str, Any]:
+    """What texts are given of a shape: its fields, its name, its threads and shared memory, and what else of it is named."""
+    return asdict(shape) | {name: getattr(shape, name) for name in ("threads", "shared_bytes", *names)} | {"name": str(shape)}
 
 
 class Operand(ctypes.Structure):

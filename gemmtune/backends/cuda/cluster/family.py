@@ -16,13 +16,23 @@ from ....toolchain.record import WORKSPACE, A, Address, B, Record, with_maps
 from ....toolchain.structs import strides_of
 from .. import kernel
 from ..boxes import by_k, operands_of, staged_map, why_not_boxes
-from ..family import Family, float32_sums, why_not_epilogue, why_not_here
+from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
-from ..kernel import STAGED_PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
+from ..kernel import (
+    STAGED_PRODUCTS,
+    TILE_SUMS,
+    KernelSource,
+    addresses_of,
+    aligned_out,
+    common_values,
+    files_of,
+    fill_common,
+    scalars_of,
+    values_of,
+)
 from .configs import Config, clusters_of, grid_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
-FILES = ("device", "steps")
 PATIENCE = 40
 """How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
 ALIGNED_BYTES = 128
@@ -88,7 +98,6 @@ class Cluster(Family[Config]):
 
     name = "cluster"
     legal_between = True
-    kernel = "gemmtune_cluster"
     likely = 1.2
     instruction = WGMMA
     why_not_likely = staticmethod(why_not_likely)
@@ -101,57 +110,28 @@ class Cluster(Family[Config]):
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         """More or fewer clusters for a tile, and how it begins."""
-        yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
-        if config.pdl:
-            yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.prefetch_stages)
+        yield from beginnings(config, config.shape.prefetch_stages)
         for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
             if count != config.clusters_per_tile:
                 yield dataclasses.replace(config, clusters_per_tile=count)
-
-    def label(self, problem: Problem, config: Config) -> str:  # noqa: ARG002 - the same for all problems
-        return str(config)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
         return float32_sums(splits=config.parts)
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
         shape = config.shape
-        return {
-            "tile": [shape.block_m, shape.block_n, shape.block_k],
-            "stages": shape.stages,
-            "warps": shape.threads // 32,
-            "cluster": shape.cluster,
-            "splits": config.parts,
-            "swap_ab": config.swap_ab,
-            "pdl": config.pdl,
-            "prefetch_stages": config.prefetch_stages,
-        }
+        return self.facts(config, (shape.block_m, shape.block_n, shape.block_k), cluster=shape.cluster, splits=config.parts)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
-        shape = config.shape
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
         pointers = {"parts": "uint4*", "arrivals": "unsigned long long*", "left": "unsigned*"}
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "cluster.cu.jinja"),
-            files=(
-                *STAGED_PRODUCTS,
-                *((__package__, f"{name}.cuh.jinja") for name in FILES),
-                *TILE_SUMS,
-                (__package__, "groups.cuh.jinja"),
-            ),
+            files=(*STAGED_PRODUCTS, *files_of(__package__, "device", "steps"), *TILE_SUMS, *files_of(__package__, "groups")),
             values=common_values(problem, Work, pointers)
-            | dataclasses.asdict(shape)
-            | {
-                "name": str(shape),
-                "blocks_per_sm": shape.blocks_per_sm,
-                "threads": shape.threads,
-                "shared_bytes": shape.shared_bytes,
-                "in_flight": shape.in_flight,
-                "p_by_k": bool(by_k(p)),
-                "q_by_k": bool(by_k(q)),
-                "patience": PATIENCE,
-            },
+            | values_of(config.shape, "blocks_per_sm", "in_flight")
+            | {"p_by_k": bool(by_k(p)), "q_by_k": bool(by_k(q)), "patience": PATIENCE},
         )
 
     def record(self, problem: Problem, config: Config) -> Record:
@@ -168,14 +148,11 @@ class Cluster(Family[Config]):
         work.share = -(-sums.slice_quads // sums.clusters)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
-        told = Record(
-            kernel=self.kernel,
+        told = self.launch(
+            config,
+            work,
             grid=(shape.cluster * sums.clusters, clusters_m, clusters_n * problem.batch),
             cluster=shape.cluster,
-            threads=shape.threads,
-            shared_bytes=shape.shared_bytes,
-            pdl=config.pdl,
-            parameters=bytes(work),
             addresses=(*addresses_of(len(oriented.added)), *sums.addresses),
             scalars=scalars_of(problem),
             aligned=aligned,

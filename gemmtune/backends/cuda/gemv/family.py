@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -17,9 +16,9 @@ from ....problem.rules import why_not
 from ....toolchain.record import A, Address, B, Record
 from ...cpp.printer import STORAGE_TYPES
 from .. import columns, kernel
-from ..family import Family, float32_sums, why_not_epilogue, why_not_here
+from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import MMA
-from ..kernel import KernelSource, addresses_of, common_values, fill_common, scalars_of
+from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common, scalars_of, values_of
 from ..mixed.family import NUMBERS, PTX, matrix
 from .configs import BLOCK_M, Config, candidates, estimate_us, row_bytes, stored, tiles_of, why_not_config, words_of
 
@@ -45,7 +44,6 @@ class Gemv(Family[Config]):
 
     name = "gemv"
     legal_between = True
-    kernel = "gemmtune_gemv"
     likely = 1.3
     instruction = MMA
     why_not_config = staticmethod(why_not_config)
@@ -64,9 +62,7 @@ class Gemv(Family[Config]):
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - the same for all
         """How it begins."""
-        yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
-        if config.pdl:
-            yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.stages)
+        yield from beginnings(config, config.shape.stages)
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
         return columns.FORMAT if columns.is_packed(problem) else None
@@ -86,41 +82,26 @@ class Gemv(Family[Config]):
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
         shape = config.shape
-        return {
-            "tile": [BLOCK_M, shape.block_n, shape.block_k(stored(problem))],
-            "stages": shape.stages,
-            "warps": shape.warps,
-            "pdl": config.pdl,
-            "prefetch_stages": config.prefetch_stages,
-            "splits": 2 * shape.warps,
-        }
+        return self.facts(config, (BLOCK_M, shape.block_n, shape.block_k(stored(problem))), splits=2 * shape.warps)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
         shape, weights = config.shape, stored(problem)
-        common, factors = common_values(problem, Work, {"a": "unsigned char const*", "b": "unsigned char const*"}), weights.factors
-        first, types = common["first_operand"], {name: STORAGE_TYPES[factor.dtype] for name, factor in factors.items()}
-        read_at_end = [(place, types[name]) for place, name in enumerate(factors) if name == "scale" and not factors[name].group]
+        common = common_values(problem, Work, {"a": "unsigned char const*", "b": "unsigned char const*"})
+        first, scale = common["first_operand"], weights.scale
+        read_at_end = [(0, STORAGE_TYPES[scale.dtype])] if scale is not None and not scale.group else []
         files = (PTX, NUMBERS) if weights.bits < 16 else (PTX,)
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "gemv.cu.jinja"),
-            files=(*files, *((__package__, f"{name}.cuh.jinja") for name in ("device", "sums", "store"))),
+            files=(*files, *files_of(__package__, "device", "sums", "store")),
             values=common
-            | dataclasses.asdict(shape)
+            | values_of(shape)
+            | weights.values
             | {
                 "name": shape.label(weights),
-                "bits": weights.bits,
-                "signed": weights.signed,
-                "zero": weights.zero is not None,
-                "along_k": [name for name, factor in factors.items() if factor.group],
-                "groups": {name: factor.group for name, factor in factors.items()},
-                "types": types,
-                "places": {name: place for place, name in enumerate(factors)},
                 "read_at_end": [*read_at_end, *((first + i, one) for i, one in enumerate(common["operands"]))],
                 "words": words_of(weights),
                 "a_stages": shape.a_stages(weights),
-                "threads": shape.threads,
-                "shared_bytes": shape.shared_bytes,
                 "blocks_per_sm": shape.blocks_per_sm(weights),
             },
         )
@@ -135,14 +116,11 @@ class Gemv(Family[Config]):
         work.rows, work.cols, work.row_bytes = problem.m, problem.n, row_bytes(problem)
         work.prefetch_stages = config.prefetch_stages
         multiplied = (Address(offset=Work.a.offset, operand=A), Address(offset=Work.b.offset, operand=B))
-        return Record(
-            kernel=self.kernel,
+        return self.launch(
+            config,
+            work,
             grid=(1, tiles_of(problem, config), 1),
             cluster=1,
-            threads=config.shape.threads,
-            shared_bytes=config.shape.shared_bytes,
-            pdl=config.pdl,
-            parameters=bytes(work),
             addresses=(*addresses_of(len(operands)), *multiplied),
             scalars=scalars_of(problem),
             alignment=((A, LOAD_BYTES), (B, LOAD_BYTES)),

@@ -18,7 +18,7 @@ from .. import kernel
 from ..boxes import by_k, operands_of, staged_map, why_not_boxes
 from ..family import INT32_LIMIT, RESULTS, Family, float32_sums, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
-from ..kernel import STAGED_PRODUCTS, KernelSource, addresses_of, aligned_out, common_values, fill_common
+from ..kernel import STAGED_PRODUCTS, KernelSource, addresses_of, aligned_out, common_values, files_of, fill_common, values_of
 from .configs import (
     BLOCK_K,
     BLOCK_M,
@@ -53,7 +53,6 @@ class Grouped(Family[Config]):
     """The family of ``grouped.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
 
     name = "grouped"
-    kernel = "gemmtune_grouped"
     likely = 1.5
     instruction = WGMMA
     why_not_config = staticmethod(why_not_config)
@@ -82,39 +81,23 @@ class Grouped(Family[Config]):
         return float32_sums()
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
-        shape = config.shape
-        return {
-            "tile": [BLOCK_M, shape.block_n, BLOCK_K],
-            "stages": shape.stages,
-            "warps": shape.threads // 32,
-            "cluster": shape.cluster,
-            "splits": 1,
-            "swap_ab": config.swap_ab,
-            "blocks": config.blocks,
-            "strip": config.strip,
-            "pdl": config.pdl,
-        }
+        return self.facts(config, (BLOCK_M, config.shape.block_n, BLOCK_K), cluster=config.shape.cluster)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
-        shape, (p, q, _) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
-        files = ("device", "tiles", "steps", "results")
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "grouped.cu.jinja"),
-            files=(*STAGED_PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in files)),
+            files=(*STAGED_PRODUCTS, *files_of(__package__, "device", "tiles", "steps", "results")),
             values=common_values(problem, Work)
-            | dataclasses.asdict(shape)
+            | values_of(config.shape, "gives_registers")
             | {
-                "name": str(shape),
                 "first_operand": OFFSETS,
                 "block_m": BLOCK_M,
                 "block_k": BLOCK_K,
                 "terms": problem.divides_terms,
                 "swap_ab": config.swap_ab,
-                "threads": shape.threads,
-                "shared_bytes": shape.shared_bytes,
                 "stored_bytes": STORED_BYTES,
-                "gives_registers": shape.gives_registers,
                 "given_registers": GIVEN_REGISTERS,
                 "left_registers": LEFT_REGISTERS,
                 "p_by_k": bool(by_k(p)),
@@ -133,14 +116,11 @@ class Grouped(Family[Config]):
         work.b_batched = not problem.divides_terms and bool(strides_of(problem.b).batch)
         work.vectors, aligned = aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
         clusters = min(config.blocks // shape.cluster, most_clusters(problem, config))
-        told = Record(
-            kernel=self.kernel,
+        told = self.launch(
+            config,
+            work,
             grid=(shape.cluster * clusters, 1, 1),
             cluster=shape.cluster,
-            threads=shape.threads,
-            shared_bytes=shape.shared_bytes,
-            pdl=config.pdl,
-            parameters=bytes(work),
             addresses=addresses_of(OFFSETS + len(extra)),
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),

@@ -14,19 +14,17 @@ from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_name
 from ....toolchain.record import Aligned, B, Record, Swizzle, TensorMap, operand_at, with_maps
-from ...cpp.printer import STORAGE_TYPES
 from .. import columns, kernel
-from ..family import Family, why_not_epilogue, why_not_here
+from ..family import Family, beginnings, why_not_epilogue, why_not_here
 from ..hopper import LINE_BYTES, MOST_CLUSTER, MOST_GRID, TMA_BYTES
-from ..kernel import KernelSource, addresses_of, common_values, fill_common
+from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common
 from .weights import MixedConfig, Weights, weights_of
 
 PROMOTION_BYTES = 256
 """What L2 asks of memory for a line that it misses."""
-FILES = ("device", "sums", "store")
-PTX, NUMBERS = ((__package__, f"{name}.cuh.jinja") for name in ("ptx", "numbers"))
+PTX, NUMBERS = files_of(__package__, "ptx", "numbers")
 """Instructions of all kernels for weights; and weights as pairs of a's type, for products of warps."""
-PARTS = (PTX, *((__package__, f"{name}.cuh.jinja") for name in ("work", "copies")))
+PARTS = files_of(__package__, "ptx", "work", "copies")
 """The instructions of all kernels; the maps of operands, and how blocks divide K; one thread that copies."""
 
 C = TypeVar("C", bound=MixedConfig)
@@ -87,9 +85,7 @@ class MixedFamily(Family[C]):
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
         """How it begins, how the blocks of a cluster divide K, and how many they are."""
-        yield dataclasses.replace(config, pdl=not config.pdl, prefetch_stages=0)
-        if config.pdl:
-            yield dataclasses.replace(config, prefetch_stages=0 if config.prefetch_stages else config.shape.stages)
+        yield from beginnings(config, config.shape.stages)
         if config.cluster_k > 1:
             yield dataclasses.replace(config, interleaved_k=not config.interleaved_k)
         for size in self.near_sizes(problem, device, config):
@@ -102,16 +98,8 @@ class MixedFamily(Family[C]):
 
     def info(self, problem: Problem, config: C) -> dict[str, Any]:
         shape = config.shape
-        return {
-            "tile": [shape.block_m, shape.block_n, shape.block_k(weights_of(problem))],
-            "stages": shape.stages,
-            "warps": shape.threads // 32,
-            "cluster": config.cluster_k,
-            "pdl": config.pdl,
-            "prefetch_stages": config.prefetch_stages,
-            "interleaved_k": config.interleaved_k,
-            "splits": self.splits(config),
-        }
+        tile = (shape.block_m, shape.block_n, shape.block_k(weights_of(problem)))
+        return self.facts(config, tile, cluster=config.cluster_k, splits=self.splits(config))
 
     @abstractmethod
     def values(self, weights: Weights, shape: Any) -> dict[str, Any]:
@@ -119,27 +107,20 @@ class MixedFamily(Family[C]):
 
     def source(self, problem: Problem, config: C) -> KernelSource:
         shape, weights = config.shape, weights_of(problem)
-        factors = weights.factors
         return KernelSource(
-            kernel=f"gemmtune_{self.name}",
+            kernel=self.kernel,
             unit=(self.package, f"{self.name}.cu.jinja"),
-            files=(*self.files, *PARTS, *((self.package, f"{file}.cuh.jinja") for file in FILES)),
+            files=(*self.files, *PARTS, *files_of(self.package, "device", "sums", "store")),
             values=common_values(problem, self.work)
             | {
                 "family": self.name,
                 "line_bytes": shape.line_bytes,
-                "bits": weights.bits,
-                "signed": weights.signed,
-                "zero": weights.zero is not None,
-                "along_k": [name for name, factor in factors.items() if factor.group],
-                "groups": {name: factor.group for name, factor in factors.items()},
-                "types": {name: STORAGE_TYPES[factor.dtype] for name, factor in factors.items()},
-                "places": {name: place for place, name in enumerate(factors)},
                 "name": f"i{weights.bits}_{shape.label(weights)}",
                 "threads": shape.threads,
                 "direct": problem.epilogue is None and problem.out.dtype != torch.float32,
             }
             | dataclasses.asdict(shape)
+            | weights.values
             | self.values(weights, shape),
         )
 
@@ -186,7 +167,7 @@ class MixedFamily(Family[C]):
         return maps
 
     def record(self, problem: Problem, config: C) -> Record:
-        shape, work = config.shape, self.work()
+        work = self.work()
         operands = [matrix(x) for x in problem.scales]
         operands += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
         fill_common(work, problem.out, operands)
@@ -194,14 +175,12 @@ class MixedFamily(Family[C]):
         work.cluster_k, work.interleaved_k, work.prefetch_stages = config.cluster_k, config.interleaved_k, config.prefetch_stages
         aligned = self.tell(work, problem, config)
         maps = self._maps(problem, config, operands)
-        told = Record(
-            kernel=f"gemmtune_{self.name}",
+        told = self.launch(
+            config,
+            work,
             grid=self.grid(problem, config),
             cluster=config.cluster_k,
-            threads=shape.threads,
-            shared_bytes=shape.shared_bytes(weights_of(problem), config.cluster_k),
-            pdl=config.pdl,
-            parameters=bytes(work),
+            shared_bytes=config.shape.shared_bytes(weights_of(problem), config.cluster_k),
             addresses=addresses_of(len(operands)),
             aligned=aligned,
             alignment=tuple((one.operand, TMA_BYTES) for one in maps),

@@ -9,6 +9,7 @@ import torch
 
 from ....problem import Problem
 from ....problem.dtypes import dtype_info
+from ...cpp.printer import STORAGE_TYPES
 from ..hopper import LINE_BYTES
 
 
@@ -43,6 +44,20 @@ class Weights:
         """Scale and zero point, as far as they are given, in the order in which a launch has them."""
         both = {"scale": self.scale, "zero": self.zero}
         return {name: factor for name, factor in both.items() if factor is not None}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What texts are given of the weights: of each factor whether it changes along K, its type, and its place in a launch."""
+        factors = self.factors
+        return {
+            "bits": self.bits,
+            "signed": self.signed,
+            "zero": self.zero is not None,
+            "along_k": [name for name, factor in factors.items() if factor.group],
+            "groups": {name: factor.group for name, factor in factors.items()},
+            "types": {name: STORAGE_TYPES[factor.dtype] for name, factor in factors.items()},
+            "places": {name: place for place, name in enumerate(factors)},
+        }
 
     def stage_bytes(self, block_m: int, block_n: int, line_bytes: int = LINE_BYTES) -> int:
         """The size of a stage with so many bytes of each column: weights, rows of a, and what changes along K."""

@@ -19,7 +19,18 @@ from .. import kernel
 from ..boxes import by_k, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
 from ..hopper import TMA_BYTES, WGMMA
-from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
+from ..kernel import (
+    PRODUCTS,
+    TILE_SUMS,
+    KernelSource,
+    addresses_of,
+    aligned_out,
+    common_values,
+    files_of,
+    fill_common,
+    scalars_of,
+    values_of,
+)
 from .configs import (
     ALIGNED,
     BLOCK_K,
@@ -78,7 +89,6 @@ class Parts(Family[Config]):
     """The family of ``parts.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
 
     name = "parts"
-    kernel = "gemmtune_parts"
     likely = 1.6
     instruction = INSTRUCTION
     why_not_config = staticmethod(why_not_config)
@@ -94,9 +104,6 @@ class Parts(Family[Config]):
         if config.shape.cluster_k == 1 and tiles_of(problem, config) > device.sm_count:
             yield dataclasses.replace(config, blocks=0 if config.blocks else device.sm_count)
 
-    def label(self, problem: Problem, config: Config) -> str:  # noqa: ARG002 - the same for all problems
-        return str(config)
-
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
         """Sums of tensor cores go into others that round to nearest after each step of K."""
         claims = float32_sums(splits=config.shape.cluster_k)
@@ -104,17 +111,8 @@ class Parts(Family[Config]):
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
         shape = config.shape
-        return {
-            "tile": [shape.block_m, shape.block_n, BLOCK_K],
-            "stages": shape.stages,
-            "warps": shape.threads // 32,
-            "cluster": shape.cluster_k,
-            "splits": shape.cluster_k,
-            "swap_ab": config.swap_ab,
-            "blocks": config.blocks,
-            "pdl": config.pdl,
-            "copies": copies_p(problem, config),
-        }
+        facts = self.facts(config, (shape.block_m, shape.block_n, BLOCK_K), cluster=shape.cluster_k, splits=shape.cluster_k)
+        return facts | {"copies": copies_p(problem, config)}
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:
         """A prepacked b is split already."""
@@ -124,7 +122,6 @@ class Parts(Family[Config]):
         return planes(b.mT)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
-        shape = config.shape
         p = operands_of(problem, swap_ab=config.swap_ab)[0]
         values = common_values(problem, Work, {"planes": "unsigned char const*"})
         split = [struct_text(Source, {"data": "float const*"}), struct_text(Split, {"planes": "uint4*", "copy": "float*"})]
@@ -132,18 +129,13 @@ class Parts(Family[Config]):
             kernel=self.kernel,
             helpers=(f"{self.kernel}_split",),
             unit=(__package__, "parts.cu.jinja"),
-            files=(PRODUCTS, *((__package__, f"{name}.cuh.jinja") for name in ("device", "numbers", "split", "sums")), *TILE_SUMS),
+            files=(PRODUCTS, *files_of(__package__, "device", "numbers", "split", "sums"), *TILE_SUMS),
             values=values
-            | dataclasses.asdict(shape)
+            | values_of(config.shape, "gathered_steps", "gives_registers")
             | {
                 "structs": "\n\n".join([values["structs"], *split]),
-                "name": str(shape),
                 "block_k": BLOCK_K,
-                "gathered_steps": shape.gathered_steps,
                 "group": GROUP,
-                "threads": shape.threads,
-                "shared_bytes": shape.shared_bytes,
-                "gives_registers": shape.gives_registers,
                 "given_registers": GIVEN_REGISTERS,
                 "left_registers": LEFT_REGISTERS,
                 "p_by_k": by_k(p) is not False,
@@ -162,14 +154,12 @@ class Parts(Family[Config]):
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
         planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
-        told = Record(
-            kernel=self.kernel,
+        told = self.launch(
+            config,
+            work,
             grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
             cluster=shape.cluster_k,
-            threads=shape.threads,
-            shared_bytes=shape.shared_bytes,
             pdl=config.pdl or not packed,
-            parameters=bytes(work),
             addresses=(*addresses_of(len(oriented.added)), planes_at),
             scalars=scalars_of(problem),
             aligned=aligned,
