@@ -167,7 +167,7 @@ def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *,
         return
     device, settings = candidates[0].device, candidates[0].settings
     if missing and settings.tune_in_subprocess:
-        prepare_measuring(device)
+        prepare_measuring(device, settings)
     # On a CPU, compilers would disturb the measurements: there each problem compiles before it is measured.
     with Compilation(missing if device.type != "cpu" else (), settings) as compilation:
         for each in candidates:

@@ -32,7 +32,7 @@ def in_models(settings: Settings, device: DeviceInfo) -> Settings:
 def prepare_tuning(device: DeviceInfo, settings: Settings) -> None:
     """Start the processes of a tuning, which need seconds for their imports, before it is known what there is to tune."""
     if settings.tune_in_subprocess:
-        prepare_measuring(device, INDUCTOR)
+        prepare_measuring(device, settings, INDUCTOR)
     if device.type != "cpu":
         prepare_compiling(settings)
 

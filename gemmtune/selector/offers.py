@@ -40,6 +40,11 @@ def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
     )
 
 
+def libraries_of(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
+    """Those of the enabled backends that call what a library has: nothing of theirs is compiled."""
+    return tuple(name for name in enabled_backends(device, settings) if not BACKENDS[name].compiles)
+
+
 def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
     """Every choice of every enabled backend that passes the filters, and what was refused with the reason.
 

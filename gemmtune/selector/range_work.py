@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..backends.table import BACKENDS
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
@@ -14,7 +13,7 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from .candidates import Candidates, candidates_for
-from .offers import enabled_backends, offers_for
+from .offers import libraries_of, offers_for
 from .precompile import precompile
 from .progress import Progress
 from .proof import kernels_of
@@ -80,7 +79,7 @@ class Work:
 
     def of_libraries(self, m: int) -> list[str]:
         """The names of what libraries have for an M, the likely best first: nothing of it has to be compiled."""
-        libraries = tuple(name for name in enabled_backends(self.device, self.settings) if not BACKENDS[name].compiles)
+        libraries = libraries_of(self.device, self.settings)
         if self.source is not None or not libraries:
             return []
         offers = offers_for(self.rows_class.at(m), self.device, dataclasses.replace(self.settings, backends=libraries))

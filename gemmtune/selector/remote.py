@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
@@ -12,9 +14,13 @@ from ..problem import Problem
 from ..settings import Settings
 from ..workers.pool import WORKERS
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from .offers import libraries_of, offers_for
 from .session import Ranking, Sample, Session
 
 log = logging.getLogger("gemmtune")
+
+WARM_UP_SIZES = (64, 256, 128)
+"""M, N and K of the product by which a measuring process is warmed up."""
 
 
 class RemoteSession:
@@ -137,14 +143,24 @@ def measuring_kind(device: DeviceInfo) -> str:
     return f"measure-{device.type}:{device.index}"
 
 
-def prepare_measuring(device: DeviceInfo, *modules: str) -> None:
+def prepare_measuring(device: DeviceInfo, settings: Settings, *modules: str) -> None:
     """Start the process that measures on a device, unless one waits: it imports what it needs, and ``modules``, while the caller
-    does something else."""
-    WORKERS.prepare(measuring_kind(device), 1, (__name__, *modules))
+    does something else. On a GPU it measures what libraries have for a small product: a first call of each costs tens of
+    milliseconds, which add up to seconds."""
+    warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings)
+    WORKERS.prepare(measuring_kind(device), 1, (__name__, *modules), warm_up)
 
 
 # The child's side: the session that is open in this process.
 _sessions: list[Session] = []
+
+
+def _warm_up(device: DeviceInfo, settings: Settings) -> None:
+    problem = Problem.mm(*WARM_UP_SIZES, device_type=device.type)
+    offers = offers_for(problem, device, dataclasses.replace(settings, backends=libraries_of(device, settings) or ("aten",)))
+    with Session(problem, device, settings) as session:
+        for choice in offers.choices[:2]:
+            session.examine(choice, None)
 
 
 def _open(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float) -> None:

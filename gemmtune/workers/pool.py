@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .worker import Worker
 
@@ -41,12 +41,13 @@ class Pool:
             self._idle.append((kind, worker, time.monotonic()))
             self._schedule()
 
-    def prepare(self, kind: str, count: int, modules: Sequence[str] = ()) -> None:
-        """Start workers so that ``count`` of that kind are idle: they import ``modules`` while the caller does something else."""
+    def prepare(self, kind: str, count: int, modules: Sequence[str] = (), warm_up: Callable[[], object] | None = None) -> None:
+        """Start workers so that ``count`` of that kind are idle: they import ``modules``, and do ``warm_up``, while the caller does
+        something else."""
         with self._lock:
             present = sum(entry[0] == kind for entry in self._idle)
         for _ in range(count - present):
-            self.give(kind, Worker(gpu=kind != "compile", modules=modules))
+            self.give(kind, Worker(gpu=kind != "compile", modules=modules, warm_up=warm_up))
 
     def close(self) -> None:
         """End all idle workers now."""

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 START_TIMEOUT_S = 180.0
 """Importing torch takes seconds, and many of them where every core is importing it."""
+WARM_UP_S = 60.0
 DEATH_CHECK_S = 0.25
 """How often a waiting parent looks whether the child still lives: another process may hold the child's end of the pipe open."""
 TAIL_BYTES = 4000
@@ -58,9 +59,10 @@ class Worker:
     Args:
         gpu: False hides every GPU from the child: compilation then cannot create a GPU context by accident.
         modules: what the child imports before it takes the first job, so that this need not wait for it.
+        warm_up: what the child does before that, too; it travels by pickle, and what it raises is not told.
     """
 
-    def __init__(self, *, gpu: bool = True, modules: Sequence[str] = ()) -> None:
+    def __init__(self, *, gpu: bool = True, modules: Sequence[str] = (), warm_up: Callable[[], object] | None = None) -> None:
         if not sys.executable:
             raise UnavailableError(
                 "worker process: got an empty sys.executable, expected the path of a Python interpreter; "
@@ -88,6 +90,10 @@ class Worker:
                 start_new_session=True,
             )
         self.alive = True
+        self._warm_up_s = WARM_UP_S if warm_up is not None else 0.0
+        if warm_up is not None:
+            with contextlib.suppress(OSError):  # the first call says what became of a child that has ended
+                self._connection.send_bytes(pickle.dumps((warm_up, (), WARM_UP_S)))  # waits in the pipe until it is read
 
     @property
     def pid(self) -> int:
@@ -110,6 +116,8 @@ class Worker:
             try:
                 if not self._ready:
                     self._receive(START_TIMEOUT_S)
+                    if self._warm_up_s:
+                        self._receive(self._warm_up_s)
                     self._ready = True
                 os.ftruncate(self._stderr.fileno(), 0)
                 self._connection.send_bytes(job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import signal
 import subprocess
@@ -184,6 +186,18 @@ def test_pool_prepares_as_many_as_asked() -> None:
         pool.give("a", worker)
     pool.close()
     assert not jobs.wait_until_gone(*(w.pid for w in taken))
+
+
+def test_what_a_prepared_worker_does_first_is_waited_for_and_may_fail() -> None:
+    pool = Pool()
+    pool.prepare("a", 1, warm_up=functools.partial(sys.setrecursionlimit, 1234))
+    taken = pool.take("a")
+    assert taken.call(sys.getrecursionlimit, timeout_s=60) == 1234
+    pool.prepare("b", 1, warm_up=functools.partial(operator.truediv, 1, 0))
+    other = pool.take("b")
+    assert other.call(jobs.add, 1, 1, timeout_s=60) == 2
+    for worker in (taken, other):
+        worker.close()
 
 
 def test_fork_of_the_parent_does_not_end_its_workers(worker: Worker) -> None:
