@@ -43,6 +43,8 @@ from gemmtune.timing.timer import collection_paused, median_margin
 ROUNDS = 24
 BLOCK_MS = 8.0
 """How long a way runs before the next has its turn."""
+LEAST_STEPS = 4
+"""Steps that no graph replays follow each other, as in a loop of training: the host runs ahead of the GPU."""
 WARM_UPS = 3
 
 
@@ -258,7 +260,8 @@ def _rounds(runners: Mapping[str, Runner], scenario: Scenario, device: torch.dev
     for way, runner in runners.items():
         scenario.rewind()
         once = _block_ms(runner, 1, device)
-        counts[way] = max(1, min(scenario.most_steps, round(BLOCK_MS / once)))
+        least = LEAST_STEPS if device.type != "cpu" and runner.repeat is runner.step else 1
+        counts[way] = min(scenario.most_steps, max(least, round(BLOCK_MS / once)))
     order = list(runners)
     for number in range(rounds + 2):
         for way in order:
