@@ -1,80 +1,22 @@
-"""Stream-K, atomic split-K and decompose-K: what they are offered for, and that every block of a sum is added up once."""
+"""Atomic split-K and decompose-K: what they are offered for."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.splits import decompose, offers, streamk
-from gemmtune.backends.triton.splits.streamk import StreamConfig, StreamGeometry, stream_geometry
+from gemmtune.backends.triton.splits import decompose, offers
 from gemmtune.device import preset
 from gemmtune.filters import filtered
 from gemmtune.problem import Precision, Problem
 from gemmtune.settings import Settings
 
 LONG = Problem.mm(128, 256, 16384, device_type="cuda")
-
-
-def pieces(where: StreamGeometry, blocks: int, program: int) -> list[tuple[int, int, int]]:
-    """(tile, first block, end block) of the cut tiles that the program works on, in its order."""
-    begin = program * where.blocks_per_program
-    end = min(begin + where.blocks_per_program, where.cut_tiles * blocks)
-    tiles = range(begin // blocks, -(-end // blocks)) if begin < end else range(0)
-    return [(tile, max(begin - tile * blocks, 0), min(end - tile * blocks, blocks)) for tile in tiles]
-
-
-@given(
-    shape=st.tuples(st.integers(1, 700), st.integers(1, 700), st.integers(1, 5000)),
-    sm_count=st.integers(1, 40),
-    resident=st.integers(1, 2),
-    waves=st.integers(0, 1),
-)
-def test_every_block_is_added_up_once(shape: tuple[int, int, int], sm_count: int, resident: int, waves: int) -> None:
-    device = replace(preset("sm90"), sm_count=sm_count)
-    config = StreamConfig(block_m=64, block_n=64, block_k=64, stages=3, warps=4, resident=resident, waves=waves)
-    problem = Problem.mm(*shape, device_type="cuda")
-    where, blocks = stream_geometry(problem, device, config), -(-shape[2] // 64)
-    seen: Counter[tuple[int, int]] = Counter()
-    parts: Counter[int] = Counter()
-    for program in range(where.programs):
-        cut = pieces(where, blocks, program)
-        seen.update((tile, block) for tile, first, end in cut for block in range(first, end))
-        partial = [(tile, first, end) for tile, first, end in cut if end - first < blocks]
-        parts.update(tile for tile, _, _ in partial)
-        # A program keeps a part of its first tile, and one of its last.
-        assert len(partial) <= 2
-        assert all(tile in (cut[0][0], cut[-1][0]) for tile, _, _ in partial)
-    assert seen == Counter((tile, block) for tile in range(where.cut_tiles) for block in range(blocks))
-    assert max(parts.values(), default=1) <= where.splits
-    for tile, count in parts.items():
-        first, last = tile * blocks // where.blocks_per_program, (tile * blocks + blocks - 1) // where.blocks_per_program
-        assert count == last - first + 1
-    # What is left for whole tiles fills every program.
-    assert (where.tiles - where.cut_tiles) % where.programs == 0
-
-
-STREAM = StreamConfig(block_m=128, block_n=128, block_k=64, stages=4, warps=8)
-STREAM_CASES: list[tuple[Any, StreamConfig, str]] = [
-    ((2048, 1408, 4096), replace(STREAM, resident=2), "2 times 131"),
-    ((1536, 1408, 4096), STREAM, "132 tiles are whole waves of 132 programs"),
-    ((1536, 1408, 4096), replace(STREAM, split_k=2), "does not split"),
-    ((1537, 1409, 4097), replace(STREAM, described=True), "begin at multiples of 16 bytes"),
-    ((1537, 1409, 4097), STREAM, "stages change nothing"),
-]
-
-
-@pytest.mark.parametrize(("shape", "config", "reason"), STREAM_CASES, ids=[case[2] for case in STREAM_CASES])
-def test_refusals_of_streamk_name_their_reason(shape: tuple[int, int, int], config: StreamConfig, reason: str) -> None:
-    problem = Problem.mm(*shape, device_type="cuda")
-    assert reason in str(streamk.why_not_config(problem, preset("sm90"), config))
 
 
 def test_refusals_of_atomic_sums_name_their_reason() -> None:
@@ -93,7 +35,7 @@ def test_refusals_of_decomposed_sums_name_their_reason() -> None:
     assert "no multiple" in str(decompose.why_not_slices(LONG, 48))
 
 
-@pytest.mark.parametrize("why_not", [streamk.why_not_stream, offers.why_not_atomic, decompose.why_not_decomposed])
+@pytest.mark.parametrize("why_not", [offers.why_not_atomic, decompose.why_not_decomposed])
 def test_architectures_without_tensor_cores_for_triton_have_none_of_them(why_not: Any) -> None:
     assert "no tensor cores for Triton" in str(why_not(LONG, preset("sm75")))
     assert all(why_not(LONG, preset(arch)) is None for arch in ("sm80", "sm86", "sm90", "sm100"))
@@ -112,7 +54,7 @@ def _offered(problem: Problem, search: str = "default", *, arch: str = "sm90") -
     choices = load("triton").enumerate(problem, preset(arch), Settings(search=search)).choices  # type: ignore[arg-type]
     names = [choice.name.removeprefix("triton:").removesuffix("_pdl") for choice in choices]
     assert len(names) == len(set(names))
-    return {family: [name for name in names if name.startswith(family)] for family in ("streamk", "decompose", "atomic")}
+    return {family: [name for name in names if name.startswith(family)] for family in ("decompose", "atomic")}
 
 
 TF32 = Precision(input_mode="tf32")
@@ -138,15 +80,6 @@ def test_decomposed_sums_are_tried_where_they_have_a_chance(name: str) -> None:
     assert _offered(problem, "quick")["decompose"] == []
 
 
-def test_blocks_are_dealt_out_where_whole_tiles_leave_multiprocessors_idle() -> None:
-    last_wave, whole_waves = ((1536, 1536, 8192), (1536, 1408, 8192))
-    assert len(_offered(Problem.int_mm(*last_wave, layout="nn", device_type="cuda"))["streamk"]) == 1
-    assert _offered(Problem.int_mm(*last_wave, layout="nt", device_type="cuda"))["streamk"] == []
-    assert _offered(Problem.int_mm(*whole_waves, layout="nn", device_type="cuda"))["streamk"] == []
-    assert _offered(Problem.mm(*last_wave, device_type="cuda"))["streamk"] == []
-    assert len(_offered(Problem.mm(*last_wave, device_type="cuda"), "exhaustive")["streamk"]) > 10
-
-
 def test_atomic_sums_are_refused_unless_the_settings_allow_them() -> None:
     assert len(_offered(LONG)["atomic"]) == 3
     assert len(_offered(LONG, "quick")["atomic"]) == 1
@@ -161,5 +94,5 @@ def test_atomic_sums_are_refused_unless_the_settings_allow_them() -> None:
 @pytest.mark.parametrize("search", ["quick", "default"])
 def test_sums_of_two_products_and_batches_are_not_cut_into_batches(search: str) -> None:
     pair = Problem.mm_plus_mm(64, 64, 8192, 8192, device_type="cuda")
-    assert _offered(pair, search) == {"streamk": [], "decompose": [], "atomic": []}
+    assert _offered(pair, search) == {"decompose": [], "atomic": []}
     assert _offered(Problem.bmm(2, 64, 64, 8192, device_type="cuda"), search)["decompose"] == []

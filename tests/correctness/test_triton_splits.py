@@ -11,10 +11,10 @@ import torch
 from rotation import rotated
 
 from gemmtune.architectures import inspect_choices
+from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
-from gemmtune.backends.triton.splits.offers import AtomicChoice, stream_choices
-from gemmtune.backends.triton.splits.streamk import StreamChoice, StreamConfig
+from gemmtune.backends.triton.splits.offers import AtomicChoice
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
@@ -26,19 +26,12 @@ pytest.importorskip("triton", reason="the interpreter and the compiler are Trito
 import triton_jobs
 from interpreter import Run
 
-STREAMED = [
-    StreamConfig(block_m=32, block_n=16, block_k=16, stages=1, warps=4),
-    StreamConfig(block_m=16, block_n=16, block_k=32, stages=1, warps=4, resident=2, waves=0),
-    StreamConfig(block_m=32, block_n=32, block_k=16, stages=1, warps=4, group_m=2),
-]
-"""Tiles that are cut in two and in many, and tiles that are not cut."""
 ATOMIC = [
     Config(block_m=32, block_n=16, block_k=16, stages=1, warps=4, split_k=3),
     Config(block_m=16, block_n=16, block_k=16, stages=1, warps=4, split_k=4),
 ]
 WHOLE = [Config(block_m=16, block_n=16, block_k=16, stages=1, warps=4)]
 FAMILIES: dict[str, tuple[triton_jobs.Family, list[Any]]] = {
-    "streamk": (triton_jobs.streamed, STREAMED),
     "atomic": (triton_jobs.atomic, ATOMIC),
     "decompose": (triton_jobs.decomposed, WHOLE),
 }
@@ -66,13 +59,6 @@ def test_mm_at_the_edges_of_tiles(interpreted: Run, family: str, shape: tuple[in
     assert _errors(interpreted, family, Problem.mm(*shape, dtype=torch.float32, device_type="cpu")) <= 1
 
 
-@pytest.mark.parametrize("layout", ["nt", "tn"])
-def test_streamk_through_tensor_descriptors(interpreted: Run, layout: str) -> None:
-    problem = Problem.mm(72, 96, 136, dtype=torch.float16, layout=layout, device_type="cpu")
-    configs = [replace(config, described=True) for config in STREAMED]
-    assert max(interpreted(triton_jobs.errors, problem, configs, family=triton_jobs.streamed)) <= 1
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_slices_that_torch_multiplies(interpreted: Run, dtype: torch.dtype) -> None:
     problem = Problem.addmm(7, 19, 640, dtype=dtype, bias="n", alpha=2, beta=0.5, device_type="cpu")
@@ -81,17 +67,16 @@ def test_slices_that_torch_multiplies(interpreted: Run, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize(
     ("family", "bias"),
-    [("streamk", "n"), ("streamk", "m1"), ("atomic", "mn"), ("atomic", "1n"), ("decompose", "scalar"), ("decompose", "n")],
+    [("atomic", "m1"), ("atomic", "mn"), ("atomic", "1n"), ("decompose", "scalar"), ("decompose", "n")],
 )
 def test_bias_shapes(interpreted: Run, family: str, bias: Any) -> None:
     problem = Problem.addmm(34, 40, 130, dtype=torch.float16, bias=bias, alpha=2, beta=0.5, device_type="cpu")
     assert _errors(interpreted, family, problem) <= 1
 
 
-@pytest.mark.parametrize("family", ["streamk", "atomic"])
-def test_batches(interpreted: Run, family: str) -> None:
+def test_batches(interpreted: Run) -> None:
     problem = Problem.baddbmm(3, 34, 40, 130, dtype=torch.float16, bias="mn", alpha=2, beta=0.5, device_type="cpu")
-    assert _errors(interpreted, family, problem) <= 1
+    assert _errors(interpreted, "atomic", problem) <= 1
 
 
 @families
@@ -107,7 +92,7 @@ EPILOGUES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], .
 }
 
 
-@pytest.mark.parametrize(("family", "name"), list(zip(FAMILIES, EPILOGUES, strict=True)))
+@pytest.mark.parametrize(("family", "name"), list(zip([*FAMILIES, "atomic"], EPILOGUES, strict=True)))
 def test_epilogues(interpreted: Run, family: str, name: str) -> None:
     function, sizes = EPILOGUES[name]
     extra = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
@@ -128,9 +113,7 @@ STRIDED = {
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    rotated(
-        [*zip(FAMILIES, STRIDED, strict=True), ("streamk", "every-second"), ("atomic", "expanded"), ("decompose", "padded")], 2, "s"
-    ),
+    rotated([(family, name) for family in FAMILIES for name in STRIDED], 2, "s"),
 )
 def test_strided_operands(interpreted: Run, family: str, name: str) -> None:
     a, b, out = STRIDED[name]
@@ -153,18 +136,11 @@ QUANTIZED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [("streamk", "int_mm"), ("atomic", "scaled_mm-row"), ("streamk", "scaled_mm-blocks"), ("atomic", "mixed_mm-int4")],
-)
-def test_quantized_operations(interpreted: Run, family: str, name: str) -> None:
-    function, (config, *_) = FAMILIES[family]
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_operations(interpreted: Run, name: str) -> None:
+    function, (config, *_) = FAMILIES["atomic"]
     found = interpreted(triton_jobs.verdicts, QUANTIZED[name], [replace(config, block_k=32)], family=function)
     assert [verdict.status for verdict in found] == [Status.OK], found[0].reason
-
-
-def _streamed(problem: Problem, arch: str) -> list[CompiledChoice]:
-    return list(rotated(stream_choices(problem, preset(arch), "exhaustive")[:6:2], 3, f"{arch} {problem}"))
 
 
 def _atomic(problem: Problem, arch: str) -> list[CompiledChoice]:
@@ -190,7 +166,7 @@ COMPILED = {
 }
 
 
-OFFERED = {"streamk": _streamed, "atomic": _atomic, "decompose": _decomposed}
+OFFERED = {"atomic": _atomic, "decompose": _decomposed}
 
 
 PAIRS = [(f, n, arch) for f in OFFERED for n in COMPILED if (f, n) != ("decompose", "int8-nt") for arch in ("sm80", "sm90")]
@@ -207,10 +183,9 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
 
 def test_whoever_arrives_last_sees_what_the_others_wrote() -> None:
     problem, device = COMPILED["bf16-nt"], preset("sm90")
-    config = StreamConfig(block_m=128, block_n=64, block_k=64, stages=3, warps=4)
     split = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4, split_k=8)
     written = {
-        StreamChoice.of(problem, device, config): "st.global",
+        TritonChoice.of(problem, device, split): "st.global",
         AtomicChoice.of(problem, device, split): "atom.global.gpu.relaxed.add",
     }
     for choice, instruction in written.items():

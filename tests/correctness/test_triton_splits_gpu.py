@@ -1,4 +1,4 @@
-"""Stream-K, atomic split-K and decompose-K on a GPU."""
+"""Atomic split-K and decompose-K on a GPU."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chains import assert_chains_agree
 from rotation import rotated
 
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.splits.decompose import decomposed_choice, why_not_decomposed
-from gemmtune.backends.triton.splits.offers import AtomicChoice, stream_choices
+from gemmtune.backends.triton.splits.offers import AtomicChoice
 from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import Operands, random_operands
@@ -26,13 +25,6 @@ pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
 SPLITS = 8
-
-
-def _streamed(problem: Problem) -> list[Choice]:
-    """Configs with descriptors, and with pointers."""
-    choices: list[Choice] = list(stream_choices(problem, detect("cuda"), "exhaustive"))
-    described = [choice for choice in choices if "tma" in choice.name]
-    return [*described[:3], *(choice for choice in choices if choice not in described)][:6]
 
 
 def _tile(problem: Problem) -> Config:
@@ -51,7 +43,7 @@ def _decomposed(problem: Problem) -> list[Choice]:
     return [decomposed_choice(problem, device, SPLITS, inner, pdl=False) for inner in (_tile(problem), None)]
 
 
-FAMILIES: dict[str, Callable[[Problem], list[Choice]]] = {"streamk": _streamed, "atomic": _atomic, "decompose": _decomposed}
+FAMILIES: dict[str, Callable[[Problem], list[Choice]]] = {"atomic": _atomic, "decompose": _decomposed}
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -110,9 +102,8 @@ def _assert_right(x: Operands) -> None:
     assert float((x.out.double() - expected).norm() / expected.norm()) < 1e-3
 
 
-@pytest.mark.parametrize("family", ["streamk", "decompose"])
-def test_results_repeat_bit_by_bit(family: str) -> None:
-    for choice in _choices(family, LONG):
+def test_results_repeat_bit_by_bit() -> None:
+    for choice in _choices("decompose", LONG):
         kernel, operands = choice.build(), random_operands(LONG, CUDA, seed=0)
         first = _run(kernel, operands)
         _assert_right(operands)
@@ -165,11 +156,3 @@ def test_problems_in_turn(family: str) -> None:
         for kernel, operands in kernels:
             _run(kernel, operands)
             _assert_right(operands)
-
-
-def test_launches_that_overlap_read_what_the_kernel_before_wrote() -> None:
-    problem = Problem.mm(48, 1536, 1536, dtype=torch.float16, device_type="cuda")
-    for choice in _streamed(problem)[::3]:
-        assert not precompile([choice], current())
-        for other in choice.launch_variants():
-            assert_chains_agree(*((choice, other) if choice.info["pdl"] else (other, choice)))

@@ -16,7 +16,6 @@ from gemmtune.backends.triton.parts import PartsChoice
 from gemmtune.backends.triton.persistent import PersistentChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.backends.triton.splits.offers import AtomicChoice
-from gemmtune.backends.triton.splits.streamk import StreamChoice, StreamConfig
 from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.backends.triton.swap import SwappedChoice, transposed
 from gemmtune.backends.triton.vec import VectorChoice
@@ -89,12 +88,6 @@ def persistent(problem: Problem, config: Config) -> CompiledChoice:
     """The template whose programs work off several tiles: three programs here, which have unlike numbers of them."""
     choice = PersistentChoice.of(problem, CPU, config)
     return replace(choice, where=replace(choice.where, programs=min(choice.where.grid[0], 3)))
-
-
-def streamed(problem: Problem, config: Config) -> CompiledChoice:
-    """The stream-K template, on a machine with five multiprocessors."""
-    assert isinstance(config, StreamConfig)
-    return StreamChoice.of(problem, replace(CPU, sm_count=5), config)
 
 
 def atomic(problem: Problem, config: Config) -> CompiledChoice:

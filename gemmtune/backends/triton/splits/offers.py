@@ -25,17 +25,10 @@ from ..configs import Config, Geometry, tiles_of
 from ..legality import Predicate
 from ..workspace import Buffers
 from .decompose import DecomposedChoice, decomposed_choice, sliced_problem, why_not_decomposed, why_not_slices
-from .streamk import StreamChoice, stream_configs
 
 MOST_SUMS = 2**20
 Best = Callable[[Problem], Sequence[Config]]
 """The configs that the mm template is tried with, best first."""
-
-USUAL_TILE = 128
-LEAST_BUSY = 0.85
-"""Where whole tiles, or tiles cut in two or three, keep that share of the multiprocessors busy, dealing out gains nothing: programs
-that are at different places along K find less of what the others read in the caches, which costs about a tenth."""
-MOST_PARTS = 3
 
 TILE_BYTES = 64 * 2**10
 """Sums of the tile that a library gives to one multiprocessor."""
@@ -96,30 +89,8 @@ def why_not_added(problem: Problem, device: DeviceInfo, config: Config) -> str |
 
 
 def choices_for_long_sums(problem: Problem, device: DeviceInfo, search: str, best: Best) -> Sequence[Choice]:
-    """Stream-K, decompose-K and atomic split-K."""
-    return (
-        *stream_choices(problem, device, search),
-        *decomposed_choices(problem, device, search, best),
-        *atomic_choices(problem, device, search, best),
-    )
-
-
-def stream_choices(problem: Problem, device: DeviceInfo, search: str) -> list[StreamChoice]:
-    """The blocks of all tiles dealt out, by the best configs of the model.
-
-    Otherwise than in the exhaustive search only for bytes whose b is row-major, which tensor cores take through registers: there it
-    was faster by a fifth. Column-major ones, and floats, are read so fast that whole tiles win even where their last wave is mostly
-    empty.
-    """
-    count = EFFORT[search].configs["triton:stream"]
-    tiles = math.ceil(problem.m / USUAL_TILE) * math.ceil(problem.n / USUAL_TILE) * problem.batch
-    programs = max(device.sm_count, 1)
-    parts = range(1, max(MOST_PARTS, programs // max(tiles, 1)) + 1)
-    busy = max(tiles * cut / (math.ceil(tiles * cut / programs) * programs) for cut in parts) if tiles else 1.0
-    through_registers = problem.integers and not problem.b.column_major
-    if count is not None and not (through_registers and busy < LEAST_BUSY):
-        return []
-    return [StreamChoice.of(problem, device, config) for config in stream_configs(problem, device)[:count]]
+    """Decompose-K and atomic split-K."""
+    return (*decomposed_choices(problem, device, search, best), *atomic_choices(problem, device, search, best))
 
 
 def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[AtomicChoice]:
