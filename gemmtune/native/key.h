@@ -33,16 +33,16 @@ struct Key {
   bool is(Key const& other, int64_t other_rows) const {
     return count == other.count && rows == other_rows && std::memcmp(words, other.words, count * sizeof(uint64_t)) == 0;
   }
-  // Of the words alone; in two chains, so that the multiplications of one do not wait for those of the other.
+  // Of the words alone: a sum of products of pairs, so that no multiplication waits for another one. Each place has factors of its own.
   uint64_t hash() const {
-    uint64_t even = 0x9e3779b97f4a7c15ull, odd = 0xc2b2ae3d27d4eb4full;
+    uint64_t first = 0x9e3779b97f4a7c15ull, second = 0xc2b2ae3d27d4eb4full;
+    __uint128_t sum = static_cast<uint64_t>(count);
     int i = 0;
-    for (; i + 1 < count; i += 2) {
-      even = mixed(even, words[i]);
-      odd = mixed(odd, words[i + 1]);
+    for (; i + 1 < count; i += 2, first += 0xa0761d6478bd642full, second += 0xe7037ed1a0b428dbull) {
+      sum += static_cast<__uint128_t>(words[i] ^ first) * (words[i + 1] ^ second);
     }
-    if (i < count) even = mixed(even, words[i]);
-    return mixed(even, odd);
+    if (i < count) sum += static_cast<__uint128_t>(words[i] ^ first) * second;
+    return mixed(static_cast<uint64_t>(sum), static_cast<uint64_t>(sum >> 64));
   }
   static uint64_t mixed(uint64_t h, uint64_t word) {
     const __uint128_t product = static_cast<__uint128_t>(word ^ h) * 0xd6e8feb86659fd93ull;
@@ -60,11 +60,13 @@ struct Arguments {
 struct Call {
   Key key;
   at::Tensor const* read[kMostTensors];
+  void const* data[kMostTensors];  // where each of them begins
   PyObject* objects[kMostTensors];  // the same as Python has them; a prepacked b as it was given
   int count = 0;
   int at[kMostTensors];     // where in the key each of them begins
   uint32_t following = 0;   // those that have M rows, a bit for each
   at::Tensor const* out = nullptr;
+  void const* out_data = nullptr;
   double scalars[2] = {1, 0};
 };
 
@@ -169,8 +171,16 @@ inline uint64_t settings_token() {
   return value;
 }
 
-// Adds a tensor to the key; null: the call must be looked at more closely.
-inline at::Tensor const* add_tensor(PyObject* object, Key& key) {
+// Where a dense tensor of an ordinary kind begins; null: it has no element, or no memory. The same as its const_data_ptr, which asks the
+// tensor's kind by virtual functions and out of line.
+inline void const* data_of(c10::TensorImpl const* impl) {
+  c10::Storage const& storage = impl->unsafe_storage();
+  if (!storage || storage.data() == nullptr || impl->numel() == 0) return nullptr;
+  return static_cast<char const*>(storage.data()) + impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
+}
+
+// Adds a tensor, and where it begins, to the key; null: the call must be looked at more closely.
+inline at::Tensor const* add_tensor(PyObject* object, Key& key, void const*& data) {
   if (!THPVariable_CheckExact(object)) return nullptr;
   at::Tensor const& tensor = THPVariable_Unpack(object);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -183,8 +193,9 @@ inline at::Tensor const* add_tensor(PyObject* object, Key& key) {
   const auto sizes = impl->sizes(), strides = impl->strides();
   const int dims = static_cast<int>(sizes.size());
   if (key.count + 1 + 2 * dims > kMostWords || dims > 8) return nullptr;
-  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  if (address == 0) return nullptr;
+  data = data_of(impl);
+  if (data == nullptr) return nullptr;
+  const auto address = reinterpret_cast<uintptr_t>(data);
   key.add(static_cast<uint64_t>(dims) | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | (address & 15) << 16);
   for (int i = 0; i < dims; ++i) key.add(sizes[i]);
   for (int i = 0; i < dims; ++i) key.add(strides[i]);
@@ -259,7 +270,7 @@ inline bool add_operand(PyObject* object, Call& call, int place) {
     Py_DECREF(tensor);  // the operand keeps it
   }
   const int begin = call.key.count;
-  at::Tensor const* found = call.count < kMostTensors ? add_tensor(tensor, call.key) : nullptr;
+  at::Tensor const* found = call.count < kMostTensors ? add_tensor(tensor, call.key, call.data[call.count]) : nullptr;
   if (found == nullptr || (call.count > 0 && found->device() != call.read[0]->device())) return false;
   call.at[call.count] = begin;
   call.objects[call.count] = object;
@@ -308,7 +319,7 @@ inline Reading read_call(Arguments const& given, Call& call, bool make) {
   }
   const int out_at = given.out != Py_None ? key.count : 0;
   if (given.out != Py_None) {
-    call.out = add_tensor(given.out, key);
+    call.out = add_tensor(given.out, key, call.out_data);
     const bool counted = call.out != nullptr && (!call.out->is_inference() || c10::InferenceMode::is_enabled());
     if (!counted || call.out->device() != call.read[0]->device()) return Reading::kUnusual;
   }

@@ -77,13 +77,17 @@ struct HostFunction {
     rows.write(memory, m);
     return memory;
   }
+  // The most threads that it may take; torch is not asked where it wants one.
+  int threads_for(void const* planned) const {
+    return words != 0 && static_cast<int64_t const*>(planned)[rows.threads] == 1 ? 1 : at::get_num_threads();
+  }
 };
 
 template <size_t... I>
 int call_gemm(HostFunction const& f, void const* plan, void* out, void const* a, void const* b, void const* inp, double const* scalars,
               void const* const* more, std::index_sequence<I...>) {
   using Gemm = int (*)(void const*, void*, void const*, void const*, void const*, double, double, int, decltype((void)I, (void const*)nullptr)...);
-  return reinterpret_cast<Gemm>(f.function)(plan, out, a, b, inp, scalars[0], scalars[1], at::get_num_threads(), more[I]...);
+  return reinterpret_cast<Gemm>(f.function)(plan, out, a, b, inp, scalars[0], scalars[1], f.threads_for(plan), more[I]...);
 }
 
 // 0 if done, 1 if there was not enough memory.
@@ -94,7 +98,7 @@ inline int launch(HostFunction const& f, Given const& given) {
   void const* plan = given.rows == 0 ? f.plan : f.plan_for(given.rows, words);
   if (f.plain) {
     using Product = int (*)(void const*, void*, void const*, void const*, int);
-    return reinterpret_cast<Product>(f.function)(plan, given.out, a, b, at::get_num_threads());
+    return reinterpret_cast<Product>(f.function)(plan, given.out, a, b, f.threads_for(plan));
   }
   void const* inp = f.added ? read[2] : nullptr;
   void const* const* more = read + (f.added ? 3 : 2);

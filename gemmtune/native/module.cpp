@@ -83,9 +83,9 @@ class Whole {
 // Whether out lies wholly before or behind each tensor that is read.
 bool apart(Call const& call) {
   const auto span = [](at::Tensor const& x) { return span_bytes(x.sizes(), x.strides(), x.scalar_type()); };
-  const auto first = reinterpret_cast<uintptr_t>(call.out->const_data_ptr()), end = first + span(*call.out);
+  const auto first = reinterpret_cast<uintptr_t>(call.out_data), end = first + span(*call.out);
   for (int i = 0; i < call.count; ++i) {
-    const auto address = reinterpret_cast<uintptr_t>(call.read[i]->const_data_ptr());
+    const auto address = reinterpret_cast<uintptr_t>(call.data[i]);
     if (address < end && first < address + span(*call.read[i])) return false;
   }
   return true;
@@ -99,10 +99,12 @@ PyObject* elsewhere(PyObject* missing, PyObject* const* args) {
 }
 
 // The result that a record makes for a call.
-Result result_of(Record const& record, Call const& call) {
+at::Tensor made(Record const& record, Call const& call) {
+  const c10::Device device = call.read[0]->device();
+  if (!record.several()) return allocate(record.result, device);
   Result result = record.result;
-  if (record.several()) result.size[0] = call.key.rows;
-  return result;
+  result.size[0] = call.key.rows;
+  return allocate(result, device);
 }
 
 // By the functions of the plan: what has no launch of its own, and what a launch refused, which they say in their own words. A record of
@@ -133,7 +135,7 @@ PyObject* by_torch(Record const& record, Call const& call, Arguments const& give
   }
   at::Tensor result;
   if (call.read[0]->is_cpu()) {
-    result = allocate(result_of(record, call), c10::Device(c10::kCPU));
+    result = made(record, call);
     WithoutGil free(record.lengthy(call.key.rows));
     launch_into(std::get<TorchOperation>(record.launch), result, call.read, call.scalars);
   } else {
@@ -162,26 +164,25 @@ int launched(Record& record, Given& given, bool lengthy) {
 enum class Outcome { kDone, kPython, kFailed };  // kPython: it is left to it; kFailed: with an error set
 
 // Launches into ``out``, which is made where there is none.
-Outcome launch_kept(Record& record, Call const& call, at::Tensor& out, Result const& result) {
+Outcome launch_kept(Record& record, Call const& call, at::Tensor& out) {
   Given given;
   given.rows = record.several() ? call.key.rows : 0;
-  const c10::Device device = call.read[0]->device();
-  given.stream = stream_of(device);
+  given.stream = stream_of(call.read[0]->device());
   if (record.memory.needed()) {
     const auto asked = record.memory.of(given.stream, given.memory);
     if (asked != Memory::Asking::kFound) return asked == Memory::Asking::kPython ? Outcome::kPython : Outcome::kFailed;
   }
-  if (!out.defined()) out = allocate(result, device);
+  if (!out.defined()) out = made(record, call);
   given.out = out.mutable_data_ptr();
   given.count = call.count;
   given.scalars = call.scalars;
-  for (int i = 0; i < call.count; ++i) given.read[i] = call.read[i]->const_data_ptr();
+  std::copy_n(call.data, call.count, given.read);
   return launched(record, given, record.lengthy(call.key.rows)) == 0 ? Outcome::kDone : Outcome::kPython;
 }
 
 PyObject* by_launch(Record& record, Call const& call, Arguments const& given, PyObject* packed) {
   at::Tensor out = call.out != nullptr ? *call.out : at::Tensor();
-  switch (launch_kept(record, call, out, result_of(record, call))) {
+  switch (launch_kept(record, call, out)) {
     case Outcome::kFailed: return nullptr;
     case Outcome::kPython: return by_python(record, call, given, packed);
     default: break;
@@ -199,6 +200,7 @@ PyObject* run(Record* record, Call& call, Arguments const& given) {
                                        : PyObject_CallMethodOneArg(operand, around.for_choice_name, record->choice);
     if (packed == nullptr) return nullptr;
     call.read[1] = &THPVariable_Unpack(packed);
+    call.data[1] = call.read[1]->const_data_ptr();
   }
   PyObject* result = std::holds_alternative<std::monostate>(record->launch)   ? by_python(*record, call, given, packed)
                      : std::holds_alternative<TorchOperation>(record->launch) ? by_torch(*record, call, given)
@@ -331,7 +333,7 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
       WithoutGil free(record->lengthy(call.key.rows));
       out = layer_by_torch(call);
     } else {
-      const Outcome outcome = launch_kept(*record, call, out, record->result);
+      const Outcome outcome = launch_kept(*record, call, out);
       if (outcome == Outcome::kFailed) return nullptr;
       if (outcome == Outcome::kPython) Py_RETURN_NONE;
     }
