@@ -6,7 +6,6 @@ For each commit a part of the cases.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -93,21 +92,20 @@ def test_packed_units_are_the_matrix(block: int | tuple[int, int], density: floa
     weight = create_blocked_tensor(n, k, block=block, density=density, imbalance="skewed", dtype=BF16)
     packed = packed_units(weight, warp_groups)
     groups = -(-n // (UNIT * warp_groups))
-    head = groups * (warp_groups + 1) + 1
+    head, columns = groups * (warp_groups + 1), -(-k // UNIT)
     steps_at = (head + 1) // 2 * 8
+    units_at = (steps_at + 8 * groups * columns + 127) // 128 * 128
     words = packed[: 4 * head].view(torch.int32).tolist()
-    rows, starts = words[: groups * warp_groups], words[groups * warp_groups :]
-    units_at = (steps_at + 8 * starts[-1] + 127) // 128 * 128
-    steps = packed[steps_at : steps_at + 8 * starts[-1]].view(torch.int32).view(-1, 2).tolist()
+    rows, counts = words[: groups * warp_groups], words[groups * warp_groups :]
+    lines = packed[steps_at : steps_at + 8 * groups * columns].view(torch.int32).view(groups, columns, 2).tolist()
     units = swizzled(packed[units_at:].view(BF16).view(-1, UNIT, UNIT))  # which undoes itself
     assert sorted(rows) == list(range(groups * warp_groups))
-    lengths = [b - a for a, b in itertools.pairwise(starts)]
-    assert lengths == sorted(lengths, reverse=True)
+    assert counts == sorted(counts, reverse=True)
     dense, used = torch.zeros(groups * warp_groups * UNIT, -(-k // UNIT) * UNIT, dtype=BF16), 0
-    for group, (begin, end) in enumerate(itertools.pairwise(starts)):
-        numbers = [told >> PLACE_BITS for told, _ in steps[begin:end]]
+    for group, (count, line) in enumerate(zip(counts, lines, strict=True)):
+        numbers = [told >> PLACE_BITS for told, _ in line[:count]]
         assert numbers == sorted(set(numbers))
-        for told, first in steps[begin:end]:
+        for told, first in line[:count]:
             places = [i for i in range(PLACE_BITS) if told >> i & 1]
             assert places
             assert first == used

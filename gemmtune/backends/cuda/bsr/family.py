@@ -31,7 +31,7 @@ from .configs import (
     tiles_of,
     why_not_config,
 )  # fmt: skip
-from .packing import PLACE_BITS, format_of, packed_units
+from .packing import PLACE_BITS, columns_of, format_of, packed_units
 from .rank import candidates, estimate_us
 
 TURNED = 4
@@ -43,7 +43,8 @@ class Work(kernel.Work):
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("packed", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("groups", ctypes.c_int),
-        ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("tiles", ctypes.c_int), ("paired", ctypes.c_bool),
+        ("columns", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("tiles", ctypes.c_int),
+        ("paired", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ class Bsr(Family[Config]):
         fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols = problem.n, problem.m
         work.groups, work.tiles_n, work.tiles = groups_of(problem, shape), tiles_n_of(problem, shape), tiles
-        work.strip = min(config.strip, work.tiles_n)
+        work.columns, work.strip = columns_of(problem.k), min(config.strip, work.tiles_n)
         stored = (problem.out, TURNED) if turned(problem) else (oriented.out, 2)
         work.paired, aligned = aligned_out(Work.paired, *stored)
         told = Record(

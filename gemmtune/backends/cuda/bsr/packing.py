@@ -22,33 +22,41 @@ def format_of(warp_groups: int) -> str:
     return f"units of {UNIT}x{UNIT}, rows of {warp_groups}"
 
 
+def columns_of(k: int) -> int:
+    """The steps that a group has room for."""
+    return max(-(-k // UNIT), 1)
+
+
 def packed_units(weight: torch.Tensor, warp_groups: int) -> torch.Tensor:
     """A sparse_bsr weight [N, K] as uint8.
 
     Its rows of units are grouped, ``warp_groups`` of them that have many columns in common. A group has a step for each 64 along K
     where one of its rows has a unit. First come the numbers of the rows of each group, int32, the groups with the most steps in
-    front; then for each, in this order, its first step, and the number of all steps, and room up to a multiple of 8 bytes; then
-    for each step two int32: its number along K and which rows have a unit, and the number of its first unit. From the next
-    multiple of 128 bytes on there are the units, 64 lines of 128 bytes whose chunks of 16 bytes are exchanged as a swizzle of 128
-    bytes does.
+    front; then the number of steps of each, and room up to a multiple of 8 bytes. Then each group has a line with room for as many
+    steps as there are columns: two int32, the step's number along K and which rows have a unit, and the number of its first unit.
+    Zeros fill a line; where it begins is known without reading anything. From the next multiple of 128 bytes on there are the
+    units in the order of the steps, 64 lines of 128 bytes whose chunks of 16 bytes are exchanged as a swizzle of 128 bytes does.
     """
     panels = panels_of(weight, UNIT, UNIT)
     values, crow, col = parts(panels)
-    row, columns = rows_of(crow), max(panels.shape[1] // UNIT, 1)
+    row, columns = rows_of(crow), columns_of(panels.shape[1])
     rows = grouped_rows(row.cpu(), col.long().cpu(), len(crow) - 1, columns, warp_groups).to(row.device)
     place, groups = rows.argsort()[row], len(rows) // warp_groups
     places, step = (place // warp_groups * columns + col.long()).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     counts = torch.bincount(places // columns, minlength=groups)
     order = counts.argsort(descending=True, stable=True)
-    by_group = (order.argsort()[places // columns] * columns + places % columns).argsort()
-    step = by_group.argsort()[step]
+    group = order.argsort()[places // columns]
+    by_group = (group * columns + places % columns).argsort()
+    step, group, counts = by_group.argsort()[step], group[by_group], counts[order]
     place = place % warp_groups
     of_step = torch.bincount(step, minlength=len(places))
     which = torch.zeros_like(of_step).index_add_(0, step, torch.ones_like(place) << place)
     first = of_step.cumsum(0) - of_step
-    told = torch.stack([places[by_group] % columns << PLACE_BITS | which, first], dim=1)
-    head = torch.cat([rows.view(groups, warp_groups)[order].flatten(), pad(counts[order].cumsum(0), (1, 0))])
-    words = torch.cat([pad(head, (0, len(head) % 2)), told.flatten()]).to(torch.int32)
+    lines = first.new_zeros(groups, columns, 2)
+    in_line = torch.arange(len(group), device=group.device) - (counts.cumsum(0) - counts)[group]
+    lines[group, in_line] = torch.stack([places[by_group] % columns << PLACE_BITS | which, first], dim=1)
+    head = torch.cat([rows.view(groups, warp_groups)[order].flatten(), counts])
+    words = torch.cat([pad(head, (0, len(head) % 2)), lines.flatten()]).to(torch.int32)
     words = pad(words, (0, -len(words) % (ALIGNED_BYTES // 4)))
     units = swizzled(values[(step * warp_groups + place).argsort()])
     return torch.cat([words.view(torch.uint8), units.view(torch.uint8).flatten()])
