@@ -17,7 +17,7 @@ import torch
 from fake_choices import CLAIMS, Fake
 
 from gemmtune.backends.table import load
-from gemmtune.choice import Choice, Status
+from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.errors import NoValidChoicesError
 from gemmtune.problem import Problem
@@ -315,12 +315,19 @@ def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
     assert sessions.asked == [("compile", *x) for x in asked]
 
 
-def test_between_anchors_the_best_of_either_side_and_torch_compete() -> None:
+def test_between_anchors_the_best_of_either_side_torch_and_what_libraries_have_compete(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: 1.0 + i for i, name in enumerate("abcdefg")}
     times = {1: {"x": 1.0}, 4: few, 64: {"z": 1.0, "a": 2.0, "y": 3.0, "torch": 9.0}, 256: {"x": 1.0}}
     work = work_of(times, b=stepped("b", legal=frozenset({4})), torch=stepped("torch", baseline=True))
     work.wrong["z"] = "off"
-    assert ranges._best_beside(work, 16) == ["torch", "a", "c", "d", "e", "f", "y"], "five of each, once"
+    offered = Offers(choices=(stepped("torch", baseline=True), *(stepped(name, artifact="kernel") for name in "kalmn")))
+    monkeypatch.setattr(range_work, "offers_for", lambda problem, device, settings: offered)
+    assert ranges._best_beside(work, 16) == ["torch", "a", "c", "d", "e", "y"], "four of each, once; all of these are compiled"
+    offered = Offers(choices=tuple(dataclasses.replace(c, artifact="") for c in offered.choices))
+    assert ranges._best_beside(work, 16) == ["torch", "a", "c", "d", "e", "y", "k", "l", "m"], (
+        "four of libraries, of which one was there"
+    )
+    assert [work.anchor_of[name] for name in "klm"] == [16] * 3
 
 
 @pytest.mark.parametrize(
