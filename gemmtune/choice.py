@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from .device import DeviceInfo
 from .numerics.bounds import Claims
 from .problem import Problem
 from .settings import Settings
+
+T = TypeVar("T")
 
 __all__ = [
     "Availability",
@@ -216,6 +218,12 @@ class Refusal:
     name: str
     reason: str
     count: int = 1
+
+    @classmethod
+    def apart(cls, found: Iterable[T | str], whose: str, what: str) -> tuple[list[T], list[Refusal]]:
+        """What is no reason, in order; and for the others ``counted``."""
+        both = list(found)
+        return [x for x in both if not isinstance(x, str)], cls.counted(whose, what, Counter(x for x in both if isinstance(x, str)))
 
     @classmethod
     def counted(cls, whose: str, what: str, reasons: Counter[str]) -> list[Refusal]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...effort import EFFORT
@@ -49,19 +47,12 @@ class CkBackend:
         if reason is not None:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
         predicate = Predicate(problem, device)
-        legal: list[Config] = []
-        refused: Counter[str] = Counter()
-        for candidate in predicate.candidates():
-            found = predicate.config(*candidate)
-            if isinstance(found, str):
-                refused[found] += 1
-            else:
-                legal.append(found)
+        legal, refusals = Refusal.apart((predicate.config(*x) for x in predicate.candidates()), NAME, "instances")
         allowed, left_out = _allowed(legal, predicate, settings)
         timed = [(estimate_us(config, problem, predicate.product.element, device), config) for config in allowed]
         chosen = select(timed, EFFORT[settings.search].configs[NAME])
         choices = tuple(CkChoice.of(config, predicate, settings.ck_dir) for config in chosen)
-        return Offers(choices=choices, refusals=(*Refusal.counted(NAME, "instances", refused), *left_out))
+        return Offers(choices=choices, refusals=(*refusals, *left_out))
 
 
 def _allowed(legal: list[Config], predicate: Predicate, settings: Settings) -> tuple[list[Config], list[Refusal]]:
@@ -70,12 +61,6 @@ def _allowed(legal: list[Config], predicate: Predicate, settings: Settings) -> t
     The regexes hold before the ranking, so that the best of those that are left are tried, however bad. Where none is left, all are
     given: the selector refuses them for the same reasons, and warns.
     """
-    allowed: list[Config] = []
-    refused: Counter[str] = Counter()
-    for config in legal:
-        reason = why_not_named(name_of(predicate, config), NAME, settings)
-        if reason is None:
-            allowed.append(config)
-        else:
-            refused[reason] += 1
-    return (allowed, Refusal.counted(NAME, "instances", refused)) if allowed else (legal, [])
+    named = (why_not_named(name_of(predicate, config), NAME, settings) or config for config in legal)
+    allowed, refusals = Refusal.apart(named, NAME, "instances")
+    return (allowed, refusals) if allowed else (legal, [])

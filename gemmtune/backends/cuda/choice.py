@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,16 +153,7 @@ def offers(family: Family[Any], problem: Problem, device: DeviceInfo, settings: 
     reason = family.why_not(problem, device) or family.why_not_likely(problem, device, settings.search)
     if reason is not None:
         return Offers(refusals=(Refusal(name=name, reason=reason),))
-    legal: list[Any] = []
-    refused: Counter[str] = Counter()
-    for config in family.candidates(problem, device):
-        reason = family.why_not_config(problem, device, config)
-        if reason is None:
-            legal.append(config)
-        else:
-            refused[reason] += 1
+    found = (family.why_not_config(problem, device, config) or config for config in family.candidates(problem, device))
+    legal, refusals = Refusal.apart(found, name, "configs")
     tried = family.likeliest(problem, device, legal, EFFORT[settings.search].configs[name])
-    return Offers(
-        choices=tuple(CudaChoice.of(family, config, problem, device) for config in tried),
-        refusals=Refusal.counted(name, "configs", refused),
-    )
+    return Offers(choices=tuple(CudaChoice.of(family, config, problem, device) for config in tried), refusals=refusals)
