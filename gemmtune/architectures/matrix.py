@@ -14,7 +14,6 @@ from ..errors import UnavailableError
 from ..problem import Problem
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.progress import Progress
-from ..selector.verify import Verdict
 from ..settings import Search, Settings, current
 from ..toolchain.compiled import CompiledChoice
 from .inspection import Inspection, inspect_choices
@@ -148,11 +147,8 @@ def _run(
     listener.stage("run", 0, len(able))
     with Runner(device, settings) as runner:
         for choice, inspection in able:
-            verdict: Verdict | str
-            if (need := inspection.shared_bytes or 0) > device.smem_per_block_bytes:  # newer GPUs may have less
-                verdict = f"needs {need} bytes of shared memory, a block of {device.arch} has {device.smem_per_block_bytes}"
-            else:
-                verdict = runner.run(choice)
+            # Newer GPUs may have less shared memory.
+            verdict = device.why_no_smem(inspection.shared_bytes or 0) or runner.run(choice)
             ran.append(Ran(choice=choice.name, problem=str(choice.problem), verdict=verdict))
             listener.stage("run", len(ran), len(able))
     return tuple(ran)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..choice import Status
-from ..selector.verify import Verdict
+from ..selector.session import Sample
 from .inspection import Inspection
 from .running import Way
 
@@ -21,7 +21,7 @@ class Ran:
 
     choice: str
     problem: str
-    verdict: Verdict | str
+    verdict: Sample | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class MatrixReport:
         return sum(i.status is Status.OK for i in self.inspections) + len(self.verdicts)
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Sample, ...]:
         """Verdicts of the choices that ran."""
-        return tuple(r.verdict for r in self.ran if isinstance(r.verdict, Verdict))
+        return tuple(r.verdict for r in self.ran if isinstance(r.verdict, Sample))
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class MatrixReport:
         )
         lines += [f"{inspection}: {text}" for inspection in self.inspections for text in inspection.problems]
         for ran in self.ran:
-            if isinstance(ran.verdict, Verdict) and ran.verdict.status is not Status.OK:
+            if isinstance(ran.verdict, Sample) and ran.verdict.status is not Status.OK:
                 where = f"{ran.choice} for {ran.problem}, {self.arch} on {self.device}"
                 lines.append(f"{where}: {ran.verdict.status}: {ran.verdict.reason}")
         if self.run and self.way.mode is None:

@@ -41,7 +41,7 @@ from gemmtune.device import DeviceInfo, preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem.dtypes import FLOAT8_FNUZ
 from gemmtune.problem.problem import Problem
-from gemmtune.selector.verify import Verdict
+from gemmtune.selector.session import Sample
 from gemmtune.toolchain.compiled import Artifact, CompiledChoice, cubin_usage
 
 pytest.importorskip("triton", reason="compiles with Triton")
@@ -323,7 +323,7 @@ class TestForward:
             use_ptx(compiled)
 
 
-def verdict_of(choice: CompiledChoice, device: DeviceInfo) -> Verdict:
+def verdict_of(choice: CompiledChoice, device: DeviceInfo) -> Sample:
     with Runner(device) as runner:
         return runner.run(choice)
 
@@ -378,9 +378,9 @@ def _report(**changes: Any) -> MatrixReport:
     return replace(base, **changes)
 
 
-RIGHT = Ran(choice="triton:mm_a", problem="mm", verdict=Verdict(status=Status.OK, error_over_bound=0.1))
+RIGHT = Ran(choice="triton:mm_a", problem="mm", verdict=Sample(status=Status.OK, error_over_bound=0.1))
 WRONG = Ran(
-    choice="triton:mm_b", problem="mm", verdict=Verdict(status=Status.WRONG_RESULT, error_over_bound=9, reason="out[0, 0] = 1")
+    choice="triton:mm_b", problem="mm", verdict=Sample(status=Status.WRONG_RESULT, error_over_bound=9, reason="out[0, 0] = 1")
 )
 LARGE = Ran(choice="triton:mm_c", problem="mm", verdict="needs 170000 bytes of shared memory, a block of sm86 has 101376")
 
