@@ -18,9 +18,12 @@ from gemmtune.problem import Layout, Problem
 
 CPU = torch.device("cpu")
 ORDER = ("portable", "avx2", "avx512")
-HERE = ORDER[: ORDER.index(detect("cpu").arch) + 1]
+PLAIN_HERE = ORDER[: ORDER.index(detect("cpu").arch) + 1]
 VNNI_FLAGS = {"avx2": "avx_vnni", "avx512": "avx512_vnni"}
-INT8_HERE = (*HERE, *(f"{arch}vnni" for arch in HERE if VNNI_FLAGS.get(arch) in detect("cpu").isa))
+PAIRS_FLAG = "avx512_bf16"
+HERE = (*PLAIN_HERE, *(["avx512bf16"] if PAIRS_FLAG in detect("cpu").isa else []))
+"""With an instruction for pairs of bfloat16, and without: then those are widened."""
+INT8_HERE = (*PLAIN_HERE, *(f"{arch}vnni" for arch in PLAIN_HERE if VNNI_FLAGS.get(arch) in detect("cpu").isa))
 """Instruction sets for products of int8: those with an instruction for bytes have one that does without it, too."""
 
 SIZES = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129)
@@ -49,10 +52,12 @@ def on_each_int8_isa(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def device_for(arch: str) -> DeviceInfo:
-    """The preset of an instruction set, with an instruction for bytes exactly if the name says ``vnni``."""
-    name = arch.removesuffix("vnni")
-    isa = tuple(flag for flag in preset(name).isa if flag not in VNNI_FLAGS.values())
-    return dataclasses.replace(preset(name), isa=(*isa, VNNI_FLAGS[name]) if arch.endswith("vnni") else isa)
+    """The preset of an instruction set, with an instruction for bytes or for pairs of bfloat16 exactly if the name says ``vnni`` or
+    ``bf16``."""
+    name = arch.removesuffix("vnni").removesuffix("bf16")
+    isa = tuple(flag for flag in preset(name).isa if flag not in (*VNNI_FLAGS.values(), PAIRS_FLAG))
+    more = (VNNI_FLAGS[name],) if arch.endswith("vnni") else (PAIRS_FLAG,) if arch.endswith("bf16") else ()
+    return dataclasses.replace(preset(name), isa=(*isa, *more))
 
 
 def mr_for(arch: str, dtype: torch.dtype) -> int:

@@ -19,6 +19,7 @@ from cpp_kernels import (
     as_shipped,
     call,
     choice_for,
+    device_for,
     drawing,
     needs_compiler,
     on_each_isa,
@@ -31,7 +32,7 @@ from gemmtune import settings
 from gemmtune.backends.cpp import BACKEND
 from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.choice import Kernel, Status
-from gemmtune.device import DeviceInfo, detect, preset
+from gemmtune.device import DeviceInfo, detect
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Layout, Problem
 from gemmtune.selector.verify import Verifier
@@ -66,7 +67,7 @@ def random_case(rng: random.Random, dtype: torch.dtype, arch: str) -> CppChoice 
         prepacked=not batch and rng.random() < 0.3,
     )
     config = random_config(rng, arch, dtype)
-    return next(iter(BACKEND.choices_of((config,), problem, preset(arch)).choices), None)
+    return next(iter(BACKEND.choices_of((config,), problem, device_for(arch)).choices), None)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_any_layout_and_size(arch: str, dtype: torch.dtype, monkeypatch: pytest.
 def test_every_offered_configuration(arch: str, prepacked: bool) -> None:
     problem = Problem.addmm(75, 131, 300, dtype=torch.float32, device_type="cpu", alpha=2.0, prepacked=prepacked)
     verifier = Verifier(problem, CPU)
-    choices = BACKEND.enumerate(problem, preset(arch), settings.current()).choices
+    choices = BACKEND.enumerate(problem, device_for(arch), settings.current()).choices
     assert choices
     for choice in choices:
         verdict = verifier.check(choice, choice.build())

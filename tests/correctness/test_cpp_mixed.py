@@ -109,7 +109,7 @@ def test_groups_scales_and_zero_points(arch: str, weight: str) -> None:
 @on_each_isa
 def test_full_panels_of_every_height(arch: str) -> None:
     """As many rows as the micro-tile has, and fewer, with all its registers in use."""
-    rows = {"avx512": 14, "avx2": 6, "portable": 6}[arch]
+    rows = {"avx2": 6, "portable": 6}.get(arch, 14)
     for m in range(1, rows + 2):
         for laid_out, way in every_way(mixed(m, 70, 70, "int4", scales="group_32", zeros=True), arch):
             assert_exact(laid_out, arch, **way | {"mr": rows})

@@ -63,8 +63,27 @@ def test_offers_are_legal_and_have_names_of_their_own(
     assert len({c.content_hash for c in found["default"]}) == len(found["default"])
     for choice in found["exhaustive"]:
         assert refusal(choice.config, problem, preset(arch)) is None
-        assert choice.name.startswith(f"cpp:{arch}_")
+        assert choice.name.startswith(f"cpp:{arch}{'bf16' * choice.vnni}_")
         assert (choice.packed_format is not None) == prepacked
+
+
+def test_pairs_of_bfloat16_are_multiplied_where_the_cpu_does_and_b_lies_so() -> None:
+    bf16, without = torch.bfloat16, dataclasses.replace(preset("avx512"), isa=("avx512f",))
+    for problem, pairs in (
+        (mm(512, 512, 512, dtype=bf16), True),
+        (mm(512, 512, 512, dtype=torch.float16), False),
+        (Problem.mixed_mm(512, 512, 512, dtype=bf16, device_type="cpu"), False),
+    ):
+        found = offers(problem).choices
+        assert {choice.vnni for choice in found} == {pairs}
+        assert {choice.claims.flush_subnormals for choice in found} == {pairs}
+        assert all(("-mavx512bf16" in choice.source.flags) == pairs for choice in found)
+        assert not any(choice.vnni for choice in BACKEND.enumerate(problem, without, settings.current()).choices)
+    rows = offers(mm(8, 512, 512, dtype=bf16, layout="nn")).choices
+    assert {choice.config.direct: choice.vnni for choice in rows} == {True: False, False: True}
+    packed = offers(mm(8, 512, 512, dtype=bf16, prepacked=True)).choices[0]
+    assert packed.packed_format == "cpp_bf16x2_nr32"
+    assert packed.claims.splits == -(-512 // (2 * packed.config.kc))
 
 
 def test_shapes_and_blockings_share_one_compilation() -> None:

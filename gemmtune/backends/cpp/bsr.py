@@ -69,7 +69,7 @@ class BlockSource:
     @property
     def flags(self) -> tuple[str, ...]:
         """The compiler's flags."""
-        return flags(self.arch, vnni=self.vnni)
+        return flags(self.arch, self.accumulator, vnni=self.vnni)
 
     @property
     def text(self) -> str:

@@ -43,9 +43,11 @@ class CppChoice(Choice):
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
         """The choice of ``config`` for a problem on a device.
 
-        Sums are in the accumulator's dtype throughout; weights are scaled as float32 numbers before they are multiplied.
+        Sums are in the accumulator's dtype throughout; weights are scaled as float32 numbers before they are multiplied. The
+        instruction for pairs of bfloat16 takes subnormal numbers for zero.
         """
-        accumulator = problem.accumulator
+        accumulator, vnni = problem.accumulator, uses_vnni(problem, device, direct=config.direct)
+        terms = config.kc * numbers_per_step(accumulator, device.arch, vnni=vnni)
         return cls(
             name=name_of(config, problem, device),
             backend=NAME,
@@ -54,15 +56,16 @@ class CppChoice(Choice):
                 accumulate=accumulator,
                 partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
-                splits=max(1, -(-problem.k // config.kc)),
+                splits=max(1, -(-problem.k // terms)),
                 weights=torch.float32 if problem.widens_b and problem.scale_b is not None else None,
+                flush_subnormals=vnni and accumulator == torch.float32,
             ),
             info={
                 "mode": config.mode, "mr": config.mr, "nr": config.nr(device.arch, accumulator), "kc": config.kc,
                 "task_m": config.task_m, "task_n": config.task_n, "direct": config.direct,
             },
             arch=device.arch,
-            vnni=uses_vnni(problem, device),
+            vnni=vnni,
             config=config,
         )  # fmt: skip
 
@@ -168,7 +171,8 @@ class CppChoice(Choice):
 def name_of(config: Config, problem: Problem, device: DeviceInfo) -> str:
     """The name of a choice, ``cpp:avx512_14x32_columns_kc512_t8x1_direct`` or ``cpp:grouped_avx512_14x32_dots_kc512_t8x1``."""
     tile = f"{config.mr}x{config.nr(device.arch, problem.accumulator)}"
-    isa = f"{device.arch}{'vnni' if uses_vnni(problem, device) else ''}"
+    several = "vnni" if problem.accumulator == torch.int32 else "bf16"
+    isa = f"{device.arch}{several * uses_vnni(problem, device, direct=config.direct)}"
     groups = {"": "", "rows": "grouped_", "terms": "grouped_k_"}[divided(problem)]
     name = f"{NAME}:{groups}{isa}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
     return f"{name}_direct" if config.direct else name

@@ -12,6 +12,7 @@ import torch
 from ...device import DeviceInfo
 from ...effort import EFFORT
 from ...problem import Epilogue, Problem
+from ...problem.dtypes import dtype_name
 from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not, why_not_fnuz
 from ...settings import Search
@@ -110,7 +111,7 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
     """Why the operands cannot be read in that way."""
     nr = config.nr(device.arch, problem.accumulator)
     x = oriented(problem, nr)
-    packed_bytes = x.a.size[-2] * _steps(problem, device) * problem.accumulator.itemsize
+    packed_bytes = x.a.size[-2] * _steps(problem, device, config.direct) * problem.accumulator.itemsize
     if problem.groups and config.mode == "steps":
         return "a product in groups goes by columns"
     if problem.divides_terms and config.mode == "dots":
@@ -121,9 +122,9 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
         return f"dot products need b with stride 1 along K, got {x.b}"
     if config.mode == "dots" and sides(problem, swapped=x.swapped)[0].encoding:
         return f"dot products need the weights on the right, but the result is computed transposed: {problem.out}"
-    interleaved = problem.prepacked and problem.accumulator == torch.int32
+    interleaved = problem.prepacked and (problem.accumulator == torch.int32 or uses_vnni(problem, device))
     if interleaved and not config.direct:
-        return "a prepacked b of int8 is read in place only"
+        return f"a prepacked b of {dtype_name(problem.b.dtype)} is read in place only"
     if config.direct and not problem.prepacked and numbers_per_step(problem.accumulator, device.arch, vnni=False) > 1:
         return "b of int8 is read in place by dot products, or prepacked"
     if config.direct and not problem.prepacked and (x.b.stride[-1] != 1 or x.b.size[-1] < nr):
@@ -131,9 +132,10 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
     return None
 
 
-def _steps(problem: Problem, device: DeviceInfo) -> int:
-    """How many steps K takes."""
-    return -(-problem.k // numbers_per_step(problem.accumulator, device.arch, vnni=uses_vnni(problem, device)))
+def _steps(problem: Problem, device: DeviceInfo, direct: bool) -> int:
+    """How many steps K takes, with b in place or not."""
+    vnni = uses_vnni(problem, device, direct=direct)
+    return -(-problem.k // numbers_per_step(problem.accumulator, device.arch, vnni=vnni))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +236,12 @@ def _every_blocking() -> Iterator[Blocking]:
 
 def configs(problem: Problem, device: DeviceInfo, search: Search) -> tuple[Config, ...]:
     """The legal configurations to try, most promising first."""
-    tiles, steps = MICRO_TILES[device.arch], _steps(problem, device)
+    tiles = MICRO_TILES[device.arch]
     found: dict[Config, None] = {}
     for mr, nv in tiles if search == "exhaustive" else tiles[:1]:
         nr = nv * VECTOR_BYTES[device.arch] // problem.accumulator.itemsize
         for blocking in blockings(problem, device, mr, nr, everything=search == "exhaustive"):
+            steps = _steps(problem, device, blocking.direct)
             # ``kc`` is made smaller so that all blocks of K are about equally long.
             kc = -(-steps // max(1, -(-steps // blocking.kc)))
             found[Config(mr=mr, nv=nv, **(asdict(blocking) | {"kc": max(1, kc)}))] = None

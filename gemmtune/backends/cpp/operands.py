@@ -15,8 +15,9 @@ Groups = Literal["", "rows", "terms"]
 """What of a product is divided into groups."""
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
 EVERYTHING = 48
-_VNNI_FLAGS = {"avx512": "avx512_vnni", "avx2": "avx_vnni"}
-"""The flags of Linux for a multiply-add of bytes, as wide as the vectors of the other kernels."""
+_VNNI_FLAGS = {torch.int32: {"avx512": "avx512_vnni", "avx2": "avx_vnni"}, torch.float32: {"avx512": "avx512_bf16"}}
+"""The flags of Linux for a multiply-add of bytes or of pairs of bfloat16, as wide as the vectors of the other kernels, by what it
+adds to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +96,21 @@ def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
     return tuple(found)
 
 
-def uses_vnni(problem: Problem, device: DeviceInfo) -> bool:
-    """The device has an instruction that multiplies and adds bytes, and the problem has bytes to multiply."""
-    return problem.accumulator == torch.int32 and _VNNI_FLAGS.get(device.arch) in device.isa
+def uses_vnni(problem: Problem, device: DeviceInfo, *, direct: bool = False) -> bool:
+    """The device has an instruction that multiplies and adds bytes, or pairs of bfloat16, and the problem has those to multiply.
+
+    Rows of b that are read in place (``direct``) have no pairs: they are widened.
+    """
+    pairs = {problem.a.dtype, problem.b.dtype} == {torch.bfloat16} and problem.sparsity is None
+    if problem.accumulator != torch.int32 and (not pairs or (direct and not problem.prepacked)):
+        return False
+    return _VNNI_FLAGS[problem.accumulator].get(device.arch) in device.isa
 
 
 def numbers_per_step(accumulator: torch.dtype, arch: str, *, vnni: bool) -> int:
     """Numbers along K in one element of a packed panel: bytes, 16-bit numbers, or as wide as the sums."""
-    if accumulator != torch.int32 or arch == "portable":
+    if accumulator != torch.int32:
+        return 2 if vnni else 1
+    if arch == "portable":
         return 1
     return 4 if vnni else 2

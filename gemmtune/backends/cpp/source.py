@@ -25,7 +25,9 @@ _ARCH_FLAGS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }  # fmt: skip
-_VNNI_FLAGS = {"avx512": ("-mavx512vnni",), "avx2": ("-mavxvnni",)}
+_VNNI_FLAGS = {
+    torch.int32: {"avx512": "-mavx512vnni", "avx2": "-mavxvnni"}, torch.float32: {"avx512": "-mavx512bf16"},
+}  # fmt: skip
 """The instruction sets by name, not ``-march=native``: an artifact then means the same on every machine that shares the cache."""
 
 _C_TYPES = {torch.float64: "double", torch.float32: "float", torch.int32: "uint32_t"}
@@ -40,9 +42,9 @@ _AHEAD_BYTES = 1024
 """How far ahead of its use b is asked for where it is read in place: in steps of K, and along the columns of dot products."""
 
 
-def flags(arch: str, *, vnni: bool = False) -> tuple[str, ...]:
+def flags(arch: str, accumulator: torch.dtype, *, vnni: bool = False) -> tuple[str, ...]:
     """The compiler's flags for an instruction set. No fast-math: NaN, infinities and rounding follow IEEE 754."""
-    return (*_COMMON_FLAGS, *_ARCH_FLAGS[arch], *(_VNNI_FLAGS[arch] if vnni else ()))
+    return (*_COMMON_FLAGS, *_ARCH_FLAGS[arch], *((_VNNI_FLAGS[accumulator][arch],) if vnni else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class Source:
     @property
     def flags(self) -> tuple[str, ...]:
         """The compiler's flags."""
-        return flags(self.arch, vnni=self.vnni)
+        return flags(self.arch, self.accumulator, vnni=self.vnni)
 
     @property
     def text(self) -> str:
@@ -153,7 +155,9 @@ def operand_values(
     ]
     types = [str(side["c_type"]) for side in found]
     narrow = any(name in _NARROW_TYPES.values() for name in types)
-    if vnni:
+    if vnni and sides[0].dtype == torch.bfloat16:
+        found[0]["c_type"] = found[1]["c_type"] = "p16"
+    elif vnni:
         found[1]["c_type"] = "o8"
     return {
         "a": found[0],
@@ -162,6 +166,7 @@ def operand_values(
         "narrow": narrow,
         "halves": [name for name in ("i4", "u4") if name in types],
         "scales": [STORAGE_TYPES[dtype] for dtype in scales],
+        "t_inp": types[0],
         "t_out": "int32_t" if out_dtype == torch.int32 else STORAGE_TYPES[out_dtype],
     }
 
