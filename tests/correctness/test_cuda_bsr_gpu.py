@@ -21,6 +21,7 @@ from gemmtune.backends.cuda.choice import CudaChoice, offers
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.errors import ErrorFromChoice
+from gemmtune.numerics.block_sparse import sparse_of
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
 from gemmtune.sparse import create_blocked_tensor
@@ -98,6 +99,22 @@ def test_large_products_are_right(name: str) -> None:
     assert_right(LARGE[name], [one for ways in found for one in (*ways[-1:], *ways[:1])])
 
 
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.warp_groups > 1], ids=str)
+def test_a_row_that_waits_for_another_holds_no_room(shape: Shape) -> None:
+    """One row of each tile has its first and its last steps with the others, and none between, or all of them alone."""
+    problem, columns = blocked(512, 1024, 4096), 64
+    mask = torch.zeros(16, columns, dtype=torch.bool, device=GPU)
+    mask[::2, [0, columns - 1]], mask[1::2, 1 : columns - 1], mask[5] = True, True, True
+    assert problem.sparsity is not None
+    g = torch.Generator(GPU).manual_seed(1)
+    dense, x = (torch.randint(-4, 5, size, generator=g, device=GPU).to(BF16) for size in ((1024, 4096), (512, 4096)))
+    weight, out = sparse_of(dense, mask, problem.sparsity), torch.empty(512, 1024, dtype=BF16, device=GPU)
+    expected = (x.double() @ weight.to_dense().double().t()).to(BF16)
+    for one in choices_of(problem, shape):
+        one.build().run(out.fill_(float("nan")), (x, one.pack(weight)), ())
+        assert torch.equal(out, expected), one.name
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Shape) -> None:
     """One cubin, two problems, launches that follow each other without a pause; what is stored is all of the result."""
@@ -112,7 +129,7 @@ def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Shape) ->
         assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
 
 
-OF_EACH = [bsr_shape(128, 256, 4), bsr_shape(256, 128, 4, 1, 2), bsr_shape(64, 64, 6, 4)]
+OF_EACH = [bsr_shape(128, 256, 5, units=8), bsr_shape(256, 128, 7, 1, 2, units=14), bsr_shape(64, 64, 6, 4)]
 
 
 @pytest.mark.parametrize("shape", OF_EACH, ids=str)

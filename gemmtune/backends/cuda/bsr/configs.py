@@ -103,6 +103,8 @@ SHAPES: tuple[Shape, ...] = (
     *_shapes(256, 128, 7, 14, cluster_n=2),
     *_shapes(128, 128, 8, 12),
     *_shapes(128, 128, 8, 12, cluster_n=2),
+    *_shapes(128, 128, 6, 10, 2),
+    *_shapes(64, 128, 9, 9),
     *_shapes(128, 64, 6, 8),
     *_shapes(128, 64, 4, 8, 2),
     *_shapes(64, 128, 4, 4, 1, 2),
