@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
+from ..ops.autograd import Differentiable
 from ..problem.operations import DENSE_OPS, OPERATIONS
 from ..problem.precision import flags_token
 from .picks import Pick, pick_for
@@ -57,8 +57,10 @@ class Bound:
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             if self.pick.saves_us < GRADIENT_US or op not in _TORCH:
                 return None
-            result: Tensor = _Product.apply(op, self.pick, *tensors)  # type: ignore[no-untyped-call]
-            return result
+            row = OPERATIONS[op]
+            roles = tuple(operand.role for operand in row.operands)
+            followed = Differentiable(plan=self.pick.plan, row=row, roles=roles, options=(), operate=_operate)
+            return followed.new(tensors, _scalars(op))
         return self.pick.plan.new(tensors, _scalars(op))
 
 
@@ -86,21 +88,6 @@ def _scalars(op: str) -> tuple[float, ...]:
     return (1,) * len(OPERATIONS[op].scalars)
 
 
-class _Product(torch.autograd.Function):
-    """a @ b, or inp + a @ b, whose gradients are products by stored picks too; those of the gradients are torch's."""
-
-    @staticmethod
-    def forward(ctx: Any, op: str, pick: Pick, *tensors: Tensor) -> Tensor:
-        ctx.shape = tensors[2].shape if len(tensors) > 2 else None
-        ctx.save_for_backward(*tensors[:2])
-        return pick.plan.new(tensors, _scalars(op))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (a, b), grad = ctx.saved_tensors, grads[0]
-        op = "bmm" if a.dim() == 3 else "mm"
-        _, _, wants_a, wants_b, *wants_inp = ctx.needs_input_grad
-        grad_a = multiplied(op, grad, b.mT) if wants_a else None
-        grad_b = multiplied(op, a.mT, grad) if wants_b else None
-        of_inp = [grad.sum_to_size(ctx.shape) if wants else None for wants in wants_inp]
-        return (None, None, grad_a, grad_b, *of_inp)
+def _operate(op: str, tensors: tuple[Tensor, ...], *_: object) -> Tensor:
+    """Products that a backward pass does, by stored picks too; their own gradients are torch's."""
+    return multiplied(op, *tensors)
