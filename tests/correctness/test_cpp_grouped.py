@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
-from cpp_kernels import CPU, as_shipped, call, choice_for, device_for, legal, needs_compiler, on_each_isa
+from cpp_kernels import CPU, HERE, as_shipped, call, choice_for, device_for, legal, needs_compiler, on_each_isa
 from rotation import rotated
 
 from gemmtune import settings
@@ -14,7 +16,7 @@ from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.numerics.grouped import awkward_ends
 from gemmtune.problem import Problem
-from gemmtune.problem.grouped_compositions import spans
+from gemmtune.problem.grouped_compositions import grouped_by_terms, grouped_product, spans
 from gemmtune.selector.offers import legal_offers
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
@@ -72,6 +74,30 @@ def test_groups_of_terms(arch: str, dtype: torch.dtype) -> None:
             got = call(problem, arch, a, b, extra=(torch.tensor(ends, dtype=torch.int32),), mode="columns", direct=direct)
             want = torch.stack([a[:, begin:end].float() @ b[begin:end].float() for begin, end in spans(ends, 120)])
             assert torch.equal(got, want.to(dtype)), (name, direct)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """More threads than the machine has cores, for products that are worth them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("packed", "threads")
+@pytest.mark.parametrize("make", [Problem.grouped_mm, Problem.grouped_k_mm], ids=["rows", "terms"])
+def test_threads_share_the_tasks_of_all_groups(make: Callable[..., Problem]) -> None:
+    problem = make(150, 200, 300, groups=G, dtype=F32, device_type="cpu")
+    run = choice_for(problem, HERE[-1], mode="columns").build().run
+    a, b = operands(problem)
+    for name, ends in awkward_ends(problem.m if make == Problem.grouped_mm else problem.k, G):
+        offs = torch.tensor(ends, dtype=torch.int32)
+        want = (grouped_product if make == Problem.grouped_mm else grouped_by_terms)(a, b, offs)
+        for _ in range(5):
+            out = torch.full(problem.out.size, torch.nan)
+            run(out, (a, b, offs), ())
+            assert torch.equal(out[: ends[-1]], want[: ends[-1]]), name
 
 
 @on_each_isa
