@@ -16,7 +16,7 @@ from cuda_kernels_on_cpu import kernel
 from rotation import rotated
 
 from gemmtune.backends.cuda.bsr.configs import UNIT
-from gemmtune.backends.cuda.bsr.packing import PLACE_BITS, grouped_rows, packed_units, swizzled
+from gemmtune.backends.cuda.bsr.packing import PLACE_BITS, grouped_rows, packed_units, swizzled, units_at
 from gemmtune.choice import Status
 from gemmtune.numerics.block_sparse import sparse_of
 from gemmtune.problem import Problem
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 ONE, TWO, FOUR = bsr_shape(64, 16, 3), bsr_shape(128, 16, 2), bsr_shape(256, 16, 2)
 LINES, DIVIDED, IN_FOUR = bsr_shape(128, 64, 2), bsr_shape(128, 16, 2, 2), bsr_shape(64, 32, 2, 4)
 SHARED = bsr_shape(128, 16, 2, 1, 2)
+MAPPED = bsr_shape(128, 16, 3, units=5, mapped=True)
 NARROW, NARROW_SHARED = bsr_shape(128, 16, 5, units=3), bsr_shape(256, 16, 3, 1, 2, units=5)
 
 ADDED = Problem.bsr_addmm(
@@ -46,6 +47,7 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "tiles-of-a-cluster": (blocked(70, 128, 256, density=0.5), SHARED, {}),
     "tiles-of-a-cluster-one-after-the-other": (blocked(40, 320, 192, density=0.3, imbalance="skewed"), SHARED, {"blocks": 4}),
     "tiles-of-four-and-tokens-contiguous": (blocked(200, 64, 192, layout="tt"), bsr_shape(64, 64, 2, 1, 4), {}),
+    "units-as-boxes": (blocked(13, 192, 320, density=0.6), MAPPED, {"blocks": 2}),
     "room-for-few-units": (blocked(13, 256, 448, density=0.6), NARROW, {"blocks": 2}),
     "room-for-few-units-of-a-cluster": (blocked(30, 256, 320, density=0.7), NARROW_SHARED, {}),
     "added": (ADDED, NARROW, {}),
@@ -93,12 +95,12 @@ def test_packed_units_are_the_matrix(block: int | tuple[int, int], density: floa
     packed = packed_units(weight, warp_groups)
     groups = -(-n // (UNIT * warp_groups))
     head, columns = groups * (warp_groups + 1), -(-k // UNIT)
-    steps_at = (head + 1) // 2 * 8
-    units_at = (steps_at + 8 * groups * columns + 127) // 128 * 128
+    steps_at, first_unit = (head + 1) // 2 * 8, units_at(groups, warp_groups, columns)
+    assert 0 <= first_unit - (steps_at + 8 * groups * columns) < 128
     words = packed[: 4 * head].view(torch.int32).tolist()
     rows, counts = words[: groups * warp_groups], words[groups * warp_groups :]
     lines = packed[steps_at : steps_at + 8 * groups * columns].view(torch.int32).view(groups, columns, 2).tolist()
-    units = swizzled(packed[units_at:].view(BF16).view(-1, UNIT, UNIT))  # which undoes itself
+    units = swizzled(packed[first_unit:].view(BF16).view(-1, UNIT, UNIT))  # which undoes itself
     assert sorted(rows) == list(range(groups * warp_groups))
     assert counts == sorted(counts, reverse=True)
     dense, used = torch.zeros(groups * warp_groups * UNIT, -(-k // UNIT) * UNIT, dtype=BF16), 0

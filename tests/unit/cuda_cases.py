@@ -74,10 +74,10 @@ def by_columns(problem: Problem) -> Problem:
     return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
 
 
-def bsr_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, cluster_n: int = 1, units: int = 0) -> bsr.Shape:
+def bsr_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, cluster_n: int = 1, **more: int) -> bsr.Shape:
     """With room for all units that its stages may have, unless told otherwise."""
-    units = units or stages * block_m // bsr.UNIT
-    return bsr.Shape(block_m=block_m, block_n=block_n, stages=stages, units=units, cluster_k=cluster_k, cluster_n=cluster_n)
+    more = {"units": stages * block_m // bsr.UNIT} | more
+    return bsr.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k, cluster_n=cluster_n, **more)
 
 
 def cluster_shape(text: str) -> cluster.Shape:

@@ -20,6 +20,8 @@ REGISTERS = {2: (56, 224), 4: (56, 104)}
 """The registers of a thread that copies, and of those to which it leaves the others, by the warp groups that multiply. Together
 they are no more than all threads have to begin with: who asks for more waits for ever."""
 MOST_TILES = 2**28
+MOST_MAPPED = 2**37
+"""Elements of a weight whose units are half of the lines that a tensor map may have."""
 MOST_JOINED = 4
 """Blocks that one unit joins at most along either side: beyond, nearly all of it is zeros."""
 
@@ -30,7 +32,8 @@ class Shape:
 
     There is room for so many ``units`` of the weight at a time, of all stages together: warp groups have none in many of them.
     The ``cluster_k`` blocks of a cluster share a tile, each with its part of the steps; or ``cluster_n`` of them have tiles beside
-    each other, and copy a part of the weight each for all.
+    each other, and copy a part of the weight each for all. ``mapped``: units are copied as boxes of a tensor map, as x is, instead
+    of as bytes.
     """
 
     block_m: int
@@ -39,6 +42,7 @@ class Shape:
     units: int
     cluster_k: int = 1
     cluster_n: int = 1
+    mapped: bool = False
 
     @property
     def cluster(self) -> int:
@@ -88,7 +92,7 @@ class Shape:
 
     def __str__(self) -> str:
         cluster = f"_k{self.cluster_k}" * (self.cluster_k > 1) + f"_n{self.cluster_n}" * (self.cluster_n > 1)
-        return f"{self.block_m}x{self.block_n}x{UNIT}_s{self.stages}u{self.units}{cluster}"
+        return f"{self.block_m}x{self.block_n}x{UNIT}_s{self.stages}u{self.units}{'t' * self.mapped}{cluster}"
 
 
 def _shapes(block_m: int, block_n: int, stages: int, units: int, *cluster_k: int, cluster_n: int = 1) -> tuple[Shape, ...]:
@@ -98,8 +102,10 @@ def _shapes(block_m: int, block_n: int, stages: int, units: int, *cluster_k: int
 
 SHAPES: tuple[Shape, ...] = (
     *_shapes(128, 256, 5, 8),
+    replace(*_shapes(128, 256, 5, 8), mapped=True),
     *_shapes(128, 256, 5, 8, cluster_n=2),
     *_shapes(256, 128, 7, 14),
+    replace(*_shapes(256, 128, 7, 14), mapped=True),
     *_shapes(256, 128, 7, 14, cluster_n=2),
     *_shapes(128, 128, 8, 12),
     *_shapes(128, 128, 8, 12, cluster_n=2),
@@ -183,6 +189,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"strips of {config.strip}, expected at least one cluster of tokens"
     if config.blocks % shape.cluster:
         return f"{config.blocks} blocks are no whole clusters of {shape.cluster}"
+    if shape.mapped and shape.cluster_n > 1:
+        return "what is copied for all tiles of a cluster is copied as bytes"
+    if shape.mapped and problem.n * problem.k >= MOST_MAPPED:
+        return f"a weight of {problem.n} times {problem.k}: a tensor map has less than 2**32 lines, of {UNIT} elements"
     if tiles * shape.cluster > MOST_TILES:
         return f"{tiles} tiles, at most {MOST_TILES // shape.cluster} fit a grid"
     return None

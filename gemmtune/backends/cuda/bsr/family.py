@@ -17,13 +17,14 @@ from ....toolchain.record import A, Address, B, Record, Swizzle, TensorMap, with
 from .. import kernel
 from ..boxes import by_k
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
-from ..hopper import TMA_BYTES, WGMMA
+from ..hopper import LINE_BYTES, TMA_BYTES, WGMMA
 from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
 from .configs import (
     MOST_JOINED,
     MOST_TILES,
     UNIT,
     Config,
+    Shape,
     groups_of,
     joins,
     room_of,
@@ -31,7 +32,7 @@ from .configs import (
     tiles_of,
     why_not_config,
 )  # fmt: skip
-from .packing import PLACE_BITS, columns_of, format_of, packed_units
+from .packing import PLACE_BITS, columns_of, format_of, packed_units, units_at
 from .rank import candidates, estimate_us
 
 TURNED = 4
@@ -164,7 +165,8 @@ class Bsr(Family[Config]):
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        return with_maps(told, [_map(problem, shape.block_n)])
+        units = [_map_of_units(problem, shape)] if shape.mapped else []
+        return with_maps(told, [_map(problem, shape.block_n), *units])
 
 
 def turned(problem: Problem) -> bool:
@@ -183,5 +185,19 @@ def _map(problem: Problem, block_n: int) -> TensorMap:
         pitches=((row if along_k else col) * problem.dtype.itemsize,),
         box=(UNIT, block_n if along_k else UNIT),
         swizzle=Swizzle.BYTES_128,
+        promotion_bytes=256,
+    )
+
+
+def _map_of_units(problem: Problem, shape: Shape) -> TensorMap:
+    """The packed weight in lines of a unit, exchanged already. How many units there are is not known: at most all of them."""
+    groups, columns = groups_of(problem, shape), columns_of(problem.k)
+    before = units_at(groups, shape.warp_groups, columns) // LINE_BYTES
+    return TensorMap(
+        operand=B,
+        dtype=problem.dtype,
+        sizes=(UNIT, before + groups * shape.warp_groups * columns * UNIT),
+        pitches=(LINE_BYTES,),
+        box=(UNIT, UNIT),
         promotion_bytes=256,
     )

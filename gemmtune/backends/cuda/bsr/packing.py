@@ -27,6 +27,12 @@ def columns_of(k: int) -> int:
     return max(-(-k // UNIT), 1)
 
 
+def units_at(groups: int, warp_groups: int, columns: int) -> int:
+    """The bytes before the first unit."""
+    head = groups * (warp_groups + 1)
+    return -(-(4 * (head + head % 2) + 8 * groups * columns) // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
 def packed_units(weight: torch.Tensor, warp_groups: int) -> torch.Tensor:
     """A sparse_bsr weight [N, K] as uint8.
 
