@@ -415,6 +415,7 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
     (blocked(), bsr_shape(128, 64, 4, 1, 2, mapped=True), {}, "what is copied for all tiles of a cluster is copied as bytes"),
     (blocked(n=2**19, k=2**18), bsr_shape(128, 64, 4, mapped=True), {},
      "a weight of 524288 times 262144: a tensor map has less than 2**32 lines, of 64 elements"),
+    (blocked(), bsr_shape(128, 64, 4), {"promotion": 64}, "L2 asks for 64 bytes at a time, expected 128 or 256"),
     (blocked(), bsr_shape(128, 64, 4), {"strip": 0}, "strips of 0, expected at least one cluster of tokens"),
     (blocked(), bsr_shape(128, 64, 4, 1, 2), {"blocks": 7}, "7 blocks are no whole clusters of 2"),
     (blocked(), bsr_shape(128, 512, 2), {}, "a tile has 512 tokens, at most 256 are copied at once"),

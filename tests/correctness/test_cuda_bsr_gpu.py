@@ -64,7 +64,9 @@ LARGE: dict[str, Problem] = {
 PAIRS = rotated(tuple(itertools.product(SMALL, SHAPES)), 5)
 """A fifth of them for each commit: their kernels differ little."""
 WAYS: list[dict[str, Any]] = [
-    {"pdl": pdl, "blocks": blocks, "strip": strip} for blocks, strip in ((0, 8), (6, 2), (132, 4)) for pdl in (False, True)
+    {"pdl": pdl, "blocks": blocks, "strip": strip, "promotion": 256 if pdl else 128}
+    for blocks, strip in ((0, 8), (6, 2), (132, 4))
+    for pdl in (False, True)
 ]
 
 

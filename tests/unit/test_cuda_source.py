@@ -168,6 +168,8 @@ def test_what_a_block_sparse_product_is_told() -> None:
     assert [record.cluster for record in (alone, persistent, divided)] == [1, 1, 2]
     [map_of_x] = alone.maps
     assert (map_of_x.sizes, map_of_x.pitches, map_of_x.box) == ((512, 200), (1024,), (64, 64))
+    wide = choice(problem, BLOCKED, promotion=256).record.maps[0]
+    assert (map_of_x.promotion_bytes, wide.promotion_bytes) == (128, 256)
     _, of_units = choice(problem, bsr_shape(128, 64, 4, mapped=True)).record.maps
     assert (of_units.sizes, of_units.pitches, of_units.box) == ((64, 3 + 4 * 2 * 8 * 64), (128,), (64, 64)), "lines of 128 bytes"
     turned = choice(blocked(200, 448, 512, layout="tt"), bsr_shape(128, 128, 6)).record.maps[0]

@@ -19,6 +19,8 @@ MANY_SUMS = 64
 REGISTERS = {2: (56, 224), 4: (56, 104)}
 """The registers of a thread that copies, and of those to which it leaves the others, by the warp groups that multiply. Together
 they are no more than all threads have to begin with: who asks for more waits for ever."""
+MOST_PROMOTED = 256
+"""The most bytes that L2 asks of memory at a time."""
 MOST_TILES = 2**28
 MOST_MAPPED = 2**37
 """Elements of a weight whose units are half of the lines that a tensor map may have."""
@@ -126,17 +128,19 @@ class Config:
     """A shape, and what a launch is told.
 
     ``blocks``: so many go on from one tile to the next, or 0 where each block has one tile; those of ``strip`` clusters of tokens
-    are worked off from the longest rows of the weight to the shortest. ``pdl``: the launch may begin before the one before it has
-    ended.
+    are worked off from the longest rows of the weight to the shortest. ``promotion``: the bytes of x that L2 asks of memory at a
+    time, of which a step has 128. ``pdl``: the launch may begin before the one before it has ended.
     """
 
     shape: Shape
     blocks: int = 0
     strip: int = 8
+    promotion: int = 128
     pdl: bool = False
 
     def __str__(self) -> str:
-        return f"{self.shape}{f'_b{self.blocks}' if self.blocks else ''}_g{self.strip}{'_pdl' if self.pdl else ''}"
+        order = f"{f'_b{self.blocks}' if self.blocks else ''}_g{self.strip}"
+        return f"{self.shape}{order}{'_l256' * (self.promotion == MOST_PROMOTED)}{'_pdl' * self.pdl}"
 
 
 def groups_of(problem: Problem, shape: Shape) -> int:
@@ -185,6 +189,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return "the blocks of a cluster have one tile alone: they are sent its sums once"
     if problem.m <= shape.block_n * (shape.cluster_n - 1):
         return f"a cluster has {shape.cluster_n} tiles of {shape.block_n} tokens, x has {problem.m} tokens"
+    if config.promotion not in (LINE_BYTES, MOST_PROMOTED):
+        return f"L2 asks for {config.promotion} bytes at a time, expected {LINE_BYTES} or {MOST_PROMOTED}"
     if config.strip < 1:
         return f"strips of {config.strip}, expected at least one cluster of tokens"
     if config.blocks % shape.cluster:

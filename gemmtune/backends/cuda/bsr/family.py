@@ -21,6 +21,7 @@ from ..hopper import LINE_BYTES, TMA_BYTES, WGMMA
 from ..kernel import PRODUCTS, TILE_SUMS, KernelSource, addresses_of, aligned_out, common_values, fill_common, scalars_of
 from .configs import (
     MOST_JOINED,
+    MOST_PROMOTED,
     MOST_TILES,
     UNIT,
     Config,
@@ -85,8 +86,9 @@ class Bsr(Family[Config]):
         return "Triton's kernels have been faster wherever both were measured: tried exhaustively alone"
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """How it begins, the strips, and whether blocks go on from tile to tile."""
+        """How it begins, the strips, what L2 asks for, and whether blocks go on from tile to tile."""
         yield dataclasses.replace(config, pdl=not config.pdl)
+        yield dataclasses.replace(config, promotion=LINE_BYTES + MOST_PROMOTED - config.promotion)
         for strip in (config.strip // 2, config.strip * 2):
             if 0 < strip < 2 * tiles_n_of(problem, config.shape):
                 yield dataclasses.replace(config, strip=strip)
@@ -166,7 +168,7 @@ class Bsr(Family[Config]):
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
         units = [_map_of_units(problem, shape)] if shape.mapped else []
-        return with_maps(told, [_map(problem, shape.block_n), *units])
+        return with_maps(told, [_map(problem, config), *units])
 
 
 def turned(problem: Problem) -> bool:
@@ -174,7 +176,7 @@ def turned(problem: Problem) -> bool:
     return problem.out.stride[-1] == 1 and problem.out.dtype.itemsize == 2
 
 
-def _map(problem: Problem, block_n: int) -> TensorMap:
+def _map(problem: Problem, config: Config) -> TensorMap:
     """x in boxes of swizzled lines."""
     (row, col), (tokens, k) = problem.a.stride, problem.a.size
     along_k = by_k(problem.a) is not False
@@ -183,9 +185,9 @@ def _map(problem: Problem, block_n: int) -> TensorMap:
         dtype=problem.dtype,
         sizes=(k, tokens) if along_k else (tokens, k),
         pitches=((row if along_k else col) * problem.dtype.itemsize,),
-        box=(UNIT, block_n if along_k else UNIT),
+        box=(UNIT, config.shape.block_n if along_k else UNIT),
         swizzle=Swizzle.BYTES_128,
-        promotion_bytes=256,
+        promotion_bytes=config.promotion,
     )
 
 
