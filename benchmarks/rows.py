@@ -5,7 +5,8 @@
 
 Three parts. ``tuning`` makes a table for each weight, and counts what that takes. ``regret`` draws Ms that were no anchors, tunes
 each for itself in a store of its own, and lets the table's choice, that pick and torch take turns. ``trace`` calls the weights with
-random Ms: nothing may be tuned or compiled, and the host's time of each call is taken while nobody waits for the GPU.
+random Ms: nothing may be tuned or compiled, and the host's time of each call is taken while nobody waits for the GPU. On a CPU that
+time has the product in it, which follows M; what the host adds is seen where calls end before their launch (``looking_up``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import click
 import torch
 from calls import gemmtune_call, torch_call
 from environment import describe_environment
-from host import counted_python, in_python
+from host import counted_python, in_python, looking_up
 from rows_counted import Stages, counted
 
 import gemmtune
@@ -178,18 +179,23 @@ def trace(weights: Sequence[Weight], asked: Sequence[tuple[int, int]], how: str)
     wait = (lambda: None) if device.type == "cpu" else torch.cuda.synchronize
     forget_plans()
     row: dict[str, Any] = {"trace": how, "calls": len(asked)}
-    with watched() as counts, counted_python() as seen, in_python() if how == "python" else contextlib.nullcontext():
+    within = {"python": in_python, "looking up": looking_up}.get(how, contextlib.nullcontext)
+    if how == "looking up":
+        for weight, function, values in zip(weights, functions, scalars, strict=True):
+            for m in (2, 1):  # one row is looked up by itself
+                function(weight.tensors(m), values)
+    with watched() as counts, counted_python() as seen, within():
         for again in ("new", "known") if how != "torch" else ("new",):
             spent = _spent(weights, asked, functions, scalars, wait)
             # Of the first calls each weight has one that loads its kernels.
-            row |= {
-                f"{again}_p50_us": _quantile(spent, 0.5),
-                f"{again}_p99_us": _quantile(spent, 0.99),
-                f"{again}_max_us": max(spent),
-            }
+            row |= {f"{again}_p50_us": _quantile(spent, 0.5), f"{again}_p99_us": _quantile(spent, 0.99)}
+            row |= {f"{again}_max_us": round(max(spent), 2)}
+        one = [(0, asked[0][1])] * len(asked)
+        spent = _spent(weights, one, functions, scalars, wait)
+        row |= {"one_m": one[0][1], "one_p50_us": _quantile(spent, 0.5), "one_p99_us": _quantile(spent, 0.99)}
     if how != "torch":
         origins = Counter(entry.plan.origin for entry in plans.ready.values())
-        row |= {"came_to_python": len(seen)} if how == "native" else {}
+        row |= {"came_to_python": len(seen)} if how != "python" else {}
         row |= {"tunings": counts["tunings"], "compilations": counts["compilations"], "origins": dict(origins)}
         row["new_p99_over_p50"] = round(row["new_p99_us"] / row["new_p50_us"], 2)
     click.echo(json.dumps(row))
@@ -222,7 +228,7 @@ def _spent(
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    return round(sorted(values)[min(int(share * len(values)), len(values) - 1)], 2)
+    return round(sorted(values)[min(int(share * len(values)), len(values) - 1)], 3)
 
 
 def reserve(weights: Sequence[Weight]) -> None:
@@ -303,9 +309,10 @@ def _one_kind(
             weight.load()
         reserve(done)
         mixed = [(generator.randrange(len(done)), generator.choice(done[0].rows)) for _ in range(calls)]
-        ways = (("native", calls), ("python", python_calls), ("torch", python_calls))
+        ways = (("native", calls), ("looking up", calls), ("python", python_calls), ("torch", python_calls))
         for how, count in ways:
-            skipped = (how == "native" and native.call is None) or (how == "torch" and done[0].kind in ("int4", "uint4"))
+            not_native = how in ("native", "looking up") and native.call is None
+            skipped = not_native or (how == "torch" and done[0].kind in ("int4", "uint4"))
             if not skipped and left() > 0:
                 result["trace"].append({"dtype": done[0].kind, **trace(done, mixed[:count], how)})
 
