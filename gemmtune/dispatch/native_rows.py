@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..choice import Choice, Kernel
-from ..native.lookup import Run, rows_served
+from ..native.lookup import Run, layer_rows_served, rows_served
 from ..problem import Problem
 from ..problem.rows import following_operands
 from .plan import Plan
+from .ranges import RangePlan
+
+_OF_INPUT = 1
+"""The operands of a layer that have M rows, a bit for each: its input alone."""
 
 
 def served_rows(number: int, plan: Plan, arguments: tuple[Any, ...]) -> bool:
@@ -19,19 +23,30 @@ def served_rows(number: int, plan: Plan, arguments: tuple[Any, ...]) -> bool:
     ``number`` is of the generation in which the plan was looked up.
     """
     shared = plan.shared
-    following = following_operands(shared.rows_class) if shared is not None and shared.table is not None else None
+    following = _following(shared) if shared is not None else None
     if shared is None or following is None:
         return False
+    return rows_served(number, arguments, following, functools.partial(_runs, shared))
 
-    def plan_at(proved_at: Callable[[int], tuple[Problem, Choice, Kernel] | None], m: int) -> Plan | None:
-        found = proved_at(m)
-        if found is None:
-            return None
-        problem, choice, kernel = found
-        return Plan(problem=problem, choice=choice, kernel=kernel, origin="range", shared=shared)
 
-    def runs() -> Iterator[Run]:
-        for rows, proved_at in shared.runs():
-            yield Run(rows=rows, plan_at=functools.partial(plan_at, proved_at))
+def served_layers(number: int, shared: RangePlan, operands: tuple[Any, ...]) -> bool:
+    """The same for forwards of layers with (input, weight, bias) like these, and the table of their product."""
+    return _following(shared) == _OF_INPUT and layer_rows_served(number, operands, functools.partial(_runs, shared))
 
-    return rows_served(number, arguments, following, runs)
+
+def _following(shared: RangePlan) -> int | None:
+    """The operands that follow M, a bit for each; None where there is no table, or Python binds each M."""
+    return following_operands(shared.rows_class) if shared.table is not None else None
+
+
+def _runs(shared: RangePlan) -> Iterator[Run]:
+    for rows, proved_at in shared.runs():
+        yield Run(rows=rows, plan_at=functools.partial(_plan_at, shared, proved_at))
+
+
+def _plan_at(shared: RangePlan, proved_at: Callable[[int], tuple[Problem, Choice, Kernel] | None], m: int) -> Plan | None:
+    found = proved_at(m)
+    if found is None:
+        return None
+    problem, choice, kernel = found
+    return Plan(problem=problem, choice=choice, kernel=kernel, origin="range", shared=shared)

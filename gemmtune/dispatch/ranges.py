@@ -133,6 +133,10 @@ class RangePlan:
             for member, segment in zip(self._members, self.table.segments, strict=True):
                 member.load(segment.kernels)
 
+    def serves(self, m: int) -> bool:
+        """Whether an M is within the table."""
+        return self.table is not None and self.table.index(m) is not None
+
     def find(self, problem: Problem) -> Found | str:
         """The kernel for a problem of the class; or why torch has to do it."""
         self.load()

@@ -60,13 +60,13 @@ class Bound:
             row = OPERATIONS[op]
             roles = tuple(operand.role for operand in row.operands)
             followed = Differentiable(plan=self.pick.plan, row=row, roles=roles, options=(), operate=_operate)
-            return followed.new(tensors, _scalars(op))
-        return self.pick.plan.new(tensors, _scalars(op))
+            return followed.new(tensors, scalars_of(op))
+        return self.pick.plan.new(tensors, scalars_of(op))
 
 
 def bound_for(op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
     """The stored pick for operands (a, b), or (a, b, inp) of addmm and baddbmm with factors of 1; None where torch is to do it."""
-    pick = pick_for(op, tensors, _scalars(op), options)
+    pick = pick_for(op, tensors, scalars_of(op), options)
     return None if pick is None else Bound(pick, tensors)
 
 
@@ -84,7 +84,8 @@ def _kind(x: Tensor) -> tuple[object, ...]:
     return (x.__class__, x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, x.is_neg())
 
 
-def _scalars(op: str) -> tuple[float, ...]:
+def scalars_of(op: str) -> tuple[float, ...]:
+    """The factors of an operation that a model does: ones."""
     return (1,) * len(OPERATIONS[op].scalars)
 
 

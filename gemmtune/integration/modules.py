@@ -15,12 +15,14 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
+from ..dispatch.native_rows import served_layers
 from ..dispatch.plan import Plan, generation
 from ..dispatch.weights import QuantizedWeight
 from ..native.lookup import keep_layer, native, prepare
 from ..ops.operate import FOR_NATIVE
 from ..toolchain.driver import find_driver
-from .eager import Bound, bound_for, plain_here
+from .eager import Bound, bound_for, plain_here, scalars_of
+from .picks import table_for
 from .sparsify import Kept, is_sparse, sparse_linear
 
 Tensor = torch.Tensor
@@ -56,10 +58,26 @@ def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
     found = native.layer(input, weight, bias)
     if found is not None and found is not False:
         return found  # type: ignore[no-any-return]
+    number = generation.number
     result, bound = _linear(picks, input, weight, bias)
-    if found is False and bound is not picks:
-        keep_layer(generation.number, *_native_of(bound), (input, weight, bias))
+    if found is False and bound is not picks and not _rows_served(number, input, weight, bias):
+        keep_layer(number, *_native_of(bound), (input, weight, bias))
     return result
+
+
+def _rows_served(number: int, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether the native look-up serves any number of rows from now on, by the table of the weight."""
+    if weight is None:
+        return False
+    op, tensors = _stated(input, weight.t(), bias)
+    shared = table_for(op, tensors, scalars_of(op))
+    return shared is not None and shared.serves(tensors[0].shape[0]) and served_layers(number, shared, (input, weight, bias))
+
+
+def _stated(x: Tensor, b: Tensor, bias: Tensor | None) -> tuple[str, tuple[Tensor, ...]]:
+    """The operation that a layer is, and its operands."""
+    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    return ("mm", (rows, b)) if bias is None else ("addmm", (rows, b, bias))
 
 
 def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:
@@ -110,8 +128,7 @@ def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Te
     """x @ b + bias by the pick; None where torch is to do it. ``bound`` is ``picks`` itself where nobody has looked yet."""
     if not plain_here():
         return None
-    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
-    op, tensors = ("mm", (rows, b)) if bias is None else ("addmm", (rows, b, bias))
+    op, tensors = _stated(x, b, bias)
     found = picks.find(key, op, tensors) if bound is picks else bound
     if not isinstance(found, Bound):
         return None

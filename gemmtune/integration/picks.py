@@ -18,6 +18,7 @@ from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.host import host_us
 from ..dispatch.plan import Plan, bound, generation
+from ..dispatch.ranges import Found, RangePlan, range_plan_for
 from ..dispatch.statement import problem_of
 from ..errors import InvalidProblemError
 from ..problem import Problem
@@ -56,24 +57,51 @@ class Pick:
 def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options: Sequence[Hashable] = ()) -> Pick | None:
     """The pick for a call on these tensors, in the order of the operation's row; None where torch is to do it.
 
-    Nothing is tuned, and nothing compiled that the store does not have as the fastest.
+    Where this M was not measured, it is that of the weight's table. Nothing is tuned, and nothing compiled that the store does not
+    have as the fastest.
     """
-    a, b = tensors[0], tensors[1]
-    settings = settings_module.current()
-    if why_not_ours(tensors, floats=not NAMES[op].quantized) is not None or not a.numel() or not b.numel():
+    info, settings = _where(tensors), settings_module.current()
+    problem = _stated(op, tensors, scalars, options)
+    if problem is None:
         return None
-    index = a.get_device()
-    info = detect("cpu" if index < 0 else torch.device("cuda", index))
-    if (op, a.shape[-2], b.shape[-1], a.shape[-1]) not in _known(info, settings.token, generation.number):
+    if (op, tensors[0].shape[-2], tensors[1].shape[-1], tensors[0].shape[-1]) in _known(info, settings.token, generation.number):
+        return stored_pick(problem, info, settings, generation.number)
+    shared = _table_of(problem, info, settings)
+    found = shared.find(problem) if shared is not None and shared.serves(problem.m) else None
+    if not isinstance(found, Found) or found.choice.baseline:
         return None
+    plan = Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared)
+    # What torch takes was measured for few Ms: a product of a GPU counts as short.
+    return Pick(plan=plan, saves_us=0.0, in_graph_only=info.type != "cpu" and settings.timing != "eager" and op in DENSE_OPS)
+
+
+def table_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> RangePlan | None:
+    """The table for calls that differ from one on these tensors in M alone, if the store has one."""
+    problem = _stated(op, tensors, scalars, ())
+    return None if problem is None else _table_of(problem, _where(tensors), settings_module.current())
+
+
+def _where(tensors: Sequence[Tensor]) -> DeviceInfo:
+    index = tensors[0].get_device()
+    return detect("cpu" if index < 0 else torch.device("cuda", index))
+
+
+def _stated(op: str, tensors: Sequence[Tensor], scalars: Scalars, options: Sequence[Hashable]) -> Problem | None:
+    """The problem of a call; None where torch has to do it, or to say what is wrong with it."""
     row = NAMES[op]
+    if why_not_ours(tensors, floats=not row.quantized) is not None or not all(x.numel() for x in tensors[:2]):
+        return None
     try:
         call = call_of(op, dict(zip((x.role for x in row.operands), tensors, strict=False)), scalars=scalars, options=options)
         bring_scalars(call)
-        problem = problem_of(call, None)
+        return problem_of(call, None)
     except InvalidProblemError:
-        return None  # torch says what is wrong with it
-    return stored_pick(problem, info, settings, generation.number)
+        return None
+
+
+def _table_of(problem: Problem, info: DeviceInfo, settings: Settings) -> RangePlan | None:
+    shared = range_plan_for(problem, info, in_models(settings, info)) if settings.rows == "shared" else None
+    return shared if shared is not None and shared.table is not None else None
 
 
 @functools.lru_cache(_CAPACITY)

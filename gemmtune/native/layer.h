@@ -11,6 +11,17 @@ constexpr uint64_t kLayer = uint64_t{1} << 63;  // in the word that holds the na
 // cuStreamGetCaptureInfo_v2, by an address that Python found.
 using CaptureInfo = int (*)(void* stream, int* state, uint64_t* number, void*, void*, void*);
 
+// In the key the input is a matrix, whatever its dimensions are, with M apart where there are several rows.
+inline void count_as_matrix(Call& call) {
+  const at::Tensor& a = *call.read[0];
+  const int64_t k = a.size(-1), rows = a.numel() / k;
+  uint64_t* words = call.key.words + call.at[0];
+  const uint64_t matrix[] = {(words[0] & ~uint64_t{0xff}) | 2, rows > 1 ? kRows : 1, uint64_t(k), uint64_t(k), 1};
+  std::copy(std::begin(matrix), std::end(matrix), words);
+  call.key.count = call.at[0] + static_cast<int>(std::size(matrix));
+  call.key.rows = rows > 1 ? rows : kEveryRows;
+}
+
 // Reads the forward's operands, in the order (input, weight, bias).
 inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Call& call) {
   const uint64_t token = plain_thread() ? settings_token() : 0;
@@ -19,12 +30,14 @@ inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Cal
   key.add(kLayer);
   key.add(token);
   key.add(0);  // what is known later
-  for (PyObject* one : {input, weight, bias}) {
+  if (!add_operand(input, call, 0)) return Reading::kUnusual;
+  const at::Tensor& a = *call.read[0];
+  if (a.dim() < 2 || !a.is_contiguous()) return Reading::kUnusual;
+  count_as_matrix(call);
+  for (PyObject* one : {weight, bias}) {
     if (one != Py_None && !add_operand(one, call, call.count)) return Reading::kUnusual;
   }
-  if (call.count < 2) return Reading::kUnusual;
-  at::Tensor const &a = *call.read[0], &b = *call.read[1];
-  if (a.dim() < 2 || b.dim() != 2 || !a.is_contiguous()) return Reading::kUnusual;
+  if (call.count < 2 || call.read[1]->dim() != 2) return Reading::kUnusual;
   const int64_t flags = a.is_cuda() ? device_flags(a) : 0;
   if (flags < 0) return Reading::kUnusual;
   key.words[2] = state_word(a, flags) | static_cast<uint64_t>(call.count) << 16;
@@ -32,15 +45,17 @@ inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Cal
   return Reading::kRead;
 }
 
-// The result of a launch that was planned for the rows of ``input``, as the layer gives it back: dense, with the input's dimensions.
-inline void shape_as_layer(Record& record, Call const& call) {
+// The result of a launch as the layer gives it back: dense, with the input's dimensions.
+inline Result result_of_layer(Record const& record, Call const& call) {
   const auto sizes = call.read[0]->sizes();
-  Result& result = record.result;
+  Result result;
+  result.dtype = record.result.dtype;
   result.dims = static_cast<int>(sizes.size());
   std::copy(sizes.begin(), sizes.end(), result.size);
   result.size[result.dims - 1] = call.read[1]->size(0);
   result.stride[result.dims - 1] = 1;
   for (int i = result.dims - 1; i > 0; --i) result.stride[i - 1] = result.stride[i] * result.size[i];
+  return result;
 }
 
 // Torch's operation, entered below autograd, which has nothing to do here.

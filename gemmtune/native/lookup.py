@@ -153,8 +153,19 @@ def rows_served(generation: int, arguments: tuple[Any, ...], following: int, run
     """
     if not settings.current().native or native.module.rows_of(*arguments) != following:
         return False
-    found = (_record_of_part(run, part) for run in runs() for part in alike(run.prepared_at, run.rows))
-    return bool(native.module.keep_rows(generation, tuple(x for x in found if x is not None), *arguments))
+    return bool(native.module.keep_rows(generation, _records(runs()), *arguments))
+
+
+def layer_rows_served(generation: int, operands: tuple[Any, ...], runs: Callable[[], Iterable[Run]]) -> bool:
+    """The same for the forwards of layers with (input, weight, bias) like these, and any number of rows."""
+    if not settings.current().native or not native.module.layer_rows(*operands):
+        return False
+    return bool(native.module.keep_layer_rows(generation, _records(runs()), *operands))
+
+
+def _records(runs: Iterable[Run]) -> tuple[tuple[object, ...], ...]:
+    found = (_record_of_part(run, part) for run in runs for part in alike(run.prepared_at, run.rows))
+    return tuple(x for x in found if x is not None)
 
 
 def _record_of_part(run: Run, rows: range) -> tuple[object, ...] | None:

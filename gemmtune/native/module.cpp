@@ -273,34 +273,40 @@ PyObject* rows_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// keep_rows(generation, runs, *arguments of the call): whether the call is found from now on, by one of the runs: records, each of an
-// interval of M, in their order, that serve calls which differ in M alone.
+// Takes the place of calls like this one with any M: ``runs`` are records, each of an interval of M, in their order. True if one of them
+// serves this call.
+PyObject* keep_family(PyObject* number, PyObject* runs, Call const& call) {
+  const uint64_t made_in = PyLong_AsUnsignedLongLong(number);
+  if (PyErr_Occurred()) return nullptr;
+  if (!PyTuple_Check(runs)) return PyErr_Format(PyExc_TypeError, "expected a tuple of records");
+  auto family = std::make_unique<Record>();
+  int64_t behind = 0;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(runs); ++i) {
+    auto run = std::make_unique<Record>();
+    if (!parse(PyTuple_GET_ITEM(runs, i), *run)) return nullptr;
+    if (run->lo <= behind || run->hi < run->lo) return PyErr_Format(PyExc_ValueError, "expected intervals of M in their order");
+    if (run->tensors != call.count || std::holds_alternative<std::monostate>(run->launch)) Py_RETURN_FALSE;
+    behind = run->hi;
+    family->runs.push_back(run.release());
+  }
+  const bool served = family->at(call.key.rows) != nullptr;
+  family->key = call.key;
+  family->key.rows = kEveryRows;
+  if (made_in != generation) Py_RETURN_FALSE;
+  if (table.count() >= kMostRecords) table.clear();
+  table.insert(std::move(family));
+  return PyBool_FromLong(served);
+}
+
+// keep_rows(generation, runs, *arguments of the call): whether the call is found from now on, by one of the runs, as others are that
+// differ from it in M alone.
 PyObject* keep_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
     const Whole whole(args + 2, count - 2);
     if (!whole.readable()) return nullptr;
-    const uint64_t number = PyLong_AsUnsignedLongLong(args[0]);
-    if (PyErr_Occurred()) return nullptr;
-    if (!PyTuple_Check(args[1])) return PyErr_Format(PyExc_TypeError, "expected a tuple of records");
     Call call;
     if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
-    auto family = std::make_unique<Record>();
-    int64_t behind = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
-      auto run = std::make_unique<Record>();
-      if (!parse(PyTuple_GET_ITEM(args[1], i), *run)) return nullptr;
-      if (run->lo <= behind || run->hi < run->lo) return PyErr_Format(PyExc_ValueError, "expected intervals of M in their order");
-      if (run->tensors != call.count || std::holds_alternative<std::monostate>(run->launch)) Py_RETURN_FALSE;
-      behind = run->hi;
-      family->runs.push_back(run.release());
-    }
-    const bool served = family->at(call.key.rows) != nullptr;
-    family->key = call.key;
-    family->key.rows = kEveryRows;
-    if (number != generation) Py_RETURN_FALSE;
-    if (table.count() >= kMostRecords) table.clear();
-    table.insert(std::move(family));
-    return PyBool_FromLong(served);
+    return keep_family(args[0], args[1], call);
   });
 }
 
@@ -333,6 +339,7 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
       WithoutGil free(record->lengthy(call.key.rows));
       out = layer_by_torch(call);
     } else {
+      out = allocate(result_of_layer(*record, call), device);
       const Outcome outcome = launch_kept(*record, call, out);
       if (outcome == Outcome::kFailed) return nullptr;
       if (outcome == Outcome::kPython) Py_RETURN_NONE;
@@ -354,14 +361,33 @@ PyObject* keep_layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (args[1] == Py_None) {
       record->launch.emplace<TorchOperation>();
       record->lengthy_from = call.read[0]->is_cuda() ? 0 : std::numeric_limits<int64_t>::max();
-    } else if (!std::holds_alternative<std::monostate>(record->launch)) {
-      shape_as_layer(*record, call);
     }
     record->key = call.key;
     record->capture_info = capture_info;
     if (table.count() >= kMostRecords) table.clear();
     table.insert(std::move(record));
     Py_RETURN_TRUE;
+  });
+}
+
+// layer_rows(input, weight, bias): whether forwards of any M may be kept: M is apart, of the operands the input alone has it, and there is
+// nothing for them yet.
+PyObject* layer_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "expected (input, weight, bias), got %zd arguments", count);
+    Call call;
+    if (read_layer(args[0], args[1], args[2], call) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
+    return PyBool_FromLong((call.count < 3 || call.read[2]->dim() == 1) && !table.knows_rows_of(call.key));
+  });
+}
+
+// keep_layer_rows(generation, runs, input, weight, bias): whether the forward is found from now on, as with other Ms.
+PyObject* keep_layer_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "expected (generation, runs, input, weight, bias)");
+    Call call;
+    if (read_layer(args[2], args[3], args[4], call) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
+    return keep_family(args[0], args[1], call);
   });
 }
 
@@ -404,6 +430,8 @@ PyMethodDef methods[] = {
     {"rehearse", rehearse, METH_VARARGS, "rehearse(kind, launch, M): what the launch is told for so many rows."},
     {"layer", method(layer), METH_FASTCALL, "layer(input, weight, bias): the result; False: nothing is kept; None: Python has the say."},
     {"keep_layer", method(keep_layer), METH_FASTCALL, "keep_layer(generation, record or None, capture_info, input, weight, bias)"},
+    {"layer_rows", method(layer_rows), METH_FASTCALL, "layer_rows(input, weight, bias): whether forwards of any M may be kept."},
+    {"keep_layer_rows", method(keep_layer_rows), METH_FASTCALL, "keep_layer_rows(generation, runs, input, weight, bias)"},
     {"forget", forget, METH_VARARGS, "forget(generation, token): drop every record."},
     {"count", count, METH_NOARGS, "How many records are kept."},
     {"surround", surround, METH_VARARGS, "surround(settings variable, in_python, meaning_of, PackedOperand, dict of the profiler's module)"},

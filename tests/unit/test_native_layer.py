@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tables_of_rows import put_table
 from torch import nn
 from torch.nn import functional
 
@@ -20,6 +21,7 @@ from gemmtune.integration.picks import pick_for
 from gemmtune.native import lookup
 from gemmtune.native.lookup import keep_layer, native
 from gemmtune.ops.operate import FOR_NATIVE
+from gemmtune.problem import Problem
 from gemmtune.settings import current
 from gemmtune.store.store import open_store
 
@@ -33,7 +35,7 @@ def _in_place(own_store: object) -> Iterator[None]:
     lookup.load(FOR_NATIVE)
     forget_plans()
     try:
-        with settings.patch(backends=("aten", "cpp"), search="quick", native=True):
+        with settings.patch(backends=("aten", "cpp"), search="quick", native=True, rows="shared"):
             yield
     finally:
         native.call, native.layer, native.begun = None, None, True
@@ -148,3 +150,37 @@ def test_wrong_use_is_an_error() -> None:
         native.module.layer(torch.ones(2, 2))
     with pytest.raises(TypeError, match="expected"):
         native.module.keep_layer(1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("served", ["cpp", "aten"])
+def test_any_number_of_rows_is_found_where_the_weight_has_a_table(bias: bool, served: str) -> None:
+    """Also with inputs of other ranks, and across the hand-over of two kernels; beyond the table torch runs."""
+    made = layer(bias)
+    like = {"dtype": torch.float32, "device_type": "cpu"}
+    problem = Problem.addmm(2, 32, 48, bias="n", **like) if bias else Problem.mm(2, 32, 48, **like)
+    put_table(problem, [(1, 20, "cpp"), (21, 64, served)])
+    with torch.no_grad():
+        assert looked_up(made, torch.randn(7, 48)) is False
+        made(torch.randn(7, 48))
+        for shape in ((2, 48), (20, 48), (21, 48), (64, 48), (3, 11, 48), (2, 1, 5, 48)):
+            input = torch.randn(shape)
+            found = looked_up(made, input)
+            assert isinstance(found, Tensor), shape
+            assert found.shape == (*shape[:-1], 32)
+            torch.testing.assert_close(found, torchs(made, input), atol=1e-4, rtol=1e-4)
+        assert looked_up(made, torch.randn(65, 48)) is False
+        assert not native.module.layer_rows(torch.randn(7, 48), made.weight, made.bias), "they are known"
+        for rows in (65, 1):
+            input = torch.randn(rows, 48)
+            torch.testing.assert_close(made(input), torchs(made, input), atol=1e-4, rtol=1e-4)
+            assert isinstance(looked_up(made, input), Tensor)
+        forget_plans()
+        assert looked_up(made, torch.randn(20, 48)) is False
+
+
+def test_a_bias_with_the_rows_of_the_input_is_no_bias_for_other_rows() -> None:
+    weight, input = torch.randn(32, 48), torch.randn(4, 48)
+    assert not native.module.layer_rows(input, weight, torch.randn(4, 32))
+    assert native.module.layer_rows(input, weight, torch.randn(32))
+    assert not native.module.layer_rows(input[:1], weight, torch.randn(32)), "one row"
