@@ -65,9 +65,8 @@ class VectorChoice(KernelChoice):
         return dataclasses.replace(super().claimed(problem, where), input_mode="ieee")
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """FMAs, and the upper bound of the shared memory."""
-        need = vector_resources(self.problem, device, self.config)
-        return Expected(instruction=vector_instruction(self.problem, device), smem_bytes=need.smem_bytes)
+        """What goes without tensor cores."""
+        return _expected(self, device)
 
 
 def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[VectorChoice]:
@@ -124,11 +123,19 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
     """An upper bound of the shared memory: the stages of b and a, or the sums of the warps; and an estimate of the registers."""
-    itemsize, acc_bytes = problem.dtype.itemsize, problem.accumulator.itemsize
-    stages = (config.block_n + config.block_m) * config.block_k * itemsize * (config.stages - 1)
+    line_bytes = config.block_n * problem.b.dtype.itemsize + config.block_m * problem.dtype.itemsize
+    stages, acc_bytes = line_bytes * config.block_k * (config.stages - 1), problem.accumulator.itemsize
+    if problem.widens_b:  # a row of a goes through shared memory to the layout of the weights
+        stages += config.block_m * config.block_k * acc_bytes
     sums = 2 * config.block_m * config.block_n * config.warps * acc_bytes
     registers = BASE_REGISTERS + (config.block_m + 1) * _elements(config, device) * acc_bytes // 4
     return Resources(smem_bytes=max(stages, sums) if arch_of(device).async_copy else sums, registers=registers)
+
+
+def _expected(choice: KernelChoice, device: DeviceInfo) -> Expected:
+    """FMAs, and the upper bound of the shared memory."""
+    need = vector_resources(choice.problem, device, choice.config)
+    return Expected(instruction=vector_instruction(choice.problem, device), smem_bytes=need.smem_bytes)
 
 
 def _elements(config: Config, device: DeviceInfo) -> int:
@@ -150,9 +157,8 @@ class WordsVectorChoice(WordsKernelChoice):
         return reason or why_not_words_row(problem, device, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """FMAs, and the upper bound of the shared memory."""
-        need = words_vector_resources(self.problem, device, self.config)
-        return Expected(instruction=vector_instruction(self.problem, device), smem_bytes=need.smem_bytes)
+        """What goes without tensor cores."""
+        return _expected(self, device)
 
 
 def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[WordsVectorChoice]:
@@ -186,16 +192,4 @@ def why_not_words_row(problem: Problem, device: DeviceInfo, config: Config) -> s
     """Why ``config`` may not be offered for a problem that the template can serve, or None."""
     if problem.k % config.block_k:
         return f"block_k {config.block_k}: must divide k = {problem.k}"
-    if config.block_n >= 2 * problem.n:
-        return f"block_n {config.block_n}: half of it or more hangs over n = {problem.n}"
-    return device.why_no_smem(words_vector_resources(problem, device, config).smem_bytes)
-
-
-def words_vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """An upper bound of the shared memory: the stages of b and a, or the sums of the warps; and an estimate of the registers."""
-    stages = (config.block_n + config.block_m * problem.dtype.itemsize) * config.block_k * (config.stages - 1)
-    sums = 2 * config.block_m * config.block_n * config.warps * 4
-    elements = config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))
-    # A row of a goes through shared memory to the layout of the weights.
-    rows = config.block_m * config.block_k * 4
-    return Resources(smem_bytes=max(stages + rows, sums), registers=BASE_REGISTERS + (config.block_m + 1) * elements)
+    return why_overhanging(problem, config, "n") or device.why_no_smem(vector_resources(problem, device, config).smem_bytes)
