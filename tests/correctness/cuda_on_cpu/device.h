@@ -233,6 +233,7 @@ inline float load_float(unsigned from) {
 inline void take_if(float4& to, bool takes, float4 const& x) { to = takes ? x : to; }
 // A matrix of swizzled lines of 128 bytes; "leading" tells whether K is along them.
 inline unsigned long long descriptor(unsigned address, unsigned leading) { return address | static_cast<unsigned long long>(leading) << 32; }
+inline unsigned long long further(unsigned long long matrix, unsigned bytes) { return matrix + bytes; }
 inline std::vector<float> const decoded_values = [] {  // of all 16-bit floats
   std::vector<float> made(1 << 16);
   for (unsigned bits = 0; bits < made.size(); ++bits) {
