@@ -16,7 +16,7 @@ from ..errors import InvalidProblemError
 from ..problem import Layout, Precision, Problem
 from ..problem.contiguous import BiasShape, inp_layout
 from ..problem.dtypes import dtype_name, parse_dtype
-from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue
+from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue, factor_shapes
 from ..problem.operation import Operation
 from ..problem.operations import OPERATIONS, SPARSE_OPS
 from . import words
@@ -115,7 +115,7 @@ class Spec:
                 return problem
             bias = inp_layout((), m, n, cast(BiasShape, self.bias), problem.out.dtype)
             return dataclasses.replace(problem, epilogue=bias_epilogue(bias.size, bias.dtype))
-        shapes: dict[str, tuple[int, ...]] = {"tensor": (), "row": (m, 1), "column": (n,)}
+        shapes = factor_shapes(m, n)
         shape, scale = shapes[_one_of("scales", self.scales or "column", shapes)], parse_dtype(self.scale_dtype or "float32")
         out = parse_dtype(self.out_dtype) if self.out_dtype else factor_dtype(scale)
         return dataclasses.replace(problem, epilogue=factor_epilogue(shape, scale), out=Layout.contiguous((m, n), out))

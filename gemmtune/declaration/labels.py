@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 
-from ..problem.fused import NAMES
+from ..problem.contiguous import BiasShape
+from ..problem.dtypes import dtype_info
+from ..problem.fused import NAMES, factor_shapes
 from ..problem.operation import Operation
 from ..problem.operations import OPERATIONS, SPARSE_OPS, Encoding
+from ..problem.scales import Scales, WeightScales
 
 STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped)
 """Operations whose operands are strided, but for grouped ones."""
@@ -23,39 +28,27 @@ ONE_PRODUCT = tuple(op for op in STRIDED if not NAMES[op].second)
 """Operations that multiply two matrices."""
 QUANTIZED = tuple(op for op in STRIDED if NAMES[op].quantized)
 """Operations on operands of 8 bits or fewer; 2-D, with nothing added."""
-BIASES = ("n", "mn", "m1", "1n", "scalar")
+BIASES = get_args(BiasShape)
 
 SCALES_OF: dict[str, tuple[str, ...]] = {
-    "int_mm_mul": ("tensor", "row", "column"),
-    "mixed_mm": ("none", "tensor", "column", "group_32", "group_64", "group_128"),
-    "scaled_mm": ("tensor", "row", "block_1x128", "block_128x128"),
+    "int_mm_mul": tuple(factor_shapes(1, 1)),
+    "mixed_mm": get_args(WeightScales),
+    "scaled_mm": get_args(Scales),
 }
-"""What one scale is for: everything, a row of the result, a column of b or of the result, so many elements along K of a column.
-
-Of scaled_mm ``row``: a row of a and a column of b; ``block_1x128``: 128 elements along K of those; ``block_128x128``: the same for
-a, and for b 128 rows by 128 columns."""
+"""What one scale is for."""
 SCALES = tuple(dict.fromkeys(word for words in SCALES_OF.values() for word in words))
 
 DTYPES: dict[str, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-}
+    "float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
+}  # fmt: skip
 """Input dtypes; ``tf32`` is float32 under torch's tf32 setting."""
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 """What is tried where no dtypes are declared, in this order."""
 NARROW_FLOATS = ("float32", "float16", "bfloat16")
 """Dtypes of results, scales, and a of mixed_mm."""
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-SHORT_DTYPES = {
-    "float64": "f64", "float32": "f32", "tf32": "tf32", "float16": "f16", "bfloat16": "bf16",
-    "int8": "i8", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
-}  # fmt: skip
+SHORT_DTYPES = {name: dtype_info(dtype).short for name, dtype in DTYPES.items()} | {"tf32": "tf32"}
 """The names of dtypes in case ids."""
 WEIGHTS: dict[str, tuple[torch.dtype, Encoding]] = {
     "int8": (torch.int8, ""),

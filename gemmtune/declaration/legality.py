@@ -9,8 +9,9 @@ import torch
 
 from ..device import DeviceInfo
 from ..problem import Problem
+from ..problem.contiguous import bias_shapes
 from ..problem.dtypes import dtype_info, dtype_name
-from ..problem.fused import factor_epilogue
+from ..problem.fused import factor_epilogue, factor_shapes
 from ..problem.layout import ALIGNED_BYTES, Layout
 from ..problem.scales import scale_layouts, weight_scale_layout
 from .labels import FLOAT8, OPS, ROWS, SCALES_OF, WEIGHTS
@@ -125,9 +126,8 @@ def _of_the_added(traits: Traits, problem: Problem) -> Iterator[str]:
     for name in ("alpha", "beta"):
         if getattr(problem, name) != "one" and not getattr(traits, name):
             yield f"{name}: got another value than 1, but {name} is not declared"
-    size, m, n = problem.inp.size, problem.m, problem.n
-    shapes = {"n": (n,), "mn": problem.out.size, "m1": (m, 1), "1n": (1, n), "scalar": ()}
-    if not any(shapes[name] == size for name in traits.bias):
+    size = problem.inp.size
+    if not any(size == shape for name, shape in bias_shapes(problem.out.size).items() if name in traits.bias):
         yield f"bias: got the shape {list(size)}, but bias declares {', '.join(traits.bias)}"
 
 
@@ -159,7 +159,7 @@ def _scale_sizes(problem: Problem, op: str, kind: str, count: int) -> list[tuple
     """The sizes that ``count`` scales of that kind have, which is not that of one number."""
     m, n, k = problem.m, problem.n, problem.k
     if op == "int_mm_mul":
-        return [{"row": (m, 1), "column": (n,)}[kind]]
+        return [factor_shapes(m, n)[kind]]
     if op == "mixed_mm":
         expected = weight_scale_layout(n, k, kind, problem.dtype)  # type: ignore[arg-type]
         return [expected.size] * count if expected is not None else []

@@ -66,9 +66,15 @@ def grouped_layouts(
     return rows, matrices, result, Layout.contiguous((groups,), torch.int32)
 
 
+def bias_shapes(out: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The shapes that an operand may have which is added to a result of that size."""
+    *_, m, n = out
+    return {"n": (n,), "mn": out, "m1": (m, 1), "1n": (1, n), "scalar": ()}
+
+
 def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: torch.dtype) -> Layout:
     """The added operand of shape [N], [M, N] (with the batch before it), [M, 1], [1, N] or a scalar."""
-    shapes = {"n": (n,), "mn": (*lead, m, n), "m1": (m, 1), "1n": (1, n), "scalar": ()}
+    shapes = bias_shapes((*lead, m, n))
     if bias not in shapes:
         raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
     return Layout.contiguous(shapes[bias], dtype)

@@ -75,6 +75,11 @@ NAMES: dict[str, Operation] = {
 """Every public function of a product of strided operands, and the operation that it is."""
 
 
+def factor_shapes(m: int, n: int) -> dict[str, tuple[int, ...]]:
+    """The shapes that the factor of int_mm_mul may have, by what has one of its own."""
+    return {"tensor": (), "row": (m, 1), "column": (n,)}
+
+
 def factor_dtype(scale: torch.dtype) -> torch.dtype:
     """The dtype of int_mm_mul's result unless the caller names one: what torch promotes int32 and the factor to.
 

@@ -10,7 +10,8 @@ import torch
 from ...declaration.labels import DTYPES, WEIGHTS
 from ...declaration.layouts import PLAIN, OperandLayout
 from ...problem import Layout, Precision, Problem
-from ...problem.fused import multiply
+from ...problem.contiguous import bias_shapes
+from ...problem.fused import factor_shapes, multiply
 from ...problem.scales import scale_layouts, weight_scale_layout
 from ...problem.trace import trace
 from .case import Case
@@ -24,9 +25,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
     dtype = DTYPES[case.dtype]
     strides_a, strides_b, strides = (OperandLayout.parse(text) for text in (case.a, case.b, case.inp))
     lead = (case.batch,) if case.batched else ()
-    out_size = (*lead, case.m, case.n)
     encoding = WEIGHTS[case.weights or "int8"][1] if case.row.widens_b else ""
-    shapes = {"n": (case.n,), "mn": out_size, "m1": (case.m, 1), "1n": (1, case.n), "scalar": ()}
     result = DTYPES[case.result] if case.result else case.row.result_dtype(dtype, epilogue=False)
     more: dict[str, Any] = {}
     if case.sparsity is not None:
@@ -42,7 +41,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
         more |= {"c": strides_a.layout((case.m, k2), dtype), "d": strides_b.layout((k2, case.n), dtype)}
     if case.op != case.row.name:
         result = DTYPES[case.scale_dtype or "float32"]
-        factor = strides.layout({"tensor": (), "row": (case.m, 1), "column": (case.n,)}[case.scales], result)
+        factor = strides.layout(factor_shapes(case.m, case.n)[case.scales], result)
         like = torch.empty_strided(factor.size, factor.stride, dtype=factor.dtype, device="meta")
         more["epilogue"] = dataclasses.replace(trace(multiply, torch.float32, [like]), operands=(factor,))
     return Problem(
@@ -52,7 +51,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
         if case.sparsity is not None
         else strides_b.layout((*lead_b, case.k >> bool(encoding), case.n), case.b_dtype),
         out=OperandLayout.parse(case.out or PLAIN).layout((*lead_out, case.m, case.n), result),
-        inp=strides.layout(shapes[case.bias], dtype) if case.added else None,
+        inp=strides.layout(bias_shapes((*lead, case.m, case.n))[case.bias], dtype) if case.added else None,
         alpha=case.alpha if case.added else "one",  # type: ignore[arg-type]
         beta=case.beta if case.added else "zero",  # type: ignore[arg-type]
         device_type=device_type,
