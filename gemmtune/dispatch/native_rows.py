@@ -13,6 +13,8 @@ from ..problem.rows import following_operands
 from .plan import Plan
 from .ranges import RangePlan
 
+BATCHES_ON_GPUS = False
+"""Whether launches of batches on GPUs follow M natively, too: no GPU has run them yet. Until one has, Python binds each M there."""
 _OF_INPUT = 1
 """The operands of a layer that have M rows, a bit for each: its input alone."""
 
@@ -36,7 +38,9 @@ def served_layers(number: int, shared: RangePlan, operands: tuple[Any, ...]) -> 
 
 def _following(shared: RangePlan) -> int | None:
     """The operands that follow M, a bit for each; None where there is no table, or Python binds each M."""
-    return following_operands(shared.rows_class) if shared.table is not None else None
+    problem = shared.rows_class.problem
+    bound = shared.table is None or (problem.batched and problem.device_type != "cpu" and not BATCHES_ON_GPUS)
+    return None if bound else following_operands(shared.rows_class)
 
 
 def _runs(shared: RangePlan) -> Iterator[Run]:

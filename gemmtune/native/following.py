@@ -69,10 +69,9 @@ def learned(prepared_at: PreparedAt, rows: range) -> OfRows | None:
         return None
     if isinstance(high, TorchOperation):
         return OfRows(prepared=high)
-    if isinstance(high, HostFunction):
-        return _of_host(low, high, rows)
+    work = _work_of_host(low, high, rows) if isinstance(high, HostFunction) else {}
     maps = _maps_of_rows(low, high)
-    if maps is None:
+    if maps is None or work is None:
         return None
     known: dict[int, Sequence[int]] = {}
 
@@ -86,7 +85,7 @@ def learned(prepared_at: PreparedAt, rows: range) -> OfRows | None:
     if numbers is None:
         return None
     places = _places(high, maps)
-    return OfRows(prepared=high, numbers=tuple(x for x in (_placed(x, places) for x in numbers)), maps=maps)
+    return OfRows(prepared=high, numbers=tuple(x for x in (_placed(x, places) for x in numbers)), maps=maps, **work)
 
 
 def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
@@ -159,7 +158,8 @@ def image_of(prepared: Prepared, maps: Sequence[int]) -> bytes:
             return b""
 
 
-def _of_host(low: Prepared | None, high: HostFunction, rows: range) -> OfRows | None:
+def _work_of_host(low: Prepared | None, high: HostFunction, rows: range) -> dict[str, int] | None:
+    """The work of a plan of the cpp backend, as ``OfRows`` has it; None where it grows otherwise, or no rows of a are divided."""
     assert isinstance(low, HostFunction)
     if low.rows is None or high.rows is None:
         return None
@@ -168,9 +168,7 @@ def _of_host(low: Prepared | None, high: HostFunction, rows: range) -> OfRows | 
     flops_per_row, more = divmod(high.rows.flops, rows[-1])
     if rest or more or flops_per_row * rows[0] != low.rows.flops:
         return None
-    return OfRows(
-        prepared=high, flops_per_row=flops_per_row, bytes=high.rows.bytes - per_row * rows[-1], bytes_per_row=per_row
-    )  # fmt: skip
+    return {"flops_per_row": flops_per_row, "bytes": high.rows.bytes - per_row * rows[-1], "bytes_per_row": per_row}
 
 
 def _fixed(prepared: Prepared | None) -> object:
@@ -218,12 +216,17 @@ def _numbers(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
     if isinstance(prepared, LibraryProduct):
         return prepared.sizes
     image = image_of(prepared, maps)
+    if isinstance(prepared, HostFunction):
+        divided = prepared.rows.places if prepared.rows is not None else ()  # which HostRows tells how
+        return [0 if i in divided else x for i, x in enumerate(struct.unpack(f"{prepared.words}q", image))]
     narrow = _narrow_bytes(prepared, image)
     return (*struct.unpack(f"{narrow // 4}I", image[:narrow]), *struct.unpack(f"{(len(image) - narrow) // 8}q", image[narrow:]))
 
 
 def _narrow_bytes(prepared: Prepared, image: bytes) -> int:
     """Up to where the numbers of an image have 4 bytes; behind it they have 8."""
+    if isinstance(prepared, HostFunction):
+        return 0
     return GRID_BYTES + len(prepared.record.parameters) if isinstance(prepared, DriverLaunch) else len(image)
 
 

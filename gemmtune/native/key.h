@@ -20,7 +20,7 @@ namespace gemmtune {
 constexpr int kMostTensors = 12;  // that are read
 constexpr int kMostWords = 96;
 
-constexpr uint64_t kRows = ~uint64_t{0};  // in place of a size that is M
+constexpr uint64_t kRows = ~uint64_t{0};  // in place of a size that is M, and of the stride over M rows
 constexpr int64_t kEveryRows = 0;         // in place of M, of a key that many Ms have
 
 // Where the rows of the first operand are apart, the words have kRows for M, which is in ``rows``.
@@ -278,17 +278,28 @@ inline bool add_operand(PyObject* object, Call& call, int place) {
   return true;
 }
 
-// Puts M apart, where the first operand is a matrix of at least two rows. ``out_at``: where the result's part of the key begins, or 0.
+// Puts M apart in the part of a key that begins with ``words``. False: the tensor has other rows than M.
+inline bool separate_rows(uint64_t* words, uint64_t rows) {
+  const auto dims = static_cast<int>(words[0] & 0xff);
+  if (dims != 2 && dims != 3) return false;
+  uint64_t* const size = words + dims - 1;
+  if (*size != rows) return false;
+  *size = kRows;
+  uint64_t* const stride = words + 1 + dims;
+  if (dims == 3 && stride[0] == rows * stride[1]) stride[0] = kRows;  // from one dense matrix of a batch to the next
+  return true;
+}
+
+// Puts M apart, where the first operand is a matrix of at least two rows, or a batch of such. ``out_at``: where the result's part of the
+// key begins, or 0.
 inline void separate_rows(Call& call, int out_at) {
   const at::Tensor& a = *call.read[0];
-  if (a.dim() != 2 || a.size(0) < 2) return;
-  call.key.rows = a.size(0);
+  if ((a.dim() != 2 && a.dim() != 3) || a.size(-2) < 2) return;
+  call.key.rows = a.size(-2);
   for (int i = 0; i < call.count; ++i) {
-    if (i == 1 || call.read[i]->dim() != 2 || call.read[i]->size(0) != call.key.rows) continue;  // b has none
-    call.key.words[call.at[i] + 1] = kRows;
-    call.following |= 1u << i;
+    if (i != 1 && separate_rows(call.key.words + call.at[i], call.key.rows)) call.following |= 1u << i;  // b has none
   }
-  if (out_at != 0 && call.out->dim() == 2 && call.out->size(0) == call.key.rows) call.key.words[out_at + 1] = kRows;
+  if (out_at != 0) separate_rows(call.key.words + out_at, call.key.rows);
 }
 
 // Reads a call. ``make``: what the key holds of Python's objects gets a number if it has none.

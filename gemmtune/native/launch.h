@@ -70,11 +70,13 @@ struct HostFunction {
   bool added = false;    // the third tensor is inp
   int words = 0;         // of the plan
   HostRows rows{};
+  std::vector<Following> following;  // words that HostRows has not, such as strides over all rows
 
   // The plan for other rows, written to ``memory``.
   void const* plan_for(int64_t m, int64_t* memory) const {
     std::memcpy(memory, plan, words * sizeof(int64_t));
     rows.write(memory, m);
+    for (auto const& one : following) memory[one.place / sizeof(int64_t)] = one.at(m);
     return memory;
   }
   // The most threads that it may take; torch is not asked where it wants one.

@@ -103,7 +103,9 @@ at::Tensor made(Record const& record, Call const& call) {
   const c10::Device device = call.read[0]->device();
   if (!record.several()) return allocate(record.result, device);
   Result result = record.result;
-  result.size[0] = call.key.rows;
+  const int at = result.dims - 2;
+  if (at == 1 && result.stride[0] == result.size[1] * result.stride[1]) result.stride[0] = call.key.rows * result.stride[1];
+  result.size[at] = call.key.rows;
   return allocate(result, device);
 }
 

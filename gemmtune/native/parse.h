@@ -154,14 +154,22 @@ inline bool parse(PyObject* given, HostFunction& host) {
   int plain, swapped, added;
   HostRows& r = host.rows;
   long long numbers[6];
-  if (!PyArg_ParseTuple(given, "KKpppi(iiiii)(LLL)(LLL)(dd)", &function, &plan, &plain, &swapped, &added, &host.words, &r.m, &r.panel,
+  PyObject* following;
+  if (!PyArg_ParseTuple(given, "KKpppi(iiiii)(LLL)(LLL)(dd)O!", &function, &plan, &plain, &swapped, &added, &host.words, &r.m, &r.panel,
                         &r.block, &r.task, &r.threads, &numbers[0], &numbers[1], &numbers[2], &numbers[3], &numbers[4], &numbers[5],
-                        &r.flops_per_thread, &r.bytes_per_thread)) {
+                        &r.flops_per_thread, &r.bytes_per_thread, &PyTuple_Type, &following)) {
     return false;
   }
+  if (!following_of(following, host.following)) return false;
   if (host.words > kMostWordsOfPlan || std::max({r.m, r.panel, r.block, r.task, r.threads}) >= std::max(host.words, 1)) {
     PyErr_SetString(PyExc_ValueError, "a plan of more words than there can be");
     return false;
+  }
+  for (auto const& one : host.following) {
+    if (one.place / sizeof(int64_t) >= static_cast<size_t>(host.words)) {
+      PyErr_SetString(PyExc_ValueError, "a word that the plan has not");
+      return false;
+    }
   }
   host.function = reinterpret_cast<void*>(function);
   host.plan = reinterpret_cast<void const*>(plan);

@@ -67,7 +67,7 @@ def _(prepared: HostFunction, of_rows: OfRows) -> tuple[object, ...]:
     places, most, per_thread = (rows.places, rows.most, rows.per_thread) if rows else ((0,) * 5, (1,) * 3, (1.0, 1.0))
     work = (of_rows.flops_per_row, of_rows.bytes, of_rows.bytes_per_row)
     told = (prepared.function, prepared.plan, prepared.plain, prepared.swapped, prepared.added)
-    return (*told, prepared.words if rows else 0, places, most, work, per_thread)
+    return (*told, prepared.words if rows else 0, places, most, work, per_thread, _rows(of_rows))
 
 
 @_launch.register

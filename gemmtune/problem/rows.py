@@ -94,9 +94,9 @@ class Relaid:
 
 def following_operands(rows_class: RowClass) -> int | None:
     """A bit for each operand that has a row for each row of the result, in the order in which a call reads them; None where M is
-    part of a stride, or several rows of the result have one in common."""
+    part of a column's stride, or several rows of the result have one in common."""
     problem = rows_class.problem
-    if rows_class.step or problem.batched or problem.operation.grouped:
+    if rows_class.step or problem.operation.grouped:
         return None
     read = [(place, layout) for place, layout in _operands(problem) if place != "out"]
     units = [_rows_of_one(problem, place, layout, ()) for place, layout in read]

@@ -82,7 +82,19 @@ def calls() -> dict[str, tuple[Problem, Callable[[int], Tensor], Callable[[int],
     rows = torch.rand(MOST, 1)
     epilogue = {"epilogue": by_relu}
     out = torch.empty(MOST, N)
+    batch, w3, full3 = torch.randn(3, MOST, K), torch.randn(3, K, N), torch.randn(3, MOST, N)
     return {
+        "bmm": (lambda m: gemmtune.bmm(batch[:, :m].contiguous(), w3), lambda m: batch[:, :m] @ w3),
+        "bmm of slices": (lambda m: gemmtune.bmm(batch[:, :m], w3), lambda m: batch[:, :m] @ w3),
+        "bmm out": (
+            lambda m: gemmtune.bmm(batch[:, :m].contiguous(), w3, out=torch.empty(3, m, N)),
+            lambda m: batch[:, :m] @ w3,
+        ),
+        "baddbmm": (
+            lambda m: gemmtune.baddbmm(full3[:, :m].contiguous(), batch[:, :m], w3, beta=2),
+            lambda m: 2 * full3[:, :m] + batch[:, :m] @ w3,
+        ),
+        "baddbmm rows": (lambda m: gemmtune.baddbmm(full[:m], batch[:, :m], w3), lambda m: full[:m] + batch[:, :m] @ w3),
         "mm": (lambda m: gemmtune.mm(x[:m], w), lambda m: x[:m] @ w),
         "mm out": (lambda m: gemmtune.mm(x[:m], w, out=out[:m]), lambda m: x[:m] @ w),
         "mm prepacked": (lambda m: gemmtune.mm(x[:m], weight), lambda m: x[:m] @ w),
@@ -118,7 +130,9 @@ def test_every_m_of_a_table_is_served_natively(name: str) -> None:
     call(5)
     with counted_python() as seen:
         for m in random.Random(1).sample(range(2, MOST + 1), 60):
-            torch.testing.assert_close(call(m), exact(m), atol=1e-4, rtol=1e-4)
+            result = call(m)
+            torch.testing.assert_close(result, exact(m), atol=1e-4, rtol=1e-4)
+            assert result.is_contiguous()
     assert not seen
 
 
