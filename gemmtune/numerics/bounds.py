@@ -64,14 +64,14 @@ class Claims:
 
     ``accumulate`` is the type of the running sum, ``partials`` the type in which partial sums are stored (of split-K, or of one of
     two products that is rounded before the other is added), ``splits`` how many there may be, ``epilogue_input`` the type to which
-    the accumulator is rounded before the epilogue. ``accumulator_bits`` is how many significand bits the running sum really has,
-    where a matrix unit keeps fewer than its type; None: as many as the type, but for 8-bit floats on a GPU what the narrowest unit
-    has.
+    the accumulator is rounded before the epilogue; this and ``partials`` are ``accumulate`` unless given. ``accumulator_bits`` is
+    how many significand bits the running sum really has, where a matrix unit keeps fewer than its type; None: as many as the type,
+    but for 8-bit floats on a GPU what the narrowest unit has.
     """
 
     accumulate: torch.dtype
-    partials: torch.dtype
-    epilogue_input: torch.dtype
+    partials: torch.dtype = None  # type: ignore[assignment]
+    epilogue_input: torch.dtype = None  # type: ignore[assignment]
     splits: int = 1
     weights: torch.dtype | None = None
     """The dtype to which a kernel of mixed_mm rounds (b − zero_b) · scale_b before it multiplies; None: it multiplies b as it is
@@ -87,6 +87,11 @@ class Claims:
     skips_absent: bool = False
     """Products with blocks that a block-sparse b does not have are left out, so that a NaN or an infinity of a does not show there;
     else it may."""
+
+    def __post_init__(self) -> None:
+        for name in ("partials", "epilogue_input"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.accumulate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

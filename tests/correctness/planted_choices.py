@@ -65,7 +65,7 @@ def planted(kind: type[TritonChoice], arch: str, config: Config = GOOD, **fields
 
 CPU = preset("portable")
 ON_CPU = Problem.mm(64, 48, 32, dtype=torch.float32, device_type="cpu")
-CLAIMS = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
+CLAIMS = Claims(accumulate=torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,7 +199,7 @@ def test_unknown_input_mode_is_refused() -> None:
 def test_narrow_sums_count_for_no_more_products_than_there_are() -> None:
     def relative(k: int) -> float:
         problem = Problem.scaled_mm(16, 16, k, device_type="cuda")
-        claims = Claims(accumulate=F32, partials=F32, epilogue_input=F32)
+        claims = Claims(accumulate=F32)
         return accumulation_bound(problem, claims, alpha=1.0).relative
 
     assert relative(16) < relative(128) / 4

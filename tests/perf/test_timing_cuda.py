@@ -21,7 +21,7 @@ from gemmtune.timing.rounds import play
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
-CLAIMS = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
+CLAIMS = Claims(accumulate=torch.float32)
 
 
 def multiply(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:

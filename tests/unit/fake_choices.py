@@ -18,7 +18,7 @@ from gemmtune.choice import Choice, Claims, Kernel
 from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
 
-CLAIMS = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
+CLAIMS = Claims(accumulate=torch.float32)
 PROBLEM = Problem.mm(64, 48, 32, dtype=torch.float32, device_type="cpu")
 LIMITS_S = (1.5, 60.0)
 """Time limits for what hangs: the first is enough for the good ones beside it, unless the machine has much else to do."""

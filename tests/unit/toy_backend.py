@@ -102,7 +102,7 @@ class ToyBackend:
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         choices, refusals = [], []
-        claims = Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32)
+        claims = Claims(accumulate=torch.float32)
         for block_n, sign in CONFIGS:
             name = f"toy:loops_{block_n}{'_wrong' * (sign == '-')}"
             reason = why_not(problem, device, block_n)

@@ -175,7 +175,6 @@ def _claims(problem: Problem, device: DeviceInfo, *, native: bool) -> Claims:
         rounded = problem.epilogue is not None and native
         return Claims(
             accumulate=torch.float32,
-            partials=torch.float32,
             epilogue_input=torch.bfloat16 if rounded else torch.float32,
             splits=1 if native or device.type == "cpu" else 16,
             accumulator_bits=None if native else 24,

@@ -222,24 +222,18 @@ def mixed_claims(problem: Problem, device: DeviceInfo) -> Claims:
 def int_claims(problem: Problem) -> Claims:
     """Exact sums, which an epilogue gets as float32."""
     before = torch.int32 if problem.epilogue is None else torch.float32
-    return Claims(accumulate=torch.int32, partials=torch.int32, epilogue_input=before)
+    return Claims(accumulate=torch.int32, epilogue_input=before)
 
 
 def scaled_claims(problem: Problem, device: DeviceInfo, *, fused: bool) -> Claims:
     """Claims of ``_scaled_mm``: an epilogue that is not fused gets its result, rounded to the dtype of out."""
     before = torch.float32 if problem.epilogue is None or fused else problem.out.dtype
-    return Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
+    return Claims(accumulate=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
 
 
 def composed_scaled_claims(problem: Problem, device: DeviceInfo) -> Claims:
     """Claims of products of wider floats, with sums and epilogue in float32."""
-    return Claims(
-        accumulate=torch.float32,
-        partials=torch.float32,
-        epilogue_input=torch.float32,
-        splits=_splits(problem.k, device),
-        accumulator_bits=_FLOAT32_BITS,
-    )
+    return Claims(accumulate=torch.float32, splits=_splits(problem.k, device), accumulator_bits=_FLOAT32_BITS)
 
 
 def dense_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype | None = None) -> Claims:

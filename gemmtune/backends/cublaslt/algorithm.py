@@ -67,7 +67,6 @@ def choice_of(problem: Problem, algorithm: Algorithm) -> CublasLtChoice:
         claims=Claims(
             accumulate=problem.accumulator,
             partials=problem.out.dtype if in_output_type else problem.accumulator,
-            epilogue_input=problem.accumulator,
             splits=algorithm.splits,
             input_mode=problem.precision.input_mode,
         ),

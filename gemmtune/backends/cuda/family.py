@@ -151,7 +151,7 @@ def beginnings(config: C, stages: int) -> Iterator[C]:
 
 def float32_sums(*, splits: int = 1, weights: torch.dtype | None = None) -> Claims:
     """Claims of a kernel that adds up in float32, over so many parts of K. ``weights``: the dtype to which weights are rounded."""
-    return Claims(accumulate=torch.float32, partials=torch.float32, epilogue_input=torch.float32, splits=splits, weights=weights)
+    return Claims(accumulate=torch.float32, splits=splits, weights=weights)
 
 
 def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:

@@ -158,8 +158,6 @@ class KernelChoice(KernelsChoice):
         """The arithmetic of the kernel."""
         return Claims(
             accumulate=problem.accumulator,
-            partials=problem.accumulator,
-            epilogue_input=problem.accumulator,
             splits=where.splits,
             weights=rounds_weights(problem),
             input_mode=problem.precision.input_mode,

@@ -202,8 +202,6 @@ def decomposed_choice(problem: Problem, device: DeviceInfo, slices: int, config:
         # Results of the products are never rounded to a narrower type.
         claims=Claims(
             accumulate=problem.accumulator,
-            partials=problem.accumulator,
-            epilogue_input=problem.accumulator,
             splits=slices * parts,
             input_mode=problem.precision.input_mode,
             flush_subnormals=inner is None and problem.precision.input_mode == "tf32",
