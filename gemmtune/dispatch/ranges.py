@@ -160,15 +160,15 @@ class RangePlan:
         return self._proved_at(self._members[place], starts[before - 1], m) if before else None
 
     def runs(self) -> Iterator[tuple[range, Callable[[int], tuple[Problem, Choice, Kernel] | None]]]:
-        """The intervals of at least two rows that one loaded kernel serves, and what does for an M of each."""
+        """The Ms of at least two that one loaded kernel serves, of an interval those of the class, and what does for each."""
         self.load()
         for member, segment in zip(
             self._members, self.table.segments if self.table is not None else (), strict=self.table is not None
         ):
             for start, behind in pairwise((*segment.kernels, segment.hi + 1)):
                 for rows in without(range(max(start, segment.lo, 2), behind), self.tuned):
-                    if member.ready_at(start):
-                        yield rows, functools.partial(self._proved_at, member, start)
+                    if member.ready_at(start) and (legal := self.rows_class.within(rows)):
+                        yield legal, functools.partial(self._proved_at, member, start)
 
     def _proved_at(self, member: Member, start: int, m: int) -> tuple[Problem, Choice, Kernel] | None:
         problem = self._relaid.at(m) if self._relaid is not None else self.rows_class.at(m)

@@ -92,14 +92,14 @@ def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
     """Parts of ``rows`` whose launches are of one kind, such as products that are computed transposed from some M on."""
     for _ in range(MOST_PARTS):
         first = _fixed(prepared_at(rows[0]))
-        last, behind = rows[0], rows[-1] + 1
+        count, behind = 1, len(rows)
         if _fixed(prepared_at(rows[-1])) == first:
-            last = rows[-1]
-        while behind - last > 1:
-            middle = (last + behind) // 2
-            last, behind = (middle, behind) if _fixed(prepared_at(middle)) == first else (last, middle)
-        yield range(rows[0], last + 1)
-        rows = range(last + 1, rows.stop)
+            count = behind
+        while behind - count > 1:
+            middle = (count + behind) // 2
+            count, behind = (middle, behind) if _fixed(prepared_at(rows[middle - 1])) == first else (count, middle)
+        yield rows[:count]
+        rows = rows[count:]
         if not rows:
             return
 
@@ -107,7 +107,7 @@ def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
 def rows_to_compare(of_rows: OfRows, rows: range) -> list[int]:
     """Ms at which what was learned is held to plans: ends, powers of two, edges of units, random ones."""
     lo, hi = rows[0], rows[-1]
-    wanted = {lo, lo + 1, (lo + hi) // 2, hi - 1, hi}
+    wanted = {lo, lo + 1, rows[len(rows) // 2], hi - 1, hi, *rows[1:2], *rows[-2:]}
     wanted |= {power + step for i in range(32) for power in (1 << i,) for step in (-1, 0, 1)}
     for base, unit in {(x.base, x.unit) for x in of_rows.numbers if x.unit > 1}:
         units = (hi - base) // unit
@@ -163,7 +163,7 @@ def _work_of_host(low: Prepared | None, high: HostFunction, rows: range) -> dict
     assert isinstance(low, HostFunction)
     if low.rows is None or high.rows is None:
         return None
-    apart = max(len(rows) - 1, 1)
+    apart = max(rows[-1] - rows[0], 1)
     per_row, rest = divmod(high.rows.bytes - low.rows.bytes, apart)
     flops_per_row, more = divmod(high.rows.flops, rows[-1])
     if rest or more or flops_per_row * rows[0] != low.rows.flops:
@@ -256,9 +256,10 @@ def _numbers_of_rows(numbers_at: Callable[[int], Sequence[int]], rows: range) ->
     if len(first) != len(last):
         return None
     for i in (i for i, (x, y) in enumerate(zip(first, last, strict=True)) if x != y):
-        change = _change(numbers_at, i, lo, hi)
+        change = _change(numbers_at, i, rows)
         step, base = numbers_at(change)[i] - first[i], change - 1
-        unit = (_change(numbers_at, i, change, hi) - change) if numbers_at(change)[i] != last[i] else max(hi - base, 1)
+        others = rows[rows.index(change) :]
+        unit = (_change(numbers_at, i, others) - change) if numbers_at(change)[i] != last[i] else max(hi - base, 1)
         most = first[i] + step * -(-(hi - base) // unit)
         if step < 1 or most < last[i]:
             return None
@@ -266,11 +267,11 @@ def _numbers_of_rows(numbers_at: Callable[[int], Sequence[int]], rows: range) ->
     return found
 
 
-def _change(numbers_at: Callable[[int], Sequence[int]], i: int, low: int, high: int) -> int:
-    """The first M after ``low`` at which number ``i`` is another one than there, which it is at ``high``."""
-    before, at = low, numbers_at(low)[i]
-    while high - before > 1:
-        middle = (before + high) // 2
-        numbers = numbers_at(middle)
-        before, high = (middle, high) if i < len(numbers) and numbers[i] == at else (before, middle)
-    return high
+def _change(numbers_at: Callable[[int], Sequence[int]], i: int, rows: range) -> int:
+    """The first of ``rows`` at which number ``i`` is another one than at the first of all, which it is at the last."""
+    before, at, changed = 0, numbers_at(rows[0])[i], len(rows) - 1
+    while changed - before > 1:
+        middle = (before + changed) // 2
+        numbers = numbers_at(rows[middle])
+        before, changed = (middle, changed) if i < len(numbers) and numbers[i] == at else (before, middle)
+    return rows[changed]

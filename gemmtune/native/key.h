@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
+#include <numeric>
 
 namespace gemmtune {
 
@@ -21,6 +22,7 @@ constexpr int kMostTensors = 12;  // that are read
 constexpr int kMostWords = 96;
 
 constexpr uint64_t kRows = ~uint64_t{0};  // in place of a size that is M, and of the stride over M rows
+constexpr int64_t kAlignedBytes = 16;     // ALIGNED_BYTES of problem/layout.py
 constexpr int64_t kEveryRows = 0;         // in place of M, of a key that many Ms have
 
 // Where the rows of the first operand are apart, the words have kRows for M, which is in ``rows``.
@@ -278,8 +280,9 @@ inline bool add_operand(PyObject* object, Call& call, int place) {
   return true;
 }
 
-// Puts M apart in the part of a key that begins with ``words``. False: the tensor has other rows than M.
-inline bool separate_rows(uint64_t* words, uint64_t rows) {
+// Puts M apart in the part of a key that begins with ``words``. False: the tensor has other rows than M. ``columns``: it is from one
+// column to the next, too.
+inline bool separate_rows(uint64_t* words, uint64_t rows, bool& columns) {
   const auto dims = static_cast<int>(words[0] & 0xff);
   if (dims != 2 && dims != 3) return false;
   uint64_t* const size = words + dims - 1;
@@ -287,6 +290,10 @@ inline bool separate_rows(uint64_t* words, uint64_t rows) {
   *size = kRows;
   uint64_t* const stride = words + 1 + dims;
   if (dims == 3 && stride[0] == rows * stride[1]) stride[0] = kRows;  // from one dense matrix of a batch to the next
+  if (dims == 2 && words[2] > 1 && stride[1] == rows * stride[0]) {
+    stride[1] = kRows;
+    columns = true;
+  }
   return true;
 }
 
@@ -296,10 +303,13 @@ inline void separate_rows(Call& call, int out_at) {
   const at::Tensor& a = *call.read[0];
   if ((a.dim() != 2 && a.dim() != 3) || a.size(-2) < 2) return;
   call.key.rows = a.size(-2);
+  bool columns = false;
   for (int i = 0; i < call.count; ++i) {
-    if (i != 1 && separate_rows(call.key.words + call.at[i], call.key.rows)) call.following |= 1u << i;  // b has none
+    if (i != 1 && separate_rows(call.key.words + call.at[i], call.key.rows, columns)) call.following |= 1u << i;  // b has none
   }
-  if (out_at != 0) separate_rows(call.key.words + out_at, call.key.rows);
+  if (out_at != 0) separate_rows(call.key.words + out_at, call.key.rows, columns);
+  // The alignment of columns goes by the largest power of two in M: such Ms have nothing in common with others (RowClass.step).
+  if (columns) call.key.words[call.at[0] + a.dim() - 1] -= std::gcd(call.key.rows, kAlignedBytes);
 }
 
 // Reads a call. ``make``: what the key holds of Python's objects gets a number if it has none.

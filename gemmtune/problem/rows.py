@@ -46,6 +46,13 @@ class RowClass:
         """Whether the class has a problem with ``m`` rows."""
         return m >= 1 and (not self.step or math.gcd(m, ALIGNED_BYTES) == self.step)
 
+    def within(self, rows: range) -> range:
+        """Those of an interval of Ms that the class has."""
+        if not self.step:
+            return rows
+        apart = self.step if self.step == ALIGNED_BYTES else 2 * self.step
+        return range(rows.start + (self.step - rows.start) % apart, rows.stop, apart)
+
     def at(self, m: int) -> Problem:
         """The problem with ``m`` rows. Raises InvalidProblemError where the class has none."""
         if not self.has(m):
@@ -94,9 +101,9 @@ class Relaid:
 
 def following_operands(rows_class: RowClass) -> int | None:
     """A bit for each operand that has a row for each row of the result, in the order in which a call reads them; None where M is
-    part of a column's stride, or several rows of the result have one in common."""
+    part of the stride of columns in a batch, or several rows of the result have one in common."""
     problem = rows_class.problem
-    if rows_class.step or problem.operation.grouped:
+    if (rows_class.step and problem.batched) or problem.operation.grouped:
         return None
     read = [(place, layout) for place, layout in _operands(problem) if place != "out"]
     units = [_rows_of_one(problem, place, layout, ()) for place, layout in read]

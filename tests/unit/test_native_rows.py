@@ -136,6 +136,35 @@ def test_every_m_of_a_table_is_served_natively(name: str) -> None:
     assert not seen
 
 
+@pytest.mark.parametrize("name", ["a", "out", "inp"])
+def test_ms_of_one_alignment_share_a_table_where_columns_are_m_apart(name: str) -> None:
+    """Each largest power of two in M has a table and an entry of its own; a matrix that is no table's is Python's."""
+    w = torch.randn(N, K).t()
+
+    def operands(m: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        dense = {"a": torch.randn(m, K), "inp": torch.randn(m, N), "out": torch.empty(m, N)}
+        dense[name] = dense[name].t().contiguous().t()
+        return dense["inp"], dense["a"], dense["out"] if name == "out" else None
+
+    def call(m: int) -> tuple[Tensor, Tensor]:
+        inp, a, out = operands(m)
+        return gemmtune.addmm(inp, a, w, out=out), inp + a @ w
+
+    for step in (1, 2, 16):
+        problem = stated(lambda _, step=step: call(48 if step == 16 else 6 if step == 2 else 7)[0])  # type: ignore[misc]
+        put_table(problem, [(1, HANDOVER - 1, "aten"), (HANDOVER, MOST, "cpp")])
+    for m in (7, 6, 48):
+        call(m)
+    with counted_python() as seen:
+        for m in (9, 33, 41, 89, 10, 38, 42, 90, 16, 32, 64, 80):
+            result, exact = call(m)
+            torch.testing.assert_close(result, exact, atol=1e-4, rtol=1e-4)
+        natively = 12 - len(seen)
+        assert natively == (12 if name != "out" else 0), "what writes a result by columns computes it transposed"
+        call(24)
+        assert len(seen) == 13 - natively, "no table has Ms of that alignment"
+
+
 def aten_tables() -> list[tuple[Callable[..., Tensor], tuple[Any, ...]]]:
     """Three weights with tables: what calls them with a first operand and what is added."""
     made = []
