@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
+from ..timing.rounds import TIE
+
 Times = Mapping[int, Mapping[str, float]]
 """Microseconds by M, then by the name of a choice: those that compare with each other at that M."""
 Measure = Callable[[int, tuple[str, str]], Mapping[str, float]]
@@ -19,7 +21,7 @@ where torch takes another one."""
 SWITCH = 0.02
 """Another choice for an anchor has to gain as much: less is a tie, and each segment is a kernel to load."""
 MOST_SEGMENTS = 16
-EVEN_FROM, UNEVEN_FROM = 8, 256
+EVEN_FROM, UNEVEN_FROM = 16, 64
 """From so many rows on there is an anchor in the middle between two powers of two, and from so many on, where the last tiles
 decide, there are two …"""
 UNEVEN = (1.19, 1.68)
@@ -33,7 +35,7 @@ FINEST = 32
 def assigned(times: Times, baseline: str = "") -> dict[int, str]:
     """The choice of each anchor: the least sum of relative losses, of which every change between neighbours is one.
 
-    Losses against ``baseline``, torch's own, count more.
+    Losses against ``baseline``, torch's own, count more, and it is tied with what is faster by TIE.
     """
     penalty = SWITCH
     while True:
@@ -50,12 +52,11 @@ def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
     came_from: list[dict[str, str]] = []
     for m in anchors:
         best_us = min(times[m].values())
-        torch_us = times[m].get(baseline, math.inf)
-        losses = {
-            name: math.log(time_us / best_us)
-            + SLOWER_THAN_TORCH * max(0.0, math.log(time_us / torch_us) if torch_us < math.inf else 0.0)
-            for name, time_us in times[m].items()
-        }
+        losses = {name: math.log(time_us / best_us) for name, time_us in times[m].items()}
+        if baseline in losses:
+            of_torch = losses[baseline]
+            losses = {name: loss + SLOWER_THAN_TORCH * max(0.0, loss - of_torch) for name, loss in losses.items()}
+            losses[baseline] = max(0.0, of_torch - TIE)
         if not came_from:
             costs, back = losses, {}
         else:

@@ -34,7 +34,7 @@ log = logging.getLogger("gemmtune")
 
 MOST_BESIDE = 4
 """So many of the best of an anchor that is tuned compete at the next ones that are not."""
-DOUBTED, DOUBTS = 1.1, 2
+DOUBTED, DOUBTS = 1.5, 2
 """An interval of more than UNEVEN_FROM rows that is wider than this factor, and is not torch's, is measured at so many Ms more."""
 MOST_INSTEAD = 4
 """So many choices are asked whether they are legal where the fastest is not."""
