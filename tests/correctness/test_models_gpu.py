@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from compiled_graphs import Always, Block, Mlp, assert_as_good, in_float64, outputs_and_gradients
+from rotation import rotated
 from test_operators import DIFFERENTIABLE, arguments
 from torch import nn
 from torch.library import opcheck
@@ -51,7 +54,7 @@ def test_calls_under_transforms_are_torchs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("mode", rotated([None, "reduce-overhead"], 2, "training"))
 def test_a_block_trains_as_compiled(mode):
     """Every GEMM is tuned while the graph compiles, forward and backward."""
     model = Block(width=128).cuda().to(BF16)
@@ -101,9 +104,10 @@ class Heads(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["float", "int4"])
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(
+    ("rows", "mode", "kind"),
+    rotated([*itertools.product([1, 16], [None, "reduce-overhead"], ["float", "int4"])], 3, "joined layers"),
+)
 def test_layers_of_one_input_are_one_product(kind, mode, rows):
     model, x = Heads().to("cuda", BF16), torch.randn(rows, 256, device="cuda", dtype=BF16)
     if kind == "int4":

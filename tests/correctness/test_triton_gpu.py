@@ -70,9 +70,12 @@ def _check(problem: Problem, search: str = "quick", *, every: int = 1) -> None:
             assert float(error) <= 1, f"{choice.name} for {problem}: error {float(error):.3g} of what is allowed"
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("shape", [(256, 512, 384), (129, 257, 65), (1, 1024, 2048), (17, 8, 4096)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+SHAPES = [(256, 512, 384), (129, 257, 65), (1, 1024, 2048), (17, 8, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "layout"), rotated([*itertools.product(DTYPES, SHAPES, ["nn", "nt", "tn", "tt"])], 3, "triton mm"), ids=str
+)
 def test_mm(dtype: torch.dtype, shape: tuple[int, int, int], layout: str) -> None:
     _check(Problem.mm(*shape, dtype=dtype, layout=layout, device_type="cuda"), every=2)
 
