@@ -19,8 +19,6 @@ from cuda_cases import (
     UINT8,
     addmm,
     biased,
-    blocked,
-    bsr_shape,
     choice,
     cluster_shape,
     config,
@@ -34,7 +32,6 @@ from cuda_cases import (
 from rotation import rotated
 from sass import read_early, touched_on_their_way
 
-from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -83,8 +80,6 @@ def legal(shape: Any, m: int, bits: tuple[int, ...] = (4, 8)) -> list[CudaChoice
     return found
 
 
-BSR = [choice(blocked(layout=layout), shape) for shape in bsr.SHAPES for layout in ("nt", "tt")
-       if layout == "nt" or shape.block_n % bsr.UNIT == 0]  # fmt: skip
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
 GROUPED = [
@@ -100,8 +95,6 @@ GROUPED = [
 PARTS = [choice(mm(2048, 2048, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
 LARGEST = [
-    choice(gated(blocked()), bsr_shape(128, 256, 4)),
-    choice(blocked(layout="tt"), bsr_shape(256, 128, 4)),
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
     choice(mixed(1, **INT4, scales="group_128"), gemv_shape(8, 4, 4)),
@@ -114,7 +107,7 @@ LARGEST = [
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues: a third of them for each commit."""
-SAMPLE = [one for all in (BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
+SAMPLE = [one for all in (CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 3, "largest"), *SAMPLE)}
 
 
@@ -140,13 +133,6 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         assert read_early(code) == []
         return
     assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"
-    if isinstance(shape, bsr.Shape):
-        assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
-        assert code.count(f"HGMMA.64x{shape.block_n}x16.F32.BF16") == bsr.UNIT // 16
-        assert code.count("WARPGROUP.ARRIVE") == 1, "products of a step are not put in sequence by the compiler"
-        assert ("USETMAXREG" in code) == shape.gives_registers
-        assert read_early(code) == []
-        return
     if isinstance(shape, parts.Shape):
         # Two steps in the loop, and the last two.
         products = 4 * shape.halves * PRODUCTS_OF_PARTS * parts.BLOCK_K // 16

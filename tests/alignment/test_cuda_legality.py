@@ -18,9 +18,7 @@ from cuda_cases import (
     UINT4,
     UINT8,
     addmm,
-    blocked,
     bmm,
-    bsr_shape,
     cluster_shape,
     config,
     family_of,
@@ -34,7 +32,6 @@ from cuda_cases import (
 )
 
 from gemmtune.backends.cuda.boxes import by_k
-from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.configs import clusters_of, tiles_of
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -68,7 +65,7 @@ OF_ALL: list[tuple[Any, str, str]] = [
 @pytest.mark.parametrize(("change", "arch", "reason"), OF_ALL, ids=lambda x: x if isinstance(x, str) else "")
 @pytest.mark.parametrize(
     ("family", "problem"),
-    [("bsr", blocked()), ("cluster", mm()), ("gemv", mm(1)), ("parts", mm(dtype=F32)), ("skinny", mixed()), ("wgmma", mixed(64))],
+    [("cluster", mm()), ("gemv", mm(1)), ("parts", mm(dtype=F32)), ("skinny", mixed()), ("wgmma", mixed(64))],
     ids=str,
 )
 def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
@@ -91,49 +88,6 @@ def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch:
 )
 def test_what_the_cluster_family_does_not_serve(problem: Problem, reason: str) -> None:
     assert FAMILY["cluster"].why_not(problem, SM90) == reason
-
-
-@pytest.mark.parametrize(
-    ("problem", "reason"),
-    [
-        (mm(), "b is not block-sparse"),
-        (blocked(dtype=F32), "a is float32, expected bfloat16 or float16"),
-        (blocked(m=0), "the product is empty: nothing is launched"),
-        (
-            dataclasses.replace(blocked(), prepacked=False),
-            "its units are packed once: gemmtune.prepack makes a weight that it takes",
-        ),
-        (blocked(block=(64, 8)), "blocks of 64x8: a unit of 64 would join more than 4 along a side"),
-        (blocked(k=1020, block=(64, 20)), f"x has strides (1020, 1) and offset 0: {LINES}"),
-        (blocked(m=500, layout="tt"), f"x has strides (1, 500) and offset 0: {LINES}"),
-        (blocked(m=16, n=64, k=2**29, block=(64, 2**29)), "K is 536870912, more steps than a word has room for"),
-    ],
-)
-def test_what_the_family_of_block_sparse_weights_does_not_serve(problem: Problem, reason: str) -> None:
-    assert FAMILY["bsr"].why_not(problem, SM90) == reason
-
-
-@pytest.mark.parametrize(
-    ("problem", "skips"),
-    [
-        (blocked(), True),
-        (blocked(block=(128, 192), k=1152), True),
-        (blocked(block=32), False),
-        (blocked(block=(96, 64), n=960), False),
-    ],
-)
-def test_only_whole_units_leave_out_what_is_not_there(problem: Problem, skips: bool) -> None:
-    assert FAMILY["bsr"].why_not(problem, SM90) is None
-    assert {FAMILY["bsr"].claims(problem, config(shape)).skips_absent for shape in bsr.SHAPES} == {skips}
-
-
-def test_warp_groups_are_left_no_more_registers_than_there_are() -> None:
-    for shape in (shape for shape in bsr.SHAPES if shape.gives_registers):
-        copying, multiplying = shape.registers
-        all_of_them = registers_per_thread(shape.threads, 1) * shape.threads
-        assert 128 * (copying + shape.warp_groups * multiplying) <= all_of_them
-        assert copying % 8 == multiplying % 8 == 0
-        assert multiplying >= shape.block_n // 2 + 32
 
 
 @pytest.mark.parametrize(
@@ -266,7 +220,7 @@ def test_a_prepacked_weight_is_packed_by_columns_if_it_lies_otherwise(family: st
     assert FAMILY[family].why_not(by_rows, SM90) is None
     weight, config = torch.zeros(2048, 1024, dtype=torch.int8), FAMILY[family].candidates(by_rows, SM90)[0]
     assert FAMILY[family].packed_format(by_rows, config) is not None
-    assert Layout.of(FAMILY[family].pack(weight, config)).stride == (1, 2048)
+    assert Layout.of(FAMILY[family].pack(weight)).stride == (1, 2048)
     assert FAMILY[family].packed_format(dataclasses.replace(mixed(m), prepacked=True), config) is None
 
 
@@ -404,22 +358,6 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
     (mm(512, 512, layout="tn"), cluster.Shape(block_m=64, block_n=64, block_k=16, stages=4, cluster_n=4), {},
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
-    (blocked(layout="tt"), bsr_shape(64, 32, 8), {},
-     "an x whose tokens are contiguous is copied in lines of 64, and a tile has 32"),
-    (blocked(), bsr_shape(64, 16, 4, 4), {}, "2 times eight tokens cannot be shared out among 4 blocks"),
-    (blocked(), bsr_shape(64, 64, 4, 2), {"blocks": 132},
-     "the blocks of a cluster have one tile alone: they are sent its sums once"),
-    (blocked(), bsr_shape(64, 128, 4, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
-    (blocked(64), bsr_shape(128, 64, 4, 1, 2), {}, "a cluster has 2 tiles of 64 tokens, x has 64 tokens"),
-    (blocked(), bsr_shape(256, 64, 4, units=3), {}, "room for 3 units, a step has up to 4"),
-    (blocked(), bsr_shape(128, 64, 4, 1, 2, mapped=True), {}, "what is copied for all tiles of a cluster is copied as bytes"),
-    (blocked(n=2**19, k=2**18), bsr_shape(128, 64, 4, mapped=True), {},
-     "a weight of 524288 times 262144: a tensor map has less than 2**32 lines, of 64 elements"),
-    (blocked(), bsr_shape(128, 64, 4), {"promotion": 64}, "L2 asks for 64 bytes at a time, expected 128 or 256"),
-    (blocked(), bsr_shape(128, 64, 4), {"strip": 0}, "strips of 0, expected at least one cluster of tokens"),
-    (blocked(), bsr_shape(128, 64, 4, 1, 2), {"blocks": 7}, "7 blocks are no whole clusters of 2"),
-    (blocked(), bsr_shape(128, 512, 2), {}, "a tile has 512 tokens, at most 256 are copied at once"),
-    (blocked(m=2**20, n=2**20, k=64), bsr_shape(64, 32, 8), {}, "536870912 tiles, at most 268435456 fit a grid"),
     (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
     (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
     (mixed(k=256), SKINNY, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
@@ -453,7 +391,6 @@ def test_configs_that_are_not_legal(problem: Problem, shape: Any, told: dict[str
     ("problem", "shape", "told", "room", "needed"),
     [
         (mm(), SMALL_CLUSTER, {}, 64, 110704),
-        (blocked(), bsr_shape(128, 256, 4), {}, 160, 196720),
         (mixed(), SKINNY, {"cluster_k": 2}, 80, 90320),
         (mixed(128), WGMMA, {"cluster_k": 2}, 160, 230400),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gemmtune.backends.cuda.backend import FAMILIES
-from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
@@ -52,11 +51,6 @@ def mixed(m: int = 16, n: int = 1024, k: int = 2048, **fields: Any) -> Problem:
     return Problem.mixed_mm(m, n, k, device_type="cuda", **fields)
 
 
-def blocked(m: int = 512, n: int = 1024, k: int = 1024, **fields: Any) -> Problem:
-    """m tokens times a prepacked block-sparse weight."""
-    return Problem.bsr_mm(m, n, k, device_type="cuda", prepacked=True, **fields)
-
-
 def gated(problem: Problem) -> Problem:
     """silu(product) · x, x a matrix in the operands' type."""
     x = torch.empty(problem.m, problem.n, dtype=problem.dtype)
@@ -72,12 +66,6 @@ def biased(problem: Problem) -> Problem:
 def by_columns(problem: Problem) -> Problem:
     """The same with the columns of its result contiguous."""
     return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
-
-
-def bsr_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, cluster_n: int = 1, **more: int) -> bsr.Shape:
-    """With room for all units that its stages may have, unless told otherwise."""
-    more = {"units": stages * block_m // bsr.UNIT} | more
-    return bsr.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k, cluster_n=cluster_n, **more)
 
 
 def cluster_shape(text: str) -> cluster.Shape:
@@ -108,7 +96,6 @@ def wgmma_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int,
 def config(shape: Any, **told: Any) -> Any:
     """A config of the family whose shape it is."""
     types: dict[Any, Any] = {
-        bsr.Shape: bsr.Config,
         cluster.Shape: cluster.Config,
         gemv.Shape: gemv.Config,
         grouped.Shape: grouped.Config,

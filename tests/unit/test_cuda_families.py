@@ -17,7 +17,6 @@ from cuda_cases import (
     INT4,
     SM90,
     WEIGHTS,
-    blocked,
     cluster_shape,
     config,
     family_of,
@@ -31,7 +30,6 @@ from cuda_cases import (
 
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda import choice as choices_module
-from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
@@ -140,7 +138,7 @@ def test_the_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    refused = ["cuda:bsr", "cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:parts", "cuda:wgmma"]
+    refused = ["cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:parts", "cuda:wgmma"]
     assert [refusal.name for refusal in found.refusals] == refused
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
@@ -172,7 +170,6 @@ def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
 @pytest.mark.parametrize(
     ("family", "problem", "shapes"),
     [
-        ("bsr", blocked(512, 4096, 4096), bsr.SHAPES),
         ("cluster", mm(256, 256, 2048), cluster.SHAPES),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
@@ -184,7 +181,7 @@ def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Proble
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
-    assert len(found) > len(legal) or family in ("bsr", "gemv"), "each in several ways"
+    assert len(found) > len(legal) or family == "gemv", "each in several ways"
     assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
     times = [estimate_us(one) for one in found]
     assert times == sorted(times)
@@ -219,38 +216,25 @@ def test_it_serves_sm90_alone(arch: str) -> None:
 GROUPED_UP = Problem.grouped_mm(8192, 14336, 4096, groups=8, device_type="cuda")
 OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
 OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
-OFFERED += [("bsr", blocked(4096, 4096, 4096)), ("bsr", blocked(64, 2048, 2048, block=128))]
 OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 14336, 8192, groups=8, device_type="cuda"))]
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 
 
-def tried(family: str, problem: Problem) -> list[CudaChoice]:
-    """Five of what the family has for the problem, if only in an exhaustive search."""
-    found = choices(family, problem, "exhaustive" if family == "bsr" else "default")[:5]
-    assert found
-    return found
-
-
-def test_block_sparse_products_are_tried_exhaustively_alone() -> None:
-    [refusal] = offered("bsr", blocked(4096, 4096, 4096)).refusals
-    assert refusal.reason == "Triton's kernels have been faster wherever both were measured: tried exhaustively alone"
-
-
 @pytest.mark.parametrize(("family", "problem"), OFFERED, ids=str)
 def test_variants_are_told_at_launch_and_need_no_compilation(family: str, problem: Problem) -> None:
-    for one in tried(family, problem):
+    for one in choices(family, problem)[:5]:
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl",) if family in ("bsr", "grouped", "parts") else ("pdl", "prefetch_stages"):
+        for told in ("pdl",) if family in ("grouped", "parts") else ("pdl", "prefetch_stages"):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
 
 @pytest.mark.parametrize(("family", "problem"), OFFERED[:1] + OFFERED[4:5] + OFFERED[9:10] + [("gemv", mixed(1, **int4))], ids=str)
 def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, problem: Problem) -> None:
-    one = tried(family, problem)[0]
+    one = choices(family, problem)[0]
     travelled = pickle.loads(pickle.dumps(one))
     assert travelled == one
     assert (travelled.content_hash, travelled.compile_key, travelled.arch) == (one.content_hash, one.compile_key, "sm90")

@@ -19,9 +19,7 @@ from cuda_cases import (
     UINT4,
     addmm,
     biased,
-    blocked,
     bmm,
-    bsr_shape,
     choice,
     cluster_shape,
     config,
@@ -38,7 +36,6 @@ from cuda_cases import (
 
 from gemmtune import settings
 from gemmtune.backends.cuda import BACKEND
-from gemmtune.backends.cuda.bsr.family import Work as BsrWork
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
 from gemmtune.backends.cuda.gemv.family import Work as GemvWork
@@ -81,15 +78,6 @@ TEXTS["parts"] += [
     (addmm(128, 128, 8192, dtype=F32), BY_PARTS),
     (gated(mm(dtype=F32)), BY_PARTS),
 ]
-BLOCKED = bsr_shape(128, 64, 4)
-TEXTS["bsr"] = [
-    (blocked(), BLOCKED),
-    (blocked(), bsr_shape(128, 64, 4, 2)),
-    (blocked(dtype=F16), BLOCKED),
-    (blocked(layout="tt"), BLOCKED),
-    (blocked(), bsr_shape(128, 64, 4, 1, 2)),
-]
-TEXTS["bsr"] += [(gated(blocked()), BLOCKED), (biased(blocked()), BLOCKED)]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
@@ -116,7 +104,6 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
         assert not any(mark in source.text for mark in ("{{", "{%", "{#"))
         assert "#include" not in source.text
     other = {
-        "bsr": blocked(99, 320, 576, block=(32, 64), density=0.1),
         "cluster": mm(256, 300, 16384),
         "gemv": mm(4, 300, 16384),
         "grouped": Problem.grouped_mm(99, 304, 776, groups=77, device_type="cuda"),
@@ -150,31 +137,6 @@ def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
     assert len(record.parameters) == MAP_BYTES * len(record.maps) + ctypes.sizeof(work)
     assert record.arguments == (0, MAP_BYTES * len(record.maps))
     return work.from_buffer_copy(record.parameters, record.arguments[1])
-
-
-def test_what_a_block_sparse_product_is_told() -> None:
-    problem = blocked(200, 448, 512)
-    alone, persistent, divided = (
-        choice(problem, bsr_shape(128, 64, 4, blocks), **told).record for blocks, told in ((1, {}), (1, {"blocks": 5}), (2, {}))
-    )
-    work = work_of(alone, BsrWork)
-    assert (work.rows, work.cols, work.groups, work.tiles_n, work.tiles, work.paired) == (448, 200, 4, 4, 16, True)
-    strips = [work_of(choice(problem, BLOCKED, strip=strip).record, BsrWork).strip for strip in (1, 3, 8)]
-    assert (work.strip, *strips) == (4, 1, 3, 4), "no more than there are"
-    assert [record.grid for record in (alone, persistent, divided)] == [(16, 1, 1), (5, 1, 1), (32, 1, 1)]
-    shared = choice(problem, bsr_shape(128, 64, 4, 1, 2), blocks=6).record
-    assert (shared.grid, shared.cluster) == ((6, 1, 1), 2)
-    assert (work_of(shared, BsrWork).tiles_n, work_of(shared, BsrWork).tiles) == (2, 8)
-    assert [record.cluster for record in (alone, persistent, divided)] == [1, 1, 2]
-    [map_of_x] = alone.maps
-    assert (map_of_x.sizes, map_of_x.pitches, map_of_x.box) == ((512, 200), (1024,), (64, 64))
-    wide = choice(problem, BLOCKED, promotion=256).record.maps[0]
-    assert (map_of_x.promotion_bytes, wide.promotion_bytes) == (128, 256)
-    _, of_units = choice(problem, bsr_shape(128, 64, 4, mapped=True)).record.maps
-    assert (of_units.sizes, of_units.pitches, of_units.box) == ((64, 3 + 4 * 2 * 8 * 64), (128,), (64, 64)), "lines of 128 bytes"
-    turned = choice(blocked(200, 448, 512, layout="tt"), bsr_shape(128, 128, 6)).record.maps[0]
-    assert (turned.sizes, turned.pitches, turned.box) == ((200, 512), (400,), (64, 64))
-    assert not work_of(choice(blocked(200, 450, 512, block=(45, 64)), BLOCKED).record, BsrWork).paired, "rows of 450 elements"
 
 
 def test_what_a_long_sum_is_told() -> None:

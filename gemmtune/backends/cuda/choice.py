@@ -73,7 +73,7 @@ class CudaChoice(FileChoice):
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
         """b in that format."""
-        return self.family.pack(b, self.config) if self.packed_format else b
+        return self.family.pack(b) if self.packed_format else b
 
     @property
     def batch_invariant(self) -> bool:

@@ -126,7 +126,7 @@ class Family(ABC, Generic[C]):
         """The name of the layout in which a prepacked b is wanted; None: as it is."""
         return None
 
-    def pack(self, b: torch.Tensor, config: C) -> torch.Tensor:  # noqa: ARG002 - most take b as it is
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
         """b in the packed format."""
         return b
 

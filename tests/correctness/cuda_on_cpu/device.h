@@ -39,10 +39,6 @@ inline void barrier_wait(unsigned barrier, unsigned parity) {
     std::abort();
   }
 }
-inline bool barrier_passed(unsigned barrier, unsigned parity) {
-  std::lock_guard lock(here().mutex);
-  return unsigned(here().barriers.at(barrier).phase & 1) != parity;
-}
 inline void barrier_arrive_there(unsigned barrier) { barrier_arrive(barrier); }
 inline void sync_threads(int barrier, int threads) {
   Block& block = here();
@@ -124,13 +120,6 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   return lanes;
 }
 inline bool __all_sync(unsigned lanes, bool x) { return __ballot_sync(lanes, x) == ~0u; }
-inline unsigned turn_matrix(unsigned x) {
-  Warp& warp = met({x});
-  const unsigned lane = threadIdx.x % 32, half = lane / 4 % 2 * 16, from = lane % 4 * 8 + lane / 8;
-  const unsigned turned = (warp.lanes[from][0] >> half & 0xffff) | (warp.lanes[from + 4][0] >> half & 0xffff) << 16;
-  warp.meeting.arrive_and_wait();
-  return turned;
-}
 inline void load_matrices(unsigned (&x)[4], unsigned from) {
   Warp& warp = met({from});
   const unsigned lane = threadIdx.x % 32;
@@ -217,13 +206,6 @@ inline void copy_bytes(unsigned to, void const* from, unsigned bytes, unsigned b
   std::memcpy(at_address(to), from, bytes);
   barrier_change(barrier, 0, -int64_t(bytes));
 }
-inline void copy_bytes_to(unsigned to, void const* from, unsigned bytes, unsigned barrier, unsigned short blocks) {
-  for (unsigned rank = 0; blocks >> rank; ++rank) {
-    if (blocks >> rank & 1) {
-      copy_bytes(at_block(to, rank), from, bytes, at_block(barrier, rank));
-    }
-  }
-}
 inline void load_quad(float (&x)[4], unsigned from) { std::memcpy(x, at_address(from), 16); }
 inline float load_float(unsigned from) {
   float x;
@@ -233,7 +215,6 @@ inline float load_float(unsigned from) {
 inline void take_if(float4& to, bool takes, float4 const& x) { to = takes ? x : to; }
 // A matrix of swizzled lines of 128 bytes; "leading" tells whether K is along them.
 inline unsigned long long descriptor(unsigned address, unsigned leading) { return address | static_cast<unsigned long long>(leading) << 32; }
-inline unsigned long long further(unsigned long long matrix, unsigned bytes) { return matrix + bytes; }
 inline std::vector<float> const decoded_values = [] {  // of all 16-bit floats
   std::vector<float> made(1 << 16);
   for (unsigned bits = 0; bits < made.size(); ++bits) {
@@ -314,8 +295,6 @@ inline bf16 to_bf16(float x) {
   std::memcpy(&bits, &x, 4);
   return std::isnan(x) ? bf16{0x7fff} : bf16{static_cast<unsigned short>(bits + 0x7fff + (bits >> 16 & 1) >> 16)};
 }
-inline unsigned two_bf16(float x, float y) { return to_bf16(x).bits | unsigned(to_bf16(y).bits) << 16; }
-inline unsigned two_f16(float x, float y) { return to_f16(x).bits | unsigned(to_f16(y).bits) << 16; }
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(bf16* to, float x) { *to = to_bf16(x); }
 inline void store_one(f16* to, float x) { *to = to_f16(x); }

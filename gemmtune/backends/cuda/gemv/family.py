@@ -67,7 +67,7 @@ class Gemv(Family[Config]):
     def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
         return columns.FORMAT if columns.is_packed(problem) else None
 
-    def pack(self, b: torch.Tensor, config: Config) -> torch.Tensor:  # noqa: ARG002 - one for all configs
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
         return columns.pack(b)
 
     def label(self, problem: Problem, config: Config) -> str:

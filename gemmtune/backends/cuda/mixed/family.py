@@ -76,7 +76,7 @@ class MixedFamily(Family[C]):
     def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - one for all configs
         return columns.FORMAT if columns.is_packed(problem) else None
 
-    def pack(self, b: torch.Tensor, config: C) -> torch.Tensor:  # noqa: ARG002 - one for all configs
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
         return columns.pack(b)
 
     @abstractmethod

@@ -118,7 +118,7 @@ class Parts(Family[Config]):
         """A prepacked b is split already."""
         return FORMAT if is_packed(problem, config) else None
 
-    def pack(self, b: torch.Tensor, config: Config) -> torch.Tensor:  # noqa: ARG002 - the same for all
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
         return planes(b.mT)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
