@@ -40,7 +40,7 @@ def _look_up_us(device: torch.device, module: Any) -> float:
         if module is None:
             ready.get(key_of("mm", (x, x)))
         else:
-            module.found("mm", (x, x), None, None, NOTHING)
+            module.found("mm", None, None, NOTHING, NOTHING, NOTHING, None, None, x, x)
 
     best_s = float("inf")
     for _ in range(BLOCKS):

@@ -52,10 +52,37 @@ struct Key {
   }
 };
 
-// What the public functions hand to ``operate``, in its order.
+// What the look-up is called with, the operands last: a tuple of them would cost as much as finding the record.
 struct Arguments {
-  PyObject *name, *operands, *out, *epilogue, *epilogue_args, *scalars, *options, *brought, *out_dtype;
-  PyObject* const* all;
+  static constexpr Py_ssize_t kBefore = 8, kMost = kBefore + kMostTensors;
+  PyObject* const* all = nullptr;
+  Py_ssize_t count = 0;
+  PyObject *name = nullptr, *out = nullptr, *epilogue = nullptr, *epilogue_args = nullptr, *scalars = nullptr, *options = nullptr,
+           *brought = nullptr, *out_dtype = nullptr;
+  PyObject* const* operands = nullptr;
+  Py_ssize_t own = 0;  // operands
+
+  // False with an error of Python set.
+  bool read(PyObject* const* args, Py_ssize_t given) {
+    if (given < kBefore || given > kMost || !PyTuple_CheckExact(args[4]) || !PyTuple_CheckExact(args[5])) {
+      PyErr_SetString(PyExc_TypeError,
+                      "expected (name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)");
+      return false;
+    }
+    all = args;
+    count = given;
+    name = args[0];
+    out = args[1];
+    epilogue = args[2];
+    epilogue_args = args[3];
+    scalars = args[4];
+    options = args[5];
+    brought = args[6];
+    out_dtype = args[7];
+    operands = args + kBefore;
+    own = given - kBefore;
+    return true;
+  }
 };
 
 // A call whose key could be read. Pointers are borrowed from the arguments.
@@ -314,7 +341,7 @@ inline void separate_rows(Call& call, int out_at) {
 
 // Reads a call. ``make``: what the key holds of Python's objects gets a number if it has none.
 inline Reading read_call(Arguments const& given, Call& call, bool make) {
-  if (!plain_thread() || !PyTuple_CheckExact(given.operands) || PyTuple_GET_SIZE(given.operands) < 2) return Reading::kUnusual;
+  if (!plain_thread() || given.own < 2) return Reading::kUnusual;
   const uint64_t name = number_of(given.name, make), token = settings_token();
   uint64_t classes = 0, options = 0, dtype = 0, epilogue = 0;
   if (token == 0 || !read_scalars(given.scalars, call, classes)) return Reading::kUnusual;
@@ -324,14 +351,13 @@ inline Reading read_call(Arguments const& given, Call& call, bool make) {
   if (meaning == Reading::kUnusual) return meaning;
 
   Key& key = call.key;
-  const Py_ssize_t own = PyTuple_GET_SIZE(given.operands);
   key.add(name | classes << 32);
   key.add(token);
   key.add(options);
   key.add(dtype << 32 | epilogue);
   key.add(0);  // what is known later
-  for (Py_ssize_t i = 0; i < own; ++i) {
-    if (!add_operand(PyTuple_GET_ITEM(given.operands, i), call, static_cast<int>(i))) return Reading::kUnusual;
+  for (Py_ssize_t i = 0; i < given.own; ++i) {
+    if (!add_operand(given.operands[i], call, static_cast<int>(i))) return Reading::kUnusual;
   }
   if (given.brought != Py_None && !add_operand(given.brought, call, call.count)) return Reading::kUnusual;
   const Py_ssize_t extra = given.epilogue == Py_None ? 0 : PySequence_Fast_GET_SIZE(given.epilogue_args);
@@ -349,7 +375,7 @@ inline Reading read_call(Arguments const& given, Call& call, bool make) {
   if (a.is_cuda() && (flags = device_flags(a)) < 0) return Reading::kUnusual;
   const bool packed = reinterpret_cast<PyObject*>(Py_TYPE(call.objects[1])) == around.packed_type;
   key.words[4] = state_word(a, flags) | static_cast<uint64_t>(packed) << 9 | static_cast<uint64_t>(given.out != Py_None) << 10 |
-                 static_cast<uint64_t>(given.brought != Py_None) << 11 | static_cast<uint64_t>(own) << 16 |
+                 static_cast<uint64_t>(given.brought != Py_None) << 11 | static_cast<uint64_t>(given.own) << 16 |
                  static_cast<uint64_t>(extra) << 24;
   separate_rows(call, out_at);
   const bool numbered = name != 0 && options != 1 && dtype != 1 && meaning == Reading::kRead;

@@ -27,7 +27,7 @@ QUIET_S = 10.0
 
 @dataclass(slots=True)
 class LookUp:
-    """``call(name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)`` is the result of a call, by
+    """``call(name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)`` is the result of a call, by
     what was kept or by Python; None without the module. ``layer(input, weight, bias)`` is input @ weight.t() + bias by what was
     kept; False where nothing was, None where it has to be looked at more closely.
 

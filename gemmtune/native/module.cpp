@@ -12,8 +12,6 @@ namespace {
 Table table;
 uint64_t generation = 0;  // of plans: a record of an older one is not taken
 constexpr size_t kMostRecords = 65536;
-constexpr int kArguments = 9, kLeastArguments = 5;
-PyObject* nothing = nullptr;  // the empty tuple
 
 // A C++ exception becomes the one that torch makes of it in Python. Unlike torch's macro this takes no time where there is none.
 template <class F>
@@ -48,38 +46,6 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-Arguments arguments_of(PyObject* const* a) { return {a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a}; }
-
-// The arguments of a call. Those behind epilogue_args may be left out.
-class Whole {
- public:
-  Whole(PyObject* const* args, Py_ssize_t count) : all_(args) {
-    if (count == kArguments || count < kLeastArguments || count > kArguments) {
-      complete_ = count == kArguments;
-    } else {
-      PyObject* const usual[kArguments - kLeastArguments] = {nothing, nothing, Py_None, Py_None};
-      std::copy(args, args + count, filled_);
-      std::copy(usual + (count - kLeastArguments), usual + (kArguments - kLeastArguments), filled_ + count);
-      all_ = filled_;
-      complete_ = true;
-    }
-  }
-  Whole(Whole const&) = delete;
-  PyObject* const* all() const { return all_; }
-
-  // False with an error of Python set.
-  bool readable() const {
-    if (complete_ && PyTuple_CheckExact(all_[1]) && PyTuple_CheckExact(all_[5]) && PyTuple_CheckExact(all_[6])) return true;
-    PyErr_SetString(PyExc_TypeError, "expected (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)");
-    return false;
-  }
-
- private:
-  PyObject* filled_[kArguments];
-  PyObject* const* all_;
-  bool complete_;
-};
-
 // Whether out lies wholly before or behind each tensor that is read.
 bool apart(Call const& call) {
   const auto span = [](at::Tensor const& x) { return span_bytes(x.sizes(), x.strides(), x.scalar_type()); };
@@ -92,10 +58,10 @@ bool apart(Call const& call) {
 }
 
 // By Python: ``missing`` tells that no call like it was kept, else it has to be looked at more closely.
-PyObject* elsewhere(PyObject* missing, PyObject* const* args) {
-  PyObject* arguments[kArguments + 1] = {missing};
-  std::copy(args, args + kArguments, arguments + 1);
-  return PyObject_Vectorcall(around.in_python, arguments, kArguments + 1, nullptr);
+PyObject* elsewhere(PyObject* missing, Arguments const& given) {
+  PyObject* arguments[Arguments::kMost + 1] = {missing};
+  std::copy_n(given.all, given.count, arguments + 1);
+  return PyObject_Vectorcall(around.in_python, arguments, given.count + 1, nullptr);
 }
 
 // The result that a record makes for a call.
@@ -112,7 +78,7 @@ at::Tensor made(Record const& record, Call const& call) {
 // By the functions of the plan: what has no launch of its own, and what a launch refused, which they say in their own words. A record of
 // several Ms has none.
 PyObject* by_python(Record const& record, Call const& call, Arguments const& given, PyObject* packed) {
-  if (record.several()) return elsewhere(Py_False, given.all);
+  if (record.several()) return elsewhere(Py_False, given);
   PyObject* tensors = PyTuple_New(call.count);
   if (tensors == nullptr) return nullptr;
   for (int i = 0; i < call.count; ++i) {
@@ -212,18 +178,16 @@ PyObject* run(Record* record, Call& call, Arguments const& given) {
 }
 
 // The result of a call: by its record, or by Python.
-PyObject* look_up(PyObject*, PyObject* const* some, Py_ssize_t count) {
-  const Whole whole(some, count);
-  if (!whole.readable()) return nullptr;
-  PyObject* const* args = whole.all();
+PyObject* look_up(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Arguments given;
+  if (!given.read(args, count)) return nullptr;
   Call call;
   return guarded([&]() -> PyObject* {
-    const Arguments given = arguments_of(args);
     const Reading reading = read_call(given, call, false);
-    if (reading == Reading::kUnusual) return elsewhere(Py_False, args);
+    if (reading == Reading::kUnusual) return elsewhere(Py_False, given);
     Record* record = reading == Reading::kRead ? table.find(call.key) : nullptr;
-    if (record == nullptr) return elsewhere(Py_True, args);
-    if (call.out != nullptr && !apart(call)) return elsewhere(Py_False, args);
+    if (record == nullptr) return elsewhere(Py_True, given);
+    if (call.out != nullptr && !apart(call)) return elsewhere(Py_False, given);
     return run(record, call, given);
   });
 }
@@ -231,10 +195,10 @@ PyObject* look_up(PyObject*, PyObject* const* some, Py_ssize_t count) {
 // What ``look_up`` would run: the entry that was kept; False: no call like it was; None: it has to be looked at more closely.
 PyObject* found(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-  const Whole whole(args, count);
-  if (!whole.readable()) return nullptr;
+  Arguments given;
+  if (!given.read(args, count)) return nullptr;
   Call call;
-  const Reading reading = read_call(arguments_of(whole.all()), call, false);
+  const Reading reading = read_call(given, call, false);
   if (reading == Reading::kUnusual) Py_RETURN_NONE;
   Record* record = reading == Reading::kRead ? table.find(call.key) : nullptr;
   if (record == nullptr) Py_RETURN_FALSE;
@@ -245,14 +209,14 @@ PyObject* found(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // keep(generation, record, *arguments of the call): whether calls like this one are found from now on.
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-  const Whole whole(args + 2, count - 2);
-  if (!whole.readable()) return nullptr;
+  Arguments given;
+  if (!given.read(args + 2, count - 2)) return nullptr;
   const uint64_t number = PyLong_AsUnsignedLongLong(args[0]);
   if (PyErr_Occurred()) return nullptr;
   auto record = std::make_unique<Record>();
   if (!parse(args[1], *record)) return nullptr;
   Call call;
-  if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead) Py_RETURN_FALSE;
+  if (read_call(given, call, true) != Reading::kRead) Py_RETURN_FALSE;
   if (record->tensors != call.count) Py_RETURN_FALSE;
   record->key = call.key;
   if (number != generation) Py_RETURN_FALSE;
@@ -266,10 +230,10 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // calls of any M were kept.
 PyObject* rows_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-    const Whole whole(args, count);
-    if (!whole.readable()) return nullptr;
+    Arguments given;
+    if (!given.read(args, count)) return nullptr;
     Call call;
-    if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_NONE;
+    if (read_call(given, call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_NONE;
     if (table.knows_rows_of(call.key)) Py_RETURN_NONE;
     return PyLong_FromUnsignedLong(call.following);
   });
@@ -304,10 +268,10 @@ PyObject* keep_family(PyObject* number, PyObject* runs, Call const& call) {
 // differ from it in M alone.
 PyObject* keep_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-    const Whole whole(args + 2, count - 2);
-    if (!whole.readable()) return nullptr;
+    Arguments given;
+    if (!given.read(args + 2, count - 2)) return nullptr;
     Call call;
-    if (read_call(arguments_of(whole.all()), call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
+    if (read_call(given, call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
     return keep_family(args[0], args[1], call);
   });
 }
@@ -449,11 +413,10 @@ PyMODINIT_FUNC PyInit_gemmtune_native() {
   static const gemmtune::Ordinary usual;
   gemmtune::ordinary = &usual;
   around.numbers = PyDict_New();
-  gemmtune::nothing = PyTuple_New(0);
   around.profiling = PyUnicode_InternFromString("_is_profiler_enabled");
   around.token_name = PyUnicode_InternFromString("token");
   around.tensor_name = PyUnicode_InternFromString("tensor");
   around.for_choice_name = PyUnicode_InternFromString("for_choice");
-  if (around.numbers == nullptr || gemmtune::nothing == nullptr || around.for_choice_name == nullptr) return nullptr;
+  if (around.numbers == nullptr || around.for_choice_name == nullptr) return nullptr;
   return PyModule_Create(&gemmtune::definition);
 }

@@ -34,6 +34,7 @@ from .autograd import differentiated
 log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
 _NUMBERS = (int, float)
+_BEFORE_OPERANDS = 8
 is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 is_compiling = torch.compiler.is_compiling
 modes = torch._C._len_torch_dispatch_stack
@@ -58,14 +59,15 @@ def operate(
     becomes the first operand of the epilogue (``problem.fused``).
     """
     if not is_traced_by_dynamo() and (look_up := native.call) is not None:
-        result: Tensor = look_up(name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
+        result: Tensor = look_up(name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)
         return result
-    return _in_python(False, name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
+    return _in_python(False, name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)
 
 
 def _in_python(missing: bool, *arguments: Any) -> Tensor:
-    """``operate`` without the native look-up, which is told of the plan if it only is ``missing`` there."""
-    name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype = arguments
+    """``operate`` without the native look-up, which is told of the plan if it only is ``missing`` there. Operands come last."""
+    name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype = arguments[:_BEFORE_OPERANDS]
+    operands = arguments[_BEFORE_OPERANDS:]
     key = None
     if not (is_traced_by_dynamo() or modes() or function_mode() or profiler._is_profiler_enabled or is_tracing()):
         given = operands if brought is None else (*operands, brought)

@@ -47,7 +47,7 @@ def mm(
     """
     if is_traced_by_dynamo() or (look_up := native.call) is None:
         return operate("mm", (a, b), out, epilogue, epilogue_args)
-    return look_up("mm", (a, b), out, epilogue, epilogue_args)  # type: ignore[no-any-return]
+    return look_up("mm", out, epilogue, epilogue_args, NOTHING, NOTHING, None, None, a, b)  # type: ignore[no-any-return]
 
 
 def addmm(
@@ -68,7 +68,7 @@ def addmm(
     """
     if is_traced_by_dynamo() or (look_up := native.call) is None:
         return operate("addmm", (a, b, inp), out, epilogue, epilogue_args, (alpha, beta))
-    return look_up("addmm", (a, b, inp), out, epilogue, epilogue_args, (alpha, beta))  # type: ignore[no-any-return]
+    return look_up("addmm", out, epilogue, epilogue_args, (alpha, beta), NOTHING, None, None, a, b, inp)  # type: ignore[no-any-return]
 
 
 def bmm(
@@ -82,7 +82,7 @@ def bmm(
     """out = epilogue(a @ b, *epilogue_args) for a batch: a [B, M, K], b [B, K, N], out [B, M, N]. The rest is as for ``mm``."""
     if is_traced_by_dynamo() or (look_up := native.call) is None:
         return operate("bmm", (a, b), out, epilogue, epilogue_args)
-    return look_up("bmm", (a, b), out, epilogue, epilogue_args)  # type: ignore[no-any-return]
+    return look_up("bmm", out, epilogue, epilogue_args, NOTHING, NOTHING, None, None, a, b)  # type: ignore[no-any-return]
 
 
 def baddbmm(
@@ -99,7 +99,7 @@ def baddbmm(
     """out = epilogue(beta · inp + alpha · a @ b, *epilogue_args) for a batch: ``inp`` broadcasts to [B, M, N]; as ``addmm``."""
     if is_traced_by_dynamo() or (look_up := native.call) is None:
         return operate("baddbmm", (a, b, inp), out, epilogue, epilogue_args, (alpha, beta))
-    return look_up("baddbmm", (a, b, inp), out, epilogue, epilogue_args, (alpha, beta))  # type: ignore[no-any-return]
+    return look_up("baddbmm", out, epilogue, epilogue_args, (alpha, beta), NOTHING, None, None, a, b, inp)  # type: ignore[no-any-return]
 
 
 def mm_plus_mm(

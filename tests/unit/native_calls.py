@@ -29,8 +29,8 @@ def arguments(
     brought: Any = None,
     out_dtype: Any = None,
 ) -> Arguments:
-    """The arguments of ``operate``, all of them."""
-    return (name, operands, out, epilogue, epilogue_args, scalars, options, brought, out_dtype)
+    """The arguments of ``look_up``."""
+    return (name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)
 
 
 def found(call: Arguments) -> Any:
@@ -40,7 +40,8 @@ def found(call: Arguments) -> Any:
 
 def known_to_python(call: Arguments) -> Any:
     """The entry that Python's table has; None for none."""
-    name, given, out, epilogue, epilogue_args, scalars, options, brought, out_dtype = call
+    name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands = call
+    given = tuple(operands)
     given = given if brought is None else (*given, brought)
     asked: Any = options if out_dtype is None else (options, out_dtype)
     if scalars:
@@ -54,4 +55,5 @@ def known_to_python(call: Arguments) -> Any:
 
 def run(call: Arguments) -> torch.Tensor:
     """The call, as a public function makes it."""
-    return path.operate(*call)
+    name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands = call
+    return path.operate(name, tuple(operands), out, epilogue, epilogue_args, scalars, options, brought, out_dtype)

@@ -93,7 +93,7 @@ def test_the_library_gets_what_python_gives_it(fake: Fake, name: str, rank: int)
     prepared = plan.kernel.prepared
     assert isinstance(prepared, LibraryProduct)
     call, operands = kept(plan)
-    out = call[2]
+    out = call[1]
     assert native.module.look_up(*call) is out
     assert fake.native == 1 + len(prepared.pointers)
     got = out.clone()
@@ -129,7 +129,7 @@ def test_other_ms_get_what_python_gives_them(fake: Fake, name: str) -> None:
     assert lookup.rows_served(native.generation, call, following, lambda: [lookup.Run(rows=rows, plan_at=plan_at)])
     for m in (2, 31, 59, 31):
         call, operands = call_of(m)
-        out = call[2]
+        out = call[1]
         before = len(fake.launches), fake.native
         assert native.module.look_up(*call) is out
         assert len(fake.launches) == before[0] + 1
@@ -167,7 +167,7 @@ def test_a_bias_and_scales_of_the_call_are_read(fake: Fake) -> None:
     for seed in (1, 2):
         call, operands = kept(plan, seed=seed)
         got.append(native.module.look_up(*call).clone())
-        out = torch.empty_like(call[2])
+        out = torch.empty_like(call[1])
         plan.kernel.run(out, operands.tensors, operands.scalars)
         wanted.append(out)
     assert fake.native == 2 * 4
@@ -212,15 +212,15 @@ def test_threads_do_not_exchange_the_pointers_of_an_operation(fake: Fake) -> Non
     calls = [kept(plan, seed=seed) for seed in range(4)]
     wanted = []
     for call, operands in calls:
-        plan.kernel.run(call[2], operands.tensors, operands.scalars)
-        wanted.append(call[2].clone())
+        plan.kernel.run(call[1], operands.tensors, operands.scalars)
+        wanted.append(call[1].clone())
     wrong: list[int] = []
 
     def work(number: int) -> None:
         call, operands = calls[number % 4]
         for _ in range(25):
             result = native.module.look_up(
-                *arguments("addmm", *operands.tensors, out=torch.empty_like(call[2]), scalars=operands.scalars)
+                *arguments("addmm", *operands.tensors, out=torch.empty_like(call[1]), scalars=operands.scalars)
             )
             if not torch.equal(result, wanted[number % 4]):
                 wrong.append(number)
