@@ -313,7 +313,7 @@ def _one_kind(
             not_native = how in ("native", "looking up") and native.call is None
             skipped = not_native or (how == "torch" and done[0].kind in ("int4", "uint4"))
             if not skipped and left() > 0:
-                # Of its own: cuBLAS remembers what it chose for an M.
+                # Of its own: what a library keeps for an M would help those that come later.
                 mixed = [(generator.randrange(len(done)), generator.choice(done[0].rows)) for _ in range(count)]
                 result["trace"].append({"dtype": done[0].kind, **trace(done, mixed, how)})
 
