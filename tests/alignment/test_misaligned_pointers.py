@@ -11,6 +11,7 @@ import pytest
 import torch
 from cpp_kernels import needs_compiler
 from processes import Run
+from rotation import rotated
 
 import gemmtune
 from gemmtune import settings
@@ -108,12 +109,16 @@ INTERPRETED = [
 
 @pytest.mark.parametrize(
     ("op", "dtype", "allow"),
-    [
-        ("mm", torch.float32, "mm_16x32x16_s1_w1_k2"),
-        ("addmm", torch.bfloat16, "mm_32x16x32"),
-        ("bmm", torch.float64, "16x16x16"),
-    ],
-    ids=["mm", "addmm", "bmm"],
+    rotated(
+        [
+            ("mm", torch.float32, "mm_16x32x16_s1_w1_k2"),
+            ("addmm", torch.bfloat16, "mm_32x16x32"),
+            ("bmm", torch.float64, "16x16x16"),
+        ],
+        2,
+        "misaligned, interpreted",
+    ),
+    ids=str,
 )
 def test_values_by_triton_in_its_interpreter(interpreted: Run, op: str, dtype: torch.dtype, allow: str) -> None:
     assert interpreted(misaligned_jobs.wrong_layouts, op, dtype, INTERPRETED, allow) == []

@@ -17,6 +17,7 @@ from compiled_graphs import (
     outputs_and_gradients,
     rewriting_backend,
 )
+from rotation import rotated
 
 import gemmtune
 from gemmtune.integration.compile.rewriting import RewriteProducts
@@ -115,7 +116,7 @@ def test_nothing_to_multiply_is_torchs(size):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", rotated([torch.float32, torch.bfloat16], 2, "rewritten models"))
 @pytest.mark.parametrize(("model", "gemms"), [(Mlp(), 6), (Block(), 15)])
 def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
     model = model.to(dtype)

@@ -98,7 +98,10 @@ def test_every_bit_pattern_is_read_as_its_number(arch: str, weight: str) -> None
     assert count >= 8
 
 
-@pytest.mark.parametrize(("arch", "weight"), [*((HERE[-1], weight) for weight in WEIGHTS), *((arch, "int4") for arch in HERE[:-1])])
+@pytest.mark.parametrize(
+    ("arch", "weight"),
+    [*((HERE[-1], weight) for weight in rotated(list(WEIGHTS), 2, "groups")), *((arch, "int4") for arch in HERE[:-1])],
+)
 def test_groups_scales_and_zero_points(arch: str, weight: str) -> None:
     """K ends within a group, and a block of K within another one; columns end within a panel."""
     for scales in ("tensor", "column", "group_32", "group_64", "group_128"):
@@ -116,7 +119,7 @@ def test_full_panels_of_every_height(arch: str) -> None:
 
 
 @on_each_isa
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", rotated([torch.float16, torch.bfloat16], 2, "activations"), ids=str)
 @pytest.mark.parametrize("scale_dtype", [torch.float32, None], ids=["float32-scales", "own-scales"])
 def test_activations_of_16_bits(arch: str, dtype: torch.dtype, scale_dtype: torch.dtype | None) -> None:
     for m, weight in ((1, "int4"), (20, "int4")):

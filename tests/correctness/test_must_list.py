@@ -52,7 +52,7 @@ def assert_product(
 
 
 @everywhere
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
+@pytest.mark.parametrize("dtype", rotated([torch.float32, torch.float16], 2, "must mm"), ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 16, 128), (1024, 256, 1024), (10, 40, 2000)])
 def test_mm(place: str, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     m, n = (m, n) if place == "cuda" else (min(m, UNOPTIMIZED), min(n, UNOPTIMIZED))
@@ -79,7 +79,7 @@ EPILOGUES: dict[str, tuple[Function, float]] = {
 
 
 @everywhere
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("name", rotated(list(EPILOGUES), 2, "must epilogues"))
 def test_epilogue(place: str, name: str) -> None:
     function, slope = EPILOGUES[name]
     a, b = randn(place, 96, 64, dtype=torch.float16), randn(place, 64, 80, dtype=torch.float16)

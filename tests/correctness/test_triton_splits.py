@@ -136,7 +136,7 @@ QUANTIZED = {
 }
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", rotated(list(QUANTIZED), 2, "split sums"))
 def test_quantized_operations(interpreted: Run, name: str) -> None:
     function, (config, *_) = FAMILIES["atomic"]
     found = interpreted(triton_jobs.verdicts, QUANTIZED[name], [replace(config, block_k=32)], family=function)

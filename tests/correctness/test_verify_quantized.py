@@ -92,7 +92,7 @@ SCALES: tuple[Any, ...] = ("none", "tensor", "column", "group_32", "group_64", "
 
 @pytest.mark.parametrize(
     ("weights", "scales", "zeros"),
-    rotated([(name, SCALES[(i + 2 * j) % 6], j % 2 == 1) for i, name in enumerate(WEIGHTS) for j in range(4)], 2, "mixed_mm"),
+    rotated([(name, SCALES[(i + 2 * j) % 6], j % 2 == 1) for i, name in enumerate(WEIGHTS) for j in range(4)], 4, "mixed_mm"),
 )
 def test_right_kernels_of_mixed_mm_pass(weights: str, scales: Any, zeros: bool) -> None:
     if zeros and scales == "none":
@@ -115,7 +115,7 @@ def test_right_kernels_of_mixed_mm_pass(weights: str, scales: Any, zeros: bool) 
             assert result.status == Status.OK, (name, str(problem), result.reason)
 
 
-@pytest.mark.parametrize("fast_accum", [False, True], ids=["promoted", "fast"])
+@pytest.mark.parametrize("fast_accum", rotated([False, True], 2, "fast"), ids=lambda fast: "fast" if fast else "promoted")
 @pytest.mark.parametrize("scales", ["tensor", "row", "block_1x128", "block_128x128"])
 def test_right_kernels_of_scaled_mm_pass(scales: Any, fast_accum: bool) -> None:
     for dtypes, size in (
