@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -11,10 +12,11 @@ import pytest
 from fake_choices import PROBLEM, Fake, fake
 
 from gemmtune.choice import Choice, Offers, Status
-from gemmtune.device import detect, preset
+from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
-from gemmtune.selector.measure import drift_since, examine_all, outcome, rank
+from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
+from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from gemmtune.selector.session import Ranking, Sample
@@ -87,6 +89,32 @@ def test_each_choice_is_examined_against_the_best_so_far_and_its_time_set_right(
     first = FakeSession(a=20.0)
     examine_all(first, [CHOICES["fake-fake:a"]], 2.0, {}, progress, candidates())  # type: ignore[arg-type]
     assert first.asked == [("a", None)]
+
+
+@pytest.mark.parametrize(
+    ("device", "timing", "compiled_at"),
+    [(preset("sm90"), "graph", 1), (preset("sm90"), "eager", 0), (CPU, "graph", 0)],
+    ids=["graph", "eager", "cpu"],
+)
+def test_kernel_time_of_what_needs_no_compilation_is_measured_while_the_rest_compiles(
+    device: DeviceInfo, timing: Any, compiled_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, offered = FakeSession(a=5.0, b=4.0), (fake("b", artifact="nowhere"), fake("a"))
+    compiled: list[tuple[int, list[str]]] = []
+
+    def precompile(choices: Sequence[Choice], settings: Settings, progress: object) -> dict[str, CompileFailure]:
+        compiled.append((len(session.asked), [c.name for c in choices]))
+        return {}
+
+    monkeypatch.setattr(measuring, "open_session", lambda *_: contextlib.nullcontext(session))
+    monkeypatch.setattr(measuring, "precompile", precompile)
+    choices = {c.content_hash: c for c in offered}
+    found: dict[str, Outcome] = {}
+    offers = Offers(choices=offered)
+    measure(candidates(device=device, offers=offers, choices=choices, settings=Settings(timing=timing)), found, Progress())
+    assert compiled[0] == (compiled_at, ["fake:b"] if compiled_at else ["fake:b", "fake:a"])
+    assert [name for name, *_ in session.asked[:2]] == (["a", "b"] if compiled_at else ["b", "a"])
+    assert {o.name: o.time_us for o in found.values()} == {"fake:a": 5.0, "fake:b": 4.0}
 
 
 @pytest.mark.parametrize(
