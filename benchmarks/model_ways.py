@@ -22,6 +22,8 @@ __all__ = ["WAYS", "Blocks", "Prepared", "prepare"]
 Change = Callable[[PreTrainedModel], None]
 DEFAULT: Mapping[str, Any] = {}
 MAX_AUTOTUNE: Mapping[str, Any] = {"mode": "max-autotune-no-cudagraphs"}
+PDL: Mapping[str, Any] = {"options": {"triton.enable_pdl": True}}
+"""Inductor's kernels and ours begin while the kernel before them ends, from SM90 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +131,18 @@ def _by_operator(model: PreTrainedModel) -> None:
 WAYS: Mapping[str, Way] = {
     "eager": Way(),
     "compile": Way(compile=DEFAULT),
+    "compile+pdl": Way(compile=PDL),
     "max-autotune": Way(compile=MAX_AUTOTUNE),
     "torchao-int4": Way(change=INT4, compile=DEFAULT),
     "torchao-int8": Way(change=_torchao("Int8WeightOnlyConfig"), compile=DEFAULT),
     "torchao-float8": Way(change=_torchao_float8, compile=DEFAULT),
     "optimize": Way(optimize=True),
     "optimize+compile": Way(optimize=True, compile=DEFAULT),
+    "optimize+compile+pdl": Way(optimize=True, compile=PDL),
     "int4+compile": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT),
+    "int4+compile+pdl": Way(change=_ours("int4", group=128), optimize=True, compile=PDL),
     "int8+compile": Way(change=_ours("int8"), optimize=True, compile=DEFAULT),
+    "int8+compile+pdl": Way(change=_ours("int8"), optimize=True, compile=PDL),
     "float8+compile": Way(change=_ours("float8"), optimize=True, compile=DEFAULT),
     "torch-sparse": Way(sparse=True),
     "sparse-optimize": Way(sparse=True, optimize=True),
