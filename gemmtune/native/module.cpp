@@ -253,7 +253,7 @@ PyObject* keep_family(PyObject* number, PyObject* runs, Call const& call) {
     if (run->lo <= behind || run->hi < run->lo) return PyErr_Format(PyExc_ValueError, "expected intervals of M in their order");
     if (run->tensors != call.count || std::holds_alternative<std::monostate>(run->launch)) Py_RETURN_FALSE;
     behind = run->hi;
-    family->runs.push_back(run.release());
+    family->add(std::move(run));
   }
   const bool served = family->at(call.key.rows) != nullptr;
   family->key = call.key;

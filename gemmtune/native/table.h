@@ -31,6 +31,8 @@ struct Record {
   Memory memory;
   Launch launch;
   std::vector<Record*> runs;    // in the order of their Ms, where the key is of every M; itself it then launches nothing
+  std::vector<int64_t> starts;  // the first M of each run
+  bool apart = false;           // some of its Ms have records of their own
 
   Record() = default;
   Record(Record const&) = delete;
@@ -43,28 +45,37 @@ struct Record {
     for (Record* run : runs) leave(run);
   }
 
+  void add(std::unique_ptr<Record> run) {
+    starts.push_back(run->lo);
+    runs.push_back(run.release());
+  }
   static void leave(Record* record) {
     if (--record->users == 0) delete record;
   }
   bool several() const { return hi != 0; }
   bool lengthy(int64_t rows) const { return rows >= lengthy_from; }
 
-  // What serves that M; null for none.
+  // What serves that M; null for none. Random Ms would have half of the branches of a search predicted wrong, so that it has none.
   Record* at(int64_t rows) const {
-    const auto behind = std::upper_bound(runs.begin(), runs.end(), rows, [](int64_t m, Record const* run) { return m < run->lo; });
-    return behind != runs.begin() && rows <= behind[-1]->hi ? behind[-1] : nullptr;
+    size_t first = 0;
+    for (size_t count = starts.size(), half; count > 1; count -= half) {
+      half = count / 2;
+      first += starts[first + half] <= rows ? half : 0;
+    }
+    Record* run = runs.empty() ? nullptr : runs[first];
+    return run != nullptr && run->lo <= rows && rows <= run->hi ? run : nullptr;
   }
 };
 
 class Table {
  public:
-  // What was kept for the call, or for every M where there is nothing for its own.
+  // What was kept for the call, or for every M where there is nothing for its own. The entry of every M, which all calls of a weight
+  // read, is asked first: where a random M would be lies in no cache.
   Record* find(Key const& key) const {
     const uint64_t words = key.hash();
-    Record* record = find(key, key.rows, words);
-    if (record != nullptr || key.rows == kEveryRows) return record;
-    record = find(key, kEveryRows, words);
-    return record == nullptr ? nullptr : record->at(key.rows);
+    Record* every = families_ && key.rows != kEveryRows ? find(key, kEveryRows, words) : nullptr;
+    Record* own = every == nullptr || every->apart ? find(key, key.rows, words) : nullptr;
+    return own != nullptr || every == nullptr ? own : every->at(key.rows);
   }
 
   // Whether calls like it of every M are known, of whatever Ms there are runs.
@@ -74,6 +85,7 @@ class Table {
   void insert(std::unique_ptr<Record> record) {
     record->hash = Key::mixed(record->key.hash(), record->key.rows);
     if ((count_ + 1) * 2 > slots_.size()) grow();
+    mark_apart(*record);
     Record*& slot = place(slots_, mask_, *record);
     Record* before = slot;
     slot = record.release();
@@ -86,6 +98,7 @@ class Table {
     before.swap(slots_);
     mask_ = kLeastSlots - 1;
     count_ = 0;
+    families_ = false;
     for (Record* record : before) {  // may run Python, which finds the table empty
       if (record != nullptr) Record::leave(record);
     }
@@ -99,6 +112,20 @@ class Table {
     for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
       Record* record = slots_[i];
       if (record == nullptr || (record->hash == hash && record->key.is(key, rows))) return record;
+    }
+  }
+
+  // Has the entry of every M know of those that have one of their own.
+  void mark_apart(Record& record) {
+    const uint64_t words = record.key.hash();
+    if (record.key.rows != kEveryRows) {
+      Record* every = families_ ? find(record.key, kEveryRows, words) : nullptr;
+      if (every != nullptr) every->apart = true;
+    } else if (!record.runs.empty()) {
+      families_ = true;
+      for (Record const* one : slots_) {
+        record.apart |= one != nullptr && one->key.rows != kEveryRows && one->key.is(record.key, one->key.rows);
+      }
     }
   }
 
@@ -122,6 +149,7 @@ class Table {
   std::vector<Record*> slots_ = std::vector<Record*>(kLeastSlots, nullptr);
   size_t mask_ = kLeastSlots - 1;
   size_t count_ = 0;
+  bool families_ = false;  // there are entries of every M
 };
 
 }  // namespace gemmtune

@@ -217,9 +217,16 @@ def test_an_m_that_was_tuned_for_itself_is_none_of_the_rows(monkeypatch: pytest.
 
     monkeypatch.setattr(plans, "range_plan_for", with_tuned)
     a = torch.randn(MOST, 16)
+    for _ in range(2):
+        mm(a[:20], w)  # has its record before the table has its own
+    assert found(arguments("mm", a[:20], w)).origin == "fallback"
     mm(a[:9], w)
     served = [bool(found(arguments("mm", a[:m], w))) for m in (19, 20, 21, 59, 60, 61)]
-    assert served == [True, False, True, True, False, True]
+    assert served == [True, True, True, True, False, True]
+    for _ in range(2):
+        mm(a[:60], w)
+    origins = [found(arguments("mm", a[:m], w)).origin for m in (20, 21, 60, 61)]
+    assert origins == ["fallback", "range", "fallback", "range"]
 
 
 def test_an_operand_with_m_rows_by_chance_does_not_follow_m() -> None:
