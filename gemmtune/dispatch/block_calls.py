@@ -15,7 +15,7 @@ from ..problem.fields import scalar_class
 from ..problem.operations import OPERATIONS
 from .arguments import Call
 from .block_weights import sparsity_of
-from .checks import check_extra, check_operands, check_out, overlaps
+from .checks import apart, check_extra, check_operands, check_out, overlaps
 from .plan import Plan
 from .prepack import PackedOperand
 
@@ -118,7 +118,7 @@ def check_block_out(call: Call, problem: Problem) -> None:
         )
     inp = call.operands.get("inp")
     if inp is not None and overlaps(out, inp):
-        call.operands["inp"] = inp.clone(memory_format=torch.preserve_format)
+        call.operands["inp"] = apart(inp)
     read = [("x", call.a), *(("bsr", part) for part in parts(call.b)), *zip(call.extra_names, call.extra, strict=True)]
     check_out(call.name, out, problem.out.size, problem.out.dtype, call.a.device, read)
 

@@ -11,7 +11,7 @@ from ..errors import GemmtuneError, InvalidProblemError
 from ..problem import Problem
 from .allocate import new_output
 from .arguments import Call
-from .checks import check_operands, check_out, overlaps, why_not_ours
+from .checks import apart, check_operands, check_out, overlaps, why_not_ours
 from .fallback import by_torch
 from .plan import Plan, plan_for
 from .statement import epilogue_of, problem_of
@@ -105,7 +105,7 @@ def prepare_out(call: Call, problem: Problem) -> None:
     read = call.inputs
     inp = call.operands.get("inp")
     if inp is not None and overlaps(call.out, inp):
-        call.operands["inp"] = inp.clone(memory_format=torch.preserve_format)
+        call.operands["inp"] = apart(inp)
         read = [(name, x) for name, x in read if name != "inp"]
     check_out(call.name, call.out, problem.out.size, problem.out.dtype, call.a.device, read)
 

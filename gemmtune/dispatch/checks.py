@@ -147,6 +147,12 @@ def overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
     return bool(_bytes_of(touched, y, y_low - low).any())
 
 
+def apart(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of ``x``, in memory of its own: a kernel that is bound to those reads it as it would read ``x``."""
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())
+
+
 def _byte_range(x: torch.Tensor) -> tuple[int, int]:
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + span * x.element_size()

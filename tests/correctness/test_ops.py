@@ -92,6 +92,20 @@ def test_out_may_be_the_added_operand():
     assert_close(inp, want, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("begin", "shape", "stride"), [(0, (5, 8), (40, 1)), (3, (5, 8), (40, 1)), (1, (5, 8), (0, 1)), (2, (5, 8), (1, 7))]
+)
+def test_the_added_operand_may_be_any_view_of_the_memory_of_out(begin: int, shape: tuple[int, int], stride: tuple[int, int]):
+    """It is read from a copy, which kernels find at the strides that they were made for."""
+    a, b = torch.randn(5, 30), torch.randn(30, 8)
+    with settings.patch(backends=("cpp",)):
+        for _ in range(4):
+            buffer = torch.randn(5, 40)
+            inp, out = buffer.as_strided((5, 8), stride, begin), buffer[:, :8]
+            want = inp.double() + a.double() @ b.double()
+            assert_close(gemmtune.addmm(inp, a, b, out=out), want, torch.float32)
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 3), (4, 0, 3), (0, 0, 0)])
 @pytest.mark.parametrize("op", OPS)
 def test_empty_results(op: str, shape: tuple[int, int, int]):
