@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
@@ -158,7 +159,7 @@ def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
 
 
 def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True) -> Iterable[ProblemResult]:
-    """The results, in order. For a GPU, all problems compile in the background while the first ones are measured.
+    """The results, in order. All problems compile in the background, for a GPU while the first ones are measured.
 
     Without ``limits`` those of the machine are not measured: only tables show them.
     """
@@ -168,10 +169,11 @@ def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *,
     device, settings = candidates[0].device, candidates[0].settings
     if missing and settings.tune_in_subprocess:
         prepare_measuring(device, settings)
-    # On a CPU, compilers would disturb the measurements: there each problem compiles before it is measured.
-    with Compilation(missing if device.type != "cpu" else (), settings) as compilation:
-        for each in candidates:
+    with Compilation(missing, settings) as compilation:
+        for place, each in enumerate(candidates):
             progress.begin(each.problem, len(candidates))
+            if device.type == "cpu" and not place:  # compilers would disturb the measurements
+                compilation.wait_for_all(functools.partial(progress.stage, "compile"))
             if limits and not each.problem.empty:
                 ensure_limits(each.problem, device, settings, store, progress)
             _, result = select(each, store, progress, compilation, reliable=True)

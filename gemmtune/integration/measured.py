@@ -16,12 +16,12 @@ from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.precompile import prepare_compiling
 from ..selector.progress import Progress
-from ..selector.remote import prepare_measuring
+from ..selector.remote import import_meanwhile, prepare_measuring
 from ..settings import Settings, use
 from ..store.store import Store, open_store
 
 INDUCTOR = "torch._inductor.compile_fx"
-"""What the measuring process needs to time what Inductor makes; importing it takes seconds."""
+"""What the measuring process needs to time what Inductor makes. Importing it takes seconds, which a model is traced meanwhile."""
 
 
 def in_models(settings: Settings, device: DeviceInfo) -> Settings:
@@ -32,7 +32,7 @@ def in_models(settings: Settings, device: DeviceInfo) -> Settings:
 def prepare_tuning(device: DeviceInfo, settings: Settings) -> None:
     """Start the processes of a tuning, which need seconds for their imports, before it is known what there is to tune."""
     if settings.tune_in_subprocess:
-        prepare_measuring(device, settings, INDUCTOR)
+        prepare_measuring(device, settings)
     if device.type != "cpu":
         prepare_compiling(settings)
 
@@ -70,3 +70,4 @@ def tune_products(problems: Iterable[Problem], device: DeviceInfo, settings: Set
         finally:
             progress.close()
             forget_plans()
+            import_meanwhile(device, INDUCTOR)

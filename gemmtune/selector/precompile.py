@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Self
 
@@ -69,13 +69,14 @@ class Compilation:
     def wait(self, choices: Iterable[Choice], progress: Progress | None = None) -> dict[str, CompileFailure]:
         """Wait until the kernels of these choices are there. Returns the failures by the name of the choice."""
         outcomes = {c.name: self._outcomes[c.compile_key] for c in choices if c.compile_key in self._outcomes}
-        wanted = set(outcomes.values())
-        if progress and wanted:
-            progress(0, len(wanted))
-            for done, _ in enumerate(as_completed(wanted), 1):
-                progress(done, len(wanted))
+        if progress:
+            _follow(set(outcomes.values()), progress)
         failures = {name: outcome.result() for name, outcome in outcomes.items()}
         return {name: failure for name, failure in failures.items() if failure}
+
+    def wait_for_all(self, progress: Progress) -> None:
+        """Wait until nothing compiles any more."""
+        _follow(set(self._outcomes.values()), progress)
 
     def close(self) -> None:
         """Kill the compilations that are under way and forget those that wait."""
@@ -108,6 +109,14 @@ class Compilation:
                 self._busy.discard(worker)
             WORKERS.give(COMPILING, worker)
         return None
+
+
+def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress) -> None:
+    """Tell the progress of compilations until all of them have ended."""
+    if wanted:
+        progress(0, len(wanted))
+        for done, _ in enumerate(as_completed(wanted), 1):
+            progress(done, len(wanted))
 
 
 def compile_choice(choice: Choice, settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
@@ -143,12 +144,17 @@ def measuring_kind(device: DeviceInfo) -> str:
     return f"measure-{device.type}:{device.index}"
 
 
-def prepare_measuring(device: DeviceInfo, settings: Settings, *modules: str) -> None:
-    """Start the process that measures on a device, unless one waits: it imports what it needs, and ``modules``, while the caller
-    does something else. On a GPU it measures what libraries have for a small product: a first call of each costs tens of
-    milliseconds, which add up to seconds."""
+def prepare_measuring(device: DeviceInfo, settings: Settings) -> None:
+    """Start the process that measures on a device, unless one waits: it imports what it needs while the caller does something
+    else. On a GPU it measures what libraries have for a small product: a first call of each costs tens of milliseconds, which add
+    up to seconds."""
     warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings)
-    WORKERS.prepare(measuring_kind(device), 1, (__name__, *modules), warm_up)
+    WORKERS.prepare(measuring_kind(device), 1, (__name__,), warm_up)
+
+
+def import_meanwhile(device: DeviceInfo, module: str) -> None:
+    """Let the process that measures on a device, if one waits, import a module while the caller does something else."""
+    WORKERS.post(measuring_kind(device), functools.partial(importlib.import_module, module))
 
 
 # The child's side: the session that is open in this process.

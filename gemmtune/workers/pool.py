@@ -47,7 +47,17 @@ class Pool:
         with self._lock:
             present = sum(entry[0] == kind for entry in self._idle)
         for _ in range(count - present):
-            self.give(kind, Worker(gpu=kind != "compile", modules=modules, warm_up=warm_up))
+            worker = Worker(gpu=kind != "compile", modules=modules)
+            if warm_up is not None:
+                worker.post(warm_up)
+            self.give(kind, worker)
+
+    def post(self, kind: str, function: Callable[[], object]) -> None:
+        """Let the idle workers of that kind do something while the caller does something else."""
+        with self._lock:
+            for name, worker, _ in self._idle:
+                if name == kind:
+                    worker.post(function)
 
     def close(self) -> None:
         """End all idle workers now."""

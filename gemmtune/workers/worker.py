@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 START_TIMEOUT_S = 180.0
 """Importing torch takes seconds, and many of them where every core is importing it."""
-WARM_UP_S = 60.0
+POSTED_S = 60.0
 DEATH_CHECK_S = 0.25
 """How often a waiting parent looks whether the child still lives: another process may hold the child's end of the pipe open."""
 TAIL_BYTES = 4000
@@ -59,10 +59,9 @@ class Worker:
     Args:
         gpu: False hides every GPU from the child: compilation then cannot create a GPU context by accident.
         modules: what the child imports before it takes the first job, so that this need not wait for it.
-        warm_up: what the child does before that, too; it travels by pickle, and what it raises is not told.
     """
 
-    def __init__(self, *, gpu: bool = True, modules: Sequence[str] = (), warm_up: Callable[[], object] | None = None) -> None:
+    def __init__(self, *, gpu: bool = True, modules: Sequence[str] = ()) -> None:
         if not sys.executable:
             raise UnavailableError(
                 "worker process: got an empty sys.executable, expected the path of a Python interpreter; "
@@ -71,7 +70,8 @@ class Worker:
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._owner = os.getpid()
-        self._ready = False
+        self._awaited = [START_TIMEOUT_S]
+        """Time limits of the messages that come before the answer to the next call: that it is ready, and of what was posted."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         # Appending lets the parent empty the file before each job: what is in it then belongs to the job at hand.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
@@ -90,15 +90,19 @@ class Worker:
                 start_new_session=True,
             )
         self.alive = True
-        self._warm_up_s = WARM_UP_S if warm_up is not None else 0.0
-        if warm_up is not None:
-            with contextlib.suppress(OSError):  # the first call says what became of a child that has ended
-                self._connection.send_bytes(pickle.dumps((warm_up, (), WARM_UP_S)))  # waits in the pipe until it is read
 
     @property
     def pid(self) -> int:
         """The child's process id, which is its process group too."""
         return self._process.pid
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Let the child do something before the next call, which nobody waits for until then; what it raises is not told."""
+        job = pickle.dumps((function, (), POSTED_S))
+        with self._lock, contextlib.suppress(OSError):  # the next call says what became of a child that has ended
+            if self.alive:
+                self._connection.send_bytes(job)  # waits in the pipe until it is read
+                self._awaited.append(POSTED_S)
 
     def call(self, function: Callable[..., T], *args: object, timeout_s: float) -> T:
         """``function(*args)``, run in the child.
@@ -114,11 +118,9 @@ class Worker:
             if not self.alive:
                 raise WorkerCrashed("the worker process has ended already")
             try:
-                if not self._ready:
-                    self._receive(START_TIMEOUT_S)
-                    if self._warm_up_s:
-                        self._receive(self._warm_up_s)
-                    self._ready = True
+                while self._awaited:
+                    self._receive(self._awaited[0])
+                    del self._awaited[0]
                 os.ftruncate(self._stderr.fileno(), 0)
                 self._connection.send_bytes(job)
                 answer = self._receive(timeout_s)

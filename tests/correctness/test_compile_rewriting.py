@@ -98,7 +98,10 @@ def test_roundings_of_a_bfloat16_model_are_kept_but_the_first():
 def test_a_reduction_behind_the_tail_is_noticed():
     def normed(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         x = a @ b + c
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+        for _ in range(40):  # the residual goes on, farther than is looked
+            x = x + c * y
+        return x
 
     with decided(), torch.no_grad():
         seen: list[bool] = []

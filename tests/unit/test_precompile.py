@@ -26,6 +26,15 @@ def test_nothing_to_compile_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert precompile([fake("library")], SETTINGS) == {}
 
 
+def test_kernels_of_one_name_for_several_problems_are_all_waited_for(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "other"]
+    seen: list[tuple[int, int]] = []
+    with Compilation([fake("same", artifact=str(path)) for path in paths], SETTINGS) as compilation:
+        compilation.wait_for_all(lambda done, total: seen.append((done, total)))
+        assert all(path.exists() for path in paths)
+    assert seen == [(0, 2), (1, 2), (2, 2)]
+
+
 def test_what_is_compiled_already_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "made").write_text("")
     monkeypatch.setattr("gemmtune.selector.precompile.WORKERS", None)

@@ -219,9 +219,12 @@ def test_the_end_of_a_session_frees_what_graphs_held_unless_the_context_is_lost(
 def test_a_process_that_is_to_measure_is_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[tuple[object, ...]] = []
     monkeypatch.setattr(remote.WORKERS, "prepare", lambda *arguments: prepared.append(arguments))
-    remote.prepare_measuring(preset("sm90"), SETTINGS, "numpy")
+    monkeypatch.setattr(remote.WORKERS, "post", lambda kind, function: prepared.append((kind, *function.args)))
+    remote.prepare_measuring(preset("sm90"), SETTINGS)
     remote.prepare_measuring(CPU, SETTINGS)
-    (*gpu, warm_up), cpu = prepared
-    assert gpu == ["measure-cuda:0", 1, ("gemmtune.selector.remote", "numpy")]
+    remote.import_meanwhile(CPU, "numpy")
+    (*gpu, warm_up), cpu, later = prepared
+    assert gpu == ["measure-cuda:0", 1, ("gemmtune.selector.remote",)]
     assert callable(warm_up)
     assert cpu == ("measure-cpu:0", 1, ("gemmtune.selector.remote",), None)
+    assert later == ("measure-cpu:0", "numpy")

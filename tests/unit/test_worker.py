@@ -200,6 +200,20 @@ def test_what_a_prepared_worker_does_first_is_waited_for_and_may_fail() -> None:
         worker.close()
 
 
+def test_idle_workers_do_what_is_posted_before_their_next_call() -> None:
+    pool = Pool()
+    pool.prepare("a", 1)
+    for limit in (1234, 1235):
+        pool.post("a", functools.partial(sys.setrecursionlimit, limit))
+        pool.post("b", functools.partial(sys.setrecursionlimit, 1236))
+    worker = pool.take("a")
+    assert worker.call(sys.getrecursionlimit, timeout_s=60) == 1235
+    worker.post(functools.partial(os.kill, worker.pid, signal.SIGKILL))
+    with pytest.raises(WorkerCrashed, match="SIGKILL"):
+        worker.call(jobs.add, 1, 1, timeout_s=60)
+    worker.post(sys.getrecursionlimit)
+
+
 def test_fork_of_the_parent_does_not_end_its_workers(worker: Worker) -> None:
     worker.call(jobs.add, 1, 1, timeout_s=60)
     child = os.fork()

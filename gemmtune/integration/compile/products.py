@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -212,9 +213,9 @@ def _number(size: int | torch.SymInt) -> int | None:
 
 def _reduction_follows(node: fx.Node) -> bool:
     """Whether a reduction reads the node's value, perhaps through pointwise nodes that Inductor fuses with it."""
-    waiting, seen = [node], {node}
-    while waiting and len(seen) < _STEPS:
-        for user in waiting.pop().users:
+    waiting, seen = deque([node]), {node}
+    while waiting and len(seen) < _STEPS:  # the nearest first: a residual goes on through all layers behind
+        for user in waiting.popleft().users:
             name = user.target._schema.name.rpartition("::")[2] if isinstance(user.target, torch._ops.OpOverload) else ""
             if name in _REDUCTIONS:
                 return True
