@@ -31,6 +31,7 @@ import torch
 from environment import clocks, describe_environment
 from model_steps import MODELS, SCENARIOS, Scenario, build_model, scenarios
 from model_ways import WAYS, Blocks, Prepared, prepare
+from torch._inductor import config as inductor_config
 
 import gemmtune
 from gemmtune import settings
@@ -170,7 +171,8 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
         try:
             if time.monotonic() > how.until:
                 raise TimeoutError("not begun: the time given is over")
-            runners[way] = _runner(way, scenario, model, info, how)
+            with inductor_config.patch({"triton.enable_pdl": WAYS[way].pdl}):
+                runners[way] = _runner(way, scenario, model, info, how)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")

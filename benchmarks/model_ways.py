@@ -22,8 +22,6 @@ __all__ = ["WAYS", "Blocks", "Prepared", "prepare"]
 Change = Callable[[PreTrainedModel], None]
 DEFAULT: Mapping[str, Any] = {}
 MAX_AUTOTUNE: Mapping[str, Any] = {"mode": "max-autotune-no-cudagraphs"}
-PDL: Mapping[str, Any] = {"options": {"triton.enable_pdl": True}}
-"""Inductor's kernels and ours begin while the kernel before them ends, from SM90 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +32,8 @@ class Way:
     change: Change | None = None
     compile: Mapping[str, Any] | None = None
     optimize: bool = False
+    pdl: bool = False
+    """Inductor's kernels, too, begin while the kernel before them ends: ``triton.enable_pdl``, from SM90 on."""
     sparse: bool = False
     """Weights are sparse_bsr tensors, of the blocks that are not zero."""
 
@@ -131,18 +131,18 @@ def _by_operator(model: PreTrainedModel) -> None:
 WAYS: Mapping[str, Way] = {
     "eager": Way(),
     "compile": Way(compile=DEFAULT),
-    "compile+pdl": Way(compile=PDL),
+    "compile+pdl": Way(compile=DEFAULT, pdl=True),
     "max-autotune": Way(compile=MAX_AUTOTUNE),
     "torchao-int4": Way(change=INT4, compile=DEFAULT),
     "torchao-int8": Way(change=_torchao("Int8WeightOnlyConfig"), compile=DEFAULT),
     "torchao-float8": Way(change=_torchao_float8, compile=DEFAULT),
     "optimize": Way(optimize=True),
     "optimize+compile": Way(optimize=True, compile=DEFAULT),
-    "optimize+compile+pdl": Way(optimize=True, compile=PDL),
+    "optimize+compile+pdl": Way(optimize=True, compile=DEFAULT, pdl=True),
     "int4+compile": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT),
-    "int4+compile+pdl": Way(change=_ours("int4", group=128), optimize=True, compile=PDL),
+    "int4+compile+pdl": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT, pdl=True),
     "int8+compile": Way(change=_ours("int8"), optimize=True, compile=DEFAULT),
-    "int8+compile+pdl": Way(change=_ours("int8"), optimize=True, compile=PDL),
+    "int8+compile+pdl": Way(change=_ours("int8"), optimize=True, compile=DEFAULT, pdl=True),
     "float8+compile": Way(change=_ours("float8"), optimize=True, compile=DEFAULT),
     "torch-sparse": Way(sparse=True),
     "sparse-optimize": Way(sparse=True, optimize=True),

@@ -1,6 +1,7 @@
 """How products of a model are measured: beside other kernels, without what only tables show, and fused ones among few kernels.
 
-A product that follows itself may begin while the one before ends, which saves up to 4 µs; in a model, other kernels are between.
+A product that follows itself may begin while the one before ends, which saves up to 4 µs. In a model other kernels are between, and
+let it do so where Inductor makes them with its option ``triton.enable_pdl``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from ..backends.triton.arch import can_overlap
 from ..device import DeviceInfo
 from ..dispatch.host import host_us
 from ..dispatch.plan import forget_plans
@@ -25,8 +27,19 @@ INDUCTOR = "torch._inductor.compile_fx"
 
 
 def in_models(settings: Settings, device: DeviceInfo) -> Settings:
-    """The settings with ``timing="spaced"``, on a GPU and in the place of ``graph``."""
-    return dataclasses.replace(settings, timing="spaced") if device.type != "cpu" and settings.timing == "graph" else settings
+    """The settings with ``timing="spaced"``, on a GPU and in the place of ``graph``: unless Inductor's kernels overlap there."""
+    if device.type == "cpu" or settings.timing != "graph" or inductor_overlaps(device):
+        return settings
+    return dataclasses.replace(settings, timing="spaced")
+
+
+def inductor_overlaps(device: DeviceInfo) -> bool:
+    """Whether what Inductor compiles now for the device lets the next kernel begin while it ends, and may begin so itself."""
+    if not can_overlap(device.capability):
+        return False
+    from torch._inductor import config  # noqa: PLC0415 - seconds, of which products without a GPU need none
+
+    return bool(config.triton.enable_pdl)
 
 
 def prepare_tuning(device: DeviceInfo, settings: Settings) -> None:

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.backends.aten import BACKEND
 from gemmtune.choice import Status
-from gemmtune.device import detect
+from gemmtune.device import PRESETS, detect
 from gemmtune.integration.compile import backend, planned
 from gemmtune.integration.compile.variants import CompiledVariant
 from gemmtune.integration.compile.verdicts import Knowledge, StoreJudge
+from gemmtune.integration.measured import in_models, inductor_overlaps
 from gemmtune.problem.trace import trace
 from gemmtune.selector.candidates import row_of
 from gemmtune.selector.result import SETTLED, Outcome
@@ -170,14 +172,36 @@ def test_the_operator_is_one_of_torchs():
         torch.testing.assert_close(planned.OPERATOR([a, b, c], problem.key), torch.addmm(c, a, b))
 
 
+def way_of(alone: gemmtune.Problem, problem: gemmtune.Problem, **options: Any) -> CompiledVariant:
+    [claims] = {choice.claims for choice in BACKEND.enumerate(alone, detect("cpu"), settings.current()).choices}
+    return CompiledVariant(name="way", backend="compiled", problem=problem, claims=claims, runs=(), alone=alone, **options)
+
+
 @pytest.mark.parametrize("variant", ["untouched", "alone"])
 def test_ways_that_are_timed_write_into_out(variant):
     alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")
     a, b, c, out = torch.randn(6, 5), torch.randn(8, 5).t(), torch.randn(8), torch.empty(6, 8)
-    [claims] = {choice.claims for choice in BACKEND.enumerate(alone, detect("cpu"), settings.current()).choices}
     epilogue = trace(torch.relu, torch.float32, ())
-    fused = dataclasses.replace(alone, epilogue=epilogue)
-    way = CompiledVariant(name=variant, backend="compiled", problem=fused, claims=claims, variant=variant, runs=(), alone=alone)
+    way = way_of(alone, dataclasses.replace(alone, epilogue=epilogue), variant=variant)
     with settings.patch(backends=("aten",), tune="never"):
         way._compiled(into_out=True)([out, a, b, c])
         torch.testing.assert_close(out, torch.relu(torch.addmm(c, a, b)))
+
+
+@pytest.mark.parametrize(("preset", "pdl", "overlapping"), [("sm90", True, True), ("sm90", False, False), ("sm80", True, False)])
+def test_products_are_timed_as_inductors_kernels_let_them_begin(preset, pdl, overlapping):
+    with inductor_config.patch({"triton.enable_pdl": pdl}):
+        assert in_models(settings.current(), PRESETS[preset]).timing == ("graph" if overlapping else "spaced")
+        assert in_models(settings.current(), detect("cpu")).timing == "graph"
+        assert inductor_overlaps(PRESETS[preset]) == overlapping
+    alone = gemmtune.Problem.mm(6, 8, 5, dtype=torch.float32, device_type="cpu")
+    way = way_of(alone, alone, variant="untouched", overlapping=overlapping)
+    assert (way.content_hash != dataclasses.replace(way, overlapping=False).content_hash) == overlapping
+    seen: list[bool] = []
+
+    def note(graph: torch.fx.Graph) -> None:
+        seen.append(inductor_config.triton.enable_pdl)
+
+    with inductor_config.patch({"post_grad_custom_pre_pass": note}), fresh_cache():
+        way._compiled(into_out=True)
+    assert seen == [overlapping]

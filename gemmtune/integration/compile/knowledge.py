@@ -23,7 +23,7 @@ from ...settings import Settings
 from ...store.key import canonical, fingerprint_text, now
 from ...store.store import Row, Store, open_store
 from ...timing.rounds import TIE
-from ..measured import candidates_in_models, in_models, tune_products
+from ..measured import candidates_in_models, in_models, inductor_overlaps, tune_products
 from .judging import Taken, Verdict
 from .variants import BACKEND_NAME, CompiledVariant, JoinedVariant, Variant, Way
 
@@ -233,6 +233,7 @@ class Knowledge:
                 variant=variant,
                 alone=alone,
                 runs=tuple(choice.content_hash for choice in chosen),
+                overlapping=inductor_overlaps(self.device),
             )
             for variant, chosen in runs.items()
         ]

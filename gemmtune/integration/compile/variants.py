@@ -39,16 +39,18 @@ _EXAMPLES = {"zero": 0.0, "one": 1.0, "general": 0.5}
 class Way(Choice):
     """One of the ways to do ``problem`` in a compiled graph.
 
-    ``runs`` are the content hashes of our choices that it runs, whose change makes its time worthless.
+    ``runs`` are the content hashes of our choices that it runs, whose change makes its time worthless. ``overlapping``: kernels of
+    Inductor begin while the one before ends.
     """
 
     variant: Variant
     runs: tuple[str, ...]
+    overlapping: bool = False
 
     @property
     def content_hash(self) -> str:
         """A hash over the way and what it runs."""
-        return hashlib.sha256(json.dumps([self.name, self.runs]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.name, self.runs, self.overlapping]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,12 @@ class CompiledVariant(Way):
             function = way if into_out else functools.partial(way, None)
             graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
         graph_pass = RewriteProducts(Always("alone")) if self.variant == "alone" else None
-        with inductor_config.patch({"post_grad_custom_post_pass": graph_pass, "triton.cudagraphs": False}):
+        options = {
+            "post_grad_custom_post_pass": graph_pass,
+            "triton.cudagraphs": False,
+            "triton.enable_pdl": self.overlapping,
+        }
+        with inductor_config.patch(options):
             return compile_fx_inner(graph, inputs, is_inference=True)
 
     def _gemm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
