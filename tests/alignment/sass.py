@@ -11,16 +11,23 @@ WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
 
 
 def read_early(code: str) -> list[str]:
-    """What is done with sums between the last product of warp groups and the wait for all products.
+    """What is done with sums between the last product of warp groups and the wait for all products, for each such wait.
 
-    Instructions are taken in the order of the listing; registers that any product adds to are sums.
+    Instructions are taken in the order of the listing; registers that any product before that wait adds to are sums.
     """
-    lines = [line.strip() for line in re.sub(r"/\*.*?\*/", "", code).splitlines()]
-    products = [(i, found) for i, line in enumerate(lines) if (found := PRODUCT.search(line))]
-    last = products[-1][0]
-    end = next(i for i, line in enumerate(lines) if i > last and WAIT in line)
-    sums = {register for _, found in products for register in range(int(found[2]), int(found[2]) + int(found[1]) // 2)}
-    return [line for line in lines[last + 1 : end] if any(int(x) in sums for x in re.findall(r"\bR(\d+)", line))]
+    found: list[str] = []
+    sums: set[int] = set()
+    since: list[str] = []
+    for line in (line.strip() for line in re.sub(r"/\*.*?\*/", "", code).splitlines()):
+        if product := PRODUCT.search(line):
+            sums |= set(range(int(product[2]), int(product[2]) + int(product[1]) // 2))
+            since = []
+        elif WAIT in line:
+            found += [line for line in since if any(int(x) in sums for x in re.findall(r"\bR(\d+)", line))]
+            sums, since = set(), []
+        elif sums:
+            since.append(line)
+    return found
 
 
 def touched_on_their_way(code: str) -> list[str]:

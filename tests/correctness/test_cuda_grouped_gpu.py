@@ -95,13 +95,14 @@ def test_offsets_that_are_no_offsets_touch_nothing_else(shape: Shape) -> None:
 SAMPLE = {
     "few-rows": ("few-rows", grouped_shape(16, 11)),
     "rows-in-clusters": ("more-rows", grouped_shape(256, 4, cluster_m=2)),
+    "fitted": ("more-rows", grouped_shape(256, 4, cluster_n=2, fitted=True)),
     "terms": ("terms", grouped_shape(256, 4)),
 }
 
 
 def sample(name: str) -> CudaChoice:
     problem, shape = SAMPLE[name]
-    return choice(PROBLEMS[problem], shape, detect("cuda"), swap_ab=name == "few-rows", pdl=True)
+    return choice(PROBLEMS[problem], shape, detect("cuda"), swap_ab=name == "few-rows" or shape.fitted, pdl=True)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -111,8 +112,10 @@ def test_launches_stand_captures_streams_and_new_threads(name: str) -> None:
     assert_launched_by_a_new_thread(sample(name))
 
 
-def test_a_captured_launch_sees_offsets_that_changed() -> None:
-    one = choice(rows(512, 256, 320, 4), grouped_shape(128, 6, cluster_n=2), detect("cuda"), pdl=True)
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_captured_launch_sees_offsets_that_changed(fitted: bool) -> None:
+    shape = grouped_shape(128, 6, cluster_n=2, fitted=fitted)
+    one = choice(rows(512, 256, 320, 4), shape, detect("cuda"), pdl=True, swap_ab=fitted)
     a = torch.randn(512, 320, dtype=BF16, device=GPU)
     b = torch.randn(4, 256, 320, dtype=BF16, device=GPU).mT
     offs, out = torch.tensor([128, 256, 384, 512], dtype=torch.int32, device=GPU), torch.empty(512, 256, dtype=BF16, device=GPU)

@@ -89,6 +89,7 @@ TEXTS["grouped"] = [
     (ROWS, grouped_shape(128, 5)),
     (ROWS, grouped_shape(128, 6, cluster_m=2)),
     (ROWS, grouped_shape(256, 4)),
+    (ROWS, grouped_shape(128, 6, fitted=True)),
     (TERMS, grouped_shape(128, 6)),
     (gated(ROWS), grouped_shape(128, 6)),
     (Problem.grouped_mm(512, 512, 512, layout="nn", device_type="cuda"), grouped_shape(128, 6)),

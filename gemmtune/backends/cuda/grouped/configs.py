@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import LINE, by_k, operands_of, why_not_staged
-from ..hopper import BARRIER_BYTES, WGMMA_M
+from ..hopper import BARRIER_BYTES
 
 BLOCK_M, BLOCK_K = 128, 64
 """Two warp groups multiply; a stage has a swizzled line of each row along K, or of each step along rows."""
@@ -21,6 +21,8 @@ GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
 """The registers of a thread that copies, and of those to which it leaves the others."""
 MOST_COLUMNS_WITHOUT = 128
 """A tile of so many columns needs no registers of threads that copy."""
+FITTED_ROWS = 32
+"""A fitted tile has so many rows, or a multiple: as many as its group has left for it."""
 MOST_TILES = 2**30
 """Tiles are counted in 32 bits, with room for a last step of all blocks."""
 
@@ -30,12 +32,15 @@ class Shape:
     """A tile of BLOCK_M by ``block_n`` sums, with BLOCK_K elements of K in each of ``stages``.
 
     A cluster has ``cluster_m`` by ``cluster_n`` tiles below and beside each other, and copies once what both of them multiply.
+    ``fitted``: columns of b are the rows of a tile, and the ``block_n`` rows of the result that it may have are divided anew for
+    each group: its tiles are equally high, and the last one ends where the group does, but for less than FITTED_ROWS.
     """
 
     block_n: int
     stages: int
     cluster_m: int = 1
     cluster_n: int = 1
+    fitted: bool = False
 
     @property
     def cluster(self) -> int:
@@ -58,11 +63,24 @@ class Shape:
         stage_bytes = (BLOCK_M + self.block_n) * BLOCK_K * 2 + PLACE_BYTES + 2 * BARRIER_BYTES
         return self.stages * stage_bytes + THREADS // 32 * STORED_BYTES
 
+    @property
+    def products_n(self) -> tuple[int, ...]:
+        """The lines of q with which 64 of p are multiplied: those of a tile, or of each that may be fitted to a group."""
+        return tuple(range(FITTED_ROWS, self.block_n + 1, FITTED_ROWS)) if self.fitted else (self.block_n,)
+
     def __str__(self) -> str:
         tiles = f"_{self.cluster_m}x{self.cluster_n}" if self.cluster > 1 else ""
-        return f"{BLOCK_M}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}"
+        return f"{BLOCK_M}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}{'_fit' if self.fitted else ''}"
 
 
+FITTED = (
+    Shape(block_n=256, stages=4, cluster_n=2, fitted=True),
+    Shape(block_n=192, stages=5, cluster_n=2, fitted=True),
+    Shape(block_n=128, stages=6, cluster_n=2, fitted=True),
+    Shape(block_n=128, stages=6, fitted=True),
+)
+"""Shapes whose tiles are fitted to groups: of 256 rows a group, half of the groups have a few more, for which other tiles are as
+high as the first."""
 SHAPES: tuple[Shape, ...] = (
     Shape(block_n=256, stages=4),
     Shape(block_n=256, stages=4, cluster_m=2),
@@ -76,6 +94,7 @@ SHAPES: tuple[Shape, ...] = (
     Shape(block_n=64, stages=8),
     Shape(block_n=32, stages=10),
     Shape(block_n=16, stages=11),
+    *FITTED,
 )
 """As many stages as there is room for."""
 
@@ -125,8 +144,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     shape, (rows, _) = config.shape, config.tile
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
-    if config.swap_ab and (shape.cluster > 1 or problem.divides_terms):
-        return "b is the left operand for groups of few rows alone, and without clusters"
+    if config.swap_ab and (shape.cluster > (shape.cluster_n if shape.fitted else 1) or problem.divides_terms):
+        return "b is the left operand for groups of rows alone, and in clusters where tiles beside each other are fitted"
+    if shape.fitted and (not config.swap_ab or shape.block_n % FITTED_ROWS):
+        return f"fitted tiles have columns of b as their rows, and a multiple of {FITTED_ROWS} rows of the result"
     if config.blocks < shape.cluster or config.strip < 1:
         return f"{config.blocks} blocks in strips of {config.strip}, expected at least a cluster of {shape.cluster} and one"
     if not config.swap_ab and shape.block_n < LINE:
@@ -136,7 +157,9 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if tiles >= MOST_TILES:
         return f"{tiles} tiles, at most {MOST_TILES} can be counted"
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    return why_not_staged(p, WGMMA_M * 2, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
+    if shape.fitted:
+        return why_not_staged(p, BLOCK_M, BLOCK_K, 1) or why_not_staged(q, FITTED_ROWS, BLOCK_K, 1)
+    return why_not_staged(p, BLOCK_M, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
 
 
 def why_not_groups(problem: Problem) -> str | None:

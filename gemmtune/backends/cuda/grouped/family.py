@@ -22,6 +22,7 @@ from ..kernel import STAGED_PRODUCTS, KernelSource, addresses_of, aligned_out, c
 from .configs import (
     BLOCK_K,
     BLOCK_M,
+    FITTED_ROWS,
     GIVEN_REGISTERS,
     LEFT_REGISTERS,
     STORED_BYTES,
@@ -90,11 +91,12 @@ class Grouped(Family[Config]):
             unit=(__package__, "grouped.cu.jinja"),
             files=(*STAGED_PRODUCTS, *files_of(__package__, "device", "tiles", "steps", "results")),
             values=common_values(problem, Work)
-            | values_of(config.shape, "gives_registers")
+            | values_of(config.shape, "gives_registers", "products_n")
             | {
                 "first_operand": OFFSETS,
                 "block_m": BLOCK_M,
                 "block_k": BLOCK_K,
+                "fitted_rows": FITTED_ROWS,
                 "terms": problem.divides_terms,
                 "swap_ab": config.swap_ab,
                 "stored_bytes": STORED_BYTES,
@@ -126,5 +128,7 @@ class Grouped(Family[Config]):
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
         first, second = (B, A) if config.swap_ab else (A, B)
+        if shape.fitted:
+            return with_maps(told, (staged_map(p, first, BLOCK_M, BLOCK_K), staged_map(q, second, FITTED_ROWS, BLOCK_K)))
         first_map = staged_map(p, first, BLOCK_M, BLOCK_K, shape.cluster_n)
         return with_maps(told, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))
