@@ -9,16 +9,17 @@ import torch
 from ..numerics.block_sparse import assembled, parts, rows_of
 
 
-def panels_of(weight: torch.Tensor, panel_n: int, panel_k: int) -> torch.Tensor:
+def panels_of(weight: torch.Tensor, panel_n: int, panel_k: int, order: torch.Tensor | None = None) -> torch.Tensor:
     """The sparse_bsr tensor with the numbers of ``weight`` in blocks of ``panel_n`` × ``panel_k`` and indices of 32 bits.
 
     A panel exists where one of the blocks lies that it has a part in, and holds zeros where it has none. Rows and columns of zeros
-    are appended until all panels are whole.
+    are appended until all panels are whole. With ``order`` the rows lie in another one, the empty ones included: it has the numbers
+    of those that stay together, as many as divide blocks and panels.
     """
     values, crow, col = parts(weight)
     count, block_n, block_k = values.shape
     n, k = (-(-size // side) * side for size, side in zip(weight.shape, (panel_n, panel_k), strict=True))
-    if (block_n, block_k) == (panel_n, panel_k):
+    if order is None and (block_n, block_k) == (panel_n, panel_k):
         return assembled(crow.to(torch.int32), col.to(torch.int32), values.contiguous(), (n, k))
     unit_n, unit_k = math.gcd(block_n, panel_n), math.gcd(block_k, panel_k)
     per_block, per_panel = (block_n // unit_n, block_k // unit_k), (panel_n // unit_n, panel_k // unit_k)
@@ -26,6 +27,9 @@ def panels_of(weight: torch.Tensor, panel_n: int, panel_k: int) -> torch.Tensor:
     inner_n, inner_k = (torch.arange(size, device=device) for size in per_block)
     unit_row = (rows_of(crow).view(-1, 1, 1) * per_block[0] + inner_n.view(1, -1, 1)).expand(count, *per_block).reshape(-1)
     unit_col = (col.long().view(-1, 1, 1) * per_block[1] + inner_k.view(1, 1, -1)).expand(count, *per_block).reshape(-1)
+    if order is not None:
+        n = len(order) * unit_n
+        unit_row = order.argsort()[unit_row]
     units = values.reshape(count, per_block[0], unit_n, per_block[1], unit_k).transpose(2, 3).reshape(-1, unit_n, unit_k)
     columns = k // panel_k
     places, which = (unit_row // per_panel[0] * columns + unit_col // per_panel[1]).unique(return_inverse=True)  # type: ignore[no-untyped-call]

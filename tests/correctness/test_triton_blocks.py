@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 
 import pytest
 import torch
 
 from gemmtune.backends.panels import panels_of
-from gemmtune.backends.triton.blocks.configs import BlocksConfig, why_not_config
+from gemmtune.backends.triton.blocks import rows
+from gemmtune.backends.triton.blocks.configs import BlocksConfig, Rows, why_not_config
 from gemmtune.backends.triton.blocks.offers import ranked
 from gemmtune.choice import Status
 from gemmtune.device import preset
+from gemmtune.numerics.block_sparse import parts
 from gemmtune.problem import Problem
 from gemmtune.sparse import create_blocked_tensor
 
@@ -38,6 +42,18 @@ VERIFIED = {
         Problem.bsr_mm(17, 64, 96, block=32, dtype=torch.float8_e4m3fn, density=0.3, device_type="cpu", prepacked=True),
         SWAPPED,
     ),
+    "bf16-alike-split": (
+        Problem.bsr_addmm(5, 80, 96, block=(16, 32), density=0.4, alpha=2, beta=0.5, device_type="cpu", prepacked=True),
+        dataclasses.replace(SPLIT, block_n=32, rows="alike"),
+    ),
+    "fp32-pairs": (
+        Problem.bsr_mm(17, 72, 64, block=(24, 16), dtype=torch.float32, device_type="cpu", imbalance="skewed", prepacked=True),
+        dataclasses.replace(SMALL, rows="pairs"),
+    ),
+    "int8-pairs-swapped": (
+        Problem.bsr_mm(9, 160, 64, block=16, dtype=torch.int8, layout="tt", device_type="cpu", prepacked=True),
+        dataclasses.replace(SWAPPED, rows="pairs"),
+    ),
     "int8-cut": (Problem.bsr_mm(16, 64, 64, block=64, dtype=torch.int8, device_type="cpu", prepacked=True), SWAPPED),
 }
 
@@ -62,6 +78,77 @@ def test_panels_hold_the_same_matrix(panel: tuple[int, int], density: float) -> 
     torch.sparse_bsr_tensor(
         *(x.clone() for x in (packed.crow_indices(), packed.col_indices(), packed.values())), check_invariants=True
     )
+
+
+def shuffled(mask: torch.Tensor) -> torch.Tensor:
+    return mask[torch.randperm(len(mask), generator=torch.Generator().manual_seed(3))]
+
+
+def columns_read(mask: torch.Tensor, order: torch.Tensor, joined: int) -> int:
+    whole = torch.cat([mask, mask.new_zeros(len(order) - len(mask), mask.shape[1])])[order]
+    return int(whole.unflatten(0, (-1, joined)).any(dim=1).sum())
+
+
+def test_rows_with_most_columns_in_common_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    fours = shuffled(torch.eye(8, dtype=torch.bool).repeat_interleave(4, 0))
+    band = (torch.arange(32).unsqueeze(1) - torch.arange(32)).abs() < 4
+    chance = torch.rand(30, 32, generator=torch.Generator().manual_seed(4)) < 0.5
+    for most_compared in (rows.MOST_COMPARED, 16):
+        monkeypatch.setattr(rows, "MOST_COMPARED", most_compared)
+        for mask in (fours, band, chance, torch.zeros_like(band), chance[:, :0], chance[:1]):
+            for joined in (1, 2, 4):
+                order = rows.most_alike(mask, joined)
+                assert len(order) % joined == 0
+                assert torch.equal(order.sort().values, torch.arange(len(order)))
+                assert columns_read(mask, order, joined) <= columns_read(mask, torch.arange(len(order)), joined)
+    monkeypatch.undo()
+    assert columns_read(fours, rows.most_alike(fours, 4), 4) == 8
+    assert columns_read(chance, rows.most_alike(chance, 2), 2) < 0.95 * columns_read(chance, torch.arange(30), 2)
+    lengths = chance[rows.most_alike(chance, 1)].sum(dim=1)
+    assert torch.equal(lengths, lengths.sort(descending=True).values)
+
+
+def test_rows_are_joined_as_they_come_where_rounds_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MOST_ROUNDS", 1)
+    chain = (torch.arange(40).unsqueeze(1) <= torch.arange(40)) & (torch.arange(40).unsqueeze(1) % 8 != 5)
+    order = rows.most_alike(shuffled(chain), 4)
+    assert torch.equal(order.sort().values, torch.arange(40))
+
+
+def test_panels_in_pairs_hold_each_block_once_in_columns_of_both_first_and_second() -> None:
+    weight = create_blocked_tensor(88, 96, block=(8, 24), density=0.4)
+    config = dataclasses.replace(SMALL, block_k=32, rows="pairs")
+    whole = rows.packed(weight, config)
+    values, crow, col = parts(whole)
+    starts, order = crow[: 3 * 3 + 1].tolist(), crow[3 * 3 + 1 :]
+    assert starts[-1] == len(col)
+    dense = torch.zeros(96, 96)
+    for i, (begin, behind) in enumerate(itertools.pairwise(starts)):
+        pair, part = divmod(i, 3)
+        for place in range(begin, behind):
+            row, column = 16 * (2 * pair + ((place - begin) % 2 if part == 0 else part - 1)), 32 * int(col[place])
+            dense[row : row + 16, column : column + 32] += values[place]
+        if part == 0:
+            assert torch.equal(col[begin:behind:2], col[begin + 1 : behind : 2])
+    back = torch.empty(12, 8, 96)
+    back[order.long()] = dense.view(12, 8, 96)
+    assert torch.equal(back.view(96, 96)[:88], weight.to_dense())
+
+
+@pytest.mark.parametrize("order", ["alike", "pairs"])
+def test_ordered_rows_compile_into_a_pipeline_that_waits_for_no_product(order: Rows) -> None:
+    device = preset("sm90")
+    problem = Problem.bsr_mm(4096, 4096, 4096, block=64, device_type="cuda", prepacked=True)
+    config = next(config for config in ranked(problem, device)[:24] if config.rows == order)
+    [artifact] = triton_jobs.BlocksChoice.of(problem, device, config).artifacts(device)
+    assert artifact.shared_bytes == artifact.predicted_bytes
+    assert artifact.spilled_share == 0
+    loops = 1 if order == "alike" else 3
+    left = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+([1-9])", artifact.code)
+    assert len(left) == loops
+    assert why_not_config(problem, device, dataclasses.replace(config, rows="pairs", split_k=2))
+    unpacked = dataclasses.replace(problem, prepacked=False)
+    assert "gemmtune.prepack" in str(why_not_config(unpacked, device, dataclasses.replace(config, block_n=64)))
 
 
 @pytest.mark.parametrize("block", [16, (32, 64)], ids=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -14,7 +14,6 @@ from ....device import DeviceInfo
 from ....numerics.block_sparse import parts
 from ....problem import Problem
 from ....problem.layout import ALIGNED_BYTES
-from ...panels import panels_of
 from ..artifact import Expected, instruction
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
@@ -22,6 +21,7 @@ from ..launch import bind
 from ..legality import Predicate
 from ..records import Record, record_of
 from .configs import AXES, BlocksConfig, turned_bytes, why_not_config
+from .rows import packed, unit_of
 
 INDICES = ("crow", "col")
 """The names of the kernel's indices, which it gets behind the tensors of a call."""
@@ -42,11 +42,13 @@ class BlocksChoice(KernelChoice):
 
     family = "bsr"
     template = "blocks/blocks.py.jinja"
+    config: BlocksConfig = field(repr=False)
 
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - as the others
         """The same division as of the dense problem: which blocks exist is not known yet."""
-        where = geometry(problem, config)
+        assert isinstance(config, BlocksConfig)
+        where = geometry(problem, config.whole)
         return BlocksGeometry(**{field.name: getattr(where, field.name) for field in dataclasses.fields(Geometry)})
 
     @classmethod
@@ -69,7 +71,6 @@ class BlocksChoice(KernelChoice):
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
         """The choice with a config that has these parameters."""
-        assert isinstance(self.config, BlocksConfig)
         changes: dict[str, Any] = dict(parameters)
         config = dataclasses.replace(self.config, **changes)
         return why_not_config(self.problem, device, config) or self.of(self.problem, device, config)
@@ -85,10 +86,9 @@ class BlocksChoice(KernelChoice):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The size of the blocks, how many tiles and steps each has, the dtype of the indices, and whether operands are swapped."""
+        """The size of the blocks, how many tiles and steps each has, the dtype of the indices, and how the weight lies."""
         (panel_n, panel_k), sparsity = self.panel, self.problem.sparsity
         assert sparsity is not None
-        assert isinstance(self.config, BlocksConfig)
         return {
             "panel_n": panel_n,
             "panel_k": panel_k,
@@ -97,6 +97,8 @@ class BlocksChoice(KernelChoice):
             "index": "tl.int64" if sparsity.wide_index and not self.problem.prepacked else "tl.int32",
             "swap": self.config.swap,
             "widened": self._widening,
+            "panels": self.config.panels,
+            "unit": unit_of(sparsity.block_n, self.config) if self.config.rows != "neighbours" else 0,
         }
 
     @property
@@ -112,7 +114,6 @@ class BlocksChoice(KernelChoice):
 
     def expected(self, device: DeviceInfo) -> Expected:
         """Shared memory and, on HIP, the instruction by the predicate of the dense template."""
-        assert isinstance(self.config, BlocksConfig)
         predicate, config = Predicate(self.problem, device), self.config.as_multiplied
         multiplies = instruction(predicate, config) if device.type == "hip" else None
         smem_bytes = max(predicate.resources(config).smem_bytes, turned_bytes(self.problem, device, self.config))
@@ -121,11 +122,12 @@ class BlocksChoice(KernelChoice):
     @property
     def packed_format(self) -> str | None:
         """The panels of a prepacked weight."""
-        return f"panels {self.config.block_n}x{self.config.block_k}" if self.problem.prepacked else None
+        rows = f" {self.config.rows}" if self.config.rows != "neighbours" else ""
+        return f"panels {self.config.block_n}x{self.config.block_k}{rows}" if self.problem.prepacked else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
         """A sparse_bsr weight in panels."""
-        return panels_of(b, self.config.block_n, self.config.block_k)
+        return packed(b, self.config)
 
     @property
     def record(self) -> Record:

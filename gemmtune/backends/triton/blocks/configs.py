@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from ....device import DeviceInfo
 from ....problem import Problem
@@ -13,6 +13,7 @@ from ..classes import INT32_LIMIT
 from ..configs import SPLITS, STAGES, Config
 from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate
 
+Rows = Literal["neighbours", "alike", "pairs"]
 MOST_JOINED = 8
 """Blocks of which one panel is joined at most along either side: beyond, nearly all of it is zeros."""
 MOST_SPLITS = 16
@@ -27,19 +28,36 @@ AXES: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksConfig(Config):
-    """``swap``: the weight is the left operand of the instruction, so that its rows fill it where there are few tokens."""
+    """``swap``: the weight is the left operand of the instruction, so that its rows fill it where there are few tokens.
+
+    ``rows`` are those of a prepacked weight that lie in one panel of ``block_n`` rows: ``neighbours``, or those that are most
+    ``alike``. With ``pairs`` a program has two such panels, of rows that are alike: what is read of a column that both have is
+    multiplied with both, and neither with a column that it does not have.
+    """
 
     swap: bool = False
+    rows: Rows = "neighbours"
 
     @property
     def variant(self) -> str:
-        """Whether operands are swapped."""
-        return "_swap" * self.swap
+        """Whether operands are swapped, and which rows are together."""
+        return "_swap" * self.swap + (f"_{self.rows}" if self.rows != "neighbours" else "")
+
+    @property
+    def panels(self) -> int:
+        """Panels of a program."""
+        return 2 if self.rows == "pairs" else 1
+
+    @property
+    def whole(self) -> Self:
+        """The config of a program's tile, of all of its panels."""
+        return dataclasses.replace(self, block_n=self.panels * self.block_n, rows="neighbours")
 
     @property
     def as_multiplied(self) -> Self:
-        """The config with the rows of the instruction's left operand as ``block_m``."""
-        return dataclasses.replace(self, block_m=self.block_n, block_n=self.block_m) if self.swap else self
+        """``whole`` with the rows of the instruction's left operand as ``block_m``."""
+        whole = self.whole
+        return dataclasses.replace(whole, block_m=whole.block_n, block_n=whole.block_m) if self.swap else whole
 
 
 def turned_bytes(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> int:
@@ -74,10 +92,30 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -
         return f"tile {tile[0]}x{tile[1]}: joins more than {MOST_JOINED} blocks of {sides[0]}x{sides[1]} along a side"
     if problem.integers and config.block_k < LEAST_BLOCK_K_OF_BYTES:
         return f"block_k {config.block_k}: products of 8 bits need {LEAST_BLOCK_K_OF_BYTES} at least"
+    if reason := _why_not_rows(problem, config):
+        return reason
     if problem.k * problem.n >= INT32_LIMIT * LEAST_BLOCK * LEAST_BLOCK:
         return "more blocks than indices of 32 bits can count"
     predicate = Predicate(problem, device)
-    reason = predicate.check(config)
+    reason = predicate.check(config.whole)
     if reason is not None or not config.swap or device.type == "cpu":
         return reason
     return device.why_no_smem(turned_bytes(problem, device, config)) or predicate.why_no_room(config.as_multiplied)
+
+
+def _why_not_rows(problem: Problem, config: BlocksConfig) -> str | None:
+    """Why rows of the weight may not be ordered so, or None."""
+    if config.rows == "neighbours":
+        return None
+    sparsity = problem.sparsity
+    assert sparsity is not None
+    if not problem.prepacked:
+        return f"rows {config.rows}: the order of rows is made by gemmtune.prepack"
+    if config.rows == "pairs" and config.split_k > 1:
+        return f"rows pairs, split_k {config.split_k}: the three parts of a pair's columns are not split"
+    joined = config.whole.block_n
+    if joined <= sparsity.block_n and sparsity.imbalance == "even":
+        return f"rows {config.rows}: {joined} rows are of one block, and all block rows are equally long"
+    if problem.n <= joined:
+        return f"rows {config.rows}: {problem.n} rows are together in any order"
+    return None
