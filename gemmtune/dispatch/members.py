@@ -37,11 +37,14 @@ class FunctionChoice(Choice):
 
     @classmethod
     def of(cls, function: Callable[..., Any], problem: Problem, device: DeviceInfo) -> FunctionChoice:
-        """The choice of a function for a problem. Raises InvalidProblemError for a parameter that is none of its arguments."""
-        known = arguments_of(problem)
-        strange = [name for name in _parameters(function) if name not in (*known, "out")]
-        name = name_of(function)
-        if strange:
+        """The choice of a function for a problem.
+
+        Raises:
+            InvalidProblemError: a parameter that is none of its arguments and has no default, or no parameters that can be read.
+        """
+        known, name = arguments_of(problem), name_of(function)
+        asked = [x.name for x in _parameters(function) if x.default is x.empty and x.kind is not x.VAR_KEYWORD]
+        if strange := [x for x in asked if x not in (*known, "out")]:
             raise InvalidProblemError(
                 f"multi: {name} has the parameters {', '.join(strange)}, expected some of {', '.join(known)}, out for {problem}"
             )
@@ -51,9 +54,10 @@ class FunctionChoice(Choice):
     def content_hash(self) -> str:
         """Over where the function is from, and its code."""
         code = getattr(self.function, "__code__", None)
-        text = f"{getattr(self.function, '__module__', '')} {self.name} {code.co_code.hex() if code else ''}"
+        text = f"{getattr(self.function, '__module__', '')} {self.name} {code.co_code.hex() + repr(code.co_names) if code else ''}"
         constants = repr(code.co_consts) if code and not any(inspect.iscode(x) for x in code.co_consts) else ""
-        return hashlib.sha256((text + constants).encode()).hexdigest()
+        defaults = [x.default for x in _parameters(self.function) if isinstance(x.default, (int, float, str))]
+        return hashlib.sha256((text + constants + repr(defaults)).encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
         """The function, whatever M is."""
@@ -62,25 +66,23 @@ class FunctionChoice(Choice):
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
         """The call, with the arguments that the function takes."""
         names, function = arguments_of(self.problem), self.function
-        taken = [name for name in _parameters(function) if name != "out"]
-        into = "out" in _parameters(function)
-
-        def given(tensors: Tensors, scalars: Scalars) -> dict[str, Any]:
-            values = dict(zip(names, (*tensors, *scalars), strict=False))
-            return {name: values[name] for name in taken}
+        parameters = [x for x in _parameters(function) if x.name in (*names, "out")]
+        by_place = [x.name for x in parameters if x.kind is x.POSITIONAL_ONLY]
+        by_name = [x.name for x in parameters if x.kind is not x.POSITIONAL_ONLY]
+        into = "out" in (*by_place, *by_name)
 
         def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-            if into:
-                function(**given(tensors, scalars), out=out)
-            else:
-                out.copy_(function(**given(tensors, scalars)))
+            values = dict(zip(names, (*tensors, *scalars), strict=False), out=out)
+            result = function(*[values[x] for x in by_place], **{x: values[x] for x in by_name})
+            if not into:
+                out.copy_(result)
 
         return Kernel(run=run)
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called, or the type of an object that is callable."""
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+def name_of(wanted: Wanted) -> str:
+    """What a function is called, or the type of an object that is callable; the name of a choice is itself."""
+    return wanted if isinstance(wanted, str) else str(getattr(wanted, "__qualname__", type(wanted).__qualname__))
 
 
 def importable(function: Callable[..., Any]) -> bool:
@@ -97,8 +99,13 @@ def arguments_of(problem: Problem) -> tuple[str, ...]:
     return (*(role for role, _ in problem.operands), *(f"x{i}" for i in range(len(extra))), *problem.operation.scalars)
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise InvalidProblemError(
+            f"multi: got {name_of(function)}, whose parameters Python cannot read ({error}); call it in a function that names them"
+        ) from error
 
 
 def _claims(problem: Problem, device: DeviceInfo) -> Claims:

@@ -27,6 +27,7 @@ from ..store.store import Ranged, open_store
 from .call import bring_scalars, check_call, current_device, prepare_out
 from .calls import bound_call
 from .checks import why_not_ours
+from .fallback import by_torch
 from .host import host_us
 from .keys import key_of
 from .members import Wanted, candidates_of, importable, members_for, name_of
@@ -66,6 +67,15 @@ class Multi:
         self.choices = tuple(choice.name for choice in self._held)
         self._kind = f"multi {hashlib.sha256(repr(sorted(self.choices)).encode()).hexdigest()[:16]}"
 
+    def __repr__(self) -> str:
+        picks = ", ".join(f"{x.lo}..{x.hi} {x.name}" for x in self.table.segments) if self.table is not None else "nothing"
+        forced = f", forced to {self.choices[self._forced]}" if self._forced is not None else ""
+        return f"<multi {self._class}: one of {', '.join(self.choices)}; decided: {picks}{forced}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is loaded in this process."""
+        return self.__dict__ | {"_plan": None, "_ready": {}}
+
     def __call__(self, *operands: Any, **arguments: Any) -> torch.Tensor:
         """The operation, with the arguments of the public function of its name.
 
@@ -91,6 +101,9 @@ class Multi:
             )
         bring_scalars(call)
         problem = problem_of(call, epilogue_of(call))
+        if problem.empty:
+            self.picked = None
+            return by_torch(call)
         if self._class not in row_classes(problem):
             raise InvalidProblemError(f"multi: got {problem}, expected a problem of {self._class}, for which it was made")
         if call.out is not None:
@@ -117,8 +130,7 @@ class Multi:
             known = self.table is not None and (self._frozen or self.table.index(problem.m) is not None)
             if not known and self._decide == "first_call":
                 self.decide(range(problem.m, problem.m + 1))
-            assert self._plan is not None
-            range_plan = self._plan
+            range_plan = self._plan = self._plan or self._planned(self.table)
         found = range_plan.find(problem)
         if isinstance(found, str):
             raise NoValidChoicesError(f"{problem} by one of {', '.join(self.choices)}", [("multi", "refused", found)])
@@ -130,20 +142,18 @@ class Multi:
         store = open_store(self._settings)
         machine = fingerprint_text(self._device, self._settings.timing)
         known = stored_table(self._class, machine, store, self._kind) if self._settings.tune != "force" else None
-        before = known[0].segments if known is not None else ()
-        if known is None or any(known[0].index(m) is None for m in rows if self._class.has(m)):
-            result = tune_rows(
-                self._class, rows, self._device, self._settings, store, Progress(), host_us=host_us(self._device, self._settings),
-                source=self._candidates, kind=self._kind,
-            )  # fmt: skip
-            others = (part for x in before for part in _outside(x, result.table))
-            table = Table(segments=merged(sorted((*others, *result.table.segments), key=lambda x: x.lo)), seed=result.table.seed)
-            store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=table.to_json()))
-            known = (table, "")
-        self.table = known[0]
-        self._plan = RangePlan(
-            self._class, members_of(self.table, self._class, self._device, self._candidates), self.table, frozenset()
-        )
+        result = tune_rows(
+            self._class, rows, self._device, self._settings, store, Progress(), host_us=host_us(self._device, self._settings),
+            source=self._candidates, kind=self._kind,
+        )  # fmt: skip
+        self.table, self._plan = result.table, None
+        if known is not None and result.source == "measured":
+            there = (x for x, member in zip(known[0].segments, self._planned(known[0]).members, strict=True) if member.found)
+            others = (part for x in there for part in _outside(x, result.table))
+            segments = merged(sorted((*others, *result.table.segments), key=lambda x: x.lo))
+            self.table = Table(segments=segments, seed=result.table.seed)
+            store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=self.table.to_json()))
+        self._ready.clear()
         return self.table
 
     def force(self, choice: str | int | None) -> Multi:
@@ -189,6 +199,11 @@ class Multi:
         member = Member(self._class, whole.anchor, self._device, lambda _: choice)
         return RangePlan(self._class, [member], Table(segments=(whole,)), frozenset())
 
+    def _planned(self, table: Table | None) -> RangePlan:
+        assert table is not None
+        members = members_of(table, self._class, self._device, self._candidates)
+        return RangePlan(self._class, members, table, frozenset())
+
     def _candidates(self, problem: Problem) -> Candidates:
         members = [choice.at(problem, self._device) for choice in self._held]
         return candidates_of(members, problem, self._device, self._settings)
@@ -214,7 +229,8 @@ def multi(
     Args:
         what: a Problem, or an operation as for ``tune``, with the ``operands`` and ``arguments`` of a call, which is not done.
         choices: names of choices, as tables show them, and functions whose parameters are some of the call's arguments: operands by
-            role (a, b, inp, …), those of the epilogue as x0, x1, …, alpha, beta, and ``out`` where it writes there.
+            role (a, b, inp, …), those of the epilogue as x0, x1, …, alpha, beta, and ``out`` where it writes there. Others keep
+            their defaults. Each has a name of its own.
         m: the numbers of rows that are decided; by default that of the problem.
         decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first call of an M. The store keeps it.
         force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one.
@@ -222,11 +238,13 @@ def multi(
         settings: instead of the settings in force; choices are proved right whatever they say.
 
     Raises:
-        InvalidProblemError: no choices, a name that does not exist, a function with a parameter that is no argument.
+        InvalidProblemError: no choices, a name that does not exist or is there twice, a function with a parameter that is no
+            argument.
         NoValidChoicesError: none of them is right.
     """
     if decide not in ("ranges", "first_call"):
         raise InvalidProblemError(f"multi: decide: got {decide!r}, expected ranges or first_call")
+    _refuse_choices(choices)
     problem, name, info = _asked(what, operands, arguments, device)
     chosen = settings or settings_module.current()
     worker = _in_worker(choices, subprocess, chosen)
@@ -240,12 +258,25 @@ def multi(
     return made
 
 
-def _in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Settings) -> bool:
-    """Whether the choices are measured in a worker process, which ``subprocess`` asks for or refuses."""
+def _refuse_choices(choices: Sequence[Wanted]) -> None:
+    """Raise InvalidProblemError for what is no list of choices, each with a name of its own."""
     if not choices or isinstance(choices, str):
         raise InvalidProblemError(
             f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
         )
+    for x in choices:
+        if not (isinstance(x, str) or callable(x)):
+            raise InvalidProblemError(f"multi: choices: got {x!r}, expected names of choices, and functions")
+    names = [name_of(x) for x in choices]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidProblemError(
+                f"multi: choices: got {name} twice, expected a name of its own for each; that of a function is its __qualname__"
+            )
+
+
+def _in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Settings) -> bool:
+    """Whether the choices are measured in a worker process, which ``subprocess`` asks for or refuses."""
     local = [x for x in choices if not isinstance(x, str) and not importable(x)]
     if subprocess and local:
         raise InvalidProblemError(

@@ -58,6 +58,11 @@ class Member:
             self._choice = self._find(self._class.at(self.anchor))
         return self._choice
 
+    @property
+    def found(self) -> bool:
+        """Whether the choice is there yet."""
+        return isinstance(self.choice, Choice)
+
     def bound(self, problem: Problem) -> tuple[Choice, Kernel] | str:
         """The kernel for a problem of the class; or why there is none."""
         at = self._at(problem)
@@ -119,7 +124,7 @@ class RangePlan:
         self.rows_class = rows_class
         self.table = table
         self.tuned = tuned
-        self._members = members
+        self.members = members
         self._loaded = table is None
         self._relaid: Relaid | None = None
         if table is not None:
@@ -130,7 +135,7 @@ class RangePlan:
         """Load the kernels of all segments, once: the first call of a weight does it, so that no later one has to."""
         if not self._loaded and self.table is not None:
             self._loaded = True
-            for member, segment in zip(self._members, self.table.segments, strict=True):
+            for member, segment in zip(self.members, self.table.segments, strict=True):
                 member.load(segment.kernels)
 
     def serves(self, m: int) -> bool:
@@ -157,13 +162,13 @@ class RangePlan:
         self.load()
         starts = self.table.segments[place].kernels
         before = bisect.bisect_right(starts, m)
-        return self._proved_at(self._members[place], starts[before - 1], m) if before else None
+        return self._proved_at(self.members[place], starts[before - 1], m) if before else None
 
     def runs(self) -> Iterator[tuple[range, Callable[[int], tuple[Problem, Choice, Kernel] | None]]]:
         """The Ms of at least two that one loaded kernel serves, of an interval those of the class, and what does for each."""
         self.load()
         for member, segment in zip(
-            self._members, self.table.segments if self.table is not None else (), strict=self.table is not None
+            self.members, self.table.segments if self.table is not None else (), strict=self.table is not None
         ):
             for start, behind in pairwise((*segment.kernels, segment.hi + 1)):
                 for rows in without(range(max(start, segment.lo, 2), behind), self.tuned):
@@ -177,11 +182,11 @@ class RangePlan:
 
     def _candidates(self, m: int) -> Sequence[Member]:
         if self.table is None:
-            return sorted(self._members, key=lambda member: abs(math.log(m / member.anchor)))[:NEAREST]
+            return sorted(self.members, key=lambda member: abs(math.log(m / member.anchor)))[:NEAREST]
         place = self.table.index(m)
         if place is None and m < self.table.lo:
             return ()
-        return (self._members[-1 if place is None else place],)
+        return (self.members[-1 if place is None else place],)
 
 
 def without(rows: range, others: Collection[int]) -> Iterator[range]:

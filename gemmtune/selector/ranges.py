@@ -14,6 +14,7 @@ from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..effort import EFFORT
 from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
+from ..filters import why_not_named
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
@@ -21,7 +22,8 @@ from ..workers.locks import tuning_lock
 from .candidates import Candidates
 from .handover import MOST_SEGMENTS, UNEVEN_FROM, anchors_of, assigned, hand_over, spread
 from .invariant import few_anchors, one_for_all
-from .precompile import Compilation
+from .offers import enabled_backends
+from .precompile import Compilation, precompile
 from .progress import Progress
 from .proof import failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
@@ -70,7 +72,8 @@ def tune_rows(
     source: Source | None = None,
     kind: str | None = None,
 ) -> RangeResult:
-    """The table of a class for a range of M: from the store if it has one that covers the range, else measured and remembered.
+    """The table of a class for a range of M: from the store if it has one that covers the range, with choices that are there yet,
+    else measured and remembered.
 
     ``recorded`` are Ms that are tuned beside those of the grid. ``source`` has the choices for a problem, where these are not those
     of the settings, and the table is then kept as another ``kind``. An interrupted tuning keeps what was measured at its anchors.
@@ -87,7 +90,7 @@ def tune_rows(
     kind = kind or kind_of(settings)
     with tuning_lock(settings, f"{kind} {rows_class.key}", work.fingerprint, waiting):
         known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
-        if known is not None and known[0].lo <= rows[0] and rows[-1] <= known[0].hi:
+        if known is not None and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         _tune_anchors(work, store, recorded)
         table = one_for_all(work) if settings.batch_invariant else _proved(work)
@@ -101,6 +104,23 @@ def tune_rows(
         seconds=time.perf_counter() - begun,
         source="measured",
     )
+
+
+def _serves(table: Table, work: Work, store: Store) -> bool:
+    """Whether the choices of a stored table are there yet, but for those that the settings leave out. What the cache folder lost of
+    their kernels is compiled."""
+    enabled, needed = enabled_backends(work.device, work.settings), []
+    for x in table.segments:
+        choice = work.candidates(x.anchor).stored(store).choices.get(x.content_hash)
+        if choice is not None:
+            legal = (choice.at(work.rows_class.at(m), work.device) for m in x.kernels)
+            needed += [at for at in legal if isinstance(at, Choice)]
+            continue
+        backend = x.name.partition(":")[0]
+        if work.source is not None or (backend in enabled and why_not_named(x.name, backend, work.settings) is None):
+            log.info("%s: %s of the stored table is of another version: the range is tuned again", work.rows_class, x.name)
+            return False
+    return not precompile(needed, work.settings)
 
 
 def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:

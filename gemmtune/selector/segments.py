@@ -82,6 +82,10 @@ class Table:
         place = bisect.bisect_right(self.segments, m, key=lambda segment: segment.lo) - 1
         return place if place >= 0 and m <= self.segments[place].hi else None
 
+    def covers(self, rows: Iterable[int]) -> bool:
+        """Whether a segment holds for each of ``rows``."""
+        return all(self.index(m) is not None for m in rows)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         names = Segment.__dataclass_fields__

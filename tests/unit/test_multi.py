@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,53 @@ def test_members_may_be_functions_of_some_of_the_arguments(backend: RowedBackend
     assert run(multi.force("function:into"), 5) == "function:into"
 
 
+def tuned(a, b, /, stages=3, **more):
+    return a @ b if stages == 3 and not more else a
+
+
+def test_members_keep_their_defaults_and_what_is_given_by_place(backend: RowedBackend):
+    assert run(made(choices=[tuned], force=0), 5) == "function:tuned"
+
+
+def test_what_was_decided_among_functions_holds_for_their_code(own_store: Path):
+    """One that was edited since, or whose default is another one, is measured again."""
+
+    def made(function: Callable[..., torch.Tensor]) -> Multi:
+        function.__qualname__ = "mine"
+        return gemmtune.multi(problem(8), choices=[function], m=(1, 8))
+
+    def hashed(multi: Multi) -> set[str]:
+        assert run(multi, 5) == "function:mine"
+        assert multi.table is not None
+        return {x.content_hash for x in multi.table.segments}
+
+    versions = (
+        lambda a, b: a @ b,
+        lambda a, b: torch.mm(a, b),
+        lambda a, b: torch.matmul(a, b),
+        lambda a, b, n=1: a @ b,
+        lambda a, b, n=2: a @ b,
+    )
+    found = [hashed(made(x)) for x in versions]
+    assert len(set().union(*found)) == len(versions)
+    assert hashed(made(lambda a, b, n=2: a @ b)) == found[-1]
+
+
+def test_a_multi_can_be_pickled_and_says_what_it_is(own_store: Path):
+    multi = gemmtune.multi(problem(8), choices=["aten:mm", plain], m=(1, 8), force=1)
+    assert run(multi, 5) == "function:plain"
+    again = pickle.loads(pickle.dumps(multi.force(None).decide(range(1, 9)) and multi))
+    assert run(again, 5) in again.choices
+    assert repr(again) == repr(multi)
+    assert "Mx24x16 float32 nt on cpu: one of aten:mm, function:plain; decided: 1..8 " in repr(multi)
+
+
+def test_no_rows_are_multiplied_by_torch(backend: RowedBackend):
+    multi = made(force=0)
+    assert multi(torch.randn(0, K), W).shape == (0, N)
+    assert multi.picked is None
+
+
 def test_a_wrong_member_is_left_out(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
     multi = gemmtune.multi(problem(8), choices=[wrong, plain])
     assert run(multi, 8) == "function:plain"
@@ -158,6 +207,10 @@ def unknown(a, b, c):
             r"fake:none is not among the choices .* expected names out of fake:torch, fake:low, fake:high",
         ),
         ({"choices": []}, "choices: got \\[\\], expected at least one name"),
+        ({"choices": [3]}, "choices: got 3, expected names of choices, and functions"),
+        ({"choices": [into, torch.mm]}, r"got \S+mm, whose parameters Python cannot read"),
+        ({"choices": ["fake:low", "fake:low"]}, "got fake:low twice, expected a name of its own"),
+        ({"choices": [plain, plain]}, "got plain twice, expected a name of its own for each; that of a function is its __qual"),
         ({"choices": [unknown]}, "unknown has the parameters c, expected some of a, b, out"),
         ({"force": "fake:torch"}, "got 'fake:torch', expected a name or a place out of 0: fake:low, 1: fake:high"),
         ({"force": 2}, "force: got 2"),

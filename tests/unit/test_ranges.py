@@ -225,6 +225,28 @@ def test_the_second_time_it_comes_from_the_store(backend: RowedBackend):
         assert tuned().source == "measured"
 
 
+def test_a_table_whose_choice_is_gone_is_made_anew_and_one_that_settings_narrow_is_not(
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ranges, "enabled_backends", lambda *_: ("fake",))
+    tuned()
+    with settings.patch(choice_denylist_regex="high"):
+        assert tuned().source == "store", "it is there for who allows it"
+    backend.kinds = ("torch", "low")
+    result = tuned()
+    assert (result.source, intervals(result)) == ("measured", [(1, 64, "low")])
+
+
+def test_what_the_cache_folder_lost_is_compiled_when_the_range_is_tuned_again(
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    tuned()
+    needed: list[tuple[str, int]] = []
+    monkeypatch.setattr(ranges, "precompile", lambda choices, _: needed.extend((c.name, c.problem.m) for c in choices))
+    assert tuned().source == "store"
+    assert needed == [("fake:low", 1), ("fake:high", CROSSING)]
+
+
 def test_calls_take_the_table_and_tune_nothing(backend: RowedBackend, tunings: list[int]):
     tuned()
     assert [call(m) for m in (1, 5, 19, 20, 37, 64)] == ["fake:low"] * 3 + ["fake:high"] * 3
