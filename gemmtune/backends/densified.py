@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..choice import Choice, Claims, Kernel, Offers, RunNew, Scalars, Tensors
+from ..device import DeviceInfo
 from ..numerics.block_sparse import dense_problem
 from ..numerics.block_sparse import densified as blocks_densified
 from ..numerics.bounds import FLOAT8_BITS
@@ -42,6 +43,11 @@ class DensifiedChoice(AroundChoice):
     def content_hash(self) -> str:
         """Over the inner choice, and that its b is made of blocks."""
         return hashlib.sha256(f"{self.inner.content_hash} of blocks".encode()).hexdigest()
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """The dense choice for another number of tokens."""
+        inner = self.inner.at(dense_problem(problem), device)
+        return inner if isinstance(inner, str) else self.around(problem, inner, baseline=self.baseline)
 
     def bind(self, loaded: Any) -> Kernel:
         """The dense kernel, behind the making of its b unless that is packed."""

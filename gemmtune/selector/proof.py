@@ -112,7 +112,9 @@ def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, gene
     """The Ms at which a choice is run: both ends, edges of its tiles and their neighbours, an M of each alignment and of each
     kernel, random ones.
     """
-    rows = range(segment.lo, segment.hi + 1)
+    rows = rows_class.within(range(segment.lo, segment.hi + 1))
+    if not rows:
+        return ()
     wanted = {rows[0], rows[-1], *segment.kernels}
     if tile:
         first = -(-rows[0] // tile) * tile
@@ -121,7 +123,7 @@ def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, gene
     middle = (rows[0] + rows[-1]) // 2 // ALIGNED_BYTES * ALIGNED_BYTES
     wanted |= {middle + step for step in ALIGNMENTS}
     wanted |= {generator.choice(rows) for _ in range(RANDOM_ROWS)}
-    return tuple(sorted(m for m in wanted if m in rows and rows_class.has(m)))
+    return tuple(sorted(m for m in wanted if m in rows))
 
 
 def failures_of(

@@ -79,8 +79,11 @@ def tune_rows(
     of the settings, and the table is then kept as another ``kind``. An interrupted tuning keeps what was measured at its anchors.
 
     Raises:
+        InvalidProblemError: the class has none of the ``rows``.
         NoValidChoicesError: nothing is right at some anchor.
     """
+    if not rows_class.within(rows):
+        raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
     work = Work(rows_class, rows, device, settings, host_us, progress, source)
 

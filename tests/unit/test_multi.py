@@ -242,6 +242,11 @@ def test_functions_that_no_worker_finds(backend: RowedBackend):
     assert not importable(local)
 
 
+def test_a_range_without_an_m_of_the_weight_is_refused(backend: RowedBackend):
+    with pytest.raises(InvalidProblemError, match=r"m: got 1\.\.3, none of which is an M of mm Mx24x16 .* an odd multiple of 8"):
+        gemmtune.multi(problem(8, layout="tn"), choices=["fake:low"], m=(1, 3))
+
+
 def test_block_sparse_products_are_no_multi():
     blocks = torch.eye(32).to_sparse_bsr(16)
     with pytest.raises(InvalidProblemError, match="got bsr_mm, whose weight is block-sparse, expected one of mm"):

@@ -201,7 +201,9 @@ def test_rows_that_are_checked(rows: range, tile: int | None, drawn: tuple[int, 
 
 
 def test_rows_that_the_class_has_not_are_not_checked() -> None:
-    assert rows_to_check(segment(1, 64, "x"), TWOS, 16, Drawn(5, 6, 7)) == (6, 34)
+    """Both ends are those of the class."""
+    assert rows_to_check(segment(1, 64, "x"), TWOS, 16, Drawn(6, 6, 10)) == (2, 6, 10, 34, 62)
+    assert rows_to_check(segment(3, 5, "x"), TWOS, None, Drawn()) == ()
 
 
 def test_each_kernel_is_checked() -> None:

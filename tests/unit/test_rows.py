@@ -7,12 +7,15 @@ import dataclasses
 import pytest
 import torch
 
+from gemmtune.backends.aten.blocks import BlocksChoice
 from gemmtune.backends.table import load
+from gemmtune.choice import Choice
 from gemmtune.device import detect, preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rows import classes_over, row_classes
 from gemmtune.problem.trace import trace
+from gemmtune.selector.offers import legal_offers
 from gemmtune.settings import Settings
 
 SIZES = (1, 2, 7, 33, 128, 130, 1000)
@@ -140,6 +143,33 @@ def test_a_choice_at_its_own_problem_is_itself(backend: str, arch: str):
                     assert (there.name, there.content_hash) == (one.name, one.content_hash)
                 families.add(type(choice).__name__)
     assert len(families) >= {"triton": 7}.get(backend, 1)
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm90"])
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_what_multiplies_blocks_serves_any_number_of_tokens(arch: str, prepacked: bool):
+    """Torch's ways, our kernels and dense products: for another M they are what is offered there."""
+    device, chosen = (detect("cpu"), Settings()) if arch == "cpu" else (preset(arch), Settings(search="quick"))
+
+    def offered(m: int) -> dict[str, Choice]:
+        kind = "cpu" if arch == "cpu" else "cuda"
+        problem = Problem.bsr_mm(m, 256, 512, dtype=torch.float32, block=64, device_type=kind, prepacked=prepacked)
+        return {x.name: x for x in legal_offers(problem, device, chosen, on_this_machine=False).choices}
+
+    first, second = offered(64), offered(192)
+    compared = 0
+    for name, choice in first.items():
+        there = choice.at(next(iter(second.values())).problem, device)
+        if name in second:
+            assert there == second[name]
+            compared += 1
+    assert compared >= (3 if arch == "cpu" else 5)
+    of_torch = [x for x in first.values() if isinstance(x, BlocksChoice) and x.meta]
+    reasons = [
+        x.at(Problem.bsr_mm(m, 256, 512, dtype=torch.float32, device_type="cuda"), device) for x in of_torch for m in (56, 8)
+    ]
+    assert all("multiples of" in str(reason) for reason in reasons)
+    assert bool(of_torch) == (arch != "cpu" and not prepacked)
 
 
 def test_a_choice_that_is_not_legal_elsewhere_says_why():

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +50,16 @@ class BlocksChoice(Choice):
         text = json.dumps([NAME, self.name, dict(self.meta), self.problem.epilogue is not None])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """The same way, with tiles of as many tokens."""
+        if not self.meta:
+            return replace(self, problem=problem)
+        meta = dict(self.meta)
+        tile = self.problem.m // meta["SPLIT_N"]
+        if problem.m % tile:
+            return f"{self.name} takes multiples of {tile} tokens, got {problem.m}"
+        return why_not_triton(problem) or self.moved_to(problem, meta | {"SPLIT_N": problem.m // tile}, device)
+
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         """The calls."""
         make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
@@ -69,8 +79,12 @@ class BlocksChoice(Choice):
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
         """torch's kernel with other parameters."""
-        reason = device.why_no_smem(_shared_bytes(self.problem, parameters))
-        return reason or _choice(self.problem, "triton", self.claims, meta=parameters)
+        return self.moved_to(self.problem, parameters, device)
+
+    def moved_to(self, problem: Problem, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
+        """The same for another problem of the class."""
+        reason = device.why_no_smem(_shared_bytes(problem, parameters))
+        return reason or _choice(problem, "triton", self.claims, meta=parameters)
 
     def _by_triton(self, problem: Problem) -> RunNew:
         function = importlib.import_module("torch.sparse._triton_ops").bsr_dense_addmm

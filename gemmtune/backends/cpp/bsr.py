@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass
@@ -154,6 +155,10 @@ class BlockChoice(Choice):
     def compile(self) -> None:
         """Make the shared object, unless it is there. Raises CompileError; UnavailableError without a compiler."""
         compile_source(self.source, self.name)
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        """The same kernel, which takes any number of tokens."""
+        return why_not_blocks(problem, device) or dataclasses.replace(self, problem=problem)
 
     def load(self) -> ctypes.CDLL:
         """The compiled function. Raises CompileError, UnavailableError without a compiler, OSError."""
