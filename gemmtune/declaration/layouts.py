@@ -1,7 +1,8 @@
 """Kinds of strides by name, as traits, options and case ids have them.
 
 An operand's layout is ``kind[+pad][@offset][~batch]``: ``row+8@3`` is row-major with eight elements of padding between rows, three
-elements past a 16-byte boundary; ``col~0`` is column-major with a batch stride of 0.
+elements past a 16-byte boundary; ``col~0`` is column-major with a batch stride of 0; in ``row~i`` rows of the matrices of a batch
+take turns, as the heads of attention do.
 """
 
 from __future__ import annotations
@@ -24,19 +25,25 @@ KINDS: dict[str, str] = {
     "padded": "rows or columns with a gap between them",
     "offset": "a first element that is not on a 16-byte boundary",
     "every2": "every second element of each row",
+    "every3": "every third element of each column",
     "rows0": "one row, repeated by a stride of 0",
     "cols0": "one column, repeated by a stride of 0",
     "window": "rows that overlap in memory",
     "batch0": "one matrix for the whole batch, by a stride of 0",
     "batchgap": "a gap between the matrices of a batch",
+    "interleaved": "the matrices of a batch in turn, row by row or column by column",
 }
-"""Name to meaning. As text: padded ``row+8``, offset ``row@3``, batch0 ``row~0``, batchgap ``row~1``."""
+"""Name to meaning. As text: padded ``row+8``, offset ``row@3``, batch0 ``row~0``, batchgap ``row~1``, interleaved ``row~i``."""
+BATCH_KINDS = {"0": "batch0", "1": "batchgap", "i": "interleaved"}
+"""The kinds that only a batch has, by their marks."""
 
 PLAIN = "row"
 WINDOW_STEP = 3
 """Elements from one overlapping row to the next."""
 BATCH_GAP = 24
-_PATTERN = re.compile(r"(row|col|every2|rows0|cols0|window)(?:\+(\d+))?(?:@(\d+))?(?:~([01]))?")
+_PATTERN = re.compile(
+    r"(?!(?:every|rows0|cols0|window).*i$)(row|col|every2|every3|rows0|cols0|window)(?:\+(\d+))?(?:@(\d+))?(?:~([01i]))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +70,17 @@ class OperandLayout:
         names = {self.kind}
         names |= {"padded"} if self.pad else set()
         names |= {"offset"} if self.offset else set()
-        return frozenset(names | {"0": {"batch0"}, "1": {"batchgap"}}.get(self.batch, set()))
+        return frozenset(names | {BATCH_KINDS[mark] for mark in self.batch})
 
     def layout(self, size: tuple[int, ...], dtype: torch.dtype) -> Layout:
         """The layout of a tensor of that size, 0-D or 1-D (a bias), 2-D, or 3-D with a batch dimension first."""
-        rows, cols = (1, 1, *size)[-2:]
+        batch, rows, cols = (1, 1, 1, *size)[-3:]
+        turns = batch if self.batch == "i" else 1
         stride: tuple[int, int] = {
-            "row": (cols + self.pad, 1),
-            "col": (1, rows + self.pad),
+            "row": ((cols + self.pad) * turns, 1),
+            "col": (1, (rows + self.pad) * turns),
             "every2": (2 * cols + self.pad, 2),
+            "every3": (3, 3 * rows + self.pad),
             "rows0": (0, 1),
             "cols0": (1, 0),
             "window": (min(WINDOW_STEP, max(cols, 1)), 1),
@@ -79,9 +88,9 @@ class OperandLayout:
         span = 1 + max(rows - 1, 0) * stride[0] + max(cols - 1, 0) * stride[1]
         if self.kind in ("row", "every2"):
             span = max(span, rows * stride[0])
-        elif self.kind == "col":
+        elif self.kind in ("col", "every3"):
             span = max(span, cols * stride[1])
-        between = 0 if self.batch == "0" else span + (BATCH_GAP if self.batch == "1" else 0)
+        between = {"0": 0, "1": span + BATCH_GAP, "i": max(stride) // turns}.get(self.batch, span)
         return Layout(size=size, stride=(between, *stride)[-len(size) :] if size else (), dtype=dtype, offset=self.offset)
 
 
@@ -90,7 +99,8 @@ def _parsed(text: str) -> OperandLayout:
     found = _PATTERN.fullmatch(text)
     if found is None:
         raise CaseError(
-            f"layout: got {text!r}, expected kind[+pad][@offset][~0|~1] with a kind out of row, col, every2, rows0, cols0, window"
+            f"layout: got {text!r}, expected kind[+pad][@offset][~0|~1|~i] with a kind out of row, col, every2, every3, rows0, "
+            "cols0, window, and ~i for row and col alone"
         )
     kind, pad, offset, batch = found.groups()
     return OperandLayout(kind=kind, pad=int(pad or 0), offset=int(offset or 0), batch=batch or "")
@@ -122,6 +132,10 @@ def kinds_of(layout: Layout) -> Iterator[frozenset[str]]:
             if lead > 1 and between != {"": dense, "0": 0}.get(text, max(between, dense + 1)):
                 continue
             yield dataclasses.replace(own, offset=layout.offset).kinds
+    for kind, length, inner, outer in ((PLAIN, cols, across, along), ("col", rows, along, across)):
+        lines = rows * cols // length
+        if lead > 1 and between >= length and (inner == 1 or length == 1) and (outer == lead * between or lines == 1):
+            yield OperandLayout(kind=kind, pad=between - length, offset=layout.offset, batch="i").kinds
 
 
 def _kinds_of_matrix(rows: int, cols: int, along: int, across: int) -> Iterator[tuple[str, int]]:
@@ -138,3 +152,5 @@ def _kinds_of_matrix(rows: int, cols: int, along: int, across: int) -> Iterator[
         yield from (("cols0", 0),) if not one_col and across == 0 else ()
     if across == 2 and (one_row or along >= 2 * cols):
         yield "every2", 0 if one_row else along - 2 * cols
+    if along == 3 and (one_col or across >= 3 * rows):
+        yield "every3", 0 if one_col else across - 3 * rows

@@ -16,6 +16,7 @@ __all__ = [
     "factor_along_the_rows",
     "factor_read_as_bfloat16",
     "first_group_for_all",
+    "float16_saturated",
     "int4_read_as_unsigned",
     "nibbles_swapped",
     "pairs_clamped_to_16_bits",
@@ -171,3 +172,12 @@ def _clamped_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 pairs_clamped_to_16_bits = Gemm(gemm_traits=INT8, product=_clamped_pairs)
 sums_in_float32 = Gemm(gemm_traits=INT8, product=rounding_blocks(torch.float32))
 """Exact up to 2^24."""
+
+
+def _saturated(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    largest = torch.finfo(torch.float16).max
+    return out.copy_(torch.where(acc.isinf(), acc, acc.clamp(-largest, largest)) if out.dtype == torch.float16 else acc)
+
+
+float16_saturated = Gemm(gemm_traits=SCALED, store=_saturated)
+"""A conversion that is meant for results of 8 bits."""

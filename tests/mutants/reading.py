@@ -13,6 +13,7 @@ __all__ = [
     "address_rounded_down",
     "alignment_of_the_first_call",
     "batch_stride_ignored",
+    "batches_in_turn_misread",
     "first_batch_only",
     "k_mask_off_by_one",
     "k_tail_unmasked",
@@ -78,6 +79,15 @@ def _matrices_in_a_row(x: torch.Tensor) -> torch.Tensor:
 
 batch_stride_ignored = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, _matrices_in_a_row(b)))
 """Each matrix of b is looked for right behind the one before it."""
+
+
+def _batches_apart(x: torch.Tensor) -> torch.Tensor:
+    in_turn = x.dim() == 3 and x.shape[0] > 1 and 0 < x.stride(0) < max(x.stride()[1:])
+    return x[:1].expand_as(x) if in_turn else x
+
+
+batches_in_turn_misread = Gemm(gemm_traits=BATCHED, read=lambda a, b: (_batches_apart(a), _batches_apart(b)))
+"""A batch stride within a matrix is taken for one matrix for all."""
 first_batch_only = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, b[:1]))
 """b's batch stride is taken for 0."""
 

@@ -17,6 +17,7 @@ __all__ = [
     "bias_along_the_rows",
     "c_of_the_first_batch",
     "infinity_clamped",
+    "minus_one_taken_for_one",
     "nan_becomes_zero",
     "reads_c_when_beta_is_0",
     "relu_for_nan",
@@ -36,6 +37,12 @@ alpha_dropped = Gemm(finish=lambda acc, terms: finished(acc, dataclasses.replace
 beta_dropped = Gemm(finish=lambda acc, terms: finished(acc, dataclasses.replace(terms, beta=1 if terms.beta else 0)))
 beta_truncated = Gemm(finish=lambda acc, terms: finished(acc, dataclasses.replace(terms, beta=math.trunc(terms.beta))))
 """beta travels as an integer."""
+
+
+minus_one_taken_for_one = Gemm(
+    finish=lambda acc, terms: finished(acc, dataclasses.replace(terms, alpha=1 if terms.alpha == -1 else terms.alpha))
+)
+"""A kernel without alpha for those of absolute value 1."""
 
 
 def _alpha_on_all(acc: torch.Tensor, terms: Terms) -> torch.Tensor:

@@ -27,6 +27,7 @@ __all__ = [
     "int8_read_as_unsigned",
     "k_tail_dropped",
     "last_k_block_dropped",
+    "last_term_dropped_for_few_rows",
     "last_term_dropped_past_8191",
     "partial_sum_lost_sometimes",
     "partial_sum_twice_sometimes",
@@ -43,7 +44,7 @@ __all__ = [
 
 BLOCK = 32
 """Along K."""
-FEW_ROWS = 16
+FEW_ROWS, TILE_ROWS = 16, 8
 SOMETIMES = 4
 """One call in so many, on average."""
 
@@ -150,6 +151,14 @@ blocks_of_zeros_skipped = Gemm(product=_skipping_blocks_of_zeros)
 ranges_of_zeros_skipped = Gemm(product=_skipping_ranges_of_zeros)
 """Right for finite numbers, and a good idea where it is declared."""
 
+
+def _for_few_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    few = TILE_ROWS < a.shape[-2] < FEW_ROWS - 1
+    return a[..., :-1] @ b[..., :-1, :] if few else a @ b
+
+
+last_term_dropped_for_few_rows = Gemm(product=_for_few_rows)
+"""A kernel for 9 to 14 rows, of which none is at the edge of a tile."""
 last_term_dropped_past_8191 = Gemm(product=_over_k(lambda k: slice(0, k - 1 if k > 8191 else k)))
 """A counter of 13 bits."""
 

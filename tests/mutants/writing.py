@@ -25,9 +25,11 @@ __all__ = [
     "result_found_by_address",
     "result_in_float32",
     "rows_past_65535_unwritten",
+    "tiles_past_132_unwritten",
 ]
 
 TILE = 16
+WIDE_TILE, MULTIPROCESSORS = 128, 132
 MOST_ROWS, MOST_COLUMNS = 2**16 - 1, 2**15
 MOST_KNOWN = 64
 """Results that are kept."""
@@ -119,6 +121,17 @@ def _columns_wrapped(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _one_wave(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    rows, cols = (-(-size // WIDE_TILE) for size in out.shape[-2:])
+    left = rows * cols - MULTIPROCESSORS
+    if min(rows, cols) == 1 or left <= 0:
+        return out.copy_(acc)
+    out[..., : (rows - 1) * WIDE_TILE, :].copy_(acc[..., : (rows - 1) * WIDE_TILE, :])
+    return out
+
+
+tiles_past_132_unwritten = Gemm(store=_one_wave)
+"""Blocks that stay for several tiles, and miss the last row of them where there are more tiles than multiprocessors."""
 rows_past_65535_unwritten = Gemm(store=_up_to_rows)
 """A block for each row, as many as the second dimension of a CUDA grid has."""
 columns_wrap_at_32768 = Gemm(store=_columns_wrapped)

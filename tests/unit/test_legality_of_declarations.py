@@ -66,7 +66,10 @@ def test_what_is_tested_is_offered_where_words_overlap(traits: Traits):
     assert len(list(filter(None, reasons))) > 10
 
 
-@pytest.mark.parametrize("text", ["row", "col", "row+8", "col+4@1", "every2", "rows0", "cols0", "window", "row~0", "col+1@3~1"])
+@pytest.mark.parametrize(
+    "text",
+    ["row", "col", "row+8", "col+4@1", "every2", "rows0", "cols0", "window", "row~0", "col+1@3~1", "every3+2", "row~i", "col+8~i"],
+)
 def test_strides_are_known_by_their_kinds(text: str):
     found = OperandLayout.parse(text)
     assert list(kinds_of(found.layout((3, 4, 5), torch.float32))) == [found.kinds]

@@ -43,7 +43,7 @@ LONG: dict[Level, tuple[Size, ...]] = {
 """Further ones that are long along K, or have none of it."""
 ADDED = tuple(op for op in STRIDED if ROWS[op].operand("inp") is not None)
 """Operations of strided operands with one that is added."""
-UNUSUAL = ("row+1", "row+8", "col+17", "col@3", "every2", "rows0", "cols0", "window", "row~0", "row~1", "col+8@5~1")
+UNUSUAL = ("row+8", "col+17", "col@3", "every2", "every3", "rows0", "cols0", "window", "row~0", "col~i", "col+8@5~1")
 """Strides beside the plain ones, of one operand at a time."""
 BATCHES = (3, 2)
 GROUPS = ("", "1", "7", "33")
@@ -177,7 +177,7 @@ class Sample:
         if not self.admits(case):
             return None
         case = self.finish(case if isinstance(variant, str) else case.changed(**variant))
-        if "~" in case.a + case.b + case.out and not case.batched:
+        if "~" in case.a + case.b + case.out + case.inp and not case.batched:
             return None
         return case if all(scope.allows(x) for x in (case, *self.further(case))) else None
 

@@ -15,6 +15,14 @@ from .values import check_cancellation, check_integers
 
 LONG = (2**13 + 3, 2**15 + 3, 2**16 + 3)
 """Past what an index of so many bits holds, and past the most blocks of a CUDA grid along its second dimension."""
+TILED: Size = (2100, 2200, 16)
+"""More tiles of 128 x 128 than a GPU has multiprocessors, no multiple of 8 of them along M, and parts of tiles at the edges."""
+BETWEEN: tuple[Size, ...] = (
+    (4, 96, 384), (5, 9, 192), (6, 192, 24), (9, 4, 768), (10, 48, 96), (11, 5, 1536), (12, 6, 320), (13, 10, 640), (14, 24, 12),
+    (20, 11, 6), (24, 12, 448), (48, 13, 4), (96, 14, 5), (192, 20, 10), (1, 40, 2048), (40, 1, 2048), (1, 1, 4096),
+)  # fmt: skip
+"""Sizes far from the edges of most tiles: each number of a few rows and columns, three times a power of 2, and long single rows
+and columns, for which there are kernels of their own."""
 SMOKE_PLACES = (0, 5, 11)
 """How far the edges of N and of K are ahead of that of M, so that each size comes up once in each dimension."""
 
@@ -45,14 +53,16 @@ def _edges(name: str, scope: Scope) -> Iterator[Case]:
     """Each triple for at least one operation and dtype, and these in turn."""
     contexts = sum(len(scope.tested_dtypes(op)) for op in scope.tested_ops if op in SINGLE)
     budget = (max(54, 3 * contexts), len(EDGES) ** 2 + contexts, 5000)
-    return Sample(budget=budget, shapes=edge_shapes, ops=SINGLE)(name, scope)
+    yield from Sample(budget=budget, shapes=edge_shapes, ops=SINGLE)(name, scope)
+    budget = (len(BETWEEN) + contexts, 3 * len(BETWEEN) + contexts, contexts * len(BETWEEN))
+    yield from Sample(budget=budget, shapes=BETWEEN, ops=SINGLE)(name, scope)
 
 
 def _long(name: str, scope: Scope) -> Iterator[Case]:
-    """Every long size once in every dimension; at smoke only the longest for all operations but the first."""
+    """Every long size once in every dimension; at smoke only the longest for all operations but the first. That one has TILED."""
     for number, op in enumerate(op for op in scope.tested_ops if op in SINGLE):
         lengths = LONG if number == 0 or scope.level > Level.SMOKE else LONG[-1:]
-        sizes = tuple(size for long in lengths for size in ((long, 8, 8), (5, long, 8), (5, 8, long)))
+        sizes = tuple(size for long in lengths for size in ((long, 8, 8), (5, long, 8), (5, 8, long))) + (TILED,) * (number == 0)
         dtypes = len(scope.tested_dtypes(op))
         each = -(-len(sizes) // max(dtypes, 1)) * dtypes
         yield from Sample(budget=(each, 2 * each, 4 * each), shapes=sizes, ops=(op,))(name, scope)
@@ -93,11 +103,12 @@ def _empty_needs(scope: Scope) -> str | None:
 
 PROPERTIES = (
     Property(
-        "edges", "sizes one below, at and one above those of tiles, in every combination of two", check_cancellation,
+        "edges", "sizes one below, at and one above those of tiles, in every combination of two; some between those",
+        check_cancellation,
         _edges, drawn=True,
     ),
     Property(
-        "long", "more than 2^13, 2^15 and 2^16 rows, columns and terms", check_long,
+        "long", "more than 2^13, 2^15 and 2^16 rows, columns and terms; hundreds of tiles", check_long,
         _long,
     ),
     Property(

@@ -14,13 +14,16 @@ from .property import Property, stage, tested
 from .special import added_needs
 from .values import check_integers
 
-VALUES: dict[str, tuple[float, float]] = {"plain": (2.0, -3.0), "half": (-0.5, 3.0), "odd": (0.3, -1.7), "large": (100.0, 0.01)}
-"""alpha and beta of class general, by variant. The first two are exact; the others are for random data, within the bound."""
-EXACT = ("plain", "half")
+VALUES: dict[str, tuple[float, float]] = {
+    "plain": (2.0, -3.0), "half": (-0.5, 3.0), "minus": (-1.0, -1.0), "odd": (0.3, -1.7), "large": (100.0, 0.01),
+}  # fmt: skip
+"""alpha and beta of class general, by variant."""
+EXACT = ("plain", "half", "minus")
+"""Those that sums of integers stay exact with; the others are for random data, within the bound."""
 SIZES: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (48, 48, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
 STRIDES: dict[str, tuple[str, ...]] = {
     "n": ("row", "every2", "row@3"),
-    "mn": ("row", "col", "row+8", "every2", "row@1", "rows0", "cols0"),
+    "mn": ("row", "col", "row+8", "every2", "row@1", "rows0", "cols0", "row~0", "row~1", "row~i"),
     "m1": ("row", "row+3", "row@1"),
     "1n": ("row", "every2", "row@3"),
     "scalar": ("row", "row@1"),

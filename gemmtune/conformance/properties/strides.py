@@ -23,6 +23,7 @@ STRIDES = (
     "col", "row+1", "col+1", "every2", "row@1", "col@3", "rows0", "cols0", "window", "row~1", "col~1", "row~0", "col~0",
     "row+4", "col+4", "row+8", "col+8", "row+17", "col+17", "row@2", "col@4", "row@5", "col@6", "row@7", "col@8",
     "row+8@3", "col+4@1~1", "every2+3", "every2@1", "rows0@1", "cols0@2", "window@2", "row+1~0", "col+1@7",
+    "every3", "row~i", "col+8~i",
 )  # fmt: skip
 APART = 7
 """a and b have different strides at once: each with the one that is so many places further on."""
@@ -33,7 +34,8 @@ PADS = (0, 1, 3, 8, 2)
 BOUNDARY_BYTES = 16
 
 BATCHES = ({"batch": 1}, {"batch": 2}, {"batch": 17}, {"batch": 5})
-BATCH_STRIDES = ("row", "row~0", "col", "row~1", "col+8~1", "col~0", "row+1@1~1")
+BATCH_STRIDES = ("row", "row~0", "col", "row~1", "row~i", "col+8~1", "col~0", "row+1@1~1", "col+8~i")
+LARGE_BATCH = 300
 MOST_BLOCKS = 65535
 """The limit of a CUDA grid along its second and third dimension: a larger batch needs more than one launch, or another order."""
 
@@ -116,8 +118,9 @@ def _batches(name: str, scope: Scope) -> Iterable[Case]:
         variants=BATCHES,
         admits=lambda case: case.batched,
     )
+    large = Sample(budget=(2, 8, 16), shapes=((8, 8, 16),), variants=({"batch": LARGE_BATCH},), admits=lambda case: case.batched)
     many = Sample(budget=(0, 2, 8), shapes=((8, 8, 8),), variants=({"batch": MOST_BLOCKS + 2},), admits=lambda case: case.batched)
-    return (*some(name, scope), *(many(name, scope) if scope.level >= Level.FULL else ()))
+    return (*some(name, scope), *large(name, scope), *(many(name, scope) if scope.level >= Level.FULL else ()))
 
 
 PROPERTIES = (

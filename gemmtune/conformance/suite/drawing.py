@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ...declaration.blocks import PLAIN as PLAIN_BLOCKS
 from ...declaration.labels import OPS
-from ...declaration.layouts import PLAIN, OperandLayout
+from ...declaration.layouts import BATCH_KINDS, PLAIN, OperandLayout
 from ..bench.outcome import Record
 from ..cases.case import Case
 from ..cases.sampling import EDGES, fitting, in_blocks
@@ -109,15 +109,15 @@ def layouts(draw: st.DrawFn, scope: Scope, *, batched: bool) -> str:
     Each kind draws as much as any other: hypothesis takes what draws less for simpler, and would not shrink to plain rows.
     """
     kinds = scope.tested_kinds
-    kind = draw(st.sampled_from([k for k in kinds if k not in ("padded", "offset", "batch0", "batchgap")]))
+    kind = draw(st.sampled_from([k for k in kinds if k not in ("padded", "offset", *BATCH_KINDS.values())]))
     pad = draw(st.sampled_from(PADS)) if "padded" in kinds else 0
     offset = draw(st.integers(0, MOST_OFFSET)) if "offset" in kinds else 0
-    gaps = [""] + [mark for name, mark in (("batchgap", "1"), ("batch0", "0")) if name in kinds]
+    marks = ["", *(mark for mark in "10i" if BATCH_KINDS[mark] in kinds and (mark != "i" or kind in (PLAIN, "col")))]
     return str(
         OperandLayout(
             kind=kind,
             pad=pad if kind in (PLAIN, "col") else 0,
             offset=offset,
-            batch=draw(st.sampled_from(gaps)) if batched else "",
+            batch=draw(st.sampled_from(marks)) if batched else "",
         )
     )
