@@ -169,7 +169,7 @@ def test_what_multiplies_blocks_serves_any_number_of_tokens(arch: str, prepacked
         x.at(Problem.bsr_mm(m, 256, 512, dtype=torch.float32, device_type="cuda"), device) for x in of_torch for m in (56, 8)
     ]
     assert all("multiples of" in str(reason) for reason in reasons)
-    assert bool(of_torch) == (arch != "cpu" and not prepacked)
+    assert bool(of_torch) == (arch != "cpu")
 
 
 def test_a_choice_that_is_not_legal_elsewhere_says_why():
