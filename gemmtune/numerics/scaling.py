@@ -100,8 +100,6 @@ def _powers(layout: Layout, generator: torch.Generator, device: torch.device, *,
 
 
 def _exponents(count: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    """−1, 0 and 1 [count], each different from the one before it; 0 where there is only one."""
-    if count < 2:
-        return torch.zeros(count, dtype=torch.int64, device=device)
+    """−1, 0 and 1 [count], each different from the one before it."""
     steps = torch.randint(1, 3, (count,), generator=generator, device=device)
     return steps.cumsum(0) % 3 - 1

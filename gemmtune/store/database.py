@@ -5,11 +5,11 @@ Errors come out as sqlite3 and the system raise them; what they mean for a calle
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from .ranged import COLUMNS as RANGED_COLUMNS
@@ -139,7 +139,7 @@ class Database:
             connection.executescript(RANGED_SCHEMA)
         return found or mode == "mode=rw"
 
-    @contextmanager
+    @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """A transaction that has the write lock from its start: all of it is kept, or nothing."""
         connection = self.connection()
@@ -265,14 +265,11 @@ class Database:
         with file_lock(self.path, self.busy_timeout_s):
             if not self.path.exists():
                 return None
-            now = Database(self.path, read_only=True, busy_timeout_s=self.busy_timeout_s)
-            try:
-                now.check_all()
-            except FAILURES as error:
-                if not is_corruption(error):
-                    raise
-                now.close()
-                return move_aside(self.path)
-            finally:
-                now.close()
-        return None
+            with contextlib.closing(Database(self.path, read_only=True, busy_timeout_s=self.busy_timeout_s)) as now:
+                try:
+                    now.check_all()
+                    return None
+                except FAILURES as error:
+                    if not is_corruption(error):
+                        raise
+            return move_aside(self.path)

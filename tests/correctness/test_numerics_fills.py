@@ -68,6 +68,13 @@ def test_the_second_half_of_cancelling_integers_is_the_first_but_for_a_unit(k_di
     assert not rest.any()
 
 
+def test_two_terms_cancel_and_a_single_one_is_any_number() -> None:
+    for k, zero in ((2, True), (1, False)):
+        a, b = (drawn("cancelling", Layout.contiguous(size, F32), torch.Generator().manual_seed(3), CPU, k_dim).double()
+                for size, k_dim in (((40, k), -1), ((k, 30), -2)))  # fmt: skip
+        assert bool(((a @ b).abs() < 0.01 * (a.abs() @ b.abs())).all()) == zero
+
+
 @pytest.mark.parametrize(("fill", "dtype"), PAIRS, ids=str)
 def test_results_stay_finite(fill: str, dtype: torch.dtype) -> None:
     operands = filled(fill, dtype, k=4096)

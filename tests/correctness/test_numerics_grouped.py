@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -139,6 +140,12 @@ def test_one_hot_rows_pick_the_first_and_the_last_term_of_each_group(problem: Pr
         if begin < end:
             assert (a[:, begin:end].sum(dim=1) == 1).all()
             assert a[0, begin] == a[-1, end - 1] == 1
+
+
+@pytest.mark.parametrize("stride", [(0, 1), (2, 1)])
+def test_there_are_no_one_hot_rows_in_rows_that_share_memory(stride: tuple[int, int]) -> None:
+    problem = dataclasses.replace(ROWS, a=dataclasses.replace(ROWS.a, stride=stride))
+    assert not [x for x in grouped_expectations(problem, CPU) if x.name == "one-hot a"]
 
 
 def test_large_problems_have_fewer_patterns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from gemmtune.errors import GemmtuneError
 from gemmtune.numerics import guards as guards_module
 from gemmtune.numerics.aliasing import can_share, in_one_buffer, is_product_with_itself
-from gemmtune.numerics.buffers import POISONS, allocate, distinct, fill_nan, flat, overlapping, poison, storage_bits
+from gemmtune.numerics.buffers import POISONS, allocate, distinct, fill_nan, flat, is_poison, overlapping, poison, storage_bits
 from gemmtune.numerics.guards import Checksum, Guards, Watch, guarded_out, poison_free_memory
 from gemmtune.numerics.operands import ALPHA, BETA, Operands, fill_random, random_operands, random_scale, random_zero, scale_factor
 from gemmtune.numerics.probes import Probes
@@ -52,6 +52,9 @@ def test_poison_is_nan_everywhere_and_told_from_the_ordinary_one(dtype: torch.dt
     poison(tensor, POISONS[dtype][which])
     assert storage_bits(tensor, dtype).isnan().all()
     assert len({ordinary, *POISONS[dtype]}) == 3
+    assert is_poison(tensor).all()
+    tensor[0, 1:] = 1
+    assert is_poison(tensor).flatten().tolist() == [True, *[False] * 3, *[True] * 12]
 
 
 def test_integers_are_poisoned_with_values_that_no_product_gives() -> None:

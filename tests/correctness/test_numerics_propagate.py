@@ -96,6 +96,7 @@ def test_bounds_are_no_wider_than_a_few_units(name: str, x: float, most: float) 
 def test_functions_that_only_select_add_nothing() -> None:
     for name in ("relu", "abs", "neg", "relu6"):
         assert bound_at(FUNCTIONS[name], 1.5)[1] == 0
+        assert bound_at(FUNCTIONS[name], 1.5, 0.25)[1] == 0.25
 
 
 def test_casts_and_products_of_exact_values_are_exact() -> None:

@@ -18,6 +18,7 @@ from gemmtune.choice import Claims
 from gemmtune.errors import GemmtuneError
 from gemmtune.numerics import reference as module
 from gemmtune.numerics.bounds import accumulation_bound, epilogue_input, exact_limit, underflow
+from gemmtune.numerics.expectation import OneHotExpectation
 from gemmtune.numerics.operands import Operands, random_operands, scale_factor, weight_unit
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.quantized import blocks_of_k, gathered_numbers, number_range, numbers, packed, scale_at, scales_along_k
@@ -347,7 +348,11 @@ def test_one_product_is_bounded_by_a_few_roundings() -> None:
     assert worst(problem, claims_of(F32), run(on_sums(problem, steps=32), problem, x), x, terms=1) <= 1
     narrowed = dataclasses.replace(x, scale_b=x.scale_b.bfloat16().float())
     assert worst(problem, claims_of(F32), run(on_sums(problem, steps=32), problem, narrowed), x, terms=1) > 10
-    assert accumulation_bound(problem, claims_of(F32), alpha=1, terms=1, extended=True).relative < 2.0**-15
+    bound = accumulation_bound(problem, claims_of(F32), alpha=1, terms=1, extended=True)
+    assert bound.relative < 2.0**-15
+    (part,) = OneHotExpectation.of(pick, scaled=True).parts(problem, claims_of(F32))
+    allowed = part.sums(slice(0, 1), slice(0, 4)).error
+    assert (allowed <= bound(pick.magnitude(slice(0, 1), slice(0, 4))) * (1 + 1e-9)).all()
 
 
 def relative(problem: Problem, **claimed: Any) -> float:

@@ -15,6 +15,7 @@ from fake_choices import CLAIMS, PROBLEM, Fake, fake
 from gemmtune import settings
 from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect
+from gemmtune.effort import EFFORT
 from gemmtune.errors import GemmtuneError
 from gemmtune.selector import axes
 from gemmtune.selector import measure as measure_module
@@ -189,3 +190,23 @@ def test_a_step_is_to_the_next_value_of_the_axis_and_none_beyond_its_ends(value:
     chosen = settings.Settings()
     walk = axes._Walk(deep(1, 1), candidates_for(PROBLEM, detect("cpu"), chosen), {}, lambda *_: None, lambda _: None)  # type: ignore[arg-type,return-value]
     assert walk.step("warps", value, direction, {}) == there
+
+
+def test_a_search_has_its_points_and_no_more_and_compiles_what_is_near_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Deep, "compiled", property(lambda self: self.stages < 3), raising=False)
+    chosen = settings.Settings()
+    monkeypatch.setattr(axes, "EFFORT", {chosen.search: dataclasses.replace(EFFORT[chosen.search], axis_points=3)})
+    tried, compiled = [], []
+
+    def try_one(choice: Choice, _: Choice) -> Sample:
+        tried.append(choice.name)
+        return Sample(status=Status.OK, time_us=1.0)
+
+    walk = axes._Walk(deep(1, 1), candidates_for(PROBLEM, detect("cpu"), chosen), {}, try_one, compiled.append)  # type: ignore[arg-type]
+    for stages in (2, 3, 4):
+        walk.time_us({"stages": stages, "warps": 1})
+        assert bool(compiled) == (stages > 2)
+    with pytest.raises(GemmtuneError, match="the search has had its points"):
+        walk.time_us({"stages": 5, "warps": 1})
+    assert tried == ["triton:s2_w1", "triton:s3_w1", "triton:s4_w1"]
+    assert all(len(wanted) <= 3 for wanted in compiled)

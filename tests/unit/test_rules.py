@@ -237,6 +237,25 @@ def test_blocks_of_scales() -> None:
         assert (problem.scale_block("scale_a"), problem.scale_block("scale_b")) == expected
 
 
+def test_blocks_of_scales_of_groups() -> None:
+    for scales, expected in (("group_32", (32, 1)), ("column", (96, 1))):
+        problem = Problem.mixed_grouped_mm(8, 5, 96, groups=2, scales=scales, device_type="cpu")  # type: ignore[arg-type]
+        assert problem.scale_block("scale_b") == expected
+    assert (EXPERTS.scale_block("scale_a"), EXPERTS.scale_block("scale_b")) == ((1, 256), (256, 1))
+
+
+def test_a_row_as_a_call_has_it_is_without_what_was_left_out() -> None:
+    row = OPERATIONS["routed_grouped_mm"]
+    assert [x.role for x in row.given(()).operands] == ["a", "b", "offs"]
+    assert [(x.role, x.shape) for x in row.given(("rows",)).operands][::3] == [("a", ("T", "K")), ("rows", ("M",))]
+    assert [x.role for x in OPERATIONS["addmm"].given((), gated="silu").operands] == ["a", "b", "inp"], "what has no shape stays"
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(F32, F32), (BF16, BF16), (E4M3, BF16), (INT8, INT32)])
+def test_results_of_sparse_weights_are_of_the_kind_of_a(dtype: torch.dtype, expected: torch.dtype) -> None:
+    assert OPERATIONS["bsr_mm"].result_dtype(dtype, epilogue=False) == expected
+
+
 def test_an_epilogue_of_int_mm_gets_float32() -> None:
     problem = dataclasses.replace(INT, epilogue=RELU, out=retyped(INT.out, F32))
     assert (problem.accumulator, problem.epilogue_dtype) == (INT32, F32)

@@ -304,7 +304,11 @@ def test_a_file_of_the_first_version_gets_its_table_of_all_rows_when_it_is_writt
     path, fact = tmp_path / "store.sqlite", Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind="asked", value={"rows": [3]})
     store = Store.open(path)
     store.put([row()])
+    store.put_ranged(fact)
     store.close()
+    before = Store.open(path, read_only=True)
+    assert (before.every_ranged(), before.writable) == ([fact], False)
+    before.close()
     with sqlite3.connect(path) as connection:
         connection.execute("DROP TABLE ranged")
     connection.close()

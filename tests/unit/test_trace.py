@@ -206,6 +206,7 @@ def test_a_final_cast_asks_for_the_result_dtype() -> None:
         (lambda x: torch.add(x, x, out=x), "torch.add cannot be used so"),
         (lambda x: torch.where(x, x, 0.0), "torch.where: got a condition of torch.float32, expected torch.bool"),
         (lambda x: torch.clamp(x), "torch.clamp: got neither min nor max"),
+        (lambda x: torch.clamp(x, min=x, max=2.0), "torch.clamp: got a tensor and a number, expected bounds of the same kind"),
         (lambda x: torch.div(x, 2, rounding_mode="floor"), "torch.div: got rounding_mode='floor', expected None"),
         (lambda x: F.gelu(x, approximate="quick"), "got approximate='quick', expected 'none' or 'tanh'"),
         (lambda x: x * "2", "mul: got an argument of type str, expected a tensor or a Python number"),
