@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import settings
 from ..errors import InvalidProblemError
@@ -31,12 +31,19 @@ def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             result = rule(cls, *args, **kwargs)
             if result is not NotImplemented:
                 return _aliasing(func, args, dict(kwargs), result) if func in _VIEWS else result
-    if func._schema.is_mutable:
+    if func._schema.is_mutable and _changes_a_weight(cls, func, args, kwargs):
         raise InvalidProblemError(
             f"{func}: got a QuantizedWeight, expected a tensor that can be changed in place; dequantize() it first"
         )
     plain_args, plain_kwargs = tree_map_only(cls, lambda w: w.dequantize(), (args, dict(kwargs)))
     return func(*plain_args, **plain_kwargs)
+
+
+def _changes_a_weight(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a weight is among what ``func`` writes into, and not only among what it reads."""
+    written = [x.name for x in func._schema.arguments if x.alias_info is not None and x.alias_info.is_write]
+    given = dict(zip((x.name for x in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    return any(isinstance(x, cls) for x in tree_leaves([given.get(name) for name in written]))
 
 
 def _kind_of(w: QuantizedWeight) -> contextlib.AbstractContextManager[Any]:

@@ -94,7 +94,7 @@ def from_torchao(tensor: Tensor) -> QuantizedWeight:
     Raises:
         InvalidProblemError: another kind of tensor, or other blocks.
     """
-    kind, given = type(tensor).__name__, vars(tensor)
+    kind, given = type(tensor).__name__, getattr(tensor, "__dict__", {})
     if kind == "Int4Tensor":
         scale, zero = given["scale"].float(), given["zero_point"].float()
         # torchao adds a zero point after scaling, we take one from the numbers before.
@@ -131,9 +131,9 @@ def to_torchao(weight: QuantizedWeight) -> Tensor:
         InvalidProblemError: another weight.
         ImportError: torchao is not installed.
     """
-    scales = weight.scales
-    if not weight.transposed or weight.encoding != "int4" or scales is None or scales.dim() != 2:
-        raise InvalidProblemError(f"to_torchao: got {weight!r}, expected one [N, K] of int4 in groups")
+    scales = _scales_of_groups(weight, ("int4",))
+    if scales is None or not weight.transposed:
+        raise InvalidProblemError(f"to_torchao: got {_shown(weight)}, expected a QuantizedWeight [N, K] of int4 in groups")
     int4: Any = importlib.import_module("torchao.quantization").Int4Tensor
     k = weight.shape[1]
     zero = torch.zeros_like(scales) if weight.zero_points is None else -weight.zero_points * scales
@@ -155,13 +155,25 @@ def _check(name: str, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> None:
 
 def _unsigned(name: str, weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers [K, N] of 0 … 15, whole zero points and scales: those of int4 are moved up by 8."""
-    scales = weight.scales
-    if weight.encoding not in ("int4", "uint4") or scales is None or scales.dim() != 2 or weight.tensor.shape[1] % 8:
-        raise InvalidProblemError(f"{name}: got {weight!r}, expected one of uint4 or int4 in groups, N a multiple of 8")
+    scales = _scales_of_groups(weight, ("int4", "uint4"))
+    if scales is None or weight.tensor.shape[1] % 8:
+        got = _shown(weight)
+        raise InvalidProblemError(f"{name}: got {got}, expected a QuantizedWeight of uint4 or int4 in groups, N a multiple of 8")
     up = 8 if weight.encoding == "int4" else 0
     numbers = unpacked(weight.tensor, weight.encoding).to(torch.int32) + up
     zeros = torch.zeros_like(scales) if weight.zero_points is None else weight.zero_points
     return numbers, zeros.to(torch.int32) + up, scales
+
+
+def _scales_of_groups(weight: object, encodings: Sequence[str]) -> Tensor | None:
+    """The scales of a weight of such numbers in groups, None of anything else."""
+    if not isinstance(weight, QuantizedWeight) or weight.encoding not in encodings or weight.scales is None:
+        return None
+    return weight.scales if weight.scales.dim() == 2 else None
+
+
+def _shown(weight: object) -> str:
+    return repr(weight) if isinstance(weight, QuantizedWeight) else type(weight).__name__
 
 
 def _unpacked_words(words: Tensor, order: Sequence[int]) -> Tensor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..dispatch.weights import QuantizedWeight
-from .quantize import Bits, check_kind, flat_parts, flatten_state_dict, quantize_, unflatten_state_dict
+from .quantize import Bits, check_kind, flat_parts, flatten_state_dict, names_of, quantize_, unflatten_state_dict
 
 METHOD = "gemmtune"
 
@@ -25,7 +27,7 @@ class GemmtuneConfig(QuantizationConfigMixin):  # type: ignore[misc]
     def __init__(self, kind: Bits = "int4", group: int = 128, skip: Any = ("lm_head",), **_: Any) -> None:
         check_kind(kind, group)
         self.quant_method = METHOD
-        self.kind, self.group, self.skip = kind, group, list(skip)
+        self.kind, self.group, self.skip = kind, group, names_of(skip)
 
 
 @register_quantizer(METHOD)
@@ -40,8 +42,8 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
         """Weights are saved as plain tensors."""
         return True
 
-    def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
-        return _taken_apart(self._quantized(model)) if self.pre_quantized else model
+    def _process_model_before_weight_loading(self, model: nn.Module, checkpoint_files: Any = None, **_: Any) -> nn.Module:
+        return _taken_apart(self._quantized(model), _saved_names(checkpoint_files or ())) if self.pre_quantized else model
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
         return _put_together(model) if self.pre_quantized else self._quantized(model)
@@ -55,23 +57,43 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
         return quantize_(model, config.kind, group=config.group, skip=config.skip)
 
 
-def _taken_apart(model: nn.Module) -> nn.Module:
-    """The model with Parameters for the parts of its weights, which transformers loads as any others."""
-    for module in model.modules():
+def _saved_names(files: Sequence[str]) -> list[str]:
+    """The names of the tensors in files of safetensors."""
+    names: list[str] = []
+    for file in files:
+        if str(file).endswith(".safetensors"):
+            with safe_open(file, framework="pt") as opened:
+                names += opened.keys()
+    return names
+
+
+def _taken_apart(model: nn.Module, saved: Sequence[str]) -> nn.Module:
+    """The model with Parameters for the parts of its weights, which transformers loads as any others.
+
+    The numbers have the name that they have in the file, which tells the dtype of the weight that was saved.
+    """
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    known = {name.removeprefix(prefix).partition("_as_")[0]: name.rpartition(".")[2] for name in saved if "_as_" in name}
+    for place, module in model.named_modules():
         weight: Any = module._parameters.get("weight")
         if isinstance(weight, QuantizedWeight):
             module._parameters["weight"] = None
-            for name, x in flat_parts(weight).items():
-                module.register_parameter(f"weight_{name}", nn.Parameter(x, requires_grad=False))
+            for part, x in flat_parts(weight).items():
+                name = f"weight_{part}"
+                stem = f"{place}.{name}".removeprefix(prefix).partition("_as_")[0]
+                module.register_parameter(known.get(stem, name), nn.Parameter(x, requires_grad=False))
+            module._dtype_of_weight = weight.dtype
     return model
 
 
 def _put_together(model: nn.Module) -> nn.Module:
-    """Undo ``_taken_apart``."""
+    """Undo ``_taken_apart``. Weights have the dtype that the model was asked for."""
     for module in model.modules():
-        parts = {name: x.detach() for name, x in module._parameters.items() if name.startswith("weight_") and x is not None}
-        if parts and module._parameters.get("weight", 0) is None:
+        dtype = module.__dict__.pop("_dtype_of_weight", None)
+        if dtype is not None:
+            parts = {name: x.detach() for name, x in module._parameters.items() if name.startswith("weight_") and x is not None}
             for name in parts:
                 del module._parameters[name]
-            module._parameters["weight"] = nn.Parameter(unflatten_state_dict(parts)["weight"], requires_grad=False)
+            weight: Any = unflatten_state_dict(parts)["weight"]
+            module._parameters["weight"] = nn.Parameter(weight.to(dtype), requires_grad=False)
     return model

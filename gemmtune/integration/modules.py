@@ -18,6 +18,7 @@ from .. import settings
 from ..dispatch.native_rows import served_layers
 from ..dispatch.plan import Plan, generation
 from ..dispatch.weights import QuantizedWeight
+from ..errors import InvalidProblemError
 from ..native.lookup import keep_layer, native, prepare
 from ..ops.operate import FOR_NATIVE
 from ..toolchain.driver import find_driver
@@ -82,6 +83,8 @@ def _stated(x: Tensor, b: Tensor, bias: Tensor | None) -> tuple[str, tuple[Tenso
 
 def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:
     """The product, and what did it: None for torch, ``picks`` where nobody has asked for a pick."""
+    if not isinstance(input, Tensor):
+        return functional.linear(input, weight, bias), picks  # type: ignore[unreachable]
     key = (input.shape, input.dtype, input.get_device(), settings.token(), generation.number)
     bound, result = picks.get(key, picks), None
     served = bound is picks or (isinstance(bound, Bound) and bound.pick.serves_now)
@@ -152,6 +155,12 @@ def _quantized_product(
     return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[1])
 
 
+def check_model(name: str, model: object, instead: str = "") -> None:
+    """Raises InvalidProblemError for what is no module."""
+    if not isinstance(model, nn.Module):
+        raise InvalidProblemError(f"{name}: got {type(model).__name__}, expected an nn.Module{instead}")
+
+
 def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
     """Give every layer that we know our forward, and return how many have it now; ``sparse_only``: those with block-sparse weights.
 
@@ -160,7 +169,8 @@ def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
     count = 0
     for module in model.modules():
         forward = _forward_for(module)
-        if forward is not None and "forward" not in module.__dict__ and (forward is sparse_linear or not sparse_only):
+        free = "forward" not in module.__dict__ or _is_ours(module)
+        if forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
             module.__dict__["forward"] = functools.partial(forward, module, Kept() if forward is sparse_linear else Picks())
         count += is_optimized(module)
     return count
@@ -169,12 +179,16 @@ def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
 def restored(model: nn.Module) -> None:
     """Take back our forwards."""
     for module in model.modules():
-        if is_optimized(module):
+        if _is_ours(module):
             del module.__dict__["forward"]
 
 
 def is_optimized(module: nn.Module) -> bool:
-    """Whether the forward of this module is ours."""
+    """Whether the forward of this module is ours, and not that of a module of which this is a shallow copy."""
+    return _is_ours(module) and module.__dict__["forward"].args[0] is module
+
+
+def _is_ours(module: nn.Module) -> bool:
     forward = module.__dict__.get("forward")
     return isinstance(forward, functools.partial) and forward.func in (linear, conv1d, sparse_linear)
 

@@ -17,7 +17,7 @@ from ..selector.progress import Progress, progress_for
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .measured import in_models, prepare_tuning, tune_products
-from .modules import optimized, restored
+from .modules import check_model, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 
@@ -46,10 +46,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     Raises:
         InvalidProblemError: not a module, or no example inputs.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidProblemError(
-            f"optimize: got {type(model).__name__}, expected an nn.Module; for functions there is gemmtune.use()"
-        )
+    check_model("optimize", model, "; for functions there is gemmtune.use()")
     if tune is not None:
         device = detect(next((x.device.type for x in model.parameters()), "cpu"))
         prepare_tuning(device, settings.current())
@@ -71,6 +68,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
 
 def restore(model: M) -> M:
     """Undo ``optimize``: every layer has torch's forward again, and with the last model the pass is gone. Returns the model."""
+    check_model("restore", model)
     restored(model)
     _models.discard(model)
     if not _models:

@@ -12,7 +12,7 @@ from torch import nn
 from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
-from .modules import is_conv1d, is_linear
+from .modules import check_model, is_conv1d, is_linear
 
 Tensor = torch.Tensor
 Bits = Literal["int4", "int8", "float8"]
@@ -26,7 +26,7 @@ def quantize_(
     kind: Bits = "int4",
     *,
     group: int = 128,
-    skip: Collection[str] = ("lm_head",),
+    skip: str | Collection[str] = ("lm_head",),
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> M:
     """Make the weight of each ``nn.Linear``, and of each HF Conv1D, a ``QuantizedWeight``, in place.
@@ -38,16 +38,18 @@ def quantize_(
         model: any module; its weights are of a float dtype, and finite.
         kind: ``int4`` has a scale for each ``group`` elements along K, ``int8`` and ``float8`` one for each output.
         group: 32, 64 or 128; of ``int4`` alone.
-        skip: names of layers, whole or their end, that stay as they are.
+        skip: names of layers, whole or their end, that stay as they are; one name may stand alone.
         filter_fn: called with a layer and its name: whether to quantize it.
 
     Returns:
         The model.
 
     Raises:
-        InvalidProblemError: another kind or group, or a weight that cannot be quantized, named by its layer.
+        InvalidProblemError: not a module, another kind or group, or a weight that cannot be quantized, named by its layer.
     """
+    check_model("quantize_", model)
     check_kind(kind, group)
+    skip = names_of(skip)
     for name, module in model.named_modules():
         if is_wanted(module, name, skip) and (filter_fn is None or filter_fn(module, name)):
             weight = module.weight
@@ -55,7 +57,8 @@ def quantize_(
             try:
                 quantized = _quantized(weight.detach(), kind, group, linear=is_linear(module))
             except InvalidProblemError as error:
-                raise InvalidProblemError(f"quantize_: {name}: {error}; name it in skip=") from error
+                remedy = f"{name}: {error}; name it in skip=" if name else str(error)
+                raise InvalidProblemError(f"quantize_: {remedy}") from error
             module.weight = nn.Parameter(quantized, requires_grad=False)
     return model
 
@@ -66,6 +69,11 @@ def check_kind(kind: str, group: int) -> None:
         raise InvalidProblemError(f"quantize_: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
     if group not in _GROUPS:
         raise InvalidProblemError(f"quantize_: group: got {group!r}, expected one of {', '.join(map(str, _GROUPS))}")
+
+
+def names_of(skip: str | Collection[str]) -> list[str]:
+    """The names that ``skip`` has."""
+    return [skip] if isinstance(skip, str) else list(skip)
 
 
 def is_wanted(module: nn.Module, name: str, skip: Collection[str]) -> bool:

@@ -152,9 +152,23 @@ def test_tune_records_tunes_and_deploys_in_one_go(done):
     for call, message in (
         (lambda: gemmtune.optimize(len), "optimize: got builtin_function_or_method, expected an nn.Module; for functions there is"),
         (lambda: gemmtune.optimize(model, tune=3), "optimize: tune: got int, expected a tensor, a tuple of arguments or a mapping"),
+        (lambda: gemmtune.restore(len), "restore: got builtin_function_or_method, expected an nn.Module"),
     ):
         with pytest.raises(InvalidProblemError, match=message):
             call()
+    with pytest.raises(TypeError, match=r"argument 'input' .* must be Tensor, not NoneType"):
+        model[0](None)
+
+
+def test_a_shallow_copy_of_a_layer_can_be_optimized_and_restored_by_itself():
+    layer = gemmtune.optimize(nn.Linear(8, 4))
+    for of_copy in (gemmtune.optimize, gemmtune.restore):
+        other = copy.copy(layer)
+        other._parameters = {"weight": nn.Parameter(torch.zeros(4, 8)), "bias": None}
+        assert not is_optimized(other)
+        assert not of_copy(other)(torch.ones(2, 8)).any()
+        assert is_optimized(other) == (of_copy is gemmtune.optimize)
+    assert is_optimized(layer)
 
 
 def test_weights_of_few_bits_run_by_their_own_picks(done):

@@ -142,6 +142,11 @@ def test_what_is_skipped_filtered_and_refused():
             lambda: gemmtune.quantize_(nn.Sequential(nn.Linear(5, 2)), "int4"),
             "quantize_: 0: quantize: weight: got 5 rows.*; name it",
         ),
+        (lambda: gemmtune.quantize_(nn.Linear(5, 2), "int4"), "quantize_: quantize: weight: got 5 rows.*zeros$"),
+        (lambda: gemmtune.quantize_(len), "quantize_: got builtin_function_or_method, expected an nn.Module"),
+        (lambda: from_torchao(3), "from_torchao: got int, expected an Int4Tensor"),
+        (lambda: to_torchao(torch.ones(2, 2)), "to_torchao: got Tensor, expected a QuantizedWeight"),
+        (lambda: to_gptq(weight), "to_gptq: got QuantizedWeight.*expected a QuantizedWeight of uint4"),
         (lambda: weight.data.mul_(2), "aten.mul_.Tensor: got a QuantizedWeight, expected a tensor that can be changed in place"),
         (lambda: weight.data.copy_(weight.t().clone().data), "copy_: got QuantizedWeight.*, expected one of the same kind"),
         (lambda: gemmtune.mixed_mm(torch.ones(2, 64), weight), r"b: got a QuantizedWeight \[64, 64\], expected one \[K, N\]; give"),
@@ -149,6 +154,12 @@ def test_what_is_skipped_filtered_and_refused():
         with pytest.raises(InvalidProblemError, match=message):
             call()
     assert torch.equal(weight[:3].sum(), weight.dequantize()[:3].sum()), "what has no rule gets the dequantized weight"
+    plain = torch.zeros(64, 64)
+    assert torch.equal(plain.copy_(weight), weight.dequantize()), "a tensor that is no weight may be written into"
+    other, _ = made("llama")
+    gemmtune.quantize_(other, "int8", skip="down_proj")
+    assert not isinstance(other.model.layers[0].mlp.down_proj.weight, QuantizedWeight), "one name stands for itself"
+    assert isinstance(other.lm_head.weight, QuantizedWeight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,6 +177,13 @@ def test_transformers_quantize_save_and_load(kind, tmp_path):
         assert json.loads((tmp_path / "few/config.json").read_text())["quantization_config"]["kind"] == kind
         again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "few")
         assert torch.equal(result(again, inputs), expected)
+        for load in (transformers.LlamaForCausalLM.from_pretrained, transformers.LlamaModel.from_pretrained):
+            half = load(tmp_path / "few", dtype=torch.bfloat16)
+            weight = getattr(half, "model", half).layers[0].mlp.up_proj.weight
+            assert isinstance(weight, QuantizedWeight)
+            assert weight.dtype == torch.bfloat16
+            saved = again.model.layers[0].mlp.up_proj.weight
+            assert torch.equal(weight.tensor.view(torch.uint8), saved.tensor.view(torch.uint8)), "another dtype is asked for"
     assert isinstance(again.model.layers[0].mlp.up_proj.weight, QuantizedWeight)
 
 
