@@ -11,6 +11,7 @@ from ..choice import Tensors
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import parts
 from ..problem import Epilogue, Layout, Problem, precision_of
+from ..problem.dtypes import dtype_name
 from ..problem.fields import scalar_class
 from ..problem.operations import OPERATIONS
 from .arguments import Call
@@ -58,6 +59,7 @@ def bound_block_call(
     outs = [("out", out)] if out is not None else []
     check_operands(name, [*given.items(), *zip(names, epilogue_args, strict=True), *outs])
     sparsity = sparsity_of(name, weight)
+    _check_dtypes(name, weight, x, inp, row.operands[0].dtypes)
     _check_sizes(name, weight, x, [*added.items(), *zip(names, epilogue_args, strict=True)], out)
     return Call(
         name=name,
@@ -71,6 +73,24 @@ def bound_block_call(
         extra=tuple(map(turned, epilogue_args)),
         extra_names=names,
     )
+
+
+def _check_dtypes(name: str, weight: Tensor, x: Tensor, inp: Tensor | None, known: Sequence[torch.dtype]) -> None:
+    """Under the caller's names: in a Problem bsr is b, and x is a."""
+    values = weight.values()
+    if values.dtype != weight.dtype:
+        raise InvalidProblemError(
+            f"{name}: got bsr of {weight.dtype} with values of {values.dtype}, which torch makes of sparse_bsr weights of a module "
+            "by half() or to(dtype); convert the dense module, and make its weights sparse then"
+        )
+    if weight.dtype not in known:
+        expected = ", ".join(map(dtype_name, known))
+        raise InvalidProblemError(f"{name}: dtype of bsr: got {weight.dtype}, expected one of {expected}")
+    for label, other in (("x", x), ("inp", inp)):
+        if other is not None and other.dtype != weight.dtype:
+            raise InvalidProblemError(
+                f"{name}: bsr and {label} must have the same dtype, got {weight.dtype} and {other.dtype}; cast one of them"
+            )
 
 
 def _check_sizes(name: str, weight: Tensor, x: Tensor, extra: list[tuple[str, Tensor]], out: Tensor | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InvalidProblemError
@@ -34,6 +35,10 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
     Raises:
         InvalidProblemError: it is no such tensor, or its indices are not those of one: out of range, unsorted or repeated.
     """
+    if forward_ad._current_level >= 0:
+        raise InvalidProblemError(
+            f"{name}: forward-mode differentiation is active, which torch lacks for sparse_bsr tensors; give bsr.to_dense() to mm"
+        )
     if isinstance(weight, torch.Tensor):
         known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
         if known is not None and known.version == version_of(weight)[1:]:
@@ -41,6 +46,8 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
     if not isinstance(weight, torch.Tensor) or weight.layout != torch.sparse_bsr:
         got = f"a tensor of layout {weight.layout}" if isinstance(weight, torch.Tensor) else type(weight).__name__
         raise InvalidProblemError(f"{name}: bsr must be a sparse_bsr tensor, got {got}; x.to_sparse_bsr((64, 64)) makes one")
+    if weight.is_meta:
+        raise InvalidProblemError(f"{name}: bsr is on the device meta, where its indices cannot be read; give it on cpu or cuda")
     if weight.dim() != 2 or weight.values().dim() != 3:
         raise InvalidProblemError(f"{name}: bsr must be a matrix of blocks, got shape {list(weight.shape)}; take one matrix")
     if weight.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -58,7 +58,7 @@ def call_of(
         name=name,
         operation=row,
         operands=given,
-        scalars=tuple(_number(name, what, value) for what, value in zip(row.scalars, scalars, strict=True)),
+        scalars=tuple(number(name, what, value) for what, value in zip(row.scalars, scalars, strict=True)),
         options=dict(zip(row.options, options, strict=True)),
         packed=packed,
         out=out,
@@ -69,7 +69,7 @@ def call_of(
     )
 
 
-def _number(name: str, what: str, value: object) -> float:
+def number(name: str, what: str, value: object) -> float:
     """A factor as a number: torch takes a tensor of one element too."""
     if isinstance(value, numbers.Real):
         return value  # type: ignore[return-value]

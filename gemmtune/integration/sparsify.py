@@ -19,7 +19,7 @@ from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
 from ..ops.block_products import linear
 from ..problem import Problem
-from ..problem.sparsity import Sparsity
+from ..problem.sparsity import Sparsity, sides_of
 from ..settings import Settings
 from .eager import plain_here
 
@@ -32,7 +32,8 @@ def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0
     """Make the weights of every ``nn.Linear`` block-sparse, in place, keeping the blocks with the largest norm.
 
     It is for a trial of what such a model costs: what it is worth has to be trained. Layers whose weights do not consist of whole
-    blocks stay dense. ``optimize`` lets the others run by our choices, in dtypes too for which torch has no sparse product.
+    blocks stay dense; layers that share a weight go on sharing it. ``optimize`` lets sparse ones run by our choices, in dtypes too
+    for which torch has no sparse product.
 
     Args:
         model: any module.
@@ -49,18 +50,26 @@ def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0
         raise InvalidProblemError(f"sparsify_: got {type(model).__name__}, expected an nn.Module")
     if not 0 <= density <= 1:
         raise InvalidProblemError(f"sparsify_: density: got {density!r}, expected the share of blocks that stay, from 0 to 1")
-    rows, cols = (block, block) if isinstance(block, int) else block
+    rows, cols = sides_of(block)
     kind = Sparsity(block_n=rows, block_k=cols, density=1.0)
     layers = [m for m in model.modules() if isinstance(m, nn.Linear) and _has_blocks(m.weight, kind)]
     if not layers:
         raise InvalidProblemError(f"sparsify_: got a model with no layer whose weight consists of whole blocks of {rows}x{cols}")
+    made: dict[Tensor, nn.Parameter] = {}
     for layer in layers:
-        weight = layer.weight.detach()
-        norms = by_blocks(weight.float(), kind).square().sum(dim=(2, 3))
-        kept = torch.zeros(norms.numel(), dtype=torch.bool, device=weight.device)
-        kept[norms.flatten().topk(round(density * norms.numel())).indices] = True
-        layer.weight = nn.Parameter(sparse_of(weight, kept.view_as(norms), kind), requires_grad=layer.weight.requires_grad)
+        dense = layer.weight
+        if dense not in made:
+            made[dense] = nn.Parameter(_largest(dense.detach(), kind, density), requires_grad=dense.requires_grad)
+        layer.weight = made[dense]
     return model
+
+
+def _largest(weight: Tensor, kind: Sparsity, density: float) -> Tensor:
+    """The sparse_bsr tensor of that share of the blocks, those with the largest norm."""
+    norms = by_blocks(weight.float(), kind).square().sum(dim=(2, 3))
+    kept = torch.zeros(norms.numel(), dtype=torch.bool, device=weight.device)
+    kept[norms.flatten().topk(round(density * norms.numel())).indices] = True
+    return sparse_of(weight, kept.view_as(norms), kind)
 
 
 def _has_blocks(weight: Tensor, kind: Sparsity) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..dispatch.checks import check_extra, check_operands
 from ..dispatch.prepack import PackedOperand, version_of
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import assembled
@@ -52,6 +53,9 @@ def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tens
     if inner != k:
         raise InvalidProblemError(f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}")
     whole = _broadcast(name, lead, batch)
+    if inp is not None:
+        check_operands(name, [("inp", inp)])
+        check_extra(name, [("inp", inp)], (*whole, m, n))
     if not lead:
         added = None if inp is None else inp.expand(*batch, m, n).movedim(-2, 0).reshape(m, -1)
         return multiply(bsr, x.movedim(-2, 0).reshape(k, -1), added).reshape(m, *batch, n).movedim(0, -2)

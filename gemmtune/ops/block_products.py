@@ -17,7 +17,8 @@ from ..dispatch.arguments import Call
 from ..dispatch.block_calls import bound_block_call, check_block_out, problem_of_blocks, tensors_of, turned
 from ..dispatch.block_weights import sparsity_of
 from ..dispatch.call import attempted, bring_scalars, current_device, refuse_out
-from ..dispatch.checks import watched, why_not_ours
+from ..dispatch.calls import number
+from ..dispatch.checks import check_extra, check_operands, check_out, watched, why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.plan import Plan, keep_ready, plan_for, ready
@@ -28,6 +29,7 @@ from ..problem.dtypes import is_float8
 from ..problem.fields import scalar_class
 from ..problem.fused import Then
 from .block_batches import batched_product, is_batch
+from .block_factors import check_factors, check_integers, integer, scaling
 from .block_gradients import BlockProduct, Fused
 
 Tensor = torch.Tensor
@@ -58,7 +60,7 @@ def bsr_mm(
 
     Returns:
         [M, N]; ``out`` if it was given. Where a block does not exist, NaN and infinity of ``x`` need not show, unless the setting
-        ``absent_blocks`` says that they must not.
+        ``absent_blocks`` says that they must not. It has that dtype under autocast too, which casts no sparse tensors.
 
     Raises:
         InvalidProblemError: operands that do not fit together, or indices out of range, unsorted or repeated.
@@ -87,13 +89,20 @@ def bsr_addmm(
     beside 8-bit floats any wider one; without those two, ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and infinity in
     ``inp`` do not reach the result. The rest is as for ``bsr_mm``.
     """
-    if is_float8(bsr.dtype) and left_alpha is None and right_alpha is None:
+    name = "bsr_addmm"
+    alpha, beta = number(name, "alpha", alpha), number(name, "beta", beta)
+    weight = _weight_of(name, bsr)
+    check_operands(name, [("bsr", weight), ("x", x)])
+    check_factors(name, {"left_alpha": (left_alpha, weight.shape[-2]), "right_alpha": (right_alpha, x.shape[-1:].numel())})
+    if is_float8(weight.dtype) and left_alpha is None and right_alpha is None:
         right_alpha = torch.ones((), device=x.device)
     if left_alpha is None and right_alpha is None:
-        return multiplied("bsr_addmm", bsr, x, inp, (alpha, beta), out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+        return multiplied(name, bsr, x, inp, (alpha, beta), out=out, epilogue=epilogue, epilogue_args=epilogue_args)
+    if beta != 0:
+        check_operands(name, [("inp", inp)])
     factors = [f for f in (None if left_alpha is None else left_alpha.unsqueeze(-1), right_alpha) if f is not None]
     added = (inp,) if beta != 0 else ()
-    combine = _scaling(left_alpha is not None and right_alpha is not None, float(alpha), float(beta))
+    combine = scaling(left_alpha is not None and right_alpha is not None, float(alpha), float(beta))
     function = combine if epilogue is None else Then(combine, epilogue, count=len(factors) + len(added))
     return multiplied("bsr_mm", bsr, x, out=out, epilogue=function, epilogue_args=(*factors, *added, *epilogue_args))
 
@@ -117,36 +126,34 @@ def int_bsr_addmm(
     Raises:
         InvalidProblemError: another dtype than int8, factors that are no integers, or what ``bsr_mm`` refuses.
     """
-    factors = {"inp": inp, "left_alpha": left_alpha, "right_alpha": right_alpha}
-    for label, given in factors.items():
-        if isinstance(given, Tensor) and (given.dtype.is_floating_point or given.dtype.is_complex):
-            raise InvalidProblemError(f"int_bsr_addmm: dtype of {label}: got {given.dtype}, expected torch.int32")
-    for label, number in (("beta", beta), ("alpha", alpha)):
-        if number != int(number):
-            raise InvalidProblemError(f"int_bsr_addmm: {label}: got {number}, expected an integer")
-    if bsr.dtype != torch.int8:
-        raise InvalidProblemError(f"int_bsr_addmm: dtype of bsr: got {bsr.dtype}, expected torch.int8; bsr_addmm takes floats")
+    name = "int_bsr_addmm"
+    alpha, beta = integer(name, "alpha", alpha), integer(name, "beta", beta)
+    weight = _weight_of(name, bsr)
+    if weight.dtype != torch.int8:
+        raise InvalidProblemError(f"{name}: dtype of bsr: got {weight.dtype}, expected torch.int8; bsr_addmm takes floats")
+    check_operands(name, [("bsr", weight), ("x", x), *([("inp", inp)] if beta != 0 else [])])
+    factors = {"left_alpha": (left_alpha, weight.shape[-2]), "right_alpha": (right_alpha, x.shape[-1:].numel())}
+    check_factors(name, factors, integers=True)
     result = multiplied("bsr_mm", bsr, x)
-    result = result if alpha == 1 else result * int(alpha)
+    if beta != 0:
+        check_integers(name, "inp", inp)
+        check_extra(name, [("inp", inp)], result.shape)
+    if out is not None:
+        check_out(name, out, result.shape, torch.int32, result.device, [])
+    result = result if alpha == 1 else result * alpha
     result = result if left_alpha is None else result * left_alpha.to(torch.int32).unsqueeze(-1)
     result = result if right_alpha is None else result * right_alpha.to(torch.int32).unsqueeze(-2)
     if beta != 0:
-        result = result.add(inp.to(torch.int32), alpha=int(beta))
+        result = result.add(inp.to(torch.int32), alpha=beta)
     return result if out is None else out.copy_(result)
 
 
-@functools.lru_cache(maxsize=256)
-def _scaling(both: bool, alpha: float, beta: float) -> EpilogueFunction:
-    """beta · inp + first · (alpha · acc) · second, as a function of acc, one factor or both, and inp unless beta is zero."""
-
-    def scaled(acc: Tensor, *given: Tensor) -> Tensor:
-        result = given[0] * (acc if alpha == 1 else acc * alpha)
-        result = result * given[1] if both else result
-        if beta == 0:
-            return result
-        return result + (given[-1] if beta == 1 else given[-1] * beta)
-
-    return scaled
+def _weight_of(name: str, bsr: object) -> Tensor:
+    """The weight of a call, prepacked or not."""
+    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
+    if not isinstance(weight, Tensor):
+        sparsity_of(name, weight)  # which says what is expected
+    return weight  # type: ignore[return-value]
 
 
 def multiplied(
@@ -218,9 +225,9 @@ def _of_batches(
     result = batched_product(name, bsr, x, inp, lambda b, y, z: multiplied(name, b, y, z, scalars))
     if out is None:
         return result
-    if (out.shape, out.dtype) != (result.shape, result.dtype):
-        got, expected = f"{out.dtype} {list(out.shape)}", f"{result.dtype} {list(result.shape)}"
-        raise InvalidProblemError(f"{name}: out: got {got}, expected {expected}")
+    if result.requires_grad or (out.requires_grad and torch.is_grad_enabled()):
+        raise InvalidProblemError(f"{name}: a call with out= is not differentiable; leave out out=, or use torch.no_grad()")
+    check_out(name, out, result.shape, result.dtype, result.device, [])
     return out.copy_(result)
 
 
@@ -247,6 +254,10 @@ def _run(key: Any, call: Call) -> Tensor:
     reason = why_not_ours(strided, floats=False)
     if reason is not None:
         return attempted(by_torch, call, reason)
+    kind = call.a.device.type
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):  # what is sparse keeps its dtype, and torch has no product of other ones
+            return _run(key, call)
     bring_scalars(call)
     problem = problem_of_blocks(call, epilogue_of(call))
     if call.out is not None:

@@ -107,6 +107,8 @@ def sampled_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple
     block_m, block_k = block
     count, tokens = len(col), g.shape[1]
     follows = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)
+    if tokens == 0:
+        return g.new_zeros(count, *block)
     small = 2 * count * block_m * block_k * tokens < SMALL_FLOPS
     if small or follows or why_not_ours([g, x], floats=True) is not None:
         return _by_torch(rows_of(crow), col, g, x, block, in_place=not follows)

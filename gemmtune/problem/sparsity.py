@@ -52,6 +52,15 @@ class Sparsity:
         return f"blocks {self.sides} density {self.density:g} {self.imbalance}{index}"
 
 
+def sides_of(block: object) -> tuple[int, int]:
+    """Rows and columns of a block that is given by both, or by its side. Raises InvalidProblemError for anything else."""
+    sides = block if isinstance(block, tuple | list) else (block, block)
+    if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
+        raise InvalidProblemError(f"block: got {block!r}, expected its side, or (rows, columns), of 1 or more")
+    rows, cols = sides
+    return rows, cols
+
+
 @functools.lru_cache(maxsize=1024)
 def density_class(share: float) -> float:
     """The nearest of DENSITIES, on a scale on which 0.01 is as far from 0.02 as 0.5 from 1; 0 for itself alone."""

@@ -13,7 +13,7 @@ from .layout import Layout
 from .operations import Encoding
 from .precision import Precision, precision_of
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
-from .sparsity import Imbalance, Sparsity, density_class
+from .sparsity import Imbalance, Sparsity, density_class, sides_of
 
 
 class StructuredConstructors:
@@ -225,7 +225,7 @@ class StructuredConstructors:
 
 
 def _sparsity(block: int | tuple[int, int], density: float, imbalance: Imbalance, wide_index: bool) -> Sparsity:
-    rows, cols = (block, block) if isinstance(block, int) else block
+    rows, cols = sides_of(block)
     if not 0 <= density <= 1:
         raise InvalidProblemError(f"density: got {density!r}, expected the share of blocks that exist, from 0 to 1")
     share = density_class(density)

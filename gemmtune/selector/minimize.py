@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -45,12 +46,14 @@ def minimize(
     of its parameters: what is measured twice then gives one answer. The result is never worse than ``reference``.
 
     Args:
-        target: such as a time in µs. What it raises makes a point that is not taken.
+        target: such as a time in µs, positive. What it raises makes a point that is not taken, as does what is not finite.
         reference: where to start if ``initial`` fails, and what the result is compared with; ``initial`` unless given.
 
     Raises:
-        GemmtuneError: neither ``initial`` nor ``reference`` has a value, or they have different parameters.
+        GemmtuneError: neither ``initial`` nor ``reference`` has a value, they have different parameters, or ``noise`` is negative.
     """
+    if noise < 0:
+        raise GemmtuneError(f"minimize: noise: got {noise}, expected a share of the least value, 0 or more")
     reference = initial if reference is None else reference
     if sorted(initial) != sorted(reference):
         raise GemmtuneError(f"minimize: got parameters {sorted(initial)}, and {sorted(reference)} of the reference")
@@ -90,7 +93,8 @@ class _Search:
         key = self.key(parameters)
         if key not in self.tried:
             try:
-                self.tried[key] = float(self._target(dict(parameters)))
+                found = float(self._target(dict(parameters)))
+                self.tried[key] = found if math.isfinite(found) else f"got {found}, expected a finite number"
             except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, kept with its type
                 self.tried[key] = f"{type(error).__name__}: {error}"
         value = self.tried[key]

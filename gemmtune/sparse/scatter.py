@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..dispatch.checks import check_out
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import assembled, rows_of
 from ..ops.block_products import bsr_mm
 
 Tensor = torch.Tensor
-FORMATS = ("scatter_mm", "bsr_strided_mm", "bsr_strided_mm_compressed")
+FORMATS = {"scatter_mm": 3, "bsr_strided_mm": 6, "bsr_strided_mm_compressed": 5}
+"""How many parts ``indices_data`` has, its name included."""
 
 
 class Terms(NamedTuple):
@@ -49,7 +51,10 @@ def scatter_mm(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], *, a
         raise InvalidProblemError(
             f"scatter_mm: got blocks {list(blocks.shape)} and others {list(others.shape)} of other dimensions"
         )
-    if indices_data[0] == "scatter_mm":
+    kind, count = indices_data[0], len(indices_data)
+    if count != FORMATS[kind]:
+        raise InvalidProblemError(f"scatter_mm: {kind}: got {count} parts of indices_data, expected {FORMATS[kind]}")
+    if kind == "scatter_mm":
         return _of_lists(blocks, others, *indices_data[1:], accumulators=accumulators)
     return _of_tiles(blocks, others, indices_data, accumulators)
 
@@ -62,15 +67,42 @@ def bsr_scatter_mm(bsr: Tensor, other: Tensor, indices_data: Sequence[Any] | Non
     """
     if indices_data is not None and indices_data[0] not in FORMATS:
         raise InvalidProblemError(f"bsr_scatter_mm: indices_data: got {indices_data[0]!r}, expected one of {', '.join(FORMATS)}")
+    if other.dim() < 2:
+        raise InvalidProblemError(f"bsr_scatter_mm: other: got shape {list(other.shape)}, expected [..., {bsr.shape[1]}, N]")
     columns = other.movedim(-2, 0).reshape(other.shape[-2], -1)
     result = bsr_mm(bsr, columns).reshape(bsr.shape[0], *other.shape[:-2], other.shape[-1]).movedim(0, -2)
-    return result.contiguous() if out is None else out.copy_(result)
+    if out is None:
+        return result.contiguous()
+    check_out("bsr_scatter_mm", out, result.shape, result.dtype, result.device, [])
+    return out.copy_(result)
 
 
 def _of_lists(blocks: Tensor, others: Tensor, c_offsets: Tensor, pq: Tensor, *, accumulators: Tensor | None) -> Tensor:
+    if pq.dim() != 2 or pq.shape[1] != 2:
+        raise InvalidProblemError(f"scatter_mm: pq: got a tensor of shape {list(pq.shape)}, expected [products, 2]")
+    _check_starts("c_offsets", c_offsets, len(pq))
     terms = Terms(r=rows_of(c_offsets), p=pq[:, 0].long(), q=pq[:, 1].long())
-    result = _added_up(blocks, others, terms, len(c_offsets) - 1)
-    return result if accumulators is None else accumulators.add_(result)
+    return _accumulated(_added_up(blocks, others, terms, len(c_offsets) - 1), accumulators)
+
+
+def _accumulated(result: Tensor, accumulators: Tensor | None) -> Tensor:
+    if accumulators is None:
+        return result
+    if accumulators.shape != result.shape:
+        got, expected = list(accumulators.shape), list(result.shape)
+        raise InvalidProblemError(f"scatter_mm: accumulators: got a tensor of shape {got}, expected {expected}")
+    return accumulators.add_(result)
+
+
+def _check_starts(label: str, starts: Tensor, count: int) -> None:
+    if not len(starts) or int(starts[0]) != 0 or int(starts[-1]) != count or bool((starts.diff() < 0).any()):
+        raise InvalidProblemError(f"scatter_mm: {label}: got {starts.tolist()[:8]}, expected offsets that rise from 0 to {count}")
+
+
+def _check_places(label: str, places: Tensor, count: int) -> None:
+    outside = (places < 0) | (places >= count)
+    if bool(outside.any()):
+        raise InvalidProblemError(f"scatter_mm: got {int(places[outside][0])} among {label}, expected 0 to {count - 1}")
 
 
 def _of_tiles(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], accumulators: Tensor | None) -> Tensor:
@@ -91,7 +123,7 @@ def _of_tiles(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], accum
     )
     sums = [_added_up(blocks, tiles, terms, m // rows * splits) for tiles in flat]
     whole = torch.stack(sums).reshape(*batch, m // rows, splits, rows, n // splits).transpose(-3, -2).reshape(*batch, m, n)
-    return whole if accumulators is None else accumulators.add_(whole)
+    return _accumulated(whole, accumulators)
 
 
 def _terms_of_tiles(data: Sequence[Any], n: int, tile: tuple[int, int, int], splits: int) -> tuple[Tensor, Terms]:
@@ -121,7 +153,11 @@ def _terms_of_tiles(data: Sequence[Any], n: int, tile: tuple[int, int, int], spl
 
 def _added_up(blocks: Tensor, others: Tensor, terms: Terms, count: int) -> Tensor:
     """The results [count, Ms, Ns]: a block-sparse product with the matrices one below the other."""
-    (_, rows, depth), (matrices, _, columns) = blocks.shape, others.shape
+    (held, rows, depth), (matrices, height, columns) = blocks.shape, others.shape
+    if height != depth:
+        raise InvalidProblemError(f"scatter_mm: got blocks of {depth} columns and others of {height} rows, expected as many")
+    for label, places, most in (("results", terms.r, count), ("blocks", terms.p, held), ("others", terms.q, matrices)):
+        _check_places(label, places, most)
     order = torch.argsort(terms.r * max(matrices, 1) + terms.q, stable=True)
     r, p, q = (part[order] for part in terms)
     if bool(((r[1:] == r[:-1]) & (q[1:] == q[:-1])).any()):  # one matrix twice in a sum: each product gets a copy of its own

@@ -6,8 +6,9 @@ import torch
 
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import assembled, random_mask
-from ..problem.dtypes import dtype_info
-from ..problem.sparsity import Imbalance, Sparsity, density_class
+from ..problem.dtypes import dtype_info, dtype_name
+from ..problem.operations import OPERATIONS
+from ..problem.sparsity import Imbalance, Sparsity, density_class, sides_of
 
 
 def create_blocked_tensor(
@@ -35,12 +36,15 @@ def create_blocked_tensor(
     Raises:
         InvalidProblemError: blocks that do not divide the matrix, another density, or a dtype that no product takes.
     """
-    block_n, block_k = (block, block) if isinstance(block, int) else block
+    block_n, block_k = sides_of(block)
     if index_dtype not in (torch.int32, torch.int64):
         raise InvalidProblemError(f"create_blocked_tensor: index_dtype: got {index_dtype}, expected torch.int32 or torch.int64")
     if not 0 <= density <= 1:
         raise InvalidProblemError(f"create_blocked_tensor: density: got {density}, expected a number from 0 to 1")
-    if min(block_n, block_k) < 1 or m % block_n or k % block_k:
+    if dtype not in OPERATIONS["bsr_mm"].operands[0].dtypes:
+        expected = ", ".join(map(dtype_name, OPERATIONS["bsr_mm"].operands[0].dtypes))
+        raise InvalidProblemError(f"create_blocked_tensor: dtype: got {dtype}, expected one of {expected}")
+    if min(m, k) < 0 or m % block_n or k % block_k:
         raise InvalidProblemError(f"create_blocked_tensor: blocks of {block_n}x{block_k} do not divide a matrix of {m}x{k}")
     drawing = torch.Generator("cpu").manual_seed(seed)
     generator = drawing if torch.device(device).type == "cpu" else torch.Generator(device=device).manual_seed(seed)

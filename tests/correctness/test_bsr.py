@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from bsr_mutants import MUTANTS
+from torch import nn
 
 import gemmtune
 from gemmtune import settings
@@ -79,6 +80,7 @@ def test_alpha_beta_and_factors_of_rows_and_columns() -> None:
     unread = torch.full((64, 7), torch.nan)
     for factors in ({}, {"left_alpha": left}):
         assert gemmtune.bsr_addmm(unread, bsr, x, beta=0, **factors).isfinite().all()
+    assert torch.equal(gemmtune.bsr_addmm(inp, bsr, x * torch.nan, alpha=0), inp.expand(64, 7))
     relu = gemmtune.bsr_addmm(inp, bsr, x, left_alpha=left, epilogue=lambda acc, y: torch.relu(acc) + y, epilogue_args=(right,))
     assert close(relu, torch.relu(inp + product * left[:, None]) + right.double(), torch.float32)
 
@@ -111,6 +113,9 @@ def wrong(crow: list[int], col: list[int]) -> torch.Tensor:
     return torch.sparse_bsr_tensor(torch.tensor(crow), torch.tensor(col), values, size=(32, 64), check_invariants=False)
 
 
+STRIPE, ONES = wrong([0, 1, 2], [1, 3]), torch.ones(64, 1)
+
+
 def times_ones(crow: list[int], col: list[int], **words: Any) -> Callable[[], Any]:
     return lambda: gemmtune.bsr_mm(wrong(crow, col), torch.ones(64, 1, **words))
 
@@ -126,9 +131,41 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "must be a sparse_bsr tensor, got a tensor of",
     ),
     "shape": (lambda: gemmtune.bsr_mm(wrong([0, 0, 0], []), torch.ones(32, 1)), r"got bsr \[32, 64\] and x \[32, 1\]"),
+    "complex alpha": (lambda: gemmtune.bsr_addmm(torch.ones(1), STRIPE, ONES, alpha=2j), "alpha: got 2j, expected a number"),
+    "no weight": (lambda: gemmtune.bsr_addmm(torch.ones(1), [1], ONES), "must be a sparse_bsr tensor, got list"),
+    "rows": (
+        lambda: gemmtune.bsr_addmm(torch.ones(1), STRIPE, ONES, left_alpha=torch.ones(31)),
+        r"bsr_addmm: left_alpha: got a tensor of shape \[31\], expected \[32\]",
+    ),
+    "number": (lambda: gemmtune.bsr_addmm(ONES, STRIPE, ONES, right_alpha=2.0), "right_alpha must be a torch.Tensor, got float"),
+    "factor": (
+        lambda: gemmtune.bsr_addmm(ONES, STRIPE, ONES, left_alpha=torch.ones(32).int()),
+        "dtype of left_alpha: got torch.int32, expected a float dtype",
+    ),
+    "meta": (lambda: gemmtune.bsr_mm(STRIPE.to("meta"), ONES.to("meta")), "bsr is on the device meta"),
+    "forward mode": (
+        lambda: torch.func.jvp(lambda x: gemmtune.bsr_mm(STRIPE, x), (ONES,), (ONES,)),
+        "forward-mode differentiation",
+    ),
+    "converted": (
+        lambda: gemmtune.bsr_mm(nn.ParameterList([nn.Parameter(STRIPE.clone())]).half()[0].detach(), ONES.half()),
+        "got bsr of torch.float16 with values of torch.float32",
+    ),
+    "batched inp": (
+        lambda: gemmtune.bsr_addmm(torch.ones(3, 32, 1), STRIPE, ONES.expand(2, 64, 1)),
+        r"inp: got an operand of shape \(3, 32, 1\)",
+    ),
+    "batched out": (
+        lambda: gemmtune.bsr_mm(STRIPE, ONES.expand(2, 64, 1), out=torch.ones(32, 1).expand(2, 32, 1)),
+        "several elements of out share memory",
+    ),
+    "gradient into out": (
+        lambda: gemmtune.bsr_mm(STRIPE, torch.ones(2, 64, 1, requires_grad=True), out=torch.empty(2, 32, 1)),
+        "a call with out= is not differentiable",
+    ),
     "int8 sum": (
         lambda: gemmtune.bsr_addmm(torch.ones(1), wrong([0, 0, 1], [2]).to(torch.int8), torch.ones(64, 1).char()),
-        "dtype of a: got torch.int8",
+        "dtype of bsr: got torch.int8",
     ),
 }
 
@@ -138,6 +175,14 @@ def test_refused_with_what_is_wrong(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(gemmtune.InvalidProblemError, match=message):
         call()
+
+
+def test_autocast_leaves_what_is_sparse_in_its_dtype() -> None:
+    bsr, x = create_blocked_tensor(64, 96, block=16), numbers(96, 7, dtype=torch.float32)
+    crow, col, values = (part(bsr) for part in PARTS)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gemmtune.bsr_mm(bsr, x), gemmtune.bsr_mm(gemmtune.prepack(bsr), x), torch.ops.gemmtune.bsr_mm(crow, col, values, x)
+    assert all(close(got, bsr.to_dense().double() @ x.double(), torch.float32) for got in found)
 
 
 def test_a_change_in_place_is_noticed() -> None:
@@ -302,6 +347,16 @@ def test_sums_of_integers_are_exact() -> None:
     assert torch.equal(gemmtune.int_bsr_addmm(inp, gemmtune.prepack(bsr), x, beta=0, out=got), product.int())
     with pytest.raises(gemmtune.InvalidProblemError, match=r"dtype of inp: got torch.float32, expected torch.int32"):
         gemmtune.int_bsr_addmm(inp.float(), bsr, x)
+    wrongly = {
+        "dtype of inp: got torch.int64": {"inp": inp.long()},
+        "dtype of left_alpha: got torch.int64": {"left_alpha": left.long()},
+        "alpha: got 4294967296, expected an integer of 32 bits": {"alpha": 2**32},
+        r"inp: got an operand of shape \(2, 48, 5\)": {"inp": torch.ones(2, 48, 5).int()},
+        "out must have dtype torch.int32": {"out": torch.empty(48, 5)},
+    }
+    for message, words in wrongly.items():
+        with pytest.raises(gemmtune.InvalidProblemError, match=message):
+            gemmtune.int_bsr_addmm(**{"inp": inp, "bsr": bsr, "x": x} | words)
     with pytest.raises(gemmtune.InvalidProblemError, match="bsr_addmm takes floats"):
         gemmtune.int_bsr_addmm(inp, bsr.float(), x.float())
 
@@ -320,7 +375,7 @@ def test_8_bit_floats_have_scales_of_rows_and_columns(dtype: torch.dtype) -> Non
     assert close(gemmtune.bsr_mm(bsr, batch), product.expand(2, 48, 5), torch.bfloat16)
     crow, col, values = (part(bsr) for part in PARTS)
     assert close(torch.ops.gemmtune.bsr_mm(crow, col, values, x), product, torch.bfloat16)
-    with pytest.raises(gemmtune.InvalidProblemError, match="a and b must have the same dtype"):
+    with pytest.raises(gemmtune.InvalidProblemError, match="bsr and x must have the same dtype"):
         gemmtune.bsr_mm(bsr, x.float())
 
 

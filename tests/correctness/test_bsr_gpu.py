@@ -93,6 +93,18 @@ def test_choices_are_right(backend: str, name: str) -> None:
     assert {v.status for v in found.values()} == {Status.OK}, {n: v.reason for n, v in found.items() if v.status is not Status.OK}
 
 
+@pytest.mark.parametrize("order", ["alike", "pairs"])
+def test_ordered_rows_are_right(order: str) -> None:
+    device = detect(CUDA)
+    for problem in (
+        Problem.bsr_mm(300, 832, 768, block=64, imbalance="skewed", layout="tt", device_type=CUDA, prepacked=True),
+        Problem.bsr_mm(129, 544, 512, block=(32, 16), dtype=torch.float16, density=0.3, device_type=CUDA, prepacked=True),
+    ):
+        choice = next(c for c in load("triton").enumerate(problem, device, Settings()).choices if order in c.name)
+        verdict = Verifier(problem, device.torch_device).check(choice, choice.build())
+        assert verdict.status is Status.OK, verdict.reason
+
+
 def test_the_dense_products_of_other_backends_are_offered_for_prepacked_weights() -> None:
     names = [c.name for c in offers_for(PROBLEMS["bf16-tokens-16"], detect(CUDA), Settings()).choices]
     assert any(name.endswith("+dense") and not name.startswith("aten:") for name in names)

@@ -120,6 +120,10 @@ def test_sparsify_keeps_the_blocks_with_the_largest_norm() -> None:
     exists = kept.repeat_interleave(32, 0).repeat_interleave(32, 1)
     assert torch.equal(weight.to_dense(), before * exists)
     assert net[2].weight.layout is net[3].weight.layout is torch.strided  # blocks of 32 do not divide 40 and 8
+    tied = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    tied[1].weight = tied[0].weight
+    gemmtune.sparsify_(tied, block=32)
+    assert tied[1].weight is tied[0].weight
     with pytest.raises(gemmtune.InvalidProblemError, match="density: got 2"):
         gemmtune.sparsify_(net, density=2)
     with pytest.raises(gemmtune.InvalidProblemError, match="no layer whose weight consists of whole blocks of 7x7"):

@@ -97,6 +97,12 @@ def test_what_is_measured_is_stored_and_gradients_take_it(monkeypatch: pytest.Mo
     assert a.grad.shape == a.shape
 
 
+def test_of_no_terms_what_is_added_is_left() -> None:
+    inp, a, b = drawn(torch.float32)
+    got = gemmtune.sampled_addmm_bsr(inp, a[:, :0], b[:0], beta=2)
+    assert torch.equal(got.values(), 2 * inp.values())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

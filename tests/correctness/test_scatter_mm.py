@@ -54,6 +54,24 @@ def test_strided_formats_are_those_of_torch(form: str, batch: tuple[int, ...]) -
     assert torch.allclose(bsr_scatter_mm(bsr, other, out=torch.empty_like(want)), want)
 
 
+LISTED = {
+    "got 4 among blocks, expected 0 to 1": {"pq": [[0, 1], [4, 0]]},
+    "got -1 among blocks": {"pq": [[0, 1], [-1, 0]]},
+    "got 3 among others, expected 0 to 2": {"pq": [[0, 3], [1, 0]]},
+    r"c_offsets: got \[0, 2, 1\], expected offsets that rise from 0 to 2": {"starts": [0, 2, 1]},
+    "got blocks of 4 columns and others of 5 rows": {"height": 5},
+    r"accumulators: got a tensor of shape \[3, 8, 6\], expected \[2, 8, 6\]": {"accumulators": torch.zeros(3, 8, 6)},
+}
+
+
+@pytest.mark.parametrize("message", LISTED)
+def test_lists_that_do_not_fit_are_told(message: str) -> None:
+    given = {"pq": [[0, 1], [1, 0]], "starts": [0, 1, 2], "height": 4, "accumulators": None} | LISTED[message]
+    data = ("scatter_mm", torch.tensor(given["starts"]), torch.tensor(given["pq"]))
+    with pytest.raises(gemmtune.InvalidProblemError, match=message):
+        scatter_mm(torch.ones(2, 8, 4), torch.ones(3, given["height"], 6), data, accumulators=given["accumulators"])
+
+
 def test_what_does_not_fit_is_refused() -> None:
     blocks, others = torch.ones(1, 8, 4), torch.ones(8, 12)
     some = torch.tensor([0, 1])
@@ -61,6 +79,10 @@ def test_what_does_not_fit_is_refused() -> None:
         scatter_mm(blocks, others, ("csr",))
     with pytest.raises(gemmtune.InvalidProblemError, match="of other dimensions"):
         scatter_mm(blocks, others, ("scatter_mm", some, torch.zeros(1, 2)))
+    with pytest.raises(gemmtune.InvalidProblemError, match="bsr_strided_mm: got 5 parts of indices_data, expected 6"):
+        scatter_mm(blocks, others, ("bsr_strided_mm", some, some, some, {"SPLIT_N": 2}))
+    with pytest.raises(gemmtune.InvalidProblemError, match=r"other: got shape \[8\]"):
+        bsr_scatter_mm(create_blocked_tensor(8, 8, block=4), others[:, 0])
     with pytest.raises(gemmtune.InvalidProblemError, match="an offset inside of a tile of 4x6"):
         scatter_mm(blocks, others, ("bsr_strided_mm", some, some[:1], some[:1], some[1:], {"SPLIT_N": 2}))
     with pytest.raises(gemmtune.InvalidProblemError, match="expected multiples of 4 rows, 5 columns"):

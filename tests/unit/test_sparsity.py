@@ -41,7 +41,7 @@ def test_a_problem_has_its_class_in_text_and_json_and_counts_what_exists() -> No
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "block": ({"block": 24}, "expected whole blocks of 24x24"),
-    "no block": ({"block": 0}, "expected sides of 1 or more"),
+    "no block": ({"block": 0}, "expected its side, or"),
     "density": ({"density": 1.5}, "expected the share of blocks that exist"),
     "layout": ({"layout": "nn"}, "expected nt or tt"),
     "imbalance": ({"imbalance": "odd"}, "expected one of even, skewed"),
@@ -97,7 +97,11 @@ def test_blocked_tensors_have_the_density_that_was_asked_for(imbalance: Any) -> 
     assert torch.equal(again.col_indices(), made.col_indices())
 
 
-@pytest.mark.parametrize("words", [{"block": 48}, {"density": 2}, {"index_dtype": torch.int8}, {"dtype": torch.complex64}], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [{"block": 48}, {"block": "64x64"}, {"block": (8, 8, 8)}, {"density": 2}, {"index_dtype": torch.int8}, {"dtype": torch.int32}],
+    ids=str,
+)
 def test_blocked_tensors_that_cannot_be(words: Any) -> None:
     with pytest.raises(gemmtune.InvalidProblemError):
         create_blocked_tensor(64, 64, **words)

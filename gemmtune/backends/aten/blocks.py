@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -208,12 +208,7 @@ def _by_mm(problem: Problem) -> RunNew:
 
     def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
         a, weight, *added = tensors
-        result = torch.mm(weight, a.t()).t()
-        if added:
-            alpha, beta = scalars
-            result = result * alpha if alpha != 1 else result
-            result = result.add(added[0], alpha=beta) if beta != 0 else result
-        return _turned(result.t(), problem)
+        return _turned(_added(torch.mm(weight, a.t()).t(), added, scalars).t(), problem)
 
     return run_new
 
@@ -232,13 +227,18 @@ def _batched(problem: Problem) -> RunNew:
         products = torch.bmm(columns.to(dtype), values.to(dtype).mT)
         sums = products.new_zeros((n // block_n, m, block_n)).index_add_(0, rows_of(crow), products)
         result = sums.transpose(0, 1).reshape(m, n)
-        if added:
-            alpha, beta = scalars
-            result = result * alpha if alpha != 1 else result
-            result = result.add(added[0].to(dtype), alpha=beta) if beta != 0 else result
-        return _turned(result.t(), problem)
+        return _turned(_added(result, [x.to(dtype) for x in added], scalars).t(), problem)
 
     return run_new
+
+
+def _added(result: Tensor, added: Sequence[Tensor], scalars: Scalars) -> Tensor:
+    """alpha · result + beta · added, of which nothing is read that is multiplied with zero."""
+    if not added:
+        return result
+    alpha, beta = scalars
+    result = torch.zeros_like(result) if alpha == 0 else result if alpha == 1 else result * alpha
+    return result.add(added[0], alpha=beta) if beta != 0 else result
 
 
 def _turned(result: Tensor, problem: Problem) -> Tensor:
