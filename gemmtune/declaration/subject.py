@@ -252,7 +252,7 @@ def found_at(target: str) -> object:
                 f"{target}: there is no module {error.name!r} here; is it installed, or in the working folder?"
             ) from error
         raise SubjectError(f"{target}: {module_name} cannot be imported: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SubjectError(f"{target}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return functools.reduce(getattr, path.split("."), module) if path else module

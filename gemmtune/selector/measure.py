@@ -166,6 +166,11 @@ def play_final_rounds(
     progress.stage("final rounds", 0, count)
     ranking = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
     ranked = ranking.times
+    for o in (*fresh, *incumbents):
+        if failure := ranking.failures.get(o.name):
+            outcomes[o.content_hash] = dataclasses.replace(
+                o, status=failure.status, reason=failure.reason, time_us=None, error_over_bound=None, finalist=False
+            )
     drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]
     scale = statistics.median(drift) if drift else 1.0
     for o in fresh:

@@ -87,9 +87,15 @@ class RemoteSession:
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """``Session.rank`` in the worker. If that dies, each choice is tried alone, and those that survive are ranked."""
         ranking = self._rank(choices, rounds_s)
-        if ranking is None and len(choices) > 1:
-            ranking = self._rank([c for c in choices if self._rank([c], rounds_s) is not None], rounds_s)
-        return ranking or Ranking(times={})
+        if isinstance(ranking, Ranking):
+            return ranking
+        alone = {c.name: self._rank([c], rounds_s) if len(choices) > 1 else ranking for c in choices}
+        failures = {name: one for name, one in alone.items() if isinstance(one, Sample)}
+        alive = [c for c in choices if c.name not in failures]
+        ranking = self._rank(alive, rounds_s) if alive else Ranking(times={})
+        if isinstance(ranking, Ranking):
+            return dataclasses.replace(ranking, failures=failures | dict(ranking.failures))
+        return Ranking(times={}, failures=failures)
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """``Session.limits`` in the worker; nothing if that dies of it."""
@@ -100,18 +106,19 @@ class RemoteSession:
             return {}
         return cast(dict[str, float], found)
 
-    def _rank(self, choices: Sequence[Choice], rounds_s: float | None) -> Ranking | None:
-        """None if the worker died."""
+    def _rank(self, choices: Sequence[Choice], rounds_s: float | None) -> Ranking | Sample:
+        """A sample that says how if the worker died."""
         names = ", ".join(c.name for c in choices)
         try:
             ranking, dead = self._opened().call(_do, "rank", choices, rounds_s, timeout_s=self._timeout_s * max(1, len(choices)))
         except (WorkerCrashed, WorkerTimedOut) as error:
             log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
-            return None
+            status = Status.CRASHED if isinstance(error, WorkerCrashed) else Status.TIMED_OUT
+            return Sample(status=status, reason=f"in the final rounds: {error.reason}")
         if dead:
             log.warning("the final rounds of %s ruined the GPU context", names)
             self._discard()
-            return None
+            return Sample(status=Status.CRASHED, reason="in the final rounds: the GPU context is lost")
         return cast(Ranking, ranking)
 
     def _opened(self) -> Worker:

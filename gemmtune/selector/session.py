@@ -8,7 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -60,10 +60,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The times of the final rounds by the name of the choice, and what a ``Watch`` saw of other processes during the session."""
+    """The times of the final rounds by the name of the choice, what a ``Watch`` saw of other processes during the session, and how
+    choices fared that failed in the rounds."""
 
     times: Mapping[str, Ranked]
     seen: str = ""
+    failures: Mapping[str, Sample] = field(default_factory=dict)
 
 
 class Session:
@@ -175,9 +177,18 @@ class Session:
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """Times that compare: interleaved rounds, their order reversed each time, at sustained clocks.
 
-        A choice that fails here is left out of the answer, with a warning in the log. ``rounds_s`` is how long the rounds go on, by
-        default what the search says.
+        A choice that fails here is among the failures of the answer, with a warning in the log. ``rounds_s`` is how long the
+        rounds go on, by default what the search says.
         """
+        failures: dict[str, Sample] = {}
+
+        def failed(name: str, error: Exception) -> None:
+            status, reason = self._failure(error)
+            log.warning("%s failed in the final rounds and is left out of them: %s", name, reason)
+            if self.dead:
+                raise error
+            failures[name] = Sample(status=status, reason=reason)
+
         with self._in_force(), device_to_itself(self._settings, self._device), collection_paused():
             contenders: dict[str, Contender] = {}
             for choice in choices:
@@ -186,20 +197,17 @@ class Session:
                     contenders[choice.name] = self._time().contender(choice, kernel)
                     if self._device.type != "cpu":  # captures the graph, which may fail
                         contenders[choice.name].sample_us()
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its own failure
                     contenders.pop(choice.name, None)
-                    _, reason = self._failure(error)
-                    log.warning("%s failed in the final rounds and is left out of them: %s", choice.name, reason)
-                    if self.dead:
-                        raise
+                    failed(choice.name, error)
             keep = {c.name for c in choices if c.baseline}
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
             warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
-            times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep)
-            return Ranking(times=times, seen=self._watch.seen())
+            times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed)
+            return Ranking(times=times, seen=self._watch.seen(), failures=failures)
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """The limits of the machine that concern the problem and are not among ``known`` (see limits.py)."""

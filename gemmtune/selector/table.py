@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ..backends.own.choice import NAME as OWN
 from ..choice import Refusal, Status
 from ..filters import FILTERS
 
@@ -155,7 +156,7 @@ def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
     """``  refused: cutlass: 2664 choices: stores f32 (1572); a is t, expected n (640); and 3 more reasons``"""
     by_backend: dict[str, list[Refusal]] = {}
     for refusal in refusals:
-        by_backend.setdefault(refusal.name.split(":")[0], []).append(refusal)
+        by_backend.setdefault(_told_together(refusal.name), []).append(refusal)
     for backend, refused in by_backend.items():
         if len(refused) == 1:
             yield f"  {Status.REFUSED.value}: {refused[0].name}: {_short(refused[0].reason)}"
@@ -172,6 +173,12 @@ def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
         yield f"  {Status.REFUSED.value}: {backend}: {counted(counts.total(), 'choice')}: {'; '.join(parts)}"
 
 
+def _told_together(name: str) -> str:
+    """The backend of a choice; for a kernel that somebody brought along its name, by which it was asked for."""
+    backend = name.partition(":")[0]
+    return name if backend == OWN else backend
+
+
 def _numbers_aside(reason: str, name: str) -> str:
     return re.sub(r"\d+", "#", _short(reason).replace(name, ""))
 
@@ -180,7 +187,7 @@ def _grouped(left_out: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """A line for each status (empty where all are refused), backend and kind of reason, with the first name and reason of it."""
     groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for status, name, reason in left_out:
-        groups.setdefault((status, name.split(":")[0], _numbers_aside(reason, name)), []).append((name, _short(reason)))
+        groups.setdefault((status, _told_together(name), _numbers_aside(reason, name)), []).append((name, _short(reason)))
     for (status, backend, _), members in groups.items():
         name, reason = members[0]
         head = f"{status}: " if status else ""
@@ -225,9 +232,11 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
 
 
 def _short(reason: str) -> str:
-    """A line of a reason: the first one, and the first one that says what the error is."""
+    """A line of a reason: the first one, and the first one that says what the error is, else the last of what it announces."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
-    told = next((line for line in lines[1:] if "error" in line.lower()), None)
+    told = next(
+        (line for line in lines[1:] if "error" in line.lower()), lines[-1] if lines[0].endswith(":") and lines[1:] else None
+    )
     text = f"{lines[0]} {told}" if told else lines[0]
     return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"
 

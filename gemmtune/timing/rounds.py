@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .contenders import Contender
@@ -37,8 +38,22 @@ class Ranked:
     """How far its samples lay apart, as a share of their median."""
 
 
+Failed = Callable[[str, Exception], None]
+"""Is told what a contender raised in a round; it takes no further part."""
+
+
+def raise_again(name: str, error: Exception) -> None:  # noqa: ARG001 - as Failed has it
+    """Let an error of one contender end the rounds."""
+    raise error
+
+
 def play(
-    contenders: Mapping[str, Contender], *, budget_s: float, warm_up_s: float = 0.0, keep: Collection[str] = ()
+    contenders: Mapping[str, Contender],
+    *,
+    budget_s: float,
+    warm_up_s: float = 0.0,
+    keep: Collection[str] = (),
+    failed: Failed = raise_again,
 ) -> dict[str, Ranked]:
     """Rounds in which each contender is sampled once, in an order that is reversed each time.
 
@@ -49,20 +64,21 @@ def play(
     Those that have lost take no part in further rounds, except the ones named in ``keep``. Ends when every other one is tied, or
     when the budget is spent.
     """
-    if not contenders:
-        return {}
+    contenders = dict(contenders)
     begun = time.perf_counter()
-    while time.perf_counter() - begun < warm_up_s:
-        _round(contenders, list(contenders))
+    while contenders and time.perf_counter() - begun < warm_up_s:
+        _round(contenders, list(contenders), failed)
     rounds: dict[str, list[float]] = {name: [] for name in contenders}
     playing = list(contenders)
     deadline = time.perf_counter() + budget_s
     count = 0
-    while True:
-        for name, time_us in _round(contenders, playing if count % 2 == 0 else playing[::-1]).items():
+    while playing:
+        for name, time_us in _round(contenders, playing if count % 2 == 0 else playing[::-1], failed).items():
             rounds[name].append(time_us)
+        rounds = {name: times for name, times in rounds.items() if name in contenders}
+        playing = [name for name in playing if name in contenders]
         count += 1
-        if count % 2:
+        if count % 2 or not playing:
             continue
         late_s = time.perf_counter() - deadline
         if late_s >= 0 and (count >= LEAST_ROUNDS or late_s >= MORE_IF_SLOW * budget_s):
@@ -72,7 +88,7 @@ def play(
             playing = [name for name in playing if name in keep or not ratios[name].lost]
             if count >= LEAST_ROUNDS_TO_SETTLE and all(ratio.lost or ratio.tied for ratio in ratios.values()):
                 break
-    return _ranked(rounds)
+    return _ranked(rounds) if rounds else {}
 
 
 def spread_of(samples: Sequence[float]) -> float:
@@ -98,11 +114,26 @@ class _Ratio:
         return self.middle + SURE * self.half <= math.log1p(TIE)
 
 
-def _round(contenders: Mapping[str, Contender], order: list[str]) -> dict[str, float]:
+def _round(contenders: dict[str, Contender], order: list[str], failed: Failed) -> dict[str, float]:
     """All are begun before the first result is waited for: a GPU that idles in between changes its clocks."""
     for name in order:
-        contenders[name].begin()
-    return {name: contenders[name].result_us() for name in order}
+        with _surviving(contenders, name, failed):
+            contenders[name].begin()
+    times_us: dict[str, float] = {}
+    for name in order:
+        if name in contenders:
+            with _surviving(contenders, name, failed):
+                times_us[name] = contenders[name].result_us()
+    return times_us
+
+
+@contextlib.contextmanager
+def _surviving(contenders: dict[str, Contender], name: str, failed: Failed) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told
+        del contenders[name]
+        failed(name, error)
 
 
 def _undisturbed(times: Sequence[float]) -> list[bool]:

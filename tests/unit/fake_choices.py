@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -38,6 +39,14 @@ def hang_with_gil(*_: object) -> None:
 
 def fail(*_: object) -> None:
     raise ValueError("this kernel does not like its operands")
+
+
+_calls = itertools.count()
+
+
+def fail_later(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], scalars: object) -> None:
+    """Right until it has been called a few hundred times in this process."""
+    (fail if next(_calls) > 300 else multiply)(out, tensors, scalars)
 
 
 def out_of_memory(*_: object) -> None:
@@ -76,7 +85,8 @@ def packed(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> N
 
 
 RUNS: dict[str, Callable[..., None]] = {
-    f.__name__: f for f in (segfault, hang, hang_with_gil, fail, out_of_memory, out_of_resources, multiply, wrong, slow, packed)
+    f.__name__: f
+    for f in (segfault, hang, hang_with_gil, fail, fail_later, out_of_memory, out_of_resources, multiply, wrong, slow, packed)
 }
 
 

@@ -69,7 +69,8 @@ class FakeSession:
             for x in names
             if (t := self.times[x]) is not None
         }
-        return Ranking(times=times, seen=self.seen)
+        failed = Sample(status=Status.CRASHED, reason="in the final rounds")
+        return Ranking(times=times, seen=self.seen, failures={f"fake:{x}": failed for x in names if self.times[x] is None})
 
 
 class Stages(Progress):
@@ -182,7 +183,8 @@ def test_what_lost_before_is_out_and_so_is_what_failed_in_the_rounds() -> None:
     found = ranked(session, known("torch", 5.0), known("a", 1.0), known("b", 2.0), known("c", 0.5, settled=True))
     assert session.asked == [("a", "b", "torch")]
     assert [o.finalist for o in found.values()] == [True, True, False, False]
-    assert [o.time_us for o in found.values()] == [50.0, 10.0, 2.0, 0.5]
+    assert [o.time_us for o in found.values()] == [50.0, 10.0, None, 0.5]
+    assert (found["fake-fake:b"].status, found["fake-fake:b"].reason) == (Status.CRASHED, "in the final rounds")
 
 
 def test_on_a_gpu_only_what_is_near_is_ranked_on_a_cpu_all() -> None:

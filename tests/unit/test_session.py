@@ -31,7 +31,7 @@ from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
 from gemmtune.selector import session as sessions
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
-from gemmtune.selector.session import Ranking, Session, failure_of
+from gemmtune.selector.session import Ranking, Sample, Session, failure_of
 from gemmtune.selector.verify import Verdict
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
@@ -153,13 +153,16 @@ def test_of_two_choices_that_die_together_the_one_that_lives_alone_is_ranked(
 ) -> None:
     good, bad = fake("multiply"), fake("segfault")
 
-    def rank(choices: Sequence[Choice], _rounds_s: float | None) -> Ranking | None:
-        return None if bad in choices else Ranking(times={c.name: Ranked(time_us=1.0, margin_us=0.1) for c in choices})
+    died = Sample(status=Status.CRASHED, reason="it crashed")
+
+    def rank(choices: Sequence[Choice], _rounds_s: float | None) -> Ranking | Sample:
+        return died if bad in choices else Ranking(times={c.name: Ranked(time_us=1.0, margin_us=0.1) for c in choices})
 
     session = RemoteSession(PROBLEM, DEVICE, settings)
     monkeypatch.setattr(session, "_rank", rank)
-    assert set(session.rank([good, bad]).times) == {good.name}
-    assert not session.rank([bad]).times
+    both, alone = session.rank([good, bad]), session.rank([bad])
+    assert (set(both.times), both.failures) == ({good.name}, {bad.name: died})
+    assert (alone.times, alone.failures) == ({}, {bad.name: died})
 
 
 def test_the_worker_stays_warm_for_the_next_session(settings: Settings) -> None:
@@ -188,6 +191,13 @@ def test_rank_leaves_out_what_fails(settings: Settings, caplog: pytest.LogCaptur
     with Session(PROBLEM, DEVICE, settings) as session, caplog.at_level(logging.WARNING, "gemmtune"):
         assert set(session.rank([running("fail"), running("multiply")]).times) == {"fake:multiply"}
     assert "fake:fail failed in the final rounds" in caplog.text
+
+
+def test_what_fails_in_a_late_round_costs_itself_alone(session: Session | RemoteSession) -> None:
+    ranking = session.rank([running("fail_later"), running("multiply")])
+    assert set(ranking.times) == {"fake:multiply"}
+    failure = Sample(status=Status.RUNTIME_ERROR, reason="ValueError: this kernel does not like its operands")
+    assert ranking.failures == {"fake:fail_later": failure}
 
 
 def test_choices_for_fewer_rows_are_proved_by_the_operands_of_all(session: Session | RemoteSession) -> None:
@@ -303,6 +313,7 @@ def test_final_rounds_of_a_gpu_begin_at_sustained_clocks(
         return FakeContender(*(() if choice.name == "fake:fail" else (1.0,)))
 
     def play(contenders: dict[str, FakeContender], **words: Any) -> dict[str, Ranked]:
+        assert callable(words.pop("failed"))
         played.append(words | {"sampled": {name: x.taken for name, x in contenders.items()}})
         return {}
 
@@ -330,10 +341,9 @@ def test_final_rounds_of_a_gpu_begin_at_sustained_clocks(
 
 def test_rank_survives_a_crash(settings: Settings) -> None:
     with RemoteSession(PROBLEM, DEVICE, settings) as session:
-        assert set(session.rank([running("multiply"), running("segfault"), running("slow")]).times) == {
-            "fake:multiply",
-            "fake:slow",
-        }
+        ranking = session.rank([running("multiply"), running("segfault"), running("slow")])
+    assert set(ranking.times) == {"fake:multiply", "fake:slow"}
+    assert [(name, one.status) for name, one in ranking.failures.items()] == [("fake:segfault", Status.CRASHED)]
 
 
 def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(

@@ -140,6 +140,13 @@ def test_refusals_take_one_line_for_each_backend():
     ]
 
 
+def test_refusals_of_kernels_that_were_brought_along_are_told_by_name():
+    refusals = [Refusal(name=f"own:mylib.ops:{name}", reason=f"no {name}") for name in ("out", "streams")]
+    lines = text_of(problem_result(FAST, refusals=refusals)).splitlines()
+    start = lines.index("left out: 2 choices")
+    assert lines[start + 1 : start + 3] == ["  refused: own:mylib.ops:out: no out", "  refused: own:mylib.ops:streams: no streams"]
+
+
 def test_what_a_regex_left_out_is_told_by_name():
     regex = "choice_denylist_regex 'n' is found in the name"
     refusals = (*(Refusal(name=f"triton:m{i}", reason="spills") for i in (1, 2)), Refusal(name="triton:n", reason=regex))
@@ -202,7 +209,11 @@ def test_markup_in_a_reason_is_printed_as_it_is():
 
 
 def test_a_reason_is_its_first_line_and_the_first_other_one_that_says_error():
-    reasons = ("error: it did not compile\nin line 3\na warning", "nvcc failed\nin line 3\nan error: no such type\nanother error")
-    for reason, told in zip(reasons, ("error: it did not compile", "nvcc failed an error: no such type"), strict=True):
+    reasons = {
+        "error: it did not compile\nin line 3\na warning": "error: it did not compile",
+        "nvcc failed\nin line 3\nan error: no such type\nanother error": "nvcc failed an error: no such type",
+        "it died; its last words:\nTraceback\nKeyboardInterrupt": "it died; its last words: KeyboardInterrupt",
+    }
+    for reason, told in reasons.items():
         text = text_of(problem_result(FAST, failure("cpp:a", Status.COMPILE_ERROR, reason)))
         assert any(line.rstrip().endswith(told) for line in text.splitlines()), text

@@ -21,7 +21,7 @@ _PRODUCT.restype = None
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a [M, K] @ b [K, N], float32, of any strides."""
     (m, k), n = a.shape, b.shape[1]
-    out = torch.empty(m, n)
+    out = a.new_empty(m, n)
     _PRODUCT(m, n, k, a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), out.data_ptr(), n)
     return out
 
