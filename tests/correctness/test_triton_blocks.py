@@ -146,6 +146,10 @@ def test_ordered_rows_compile_into_a_pipeline_that_waits_for_no_product(order: R
     loops = 1 if order == "alike" else 3
     left = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+([1-9])", artifact.code)
     assert len(left) == loops
+    few = Problem.bsr_mm(1000, 4096, 4096, block=64, device_type="cuda", prepacked=True)
+    assert triton_jobs.BlocksChoice.of(problem, device, config).at(few, device).where.grid == (128, 1, 1)
+    small = Problem.bsr_mm(1000, 128, 4096, block=64, device_type="cuda", prepacked=True)
+    assert "128 rows are together in any order" in triton_jobs.BlocksChoice.of(problem, device, config).at(small, device)
     assert why_not_config(problem, device, dataclasses.replace(config, rows="pairs", split_k=2))
     unpacked = dataclasses.replace(problem, prepacked=False)
     assert "gemmtune.prepack" in str(why_not_config(unpacked, device, dataclasses.replace(config, block_n=64)))

@@ -20,7 +20,7 @@ from ..configs import Config, Geometry, geometry
 from ..launch import bind
 from ..legality import Predicate
 from ..records import Record, record_of
-from .configs import AXES, BlocksConfig, turned_bytes, why_not_config
+from .configs import AXES, BlocksConfig, turned_bytes, why_not_blocks, why_not_config
 from .rows import packed, unit_of
 
 INDICES = ("crow", "col")
@@ -59,6 +59,12 @@ class BlocksChoice(KernelChoice):
         joins = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
         return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not joins))
 
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the configs that are tried are asked."""
+        assert isinstance(config, BlocksConfig)
+        return why_not_blocks(problem) or why_not_config(problem, device, config)
+
     @property
     def axes(self) -> Mapping[str, Sequence[int]]:
         """Those of the config, on a GPU."""
@@ -73,7 +79,7 @@ class BlocksChoice(KernelChoice):
         """The choice with a config that has these parameters."""
         changes: dict[str, Any] = dict(parameters)
         config = dataclasses.replace(self.config, **changes)
-        return why_not_config(self.problem, device, config) or self.of(self.problem, device, config)
+        return self.why_not(self.problem, device, config) or self.of(self.problem, device, config)
 
     @property
     def panel(self) -> tuple[int, int]:
