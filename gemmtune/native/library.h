@@ -29,12 +29,14 @@ struct LibraryProduct {
   mutable std::mutex lock;              // of the operation, where it holds pointers
   Check check = nullptr;                // cublasLtMatmulAlgoCheck, asked once for each other M
   SetAttribute set_size = nullptr;      // cublasLtMatrixLayoutSetAttribute
-  std::vector<Following> following;     // sizes of layouts: rows and columns of left, right, c and d, in this order
+  std::vector<Following> following;     // numbers of layouts: those of kNumbers, of left, right, c and d in this order
   std::unordered_map<int64_t, bool> checked;
 };
 
 constexpr size_t kLayoutBytes = 64, kToldBytes = 56, kMostChecked = 65536;
-constexpr int kRowsAttribute = 2;  // and behind it that of columns
+// Of a layout: rows, columns, leading dimension, and from one matrix of a batch to the next, as cublasLtMatrixLayoutAttribute_t has them.
+constexpr int kNumbers[] = {2, 3, 4, 6};
+constexpr size_t kNumbersOfLayout = std::size(kNumbers);
 
 // The answer of a check; the struct is that of cublasLt.h.
 struct Checked {
@@ -55,7 +57,7 @@ struct Layouts {
     for (int i = 0; i < 4; ++i) std::memcpy(bytes[i], planned[i], kLayoutBytes);
     for (auto const& one : p.following) {
       const auto size = static_cast<uint64_t>(one.at(rows));
-      status |= p.set_size(bytes[one.place / 2], kRowsAttribute + static_cast<int>(one.place % 2), &size, sizeof size);
+      status |= p.set_size(bytes[one.place / kNumbersOfLayout], kNumbers[one.place % kNumbersOfLayout], &size, sizeof size);
     }
   }
 };

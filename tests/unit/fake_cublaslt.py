@@ -29,7 +29,7 @@ MATMUL = ctypes.CFUNCTYPE(INT, *[POINTER] * 14, SIZE, POINTER)
 CHECK = ctypes.CFUNCTYPE(INT, *[POINTER] * 8)
 LAYOUT = ("dtype", "rows", "cols", "ld", LayoutAttribute.BATCH_COUNT, LayoutAttribute.STRIDED_BATCH_OFFSET)
 """The words of a layout, which lies in memory as the library's own does, and may be copied."""
-PLACES = {2: "rows", 3: "cols"}
+PLACES = {2: "rows", 3: "cols", 4: "ld", 6: LayoutAttribute.STRIDED_BATCH_OFFSET}
 SET_ATTRIBUTE = ctypes.CFUNCTYPE(INT, POINTER, INT, POINTER, SIZE)
 CAPTURE_INFO = ctypes.CFUNCTYPE(INT, POINTER, ctypes.POINTER(INT), *[POINTER] * 4)
 NUMPY = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 10: np.int32, 28: np.uint8, 29: np.uint8}

@@ -56,12 +56,14 @@ def scaled(**fields: Any) -> Problem:
 
 CASES = {
     "mm": Problem.mm(5, 7, 3, dtype=F32, device_type="cuda"),
+    "mm tn": Problem.mm(5, 7, 3, dtype=F32, layout="tn", device_type="cuda"),
     "mm transposed": Problem.mm(5, 7, 3, dtype=torch.float64, layout="tt", device_type="cuda"),
     "addmm bias": Problem.addmm(5, 8, 3, dtype=F32, bias="n", alpha=1.5, beta=1, device_type="cuda"),
     "addmm matrix": Problem.addmm(5, 8, 3, dtype=F32, bias="mn", alpha=2.5, beta=-0.75, device_type="cuda"),
     "addmm unread": Problem.addmm(4, 4, 4, dtype=F32, bias="m1", beta=0, device_type="cuda"),
     "bmm": Problem.bmm(3, 4, 8, 5, dtype=F16, device_type="cuda"),
     "baddbmm": Problem.baddbmm(3, 4, 8, 5, dtype=F32, bias="n", alpha=1, beta=1, device_type="cuda"),
+    "baddbmm matrix": Problem.baddbmm(3, 4, 8, 5, dtype=F32, bias="mn", alpha=1, beta=-0.5, device_type="cuda"),
     "int_mm": Problem.int_mm(32, 16, 32, device_type="cuda"),
     "scaled_mm": scaled(),
     "scaled_mm rows": scaled(scales="row"),
@@ -104,11 +106,12 @@ def test_the_library_gets_what_python_gives_it(fake: Fake, name: str, rank: int)
     assert ours == pythons
 
 
-@pytest.mark.parametrize("name", ["mm", "addmm matrix", "addmm bias"])
+@pytest.mark.parametrize("name", ["mm", "addmm matrix", "addmm bias", "bmm", "baddbmm", "baddbmm matrix", "mm tn"])
 @settings.patch(native=True)
 def test_other_ms_get_what_python_gives_them(fake: Fake, name: str) -> None:
     """Layouts follow M, and cuBLASLt is asked once for each M whether the algorithm does it with the workspace that there is."""
-    rows = range(2, 60)
+    (rows_class,) = row_classes(CASES[name])
+    rows = rows_class.within(range(2, 60))
     widest = planned(with_rows(CASES[name], 59), 1).choice
 
     @functools.cache
@@ -123,11 +126,11 @@ def test_other_ms_get_what_python_gives_them(fake: Fake, name: str) -> None:
         out = torch.full(problem.out.size, 7, dtype=problem.out.dtype)
         return arguments(problem.op, *operands.tensors, out=out, scalars=operands.scalars), operands
 
-    following = following_operands(row_classes(CASES[name])[0])
+    following = following_operands(rows_class)
     assert following is not None
     call, _ = call_of(5)
     assert lookup.rows_served(native.generation, call, following, lambda: [lookup.Run(rows=rows, plan_at=plan_at)])
-    for m in (2, 31, 59, 31):
+    for m in (rows[0], 31, 59, 31):
         call, operands = call_of(m)
         out = call[1]
         before = len(fake.launches), fake.native
@@ -138,7 +141,7 @@ def test_other_ms_get_what_python_gives_them(fake: Fake, name: str) -> None:
         out.fill_(7)
         plan_at(m).kernel.run(out, operands.tensors, operands.scalars)
         assert torch.equal(got, out)
-    call, _ = call_of(40)
+    call, _ = call_of(41)
     fake.check_fails = 15
     asked = fake.native
     with pytest.raises(TypeError, match="answered"):

@@ -167,7 +167,7 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
         added=2 if gemm.c is not None else None,
         pointers=tuple(pointers),
         owner=descriptors,
-        sizes=tuple(size for matrix in matrices for size in (matrix.rows, matrix.cols)),
+        sizes=tuple(size for x in matrices for size in (x.rows, x.cols, x.ld, x.batch_stride)),
         look=_look(gemm, matrices),
         check=function_address("cublasLtMatmulAlgoCheck") or 0,
         set_size=function_address("cublasLtMatrixLayoutSetAttribute") or 0,
@@ -176,9 +176,9 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
 
 
 def _look(gemm: Gemm, matrices: Sequence[Matrix]) -> Hashable:
-    """All that the descriptors have but sizes."""
-    bias = (gemm.bias, gemm.bias_alignment_bytes, gemm.bias_batch_stride)
-    return (*(dataclasses.replace(x, rows=0, cols=0) for x in matrices), bias, gemm.batch, gemm.scaling)
+    """All that the descriptors have but sizes and strides."""
+    bias = (gemm.bias_alignment_bytes, gemm.bias_batch_stride) if gemm.bias else None
+    return (*(dataclasses.replace(x, rows=0, cols=0, ld=0, batch_stride=0) for x in matrices), bias, gemm.batch, gemm.scaling)
 
 
 def _lie_right(problem: Problem) -> bool:
