@@ -51,6 +51,11 @@ GEMV = choice(addmm(1, 100, 256), gemv_shape(8, 4, 4), pdl=True, prefetch_stages
 LONG = choice(addmm(136, 200, 8200), cluster_shape("64x64x64_s6_k2_2x2"), clusters_per_tile=3, pdl=True, prefetch_stages=6)
 WGMMA = choice(mixed(64, 1024, 2048, scales="column"), wgmma_shape(64, 2, 1, 128, 4))
 
+SHORT = cluster_shape("64x64x64_s6_k2_2x2")
+BATCH = choice(Problem.bmm(3, 136, 200, 512, dtype=torch.float16, device_type="cuda"), SHORT, clusters_per_tile=1, prefetch_stages=6)
+COLUMNS = choice(Problem.mm(136, 200, 512, dtype=torch.float16, layout="tn", device_type="cuda"), SHORT, clusters_per_tile=1,
+                 prefetch_stages=6)  # fmt: skip
+
 
 @pytest.fixture
 def cuda(tmp_path: Path) -> FakeCuda:
@@ -99,13 +104,14 @@ def test_the_driver_gets_what_python_gives_it(cuda: FakeCuda, one: CudaChoice, m
         assert got == wanted or tuple(got) == tuple(wanted), name
 
 
-@pytest.mark.parametrize("one", [GEMV, WGMMA, LONG], ids=lambda one: one.family.name)
+@pytest.mark.parametrize("one", [GEMV, WGMMA, LONG, BATCH, COLUMNS], ids=["gemv", "wgmma", "cluster", "batch", "columns"])
 @settings.patch(native=True)
 def test_other_ms_get_what_python_gives_them(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grid, sizes, tensor maps and addresses follow M, without Python."""
     memory = torch.zeros(1 << 24, dtype=torch.uint8)
     monkeypatch.setattr(Workspace, "_new", lambda self: memory[: self.size_bytes])
-    rows = range(2, 9) if one is GEMV else range(40, 901)
+    (rows_class,) = row_classes(one.problem if one is not GEMV else addmm(2, 100, 256))
+    rows = rows_class.within(range(2, 9) if one is GEMV else range(40, 901))
     kernel = cuda.driver.load(b"\x7fELF", one.record.kernel, 0)
 
     @functools.cache
@@ -124,7 +130,6 @@ def test_other_ms_get_what_python_gives_them(cuda: FakeCuda, one: CudaChoice, mo
         return operands, arguments(problem.op, *operands.tensors, out=out, scalars=operands.scalars)
 
     cuda.expects_launch(one.record)
-    (rows_class,) = row_classes(plan_at(rows[-1]).problem)
     following = following_operands(rows_class)
     assert following is not None
     assert lookup.rows_served(native.generation, call_of(rows[0])[1], following, lambda: [lookup.Run(rows=rows, plan_at=plan_at)])
