@@ -52,7 +52,9 @@ LONG = choice(addmm(136, 200, 8200), cluster_shape("64x64x64_s6_k2_2x2"), cluste
 WGMMA = choice(mixed(64, 1024, 2048, scales="column"), wgmma_shape(64, 2, 1, 128, 4))
 
 SHORT = cluster_shape("64x64x64_s6_k2_2x2")
-BATCH = choice(Problem.bmm(3, 136, 200, 512, dtype=torch.float16, device_type="cuda"), SHORT, clusters_per_tile=1, prefetch_stages=6)
+BATCH = choice(
+    Problem.bmm(3, 136, 200, 512, dtype=torch.float16, device_type="cuda"), SHORT, clusters_per_tile=1, prefetch_stages=6
+)
 COLUMNS = choice(Problem.mm(136, 200, 512, dtype=torch.float16, layout="tn", device_type="cuda"), SHORT, clusters_per_tile=1,
                  prefetch_stages=6)  # fmt: skip
 
