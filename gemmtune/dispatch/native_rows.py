@@ -13,9 +13,6 @@ from ..problem.rows import following_operands
 from .plan import Plan
 from .ranges import RangePlan
 
-STRIDES_ON_GPUS = False
-"""Whether launches on GPUs follow M natively where it is part of a stride, as in batches and column-major operands: no GPU has run
-such yet, and until one has, Python binds each M there."""
 _OF_INPUT = 1
 """The operands of a layer that have M rows, a bit for each: its input alone."""
 
@@ -39,10 +36,7 @@ def served_layers(number: int, shared: RangePlan, operands: tuple[Any, ...]) -> 
 
 def _following(shared: RangePlan) -> int | None:
     """The operands that follow M, a bit for each; None where there is no table, or Python binds each M."""
-    problem = shared.rows_class.problem
-    in_stride = problem.batched or shared.rows_class.step != 0
-    bound = shared.table is None or (in_stride and problem.device_type != "cpu" and not STRIDES_ON_GPUS)
-    return None if bound else following_operands(shared.rows_class)
+    return None if shared.table is None else following_operands(shared.rows_class)
 
 
 def _runs(shared: RangePlan) -> Iterator[Run]:

@@ -131,8 +131,9 @@ class LibraryProduct(Prepared):
     places among the tensors of a call. ``pointers`` are the attributes of the operation that hold the address of a tensor, with its
     place: nobody else sets those of this operation. ``owner`` keeps the descriptors.
 
-    ``sizes`` are rows, columns, leading dimension and stride of a batch of each layout, ``look`` all else that is told of the product. ``check`` and ``set_size``
-    are the addresses of cublasLtMatmulAlgoCheck and of cublasLtMatrixLayoutSetAttribute; 0 where they are not known.
+    ``sizes`` are rows, columns, leading dimension and stride of a batch of each layout, ``look`` all else that is told of the
+    product. ``check`` and ``set_size`` are the addresses of cublasLtMatmulAlgoCheck and of cublasLtMatrixLayoutSetAttribute; 0
+    where they are not known.
     """
 
     function: int

@@ -11,6 +11,7 @@ import re
 import struct
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,20 @@ from torch import Tensor
 from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.cutlass import launch as cutlass_launch
+from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.backends.cutlass.launch import GIVEN
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
 from gemmtune.backends.triton.records import launch_record
 from gemmtune.backends.triton.workspace import BUFFERS
-from gemmtune.choice import Kernel
+from gemmtune.choice import Choice, Kernel
 from gemmtune.device import preset
 from gemmtune.dispatch.plan import Plan
 from gemmtune.errors import ErrorFromChoice
-from gemmtune.native import lookup
+from gemmtune.native import following, lookup
 from gemmtune.native.lookup import native
-from gemmtune.native.records import record_of
+from gemmtune.native.records import launch_of, record_of
 from gemmtune.numerics.operands import random_operands
 from gemmtune.ops import operate as path
 from gemmtune.problem import Problem
@@ -132,9 +135,9 @@ def test_other_ms_get_what_python_gives_them(cuda: FakeCuda, one: CudaChoice, mo
         return operands, arguments(problem.op, *operands.tensors, out=out, scalars=operands.scalars)
 
     cuda.expects_launch(one.record)
-    following = following_operands(rows_class)
-    assert following is not None
-    assert lookup.rows_served(native.generation, call_of(rows[0])[1], following, lambda: [lookup.Run(rows=rows, plan_at=plan_at)])
+    bits = following_operands(rows_class)
+    assert bits is not None
+    assert lookup.rows_served(native.generation, call_of(rows[0])[1], bits, lambda: [lookup.Run(rows=rows, plan_at=plan_at)])
     generator = random.Random(2)
     for m in (rows[0], *(generator.choice(rows) for _ in range(6)), rows[-1]):
         operands, call = call_of(m)
@@ -145,6 +148,59 @@ def test_other_ms_get_what_python_gives_them(cuda: FakeCuda, one: CudaChoice, mo
         assert bytes(ours.arguments) == bytes(pythons.arguments)
         assert [*ours.grid] == [*pythons.grid]
         assert (ours.shared_bytes, *ours.cluster) == (pythons.shared_bytes, *pythons.cluster)
+
+
+FORMS = {
+    "mm": Problem.mm(130, 768, 512, dtype=torch.float16, device_type="cuda"),
+    "columns": Problem.mm(130, 768, 512, dtype=torch.float16, layout="tn", device_type="cuda"),
+    "bmm": Problem.bmm(8, 130, 768, 512, dtype=torch.float16, device_type="cuda"),
+    "baddbmm": Problem.baddbmm(8, 130, 768, 512, dtype=torch.float16, bias="mn", device_type="cuda"),
+}
+
+
+def of_triton(one: Choice) -> DriverLaunch:
+    assert isinstance(one, KernelChoice)
+    metadata = types.SimpleNamespace(name="kernel", num_warps=4, target=types.SimpleNamespace(warp_size=32), shared=0)
+    return DriverLaunch(
+        record=launch_record(one.record, metadata), launch=1, set_context=1, function=1, context=1, skipped=None, owner=None
+    )  # fmt: skip
+
+
+def of_cutlass(one: Choice) -> DeviceFunction:
+    assert isinstance(one, CutlassChoice)
+    planned = cutlass_launch._planned(one.config, one.problem, one._oriented, 0)
+    places = {"left": 0, "right": 1, "first": 2, "count": 0, "alignment": (1, 1, 1)}
+    plan = {"plan": ctypes.addressof(planned), "plan_bytes": ctypes.sizeof(planned)}
+    return DeviceFunction(function=1, need=1, owner=planned, **plan, **places)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["triton", "cutlass"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_launches_are_told_follows_m(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids, sizes and strides of every other M are those that Python tells, in batches and where M is from column to column."""
+    if backend == "cutlass":
+        pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=132))
+    device, told = preset("sm90"), of_triton if backend == "triton" else of_cutlass
+    (rows_class,) = row_classes(FORMS[form])
+    rows = rows_class.within(range(130, 1501))
+    offered = load(backend).enumerate(FORMS[form], device, Settings(search="quick")).choices
+    chosen = [x for x in offered if isinstance(x, (KernelChoice, CutlassChoice))]
+    for one in chosen[:: max(len(chosen) // 3, 1)]:
+
+        @functools.cache
+        def prepared_at(m: int, one: Choice = one) -> DriverLaunch | DeviceFunction | None:
+            there = one.at(rows_class.at(m), device)
+            return told(there) if isinstance(there, Choice) else None
+
+        (part,) = following.alike(prepared_at, rows)
+        of_rows = following.learned(prepared_at, part)
+        assert of_rows is not None
+        assert of_rows.numbers
+        compared = [*following.rows_to_compare(of_rows, part), *random.Random(3).sample(part, 20)]
+        launch = launch_of(of_rows)
+        assert not {m for m in compared if following.why_apart(prepared_at(m), of_rows, native.module.rehearse(*launch, m))}
+    assert chosen
 
 
 def test_a_captured_stream_is_left_to_python(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,3 +338,39 @@ def test_rows_on_a_gpu(name: str, caplog: pytest.LogCaptureFixture) -> None:
             captured = gemmtune.mm(static, w)
         graph.replay()
         torch.testing.assert_close(captured.float(), exact[: len(static)], rtol=2e-2, atol=0.5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["bmm", "baddbmm", "columns"])
+@pytest.mark.parametrize("name", ["triton:", "cuda:cluster", "cublaslt:", "cutlass:", "aten:"])
+def test_rows_in_strides_on_a_gpu(name: str, form: str) -> None:
+    """Natively and by Python the bits are the same, where M is part of the stride of a batch or of a column."""
+    if name == "cuda:cluster" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"{name} is for SM90")
+    lo, hi, n, k = (2, 60, 768, 4096) if name == "cuda:cluster" else (130, 700, 384, 512)
+    like = {"dtype": torch.bfloat16, "device": "cuda"}
+    w, batch = torch.randn(n, k, **like).t(), torch.randn(3, k, n, **like)  # type: ignore[call-overload]
+
+    def call(m: int) -> Tensor:
+        torch.manual_seed(m)
+        if form == "columns":
+            return gemmtune.mm(torch.randn(k, m, **like).t(), w)  # type: ignore[call-overload]
+        a, inp = torch.randn(3, m, k, **like), torch.randn(3, m, n, **like)  # type: ignore[call-overload]
+        return gemmtune.bmm(a, batch) if form == "bmm" else gemmtune.baddbmm(inp, a, batch)
+
+    with settings.patch(backends=("aten", name.split(":")[0]), search="default", native=True, rows="shared"):
+        problem = stated(lambda _: call(lo + 2))
+        put_table(problem, [(lo, hi, name.replace("triton:", "triton:mm" if form == "columns" else "triton:bmm"))])
+        (rows_class,) = row_classes(problem)
+        rows = rows_class.within(range(lo, hi + 1))
+        for m in rows[:3]:
+            call(m)
+        with counted_python() as seen:
+            asked = random.Random(7).sample(rows, 12)
+            ours = [call(m) for m in asked]
+        assert len(seen) <= (len(asked) if name == "cublaslt:" else 0), "what cuBLASLt refuses for an M is Python's"
+        native_call, native.call = native.call, None
+        try:
+            assert all(torch.equal(x, call(m)) for x, m in zip(ours, asked, strict=True))
+        finally:
+            native.call = native_call
