@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
@@ -59,6 +60,16 @@ def test_training_with_dynamic_sizes(fused):
     told = gemmtune.explain(compiled)
     assert [len(graph.decisions) for graph in told.graphs] == [2, 4]
     assert all(d.taken for d in told.decisions)
+
+
+def test_no_gradient_is_written_once_more_as_its_transpose(fused):
+    def gated(x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
+
+    gate, up = (rows(16, 24)[0].requires_grad_() for _ in range(2))
+    _, (_, backward) = run_and_get_code(outputs_and_gradients, torch.compile(gated), [gate, up], rows(8, 24)[0])
+    assert backward.count("extern_kernels.gemmtune_planned(") == 4
+    assert not re.search(r"empty_strided_cpu\([^()]*\([^()]*\), \(1, ", backward)
 
 
 def test_a_block_runs_planned_products_with_memory_of_inductor(fused):

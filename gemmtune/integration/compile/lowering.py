@@ -48,12 +48,14 @@ def _no_python() -> bool:
 
 def _inputs(tensors: Sequence[Any]) -> list[Any]:
     nodes: Any = V.graph.current_node.args[0]
-    wanted = [x.meta["val"] for x in nodes]
-    # What a plan is bound to are the strides that the graph told; where Inductor chose others it has to keep to them.
-    return [
-        ir.ExternKernel.realize_input(ir.ExternKernel.require_exact_strides(x, value.stride()) if value.dim() else x)
-        for x, value in zip(tensors, wanted, strict=True)
-    ]
+    return [_as_told(x, node.meta["val"].stride()) for x, node in zip(tensors, nodes, strict=True)]
+
+
+def _as_told(x: Any, strides: Sequence[Any]) -> Any:
+    """An operand in memory with the strides that the graph told, to which a plan is bound, whatever Inductor would choose."""
+    # In memory first: a view of what is to be computed, such as the transpose of a gradient, is otherwise computed once more.
+    x = ir.ExternKernel.realize_input(x)
+    return ir.ExternKernel.realize_input(ir.ExternKernel.require_exact_strides(x, strides)) if strides else x
 
 
 def _call(name: str, operator: Any, inputs: list[Any], size: list[Any], keywords: dict[str, Any]) -> Any:
