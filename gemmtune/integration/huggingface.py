@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,10 +43,13 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
     def _process_model_before_weight_loading(self, model: nn.Module, checkpoint_files: Any = None, **_: Any) -> nn.Module:
-        return _taken_apart(self._quantized(model), _saved_names(checkpoint_files or ())) if self.pre_quantized else model
+        if not self.pre_quantized:
+            return model
+        self._dtypes = {name: x.dtype for name, x in self._quantized(model).named_parameters()}
+        return _taken_apart(model, _saved_names(checkpoint_files or ()))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
-        return _put_together(model) if self.pre_quantized else self._quantized(model)
+        return _put_together(model, self._dtypes) if self.pre_quantized else self._quantized(model)
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """What is saved."""
@@ -82,18 +85,20 @@ def _taken_apart(model: nn.Module, saved: Sequence[str]) -> nn.Module:
                 name = f"weight_{part}"
                 stem = f"{place}.{name}".removeprefix(prefix).partition("_as_")[0]
                 module.register_parameter(known.get(stem, name), nn.Parameter(x, requires_grad=False))
-            module._dtype_of_weight = weight.dtype
     return model
 
 
-def _put_together(model: nn.Module) -> nn.Module:
-    """Undo ``_taken_apart``. Weights have the dtype that the model was asked for."""
-    for module in model.modules():
-        dtype = module.__dict__.pop("_dtype_of_weight", None)
-        if dtype is not None:
-            parts = {name: x.detach() for name, x in module._parameters.items() if name.startswith("weight_") and x is not None}
+def _put_together(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> nn.Module:
+    """Undo ``_taken_apart``. Parameters have the dtype that the model was asked for, which transformers leaves out for some."""
+    for place, module in model.named_modules():
+        parts = {name: x.detach() for name, x in module._parameters.items() if name.startswith("weight_") and x is not None}
+        if parts and module._parameters.get("weight", 0) is None:
             for name in parts:
                 del module._parameters[name]
             weight: Any = unflatten_state_dict(parts)["weight"]
+            dtype = dtypes[f"{place}.weight" if place else "weight"]
             module._parameters["weight"] = nn.Parameter(weight.to(dtype), requires_grad=False)
+    for name, x in model.named_parameters():
+        if x.dtype != dtypes.get(name, x.dtype):
+            x.data = x.data.to(dtypes[name])
     return model

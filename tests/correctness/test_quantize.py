@@ -181,7 +181,7 @@ def test_transformers_quantize_save_and_load(kind, tmp_path):
             half = load(tmp_path / "few", dtype=torch.bfloat16)
             weight = getattr(half, "model", half).layers[0].mlp.up_proj.weight
             assert isinstance(weight, QuantizedWeight)
-            assert weight.dtype == torch.bfloat16
+            assert {x.dtype for x in half.parameters()} == {torch.bfloat16}
             saved = again.model.layers[0].mlp.up_proj.weight
             assert torch.equal(weight.tensor.view(torch.uint8), saved.tensor.view(torch.uint8)), "another dtype is asked for"
     assert isinstance(again.model.layers[0].mlp.up_proj.weight, QuantizedWeight)
