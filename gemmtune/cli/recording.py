@@ -20,6 +20,8 @@ from .output import STDOUT, note, write_json
 def record(file: str, program: Sequence[str], json_file: str | None) -> int:
     """Run a Python program and write what products it asked for. Returns its exit status."""
     module, arguments = _asked(program)
+    if not module and not Path(arguments[0]).is_file():
+        raise click.UsageError(f"record: got {arguments[0]}, which is no file, expected a Python script, or -m and a module")
     status = 0
     with recording(file) as found:
         try:

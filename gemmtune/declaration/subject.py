@@ -254,6 +254,9 @@ def found_at(target: str) -> object:
         raise SubjectError(f"{target}: {module_name} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
         raise SubjectError(f"{target}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    ours = [name for name, value in vars(module).items() if module_name == OURS and isinstance(value, Subject)]
+    if ours and path not in ours:
+        raise SubjectError(f"GEMM: got {target!r}, expected own: and one of {', '.join(ours)}")
     try:
         return functools.reduce(getattr, path.split("."), module) if path else module
     except AttributeError as error:

@@ -163,6 +163,7 @@ def test_names_are_filtered_and_what_is_not_offered_says_why(own_store: Path):
     [
         ("no_such_package.ops:mm", "there is no module 'no_such_package' here"),
         ("own_script:mm", "own_script cannot be imported: SystemExit: 3"),
+        ("own:cud", "got 'own:cud', expected own: and one of aten, cublaslt, triton"),
         ("own_gemms:no_such_gemm", "has no attribute 'no_such_gemm'"),
         ("own_gemms:BROKEN", "got dict, expected a function"),
     ],

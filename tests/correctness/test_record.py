@@ -192,6 +192,15 @@ def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, 
     assert lines[1].startswith("from the store cpp:"), said + told
 
 
+def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(capsys, tmp_path):
+    assert run(["record", "nowhere.py"]) == 2
+    assert "record: got nowhere.py, which is no file, expected a Python script" in capsys.readouterr().err
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert run(["tune", "--recorded", str(other)]) == 2
+    assert "got format None, expected a file that gemmtune record has written" in capsys.readouterr().err
+
+
 def test_other_programs_are_refused(capsys):
     assert run(["record", "--", "torchrun", "train.py"]) == 2
     assert (

@@ -75,7 +75,7 @@ class Case:
     result: str = ""
     """The dtype of the result of scaled_mm; empty: bfloat16."""
     k2: str = ""
-    """Columns of c of mm_plus_mm, whose strides are those of a, as d's are those of b; empty: K."""
+    """Columns of c of mm_plus_mm, whose strides are then those of b, as d's are those of a; empty: K, and the other way round."""
     blocks: str = ""
     """The class of a block-sparse weight, as ``declaration.blocks`` has it; empty: square blocks of 16, half of them there."""
     groups: str = ""

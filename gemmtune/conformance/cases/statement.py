@@ -38,7 +38,8 @@ def problem_of(case: Case, device_type: str) -> Problem:
         lead_b, lead_out = lead, lead
     if case.row.second:
         _, k2 = case.summed
-        more |= {"c": strides_a.layout((case.m, k2), dtype), "d": strides_b.layout((k2, case.n), dtype)}
+        strides_c, strides_d = (strides_b, strides_a) if case.k2 else (strides_a, strides_b)
+        more |= {"c": strides_c.layout((case.m, k2), dtype), "d": strides_d.layout((k2, case.n), dtype)}
     if case.op != case.row.name:
         result = DTYPES[case.scale_dtype or "float32"]
         factor = strides.layout(factor_shapes(case.m, case.n)[case.scales], result)

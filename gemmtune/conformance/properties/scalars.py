@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import torch
+
 from ...declaration.labels import SCALES_OF
 from ...numerics.bounds import exact_limit
+from ...numerics.operands import Operands
+from ...problem import Problem
 from ..bench.bench import Bench
 from ..cases.sampling import ADDED, Sample, Size, Variant
 from ..cases.scope import Scope
-from .property import Property, stage, tested
+from .property import Property, made, stage, tested
 from .special import added_needs
 from .values import check_integers
 
@@ -18,6 +22,8 @@ VALUES: dict[str, tuple[float, float]] = {
     "plain": (2.0, -3.0), "half": (-0.5, 3.0), "minus": (-1.0, -1.0), "odd": (0.3, -1.7), "large": (100.0, 0.01),
 }  # fmt: skip
 """alpha and beta of class general, by variant."""
+FAR_BITS = 26
+"""float16 has no numbers so small."""
 EXACT = ("plain", "half", "minus")
 """Those that sums of integers stay exact with; the others are for random data, within the bound."""
 SIZES: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (48, 48, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
@@ -47,7 +53,7 @@ def check_alpha_beta(bench: Bench) -> None:
 
 def check_scales(bench: Bench) -> None:
     """Single products with scales and zero points of any numbers, within a few roundings; then cancelling sums, whose scales are
-    powers of two that no neighbour has. Random data where the strides do not let elements be chosen."""
+    powers of two that no neighbour has; then random data, also with scales that are far from 1."""
     probes = bench.probes
     random = probes.random()
     if probes.free_a and bench.problem.scales:
@@ -60,7 +66,20 @@ def check_scales(bench: Bench) -> None:
             probe = probes.cancel(exact_limit(bench.problem, bench.claims))
             if not bench.expect_one_hot(bench.call(probe.operands), probe):
                 return
-    bench.expect(bench.call(random), random)
+    if bench.expect(bench.call(random), random) and (far := _far_from_1(bench.problem, random)) is not None:
+        with stage(bench, "scales far from 1"):
+            bench.expect(bench.call(far), far)
+
+
+def _far_from_1(problem: Problem, operands: Operands) -> Operands | None:
+    """The same with a smaller scale_b, and a larger scale_a that makes up for it if there is one; None where some dtype has no such
+    numbers."""
+    scale_a, scale_b = operands.scale_a, operands.scale_b
+    if problem.scale_b is None or scale_b is None or torch.float16 in (scale_b.dtype, problem.dtype):
+        return None
+    less = made(problem.scale_b, scale_b * 2**-FAR_BITS)
+    more = None if problem.scale_a is None or scale_a is None else made(problem.scale_a, scale_a * 2**FAR_BITS)
+    return dataclasses.replace(operands, scale_b=less, scale_a=more)
 
 
 def _classes(scope: Scope) -> list[Variant]:
