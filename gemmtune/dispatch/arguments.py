@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..choice import Choice
 from ..problem.operation import Operation
 from .prepack import PackedOperand
 
@@ -49,6 +50,11 @@ class Call:
     def inputs(self) -> list[tuple[str, torch.Tensor]]:
         """Every tensor that is read, by the name of its argument."""
         return [*self.operands.items(), *zip(self.extra_names, self.extra, strict=True)]
+
+    def tensors_for(self, choice: Choice) -> tuple[torch.Tensor, ...]:
+        """What a kernel of the choice is given: all operands, a prepacked b as the choice packed it."""
+        b = self.packed.for_choice(choice) if self.packed is not None else self.b
+        return (*(self.operands | {"b": b}).values(), *self.extra)
 
     @property
     def wants_grad(self) -> list[str]:

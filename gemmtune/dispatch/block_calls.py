@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..choice import Tensors
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import parts
 from ..problem import Epilogue, Layout, Problem, precision_of
@@ -16,8 +15,7 @@ from ..problem.fields import scalar_class
 from ..problem.operations import OPERATIONS
 from .arguments import Call
 from .block_weights import sparsity_of
-from .checks import apart, check_extra, check_operands, check_out, overlaps
-from .plan import Plan
+from .checks import check_extra, check_operands
 from .prepack import PackedOperand
 
 Tensor = torch.Tensor
@@ -128,22 +126,6 @@ def problem_of_blocks(call: Call, epilogue: Epilogue | None) -> Problem:
     )
 
 
-def check_block_out(call: Call, problem: Problem) -> None:
-    """Check ``out``; where it is the added operand itself, read that from a copy."""
-    out = call.out
-    assert out is not None
-    if out.requires_grad and torch.is_grad_enabled():
-        raise InvalidProblemError(
-            f"{call.name}: out requires grad, but a call with out= is not differentiable; detach it or leave out out="
-        )
-    inp = call.operands.get("inp")
-    if inp is not None and overlaps(out, inp):
-        call.operands["inp"] = apart(inp)
-    read = [("x", call.a), *(("bsr", part) for part in parts(call.b)), *zip(call.extra_names, call.extra, strict=True)]
-    check_out(call.name, out, problem.out.size, problem.out.dtype, call.a.device, read)
-
-
-def tensors_of(call: Call, plan: Plan) -> Tensors:
-    """What the plan's kernel is given: the weight as it is, or as its choice packed it."""
-    b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
-    return (*(call.operands | {"b": b}).values(), *call.extra)
+def read_beside_inp(call: Call) -> list[tuple[str, Tensor]]:
+    """What is read by the caller's names, but for what is added."""
+    return [("x", call.a), *(("bsr", part) for part in parts(call.b)), *zip(call.extra_names, call.extra, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,14 +32,18 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
     problem = problem_of(call, epilogue_of(call))
     if call.out is not None:
         prepare_out(call, problem)
+    return run_planned(call, problem)
+
+
+def run_planned(call: Call, problem: Problem) -> tuple[torch.Tensor, Plan | None]:
+    """Do a call whose problem is known and whose ``out`` is prepared: the result, and the plan that made it."""
     if problem.empty:
         return new_output(problem.out, call.a) if call.out is None else call.out, None
     if 0 in problem.summed:
         return by_torch(call), None
     with current_device(call.a):
         plan = plan_for(problem, call.a.get_device())
-        b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
-        tensors = (*(call.operands | {"b": b}).values(), *call.extra)
+        tensors = call.tensors_for(plan.choice)
         if call.out is None:
             return plan.new(tensors, call.scalars), plan
         return plan.into(call.out, tensors, call.scalars), plan
@@ -95,19 +99,21 @@ def bring_scalars(call: Call) -> None:
     call.extra = tuple(x.to(device) for x in call.extra)
 
 
-def prepare_out(call: Call, problem: Problem) -> None:
-    """Check ``out``; where it is the added operand itself, as torch allows, read that from a copy."""
+def prepare_out(call: Call, problem: Problem, read: Sequence[tuple[str, torch.Tensor]] | None = None) -> None:
+    """Check ``out``; where it is the added operand itself, as torch allows, read that from a copy.
+
+    ``read`` are the tensors that are read beside it, where the caller has other names for them.
+    """
     assert call.out is not None
     if call.out.requires_grad and torch.is_grad_enabled():
         raise InvalidProblemError(
             f"{call.name}: out requires grad, but a call with out= is not differentiable; detach it or leave out out="
         )
-    read = call.inputs
     inp = call.operands.get("inp")
     if inp is not None and overlaps(call.out, inp):
         call.operands["inp"] = apart(inp)
-        read = [(name, x) for name, x in read if name != "inp"]
-    check_out(call.name, call.out, problem.out.size, problem.out.dtype, call.a.device, read)
+    others = [(name, x) for name, x in (call.inputs if read is None else read) if name != "inp"]
+    check_out(call.name, call.out, problem.out.size, problem.out.dtype, call.a.device, others)
 
 
 def cast_for_autocast(call: Call) -> None:

@@ -108,7 +108,11 @@ def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
     found = shared.find(problem)
     if isinstance(found, str):
         return None, f"torch, because {found}"
-    return found.choice.name, "from the table of its range" if found.origin == "range" else "of the nearest M that was tuned"
+    if found.origin == "nearest":
+        return found.choice.name, "of the nearest M that was tuned"
+    return found.choice.name, "from the table of its range" if shared.serves(
+        problem.m
+    ) else "of the last segment of the table, which ends before"
 
 
 def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:

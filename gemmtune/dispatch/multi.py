@@ -110,8 +110,7 @@ class Multi:
             prepare_out(call, problem)
         with current_device(call.a):
             plan = self.plan(problem)
-            b = call.packed.for_choice(plan.choice) if call.packed is not None else call.b
-            tensors = (*(call.operands | {"b": b}).values(), *call.extra)
+            tensors = call.tensors_for(plan.choice)
             self.picked = plan.choice.name
             if call.out is not None:
                 return plan.into(call.out, tensors, call.scalars)

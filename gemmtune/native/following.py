@@ -15,7 +15,6 @@ from ..toolchain.record import TensorMap
 GRID_BYTES = 12
 MOST_RANK = 5
 """Of a tensor map."""
-MAP_NUMBERS = 2 * MOST_RANK
 UNLIMITED = 2**62
 RANDOM_ROWS = 12
 EDGES = 3

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 
-from ..dispatch.allocate import new_output
 from ..dispatch.arguments import Call
-from ..dispatch.block_calls import bound_block_call, check_block_out, problem_of_blocks, tensors_of, turned
+from ..dispatch.block_calls import bound_block_call, problem_of_blocks, read_beside_inp, turned
 from ..dispatch.block_weights import sparsity_of
-from ..dispatch.call import attempted, bring_scalars, current_device, refuse_out
+from ..dispatch.call import attempted, bring_scalars, prepare_out, refuse_out, run_planned
 from ..dispatch.calls import number
 from ..dispatch.checks import check_extra, check_operands, check_out, watched, why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.plan import Plan, keep_ready, plan_for, ready
+from ..dispatch.plan import Plan, keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of
 from ..errors import InvalidProblemError
@@ -261,16 +260,7 @@ def _run(key: Any, call: Call) -> Tensor:
     bring_scalars(call)
     problem = problem_of_blocks(call, epilogue_of(call))
     if call.out is not None:
-        check_block_out(call, problem)
-    if problem.empty:
-        return new_output(problem.out, call.a) if call.out is None else call.out
-    if problem.k == 0:
-        return by_torch(call)
-    with current_device(call.a):
-        plan = plan_for(problem, call.a.get_device())
-        if call.out is not None:
-            keep_ready(key, plan)
-            return plan.into(call.out, tensors_of(call, plan), call.scalars)
-        result = plan.new(tensors_of(call, plan), call.scalars)
+        prepare_out(call, problem, read_beside_inp(call))
+    result, plan = run_planned(call, problem)
     keep_ready(key, plan)
     return result

@@ -17,17 +17,15 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.backends.table import load
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import Plan, forget_plans
-from gemmtune.native import lookup
+from gemmtune.dispatch.plan import Plan
 from gemmtune.native.lookup import native
 from gemmtune.native.records import record_of
 from gemmtune.numerics.operands import random_operands
-from gemmtune.ops import operate as path
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from native_calls import arguments, found
+from native_calls import arguments, found, in_place
 
 pytestmark = pytest.mark.gpu
 QUICK = {"search": "quick", "max_profiling_configs": 2, "native": True}
@@ -35,12 +33,8 @@ QUICK = {"search": "quick", "max_profiling_configs": 2, "native": True}
 
 @pytest.fixture(autouse=True)
 def _in_place(own_store: object) -> Iterator[None]:
-    native.begun = False
-    lookup.load(path.FOR_NATIVE)
-    forget_plans()
-    yield
-    native.call, native.layer, native.begun = None, None, True
-    forget_plans()
+    with in_place():
+        yield
 
 
 def pair(size: int = 128, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 
+from gemmtune import settings
 from gemmtune.dispatch.keys import NOTHING, key_of
-from gemmtune.dispatch.plan import ready
+from gemmtune.dispatch.plan import forget_plans, ready
+from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path
 from gemmtune.problem.fields import scalar_class
 
-__all__ = ["Arguments", "arguments", "found", "known_to_python"]
+__all__ = ["Arguments", "arguments", "found", "in_place", "known_to_python"]
 
 Arguments = tuple[Any, ...]
+
+
+@contextlib.contextmanager
+def in_place(**patch: Any) -> Iterator[None]:
+    """The look-up is in use, with these settings and nothing kept before or behind."""
+    native.begun = False
+    lookup.load(path.FOR_NATIVE)
+    forget_plans()
+    try:
+        with settings.patch(**patch):
+            yield
+    finally:
+        native.call, native.layer, native.begun = None, None, True
+        forget_plans()
 
 
 def arguments(

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from native_calls import Arguments, arguments, found, known_to_python, run
+from native_calls import Arguments, arguments, found, in_place, known_to_python, run
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,15 +35,8 @@ Tensor = torch.Tensor
 @pytest.fixture(autouse=True)
 def _in_place(own_store: object) -> Iterator[None]:
     """The look-up is in use for the calls of one test, under settings that leave torch's own operations as the only choice."""
-    native.begun = False
-    lookup.load(path.FOR_NATIVE)
-    forget_plans()
-    try:
-        with settings.patch(**BY_TORCH):
-            yield
-    finally:
-        native.call, native.layer, native.begun = None, None, True
-        forget_plans()
+    with in_place(**BY_TORCH):
+        yield
 
 
 @contextlib.contextmanager

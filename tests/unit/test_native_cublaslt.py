@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cublaslt import Fake, installed
-from native_calls import Arguments, arguments
+from native_calls import Arguments, arguments, in_place
 
 from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
@@ -36,11 +36,8 @@ F32, F16 = torch.float32, torch.float16
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    native.begun = False
-    lookup.load(path.FOR_NATIVE)
-    yield installed(monkeypatch, DEVICE, STREAM)  # type: ignore[no-untyped-call]
-    native.call, native.begun = None, True
-    lookup.forget(native.generation)
+    with in_place():
+        yield installed(monkeypatch, DEVICE, STREAM)  # type: ignore[no-untyped-call]
     library.handle.cache_clear()
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from cuda_cases import addmm, choice, cluster_shape, gemv_shape, mixed, wgmma_shape
 from fake_libcuda import FakeCuda, compiled
-from native_calls import arguments
+from native_calls import arguments, in_place
 from torch import Tensor
 
 from gemmtune import settings
@@ -41,7 +41,6 @@ from gemmtune.native import following, lookup
 from gemmtune.native.lookup import native
 from gemmtune.native.records import launch_of, record_of
 from gemmtune.numerics.operands import random_operands
-from gemmtune.ops import operate as path
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import following_operands, row_classes, with_rows
 from gemmtune.settings import Settings
@@ -70,11 +69,8 @@ def cuda(tmp_path: Path) -> FakeCuda:
 @pytest.fixture(autouse=True)
 def _in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    native.begun = False
-    lookup.load(path.FOR_NATIVE)
-    yield
-    native.call, native.layer, native.begun = None, None, True
-    lookup.forget(native.generation)
+    with in_place():
+        yield
 
 
 def plan_of(cuda: FakeCuda, one: CudaChoice) -> Plan:

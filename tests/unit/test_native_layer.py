@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_calls import in_place
 from tables_of_rows import put_table
 from torch import nn
 from torch.nn import functional
@@ -18,9 +19,7 @@ from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.dispatch.plan import forget_plans, generation
 from gemmtune.integration.picks import pick_for
-from gemmtune.native import lookup
 from gemmtune.native.lookup import keep_layer, native
-from gemmtune.ops.operate import FOR_NATIVE
 from gemmtune.problem import Problem
 from gemmtune.settings import current
 from gemmtune.store.store import open_store
@@ -31,15 +30,8 @@ Tensor = torch.Tensor
 
 @pytest.fixture(autouse=True)
 def _in_place(own_store: object) -> Iterator[None]:
-    native.begun = False
-    lookup.load(FOR_NATIVE)
-    forget_plans()
-    try:
-        with settings.patch(backends=("aten", "cpp"), search="quick", native=True, rows="shared"):
-            yield
-    finally:
-        native.call, native.layer, native.begun = None, None, True
-        forget_plans()
+    with in_place(backends=("aten", "cpp"), search="quick", native=True, rows="shared"):
+        yield
 
 
 def layer(bias: bool = True) -> nn.Linear:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_calls import arguments, found
+from native_calls import arguments, found, in_place
 from tables_of_rows import put_table
 
 import gemmtune
@@ -34,37 +34,28 @@ HANDOVER = 40
 
 @pytest.fixture(autouse=True)
 def _in_place(own_store: object) -> Iterator[None]:
-    native.begun = False
-    lookup.load(path.FOR_NATIVE)
-    forget_plans()
-    try:
-        with settings.patch(native=True, rows="shared", backends=("aten", "cpp"), search="quick"):
-            yield
-    finally:
-        native.call, native.layer, native.begun = None, None, True
-        forget_plans()
+    with in_place(native=True, rows="shared", backends=("aten", "cpp"), search="quick"):
+        yield
 
 
 @contextlib.contextmanager
 def counted_python() -> Iterator[list[str]]:
     """The names of calls that came to Python."""
     seen: list[str] = []
-    original = native.module.look_up
 
     def in_python(missing: bool, name: str, *rest: Any) -> Tensor:
         seen.append(name)
         return path._in_python(missing, name, *rest)
 
-    native.module.surround(
-        settings.patched, in_python, path.FOR_NATIVE.meaning_of, path.FOR_NATIVE.packed_type, vars(lookup.profiler)
-    )  # fmt: skip
+    def surround(function: Callable[..., Tensor]) -> None:
+        above = path.FOR_NATIVE
+        native.module.surround(settings.patched, function, above.meaning_of, above.packed_type, vars(lookup.profiler))
+
+    surround(in_python)
     try:
         yield seen
     finally:
-        assert native.module.look_up is original
-        native.module.surround(
-            settings.patched, path._in_python, path.FOR_NATIVE.meaning_of, path.FOR_NATIVE.packed_type, vars(lookup.profiler)
-        )  # fmt: skip
+        surround(path._in_python)
 
 
 def by_relu(acc: Tensor, bias: Tensor, rows: Tensor) -> Tensor:

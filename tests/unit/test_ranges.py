@@ -366,6 +366,7 @@ def test_explain_shows_the_segments(backend: RowedBackend):
     assert (told.pick, told.origin) == ("fake:high", "from the table of its range")
     assert told.table is not None
     assert "20..64" in str(told)
+    assert gemmtune.explain(problem(65)).origin == "of the last segment of the table, which ends before"
 
 
 def test_wrong_ranges_are_refused(backend: RowedBackend):
