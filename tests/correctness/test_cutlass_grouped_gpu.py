@@ -7,16 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart
+from launches import (
+    assert_follows_offsets,
+    assert_launched_by_a_new_thread,
+    assert_replayable,
+    assert_right,
+    assert_streams_apart,
+    assert_touches_nothing_else,
+    assert_tuned_and_captured,
+)
 from rotation import rotated
 
-import gemmtune
-from gemmtune import settings
 from gemmtune.backends.cutlass import BACKEND
 from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.problem import Problem
-from gemmtune.problem.grouped_compositions import spans
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 
@@ -83,50 +88,6 @@ def test_every_variant_is_right(name: str) -> None:
     assert_right(choice.problem, (choice, *choice.launch_variants()))
 
 
-def patterns(m: int, groups: int) -> dict[str, list[int]]:
-    """The ends of groups."""
-    uneven = sorted((7919 * (g + 1)) % (m + 1) for g in range(groups - 1))
-    return {
-        "even": [m * (g + 1) // groups for g in range(groups)],
-        "uneven": [*uneven, m],
-        "empty": [m * ((g + 1) // 2) // (groups // 2) for g in range(groups)],
-        "all-in-one": [0] * (groups // 2) + [m] * (groups - groups // 2),
-        "end-early": [m // 3 * (g + 1) // groups for g in range(groups)],
-        "no-rows": [0] * groups,
-    }
-
-
-def assert_by_loop(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: list[int], name: str) -> None:
-    """Each group against its own float32 product, and rows behind the last group are as they were."""
-    for g, (begin, end) in enumerate(spans(ends, a.shape[0])):
-        want = a[begin:end].float() @ b[g].float()
-        torch.testing.assert_close(out[begin:end].float(), want, rtol=1e-2, atol=5e-3 * a.shape[1] ** 0.5, msg=f"{name}, group {g}")
-    assert out[ends[-1] :].isnan().all(), f"{name}: rows of no group were written"
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [NAME])
-def test_launch_after_launch_and_replay_after_replay_follow_the_offsets(name: str) -> None:
-    choice = choice_of(name, detect("cuda"))
-    problem, run = choice.problem, choice.build().run
-    a = torch.randn(problem.m, problem.k, device=GPU).to(problem.dtype)
-    b = torch.randn(problem.groups, problem.n, problem.k, device=GPU).to(problem.dtype).mT
-    offs = torch.zeros(problem.groups, dtype=torch.int32, device=GPU)
-    out = torch.empty(problem.m, problem.n, dtype=problem.dtype, device=GPU)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run(out, (a, b, offs), ())
-    found = patterns(problem.m, problem.groups)
-    for pattern in (*found, *reversed(found)):
-        ends = found[pattern]
-        offs.copy_(torch.tensor(ends, dtype=torch.int32))
-        for launch in (lambda: run(out, (a, b, offs), ()), graph.replay):
-            out.fill_(torch.nan)
-            launch()
-            assert_by_loop(out, a, b, ends, pattern)
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [NAME])
@@ -136,42 +97,10 @@ def test_launches_stand_captures_streams_and_new_threads(name: str) -> None:
     assert_replayable(choice)
     assert_streams_apart(choice)
     assert_launched_by_a_new_thread(choice)
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [NAME])
-def test_offsets_that_are_no_offsets_touch_nothing_else(name: str) -> None:
-    choice = choice_of(name, detect("cuda"))
-    problem, run = choice.problem, choice.build().run
-    a = torch.ones(problem.m, problem.k, dtype=BF16, device=GPU)
-    b = torch.ones(problem.groups, problem.n, problem.k, dtype=BF16, device=GPU).mT
-    last = [problem.m] * (problem.groups - 5)
-    for ends in ([9, 3, 4000, 12, 7], [-7, 5, 2, 99, 10**9], [2**31 - 1, -(2**31), 40, 41, 1000]):
-        memory = torch.full((problem.m + 512, problem.n), -1.0, dtype=BF16, device=GPU)
-        run(memory[256:-256], (a, b, torch.tensor(ends + last, dtype=torch.int32, device=GPU)), ())
-        assert (memory[:256] == -1).all()
-        assert (memory[-256:] == -1).all()
-        assert {*memory.unique().tolist()} <= {-1.0, float(BF16_K[problem.k])}
-
-
-BF16_K = {k: torch.tensor(float(k), dtype=BF16).item() for k in {problem.k for problem, _ in CASES.values()}}
-"""Sums of so many ones as bfloat16 has them."""
+    assert_follows_offsets(choice)
+    assert_touches_nothing_else(choice.build().run, choice.problem)
 
 
 @pytest.mark.cutlass_build
 def test_a_named_backend_is_tuned_and_captured(own_store: object) -> None:
-    a = torch.randn(64, 256, dtype=BF16, device=GPU)
-    b = torch.randn(4, 128, 256, dtype=BF16, device=GPU).mT
-    offs = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device=GPU)
-    out = torch.empty(64, 128, dtype=BF16, device=GPU)
-    with settings.patch(backends=("cutlass",), search="quick", cutlass_max_profiling_configs=1, tune_in_subprocess=False):
-        gemmtune.grouped_mm(a, b, offs, out=out)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            gemmtune.grouped_mm(a, b, offs, out=out)
-        for ends in ([0, 0, 64, 64], [1, 2, 3, 64], [64, 64, 64, 64]):
-            offs.copy_(torch.tensor(ends, dtype=torch.int32))
-            out.fill_(torch.nan)
-            graph.replay()
-            assert_by_loop(out, a, b, ends, str(ends))
+    assert_tuned_and_captured("cutlass")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
@@ -245,22 +246,6 @@ SUMS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [("picked", x) for x in ROUTES] + [("added up", x) for x in SUMS])
-def test_verification_finds_what_is_wrong_with_routes(kind: str, name: str) -> None:
-    if kind == "picked":
-        problem = Problem.routed_grouped_mm(24, 12, 40, groups=5, tokens=11, gated="silu", dtype=torch.float32, device_type="cpu")
-    else:
-        problem = Problem.combined_grouped_mm(24, 12, 40, groups=5, tokens=8, dtype=torch.float32, device_type="cpu")
-    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if "composed" in c.name]
-    mutant = ROUTES[name] if kind == "picked" else SUMS[name]
-
-    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
-        out.copy_(mutant(*tensors, "silu") if kind == "picked" else mutant(*tensors))
-
-    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
-    assert (verdict.status is Status.OK) == (name == "right"), verdict
-
-
 F8 = torch.float8_e4m3fn
 SCALES = {"rows": (1, 160), "parts of columns": (2, 160), "squares": (2, 2)}
 
@@ -293,19 +278,6 @@ FLOAT8: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "scales of the block beside": lambda a, b: (a, b.roll(1, 2)),
     "scales dropped": lambda a, b: (a, torch.ones_like(b)),
 }
-
-
-@pytest.mark.parametrize("mutant", FLOAT8)
-def test_verification_finds_what_is_wrong_with_scales_of_8_bit_floats(mutant: str) -> None:
-    problem = Problem.scaled_grouped_mm(21, 136, 160, groups=4, scales="block_128x128", device_type="cpu")
-    [choice] = load("aten").enumerate(problem, detect("cpu"), Settings()).choices
-
-    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
-        a, b, scale_a, scale_b, offs = tensors
-        out.copy_(scaled_grouped(a, b, *FLOAT8[mutant](scale_a, scale_b), offs))
-
-    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
-    assert (verdict.status is Status.OK) == (mutant == "right"), verdict
 
 
 def test_torchs_product_of_8_bit_floats_is_asked_for_where_it_has_one() -> None:
@@ -445,31 +417,47 @@ NARROW: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, tor
 }
 
 
-@pytest.mark.parametrize("mutant", NARROW)
-def test_verification_finds_what_is_wrong_with_narrow_weights(mutant: str) -> None:
-    problem = Problem.mixed_grouped_mm(
-        21, 12, 64, groups=4, encoding="int4", scales="group_32", dtype=torch.float32, device_type="cpu"
-    )
-    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if c.name.endswith("composed")]
+def copied(mutant: Callable[..., Tensor]) -> Callable[..., None]:
+    def write(out: Tensor, *tensors: Tensor) -> None:
+        out.copy_(mutant(*tensors))
 
-    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
-        a, b, scale, offs = tensors
-        weights = widened(*NARROW[mutant](b, scale), "int4", torch.float32)
-        out.copy_(grouped_product(a, weights, offs))
-
-    verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
-    assert (verdict.status is Status.OK) == (mutant == "right"), verdict
+    return write
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=" ".join)
+F32: dict[str, Any] = {"dtype": torch.float32, "device_type": "cpu"}
+MULTIPLIED = {
+    "rows": Problem.grouped_mm(24, 12, 40, groups=5, **F32),
+    "terms": Problem.grouped_k_mm(24, 12, 40, groups=5, **F32),
+    "picked": Problem.routed_grouped_mm(24, 12, 40, groups=5, tokens=11, gated="silu", **F32),
+    "added up": Problem.combined_grouped_mm(24, 12, 40, groups=5, tokens=8, **F32),
+    "8-bit floats": Problem.scaled_grouped_mm(21, 136, 160, groups=4, scales="block_128x128", device_type="cpu"),
+    "narrow": Problem.mixed_grouped_mm(21, 12, 64, groups=4, encoding="int4", scales="group_32", **F32),
+}
+WRONG: dict[tuple[str, str], Callable[..., None]] = {
+    **MUTANTS,
+    **{("picked", name): copied(functools.partial(mutant, gated="silu")) for name, mutant in ROUTES.items()},
+    **{("added up", name): copied(mutant) for name, mutant in SUMS.items()},
+    **{
+        ("8-bit floats", name): copied(lambda a, b, x, y, offs, mutant=mutant: scaled_grouped(a, b, *mutant(x, y), offs))
+        for name, mutant in FLOAT8.items()
+    },
+    **{
+        ("narrow", name): copied(
+            lambda a, b, x, offs, mutant=mutant: grouped_product(a, widened(*mutant(b, x), "int4", a.dtype), offs)
+        )
+        for name, mutant in NARROW.items()
+    },
+}
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=" ".join)
 def test_verification_finds_what_is_wrong(mutant: tuple[str, str]) -> None:
     kind, name = mutant
-    make = Problem.grouped_mm if kind == "rows" else Problem.grouped_k_mm
-    problem = make(24, 12, 40, groups=5, dtype=torch.float32, device_type="cpu")
-    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if c.name.endswith("composed")]
+    problem = MULTIPLIED[kind]
+    [choice] = [c for c in load("aten").enumerate(problem, detect("cpu"), Settings()).choices if "composed" in c.name]
 
-    def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
-        MUTANTS[mutant](out, *tensors)
+    def run(out: Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+        WRONG[mutant](out, *tensors)
 
     verdict = Verifier(problem, CPU).check(choice, Kernel(run=run))
     assert (verdict.status is Status.OK) == (name == "right"), verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from launches import assert_tuned_and_captured
 
 import gemmtune
 from gemmtune import settings
@@ -60,21 +61,7 @@ def by_loop(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["aten", "triton", "cuda"])
 def test_a_captured_call_sees_offsets_that_changed(backend: str, own_store: object) -> None:
-    a = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda")
-    b = torch.randn(4, 128, 256, dtype=torch.bfloat16, device="cuda").mT
-    offs = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda")
-    out = torch.empty(64, 128, dtype=torch.bfloat16, device="cuda")
-    with settings.patch(backends=(backend,), search="quick", tune_in_subprocess=False):
-        gemmtune.grouped_mm(a, b, offs, out=out)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            gemmtune.grouped_mm(a, b, offs, out=out)
-        for ends in ([0, 0, 64, 64], [1, 2, 3, 64], [64, 64, 64, 64]):
-            offs.copy_(torch.tensor(ends, dtype=torch.int32))
-            out.fill_(torch.nan)
-            graph.replay()
-            want = by_loop(a.double(), b.double(), ends)
-            assert (out.double() - want).abs().max() <= 3e-2 * want.abs().max()
+    assert_tuned_and_captured(backend)
 
 
 @pytest.mark.slow

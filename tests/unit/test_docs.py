@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import gemmtune
@@ -140,6 +141,18 @@ def test_the_python_examples_print_what_they_say(path: Path, code: str, expected
         exec(compile(code, path.name, "exec"), {})
     gemmtune.integration.compile.uninstall()
     assert any_machine(printed.getvalue()) == any_machine(expected)
+
+
+def test_a_mixture_of_experts_is_what_the_example_says(own_store):
+    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/grouped.md").read_text(), re.DOTALL)
+    x, gate_up, down = torch.randn(9, 8), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    weights, index = torch.randn(9, 4).softmax(-1).topk(2)
+    names = {"torch": torch, "gemmtune": gemmtune, "G": 4, "C": 2, "x": x, "gate_up": gate_up, "down": down}
+    with settings.patch(tune="never"):
+        exec(code, names | (found := {"top_k_index": index, "top_k_weights": weights}), found)
+    halves = torch.einsum("tk,gnk->tgn", x, gate_up).chunk(2, dim=-1)
+    every = torch.einsum("tgi,gki->tgk", torch.nn.functional.silu(halves[0]) * halves[1], down)
+    torch.testing.assert_close(found["y"], torch.einsum("tc,tck->tk", weights, every[torch.arange(9)[:, None], index]))
 
 
 def any_machine(text: str) -> str:

@@ -19,6 +19,8 @@ BARRIER_BYTES = 8
 
 SCHEDULERS, SCHEDULER_REGISTERS, MOST_REGISTERS = 4, 16384, 255
 """The schedulers of a multiprocessor, the registers of each of them, and the most that a thread can name."""
+GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
+"""The registers of a thread that copies, and of those of two warp groups, to which it leaves the others."""
 
 MOST_CLUSTER = 8
 """The blocks of a cluster that every GPU with clusters has room for."""

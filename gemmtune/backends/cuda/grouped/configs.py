@@ -17,8 +17,6 @@ STORED_BYTES = 2048
 """Results that a warp puts in rows before they are stored: 64 by 16 of 16 bits."""
 PLACE_BYTES = 16
 """What a stage says of the tile that begins in it."""
-GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
-"""The registers of a thread that copies, and of those to which it leaves the others."""
 MOST_COLUMNS_WITHOUT = 128
 """A tile of so many columns needs no registers of threads that copy."""
 FITTED_ROWS = 32

@@ -17,14 +17,12 @@ from ....toolchain.structs import strides_of
 from .. import kernel
 from ..boxes import by_k, operands_of, staged_map, why_not_boxes
 from ..family import INT32_LIMIT, RESULTS, Family, float32_sums, why_not_here
-from ..hopper import TMA_BYTES, WGMMA
+from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
 from ..kernel import STAGED_PRODUCTS, KernelSource, addresses_of, aligned_out, common_values, files_of, fill_common, values_of
 from .configs import (
     BLOCK_K,
     BLOCK_M,
     FITTED_ROWS,
-    GIVEN_REGISTERS,
-    LEFT_REGISTERS,
     STORED_BYTES,
     Config,
     clusters_beside,

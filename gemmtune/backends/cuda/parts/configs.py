@@ -17,8 +17,6 @@ PLANE_LINES = 8
 """What the lines of a plane are padded to a multiple of: the pattern of its swizzle repeats itself after them."""
 ALIGNED = TMA_BYTES // 4
 """Elements that addresses and pitches are multiples of for TMA."""
-GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
-"""The registers of a thread that copies, and of those to which it leaves the others."""
 MOST_TILES = 2**28
 GATHERED_STEPS, GATHERING_N = 16, 64
 """The steps of K whose sum is added to a tile's at once, in tiles of at most so many columns: others have no registers for it."""

@@ -18,7 +18,7 @@ from ...by_parts import why_not_parts
 from .. import kernel
 from ..boxes import by_k, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
-from ..hopper import TMA_BYTES, WGMMA
+from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
 from ..kernel import (
     PRODUCTS,
     TILE_SUMS,
@@ -34,8 +34,6 @@ from ..kernel import (
 from .configs import (
     ALIGNED,
     BLOCK_K,
-    GIVEN_REGISTERS,
-    LEFT_REGISTERS,
     LINE_BYTES,
     PARTS,
     PLANE_LINES,
