@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..choice import Choice, Claims, Kernel, Offers, RunNew, Scalars, Tensors
+from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
 from ..device import DeviceInfo
 from ..numerics.block_sparse import dense_problem
 from ..numerics.block_sparse import densified as blocks_densified
@@ -51,16 +51,22 @@ class DensifiedChoice(AroundChoice):
 
     def bind(self, loaded: Any) -> Kernel:
         """The dense kernel, behind the making of its b unless that is packed."""
+        packed, scaled = self.problem.prepacked, is_float8(self.problem.dtype)
         kernel = self.inner.bind(loaded)
-        run, fresh = kernel.run, kernel.run_new
-        if self.problem.prepacked:
-            return _scaled(kernel) if is_float8(self.problem.dtype) else kernel
+        if packed and not scaled:
+            return kernel
 
-        def run_dense(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+        def dense(tensors: Tensors) -> Tensors:
             a, weight, *rest = tensors
-            run(out, (a, _dense(weight), *_scales(a), *rest), scalars)
+            return (a, weight if packed else _dense(weight), *(_scales(a.device) if scaled else ()), *rest)
 
-        return Kernel(run=run_dense, run_new=None if fresh is None else _new(fresh))
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            kernel.run(out, dense(tensors), scalars)
+
+        if kernel.run_new is None:
+            return Kernel(run=run)
+        fresh = kernel.run_new
+        return Kernel(run=run, run_new=lambda tensors, scalars: fresh(dense(tensors), scalars))
 
     @property
     def packed_format(self) -> str | None:
@@ -79,34 +85,7 @@ def _dense(weight: torch.Tensor) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _one(device: torch.device) -> torch.Tensor:
-    return torch.ones(1, device=device)
-
-
-def _scales(a: torch.Tensor) -> Tensors:
-    """Those of a and b where the dense product of 8-bit floats has to have some."""
-    return (_one(a.device), _one(a.device)) if is_float8(a.dtype) else ()
-
-
-def _scaled(kernel: Kernel) -> Kernel:
-    """The dense kernel of 8-bit floats for a packed b."""
-    run, fresh = kernel.run, kernel.run_new
-
-    def run_scaled(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-        a, b, *rest = tensors
-        run(out, (a, b, *_scales(a), *rest), scalars)
-
-    def new_scaled(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
-        assert fresh is not None
-        a, b, *rest = tensors
-        return fresh((a, b, *_scales(a), *rest), scalars)
-
-    return Kernel(run=run_scaled, run_new=None if fresh is None else new_scaled)
-
-
-def _new(fresh: RunNew) -> RunNew:
-    def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
-        a, weight, *rest = tensors
-        return fresh((a, _dense(weight), *_scales(a), *rest), scalars)
-
-    return run_new
+def _scales(device: torch.device) -> Tensors:
+    """Those of a and b that the dense product of 8-bit floats has to have."""
+    one = torch.ones(1, device=device)
+    return one, one

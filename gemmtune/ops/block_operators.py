@@ -11,7 +11,9 @@ but ``bsr_sampled`` have gradients.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -115,7 +117,9 @@ def _rows(crow: Tensor, values: Tensor) -> Any:
     return (crow.shape[0] - 1) * values.shape[1]
 
 
-def _kept(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, float], output: Tensor) -> None:
+def _kept(
+    ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Mapping[str, float] = MappingProxyType({})
+) -> None:
     *inp, crow, col, values, x = inputs
     ctx.shape = inp[0].shape if inp else None
     ctx.numbers = keyword_only_inputs.get("alpha", 1.0), keyword_only_inputs.get("beta", 1.0)
@@ -130,10 +134,6 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     g_values = bsr_sampled(crow, col, scaled, x, values.shape[1], values.shape[2]) if wants_values else None
     g_x = bsr_turned_mm(crow, col, values, scaled, x.shape[0]) if wants_x else None
     return (*g_inp, None, None, g_values, g_x)
-
-
-def _kept_of_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _kept(ctx, inputs, {}, output)
 
 
 def _kept_of_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -151,5 +151,5 @@ def _gradients_of_linear(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
 
 
 bsr_linear.register_autograd(_gradients_of_linear, setup_context=_kept_of_linear)
-bsr_mm.register_autograd(_gradients, setup_context=_kept_of_product)
+bsr_mm.register_autograd(_gradients, setup_context=_kept)
 bsr_addmm.register_autograd(_gradients, setup_context=_kept)

@@ -11,7 +11,7 @@ Three ways lead there, each by products that are chosen, proved and stored like 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -106,12 +106,14 @@ def sampled_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple
     """The blocks of g [M, T] @ x [K, T]ᵀ that exist: [blocks, block rows, block columns]."""
     block_m, block_k = block
     count, tokens = len(col), g.shape[1]
-    follows = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)
     if tokens == 0:
         return g.new_zeros(count, *block)
+    if torch.is_grad_enabled() and (g.requires_grad or x.requires_grad):
+        left, right = g.reshape(-1, block_m, tokens), x.reshape(-1, block_k, tokens)
+        return torch.bmm(left.index_select(0, rows_of(crow)), right.index_select(0, col).mT)
     small = 2 * count * block_m * block_k * tokens < SMALL_FLOPS
-    if small or follows or why_not_ours([g, x], floats=True) is not None:
-        return _by_torch(rows_of(crow), col, g, x, block, in_place=not follows)
+    if small or why_not_ours([g, x], floats=True) is not None:
+        return _by_blocks(crow, col, g, x, block, torch.bmm)
     way = _way_for(len(crow) - 1, count, g, x, block)
     if way == "dense":
         return _taken(mm(g, x.t()), crow, col, block)
@@ -119,7 +121,7 @@ def sampled_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple
         columns = x.reshape(-1, block_k, tokens).index_select(0, col).reshape(-1, tokens)
         ends = (crow[1:] * block_k).to(torch.int32)
         return grouped_mm(columns, _blocks_of(g, block_m).mT, ends).view(count, block_k, block_m).mT.contiguous()
-    return _batched(rows_of(crow), col, g, x, block)
+    return _by_blocks(crow, col, g, x, block, bmm)
 
 
 def _taken(whole: Tensor, crow: Tensor, col: Tensor, block: tuple[int, int]) -> Tensor:
@@ -135,31 +137,17 @@ def _blocks_of(g: Tensor, block_m: int) -> Tensor:
 def _step(count: int, tokens: int, block: tuple[int, int]) -> int:
     """Blocks that are multiplied at a time, as many each time."""
     most = max(MOST_GATHERED // max(sum(block) * tokens, 1), 1)
-    return -(-count // -(-count // most))
+    return -(-count // max(-(-count // most), 1))
 
 
-def _batched(rows: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int]) -> Tensor:
-    """The blocks by ``bmm`` of equally many each time: the last ones may be done twice."""
-    count, tokens = len(col), g.shape[1]
+def _by_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int], product: Callable[..., Tensor]) -> Tensor:
+    """The blocks by batched products of equally many each time: the last ones may be done twice."""
+    rows, count, tokens = rows_of(crow), len(col), g.shape[1]
     left, right = g.reshape(-1, block[0], tokens), x.reshape(-1, block[1], tokens)
-    step = _step(count, tokens, block)
-    out = g.new_empty(count, *block)
-    for begin in range(0, count, step):
+    out, step = g.new_empty(count, *block), _step(count, tokens, block)
+    for begin in range(0, count, max(step, 1)):
         part = slice(min(begin, count - step), min(begin, count - step) + step)
-        bmm(left.index_select(0, rows[part]), right.index_select(0, col[part]).mT, out=out[part])
-    return out
-
-
-def _by_torch(rows: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int], *, in_place: bool) -> Tensor:
-    """A product of torch for each block, a part of them at a time; of all at once where autograd follows."""
-    left, right = g.reshape(-1, block[0], g.shape[1]), x.reshape(-1, block[1], x.shape[1])
-    if not in_place:
-        return torch.bmm(left.index_select(0, rows), right.index_select(0, col).mT)
-    out = g.new_empty(len(col), *block)
-    step = max(MOST_GATHERED // max(sum(block) * g.shape[1], 1), 1)
-    for begin in range(0, len(col), step):
-        part = slice(begin, begin + step)
-        torch.bmm(left.index_select(0, rows[part]), right.index_select(0, col[part]).mT, out=out[part])
+        product(left.index_select(0, rows[part]), right.index_select(0, col[part]).mT, out=out[part])
     return out
 
 
