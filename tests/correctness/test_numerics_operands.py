@@ -13,7 +13,17 @@ from gemmtune.numerics import guards as guards_module
 from gemmtune.numerics.aliasing import can_share, in_one_buffer, is_product_with_itself
 from gemmtune.numerics.buffers import POISONS, allocate, distinct, fill_nan, flat, is_poison, overlapping, poison, storage_bits
 from gemmtune.numerics.guards import Checksum, Guards, Watch, guarded_out, poison_free_memory
-from gemmtune.numerics.operands import ALPHA, BETA, Operands, fill_random, random_operands, random_scale, random_zero, scale_factor
+from gemmtune.numerics.operands import (
+    ALPHA,
+    BETA,
+    Operands,
+    drawn_routes,
+    fill_random,
+    random_operands,
+    random_scale,
+    random_zero,
+    scale_factor,
+)
 from gemmtune.numerics.probes import Probes
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.dtypes import DTYPES, dtype_info
@@ -141,6 +151,13 @@ def test_random_int8_has_the_whole_range_and_no_scales() -> None:
     operands = random_operands(Problem.int_mm(40, 50, 60, device_type="cpu"), CPU, seed=1)
     assert (operands.a.min(), operands.a.max()) == (-128, 127)
     assert scale_factor(operands) is None
+
+
+def test_random_int8_has_the_largest_sums_in_the_corners() -> None:
+    x = Probes(Problem.int_mm(8, 9, 64, device_type="cpu"), CPU).random()
+    for line in (x.a[0], x.b[:, 0], x.b[:, -1]):
+        assert set(line.tolist()) <= {-128, 127}
+    assert len(set(x.b[0].tolist())) > 2
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS["expanded"], LAYOUTS["sliding"]], ids=["expanded", "sliding"])
@@ -279,6 +296,18 @@ def test_what_is_almost_subnormal_counts_as_far_as_asked() -> None:
     assert Operands(a=b, b=a, out=a, inp=None, extra=(), alpha=1, beta=0).beside_subnormal(below=2.0) == 4
     zero = dataclasses.replace(given, a=b, b=a, zero_b=torch.tensor([[3.0]]))
     assert zero.beside_subnormal(below=2.0) == 7
+
+
+def test_drawn_rows_have_the_ends_and_others_and_exact_weights_are_powers_of_two() -> None:
+    generator = torch.Generator().manual_seed(5)
+    rows = drawn_routes(Problem.routed_grouped_mm(12, 4, 8, groups=2, tokens=5, device_type="cpu"), generator)["rows"]
+    assert (rows[0], rows[-1]) == (4, 0)
+    assert set(rows.tolist()) <= set(range(5))
+    assert len(rows[1:-1].unique()) > 2
+    problem = Problem.combined_grouped_mm(12, 4, 8, groups=2, tokens=1, device_type="cpu")
+    found = drawn_routes(problem, generator, exact=True)
+    assert found["weights"].unique().tolist() == [1, 2]
+    assert sorted(found["slots"].tolist()) == list(range(12))
 
 
 def test_guards_round_up_and_leave_room() -> None:

@@ -43,6 +43,12 @@ def test_the_fastest_wins():
     assert pick([outcome("triton:a", 20.0), outcome("triton:b", 18.0), outcome("aten:mm", 24.0)]).name == "triton:b"
 
 
+def test_what_is_wrong_is_no_pick_however_fast():
+    wrong = dataclasses.replace(outcome("triton:a", 1.0), status=Status.WRONG_RESULT)
+    assert pick([wrong, outcome("triton:b", 18.0)]).name == "triton:b"
+    assert pick([wrong]) is None
+
+
 def test_a_tie_goes_to_the_library():
     assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + KERNEL_TIE / 2))]).name == "aten:mm"
 
