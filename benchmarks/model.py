@@ -29,7 +29,7 @@ from typing import Any
 import click
 import torch
 from environment import clocks, describe_environment
-from model_steps import MODELS, SCENARIOS, Scenario, build_model, scenarios
+from model_steps import MODELS, Scenario, build_model, scenarios
 from model_ways import WAYS, Blocks, Prepared, prepare
 from torch._inductor import config as inductor_config
 
@@ -161,7 +161,7 @@ def main(
 def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], info: DeviceInfo, how: How) -> dict[str, Any]:
     click.echo(f"\n{scenario.name}")
     device = info.torch_device
-    model = build_model(MODELS[name], SCENARIOS[scenario.kind].layers or layers, device, how.dtype)
+    model = build_model(MODELS[name], 1 if scenario.kind == "train" else layers, device, how.dtype)
     if how.blocks is not None:
         how.blocks.zero_others_(model)
     expected = scenario.step(model, device, torch.float32)

@@ -21,7 +21,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-__all__ = ["MODELS", "SCENARIOS", "Kind", "Scenario", "body_of", "build_model", "scenarios"]
+__all__ = ["MODELS", "Scenario", "body_of", "build_model", "scenarios"]
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama-3-8b": {
@@ -84,16 +84,6 @@ POSITIONS, BEGIN = 512, 256
 """Positions of the static cache, and those that are filled before the steps that are timed."""
 STD = 0.02
 """Standard deviation of the random weights, as the models are initialized."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of step: how many layers of the model it has, where that does not depend on the options."""
-
-    layers: int | None = None
-
-
-SCENARIOS: Mapping[str, Kind] = {"decode": Kind(), "prefill": Kind(), "train": Kind(layers=1), "images": Kind()}
 
 
 def _made(config: Mapping[str, Any], words: Mapping[str, Any]) -> PreTrainedModel:

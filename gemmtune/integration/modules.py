@@ -85,16 +85,24 @@ def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | N
     """The product, and what did it: None for torch, ``picks`` where nobody has asked for a pick."""
     if not isinstance(input, Tensor):
         return functional.linear(input, weight, bias), picks  # type: ignore[unreachable]
-    key = (input.shape, input.dtype, input.get_device(), settings.token(), generation.number)
-    bound, result = picks.get(key, picks), None
-    served = bound is picks or (isinstance(bound, Bound) and bound.pick.serves_now)
-    if bound is not None and served and weight is not None and input.is_contiguous() and input.dim() >= 2 and weight.dim() == 2:
-        if weight.__class__ is QuantizedWeight:
-            result = _quantized_product(key, picks, bound, input, weight, bias)
-        else:
-            result = _product(key, picks, bound, input, weight.t(), bias)
-        bound = picks.get(key, picks)
+    result, bound = _by_pick(picks, input, weight, bias, turned=True)
     return functional.linear(input, weight, bias) if result is None else result, bound  # type: ignore[arg-type]
+
+
+def _by_pick(
+    picks: Picks, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, turned: bool
+) -> tuple[Tensor | None, Bound | Picks | None]:
+    """The product by the pick, None where torch is to do it, and what is known of a pick; ``turned``: the weight is bᵀ."""
+    key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
+    bound = picks.get(key, picks)
+    served = bound is picks or (isinstance(bound, Bound) and bound.pick.serves_now)
+    if bound is None or not served or weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
+        return None, bound
+    if weight.__class__ is QuantizedWeight:
+        result = _quantized_product(key, picks, bound, x, weight, bias)
+    else:
+        result = _product(key, picks, bound, x, weight.t() if turned else weight, bias)
+    return result, picks.get(key, picks)
 
 
 def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
@@ -116,14 +124,9 @@ def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
-    key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
-    bound = picks.get(key, picks)
-    if isinstance(bound, Bound) and not bound.pick.serves_now:
-        bound = None
-    if bound is not None and x.is_contiguous() and x.dim() >= 2 and weight is not None and weight.dim() == 2:
-        result = _product(key, picks, bound, x, weight, bias)
-        if result is not None:
-            return result
+    result, _ = _by_pick(picks, x, weight, bias, turned=False)
+    if result is not None:
+        return result
     return torch.addmm(bias, x.view(-1, x.size(-1)), weight).view(*x.shape[:-1], -1)
 
 

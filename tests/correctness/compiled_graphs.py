@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,9 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
 
 from gemmtune import settings
+from gemmtune.integration.compile import rewriting
 from gemmtune.integration.compile.judging import Always, Judge
-from gemmtune.integration.compile.report import Decision, decisions, listeners
-from gemmtune.integration.compile.rewriting import RewriteProducts
+from gemmtune.integration.compile.report import Decision, Graph
 
 
 class Mlp(nn.Module):
@@ -56,7 +57,7 @@ def rewriting_backend(judge: Judge) -> Callable[..., Any]:
     """A backend that decomposes and rewrites as Inductor with our pass does, and runs the graph as it is."""
 
     def compiled(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        RewriteProducts(judge)(graph.graph)
+        rewriting.RewriteProducts(judge)(graph.graph)
         graph.graph.lint()
         graph.recompile()
         return make_boxed_func(graph.forward)
@@ -68,14 +69,18 @@ def rewriting_backend(judge: Judge) -> Callable[..., Any]:
 def decided() -> Iterator[list[Decision]]:
     """The decisions that are made in the block. The store is not asked: torch runs what is rewritten."""
     made: list[Decision] = []
-    listeners.append(made.append)
+    keep = rewriting.keep
+
+    def noted(graph: Graph) -> None:
+        made.extend(graph.decisions)
+        keep(graph)
+
     torch._dynamo.reset()
     try:
         no_cache = torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False)
-        with settings.patch(tune="never", backends=("aten",)), no_cache[0], no_cache[1]:
+        with settings.patch(tune="never", backends=("aten",)), no_cache[0], no_cache[1], patch.object(rewriting, "keep", noted):
             yield made
     finally:
-        listeners.remove(made.append)
         torch._dynamo.reset()
 
 
@@ -108,7 +113,6 @@ __all__ = [
     "Mlp",
     "assert_as_good",
     "decided",
-    "decisions",
     "in_float64",
     "outputs_and_gradients",
     "rewriting_backend",

@@ -167,12 +167,6 @@ def test_lazily_negated_views_run_by_torch():
     assert_close(gemmtune.mm(negated, b), exact("mm", [-a, b]), torch.float32)
 
 
-def test_vmap_and_other_transforms_run_by_torch():
-    a, b = operands("mm")
-    batch = torch.stack([a, 2 * a])
-    assert_close(torch.func.vmap(lambda x: gemmtune.mm(x, b))(batch), torch.matmul(batch.double(), b.double()), torch.float32)
-
-
 def test_autocast_casts_as_torch_does():
     a, b = operands("mm")
     gemmtune.mm(a, b)
@@ -200,9 +194,3 @@ def test_calls_from_several_threads():
     assert len(results) == 80
     for got in results:
         assert_close(got, want, torch.float32)
-
-
-def test_inside_torch_compile_the_operations_are_torchs():
-    a, b = operands("mm")
-    compiled = torch.compile(lambda x, y: gemmtune.mm(x, y) + 1, backend="eager", fullgraph=True)
-    assert_close(compiled(a, b), exact("mm", [a, b]) + 1, torch.float32)

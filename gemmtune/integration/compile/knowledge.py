@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -223,18 +224,9 @@ class Knowledge:
             runs["alone"] = (single,)
         if whole is not None and not whole.baseline:
             runs["fused"] = (whole,)
-        claims = next(c for c in self._candidates(alone).choices.values()).claims
+        overlapping = inductor_overlaps(self.device)
         return [
-            CompiledVariant(
-                name=f"{BACKEND_NAME}:{variant}",
-                backend=BACKEND_NAME,
-                problem=fused,
-                claims=claims,
-                variant=variant,
-                alone=alone,
-                runs=tuple(choice.content_hash for choice in chosen),
-                overlapping=inductor_overlaps(self.device),
-            )
+            CompiledVariant(alone=alone, overlapping=overlapping, **self._words(variant, fused, alone, chosen))
             for variant, chosen in runs.items()
         ]
 
@@ -243,22 +235,22 @@ class Knowledge:
         parts = tuple(alone for alone, _ in pairs)
         single = [self._candidates(part).picked for part in parts]
         picks: dict[Variant, list[Choice | None]] = {"apart": single, "joined": [self._candidates(whole).picked]}
+        widths = "+".join(str(part.n) for part in parts)
         if None in (*picks["apart"], *picks["joined"]):
             return []
-        claims = next(iter(self._candidates(whole).choices.values())).claims
-        widths = "+".join(str(part.n) for part in parts)
         return [
-            JoinedVariant(
-                name=f"{BACKEND_NAME}:{variant} {widths}",
-                backend=BACKEND_NAME,
-                problem=whole,
-                claims=claims,
-                variant=variant,
-                runs=tuple(choice.content_hash for choice in chosen if choice is not None),
-                parts=parts,
-            )
+            JoinedVariant(parts=parts, **self._words(variant, whole, whole, chosen, f" {widths}"))
             for variant, chosen in picks.items()
         ]
+
+    def _words(
+        self, variant: Variant, problem: Problem, of_claims: Problem, runs: Iterable[Choice | None], behind: str = ""
+    ) -> dict[str, Any]:
+        """What every way has."""
+        claims = next(iter(self._candidates(of_claims).choices.values())).claims
+        hashes = tuple(choice.content_hash for choice in runs if choice is not None)
+        name = f"{BACKEND_NAME}:{variant}{behind}"
+        return {"name": name, "backend": BACKEND_NAME, "problem": problem, "claims": claims, "variant": variant, "runs": hashes}
 
     def _measured(self, fused: Problem, ways: Iterable[Way]) -> bool:
         """Each of the ways was timed, or failed then."""

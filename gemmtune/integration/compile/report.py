@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,6 @@ from ...problem import Problem
 
 _CAPACITY = 1024
 _graphs: deque[Graph] = deque(maxlen=_CAPACITY)
-listeners: list[Callable[[Decision], None]] = []
-"""Called with every decision when it is made, such as for recording the problems of compiled graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +87,8 @@ class CompiledExplanation:
 
 
 def keep(graph: Graph) -> None:
-    """Remember what became of a graph, and tell those who listen."""
+    """Remember what became of a graph."""
     _graphs.append(graph)
-    for listener, decision in itertools.product(listeners, graph.decisions):
-        listener(decision)
-
-
-def decisions() -> tuple[Decision, ...]:
-    """Those of the graphs that were compiled last, in the order of their compilation."""
-    return tuple(d for graph in _graphs for d in graph.decisions)
 
 
 def is_compiled(what: object) -> bool:

@@ -76,19 +76,7 @@ class RewriteProducts(CustomGraphPass):
             return
         pick = _rewrite_join(graph, join, order)
         for product in join.products:
-            yield (
-                product.gemm,
-                Decision(
-                    shape=product.shape,
-                    taken=verdict.taken,
-                    reason=verdict.reason,
-                    pick=pick,
-                    times_us=verdict.times_us,
-                    alone=product.alone,
-                    fused=product.fused,
-                    joined=join.problem,
-                ),
-            )
+            yield product.gemm, _decision(product, verdict, pick, join.problem)
 
     def _decided(self, graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]) -> Decision:
         """What became of one GEMM. Layers of a model are alike: what was decided for one holds for all of its graph."""
@@ -99,16 +87,20 @@ class RewriteProducts(CustomGraphPass):
         verdict = verdicts.get(alike)
         if verdict is None:
             verdict = verdicts[alike] = self.judge.verdict(product)
-        pick = _rewrite(graph, product, verdict) if verdict.taken else None
-        return Decision(
-            shape=product.shape,
-            taken=verdict.taken,
-            reason=verdict.reason,
-            pick=pick,
-            times_us=verdict.times_us,
-            alone=product.alone,
-            fused=product.fused,
-        )
+        return _decision(product, verdict, _rewrite(graph, product, verdict) if verdict.taken else None)
+
+
+def _decision(product: Product, verdict: Verdict, pick: str | None, joined: Problem | None = None) -> Decision:
+    return Decision(
+        shape=product.shape,
+        taken=verdict.taken,
+        reason=verdict.reason,
+        pick=pick,
+        times_us=verdict.times_us,
+        alone=product.alone,
+        fused=product.fused,
+        joined=joined,
+    )
 
 
 def _rewrite(graph: fx.Graph, product: Product, verdict: Verdict) -> str:
