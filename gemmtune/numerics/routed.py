@@ -67,11 +67,6 @@ def gate_of(name: str) -> Epilogue:
 
 def gated(problem: Problem, product: Approximate, *, held: torch.dtype, flush: bool) -> Approximate:
     """act(gates) · the other half of the columns of a product, each rounded to ``held`` before."""
-    halves = [Approximate(value=product.value[..., part], error=product.error[..., part]) for part in _halves(product.value)]
+    halves = (Approximate(value=x, error=e) for x, e in zip(product.value.chunk(2, -1), product.error.chunk(2, -1), strict=True))
     gates, others = (rounded(x, held, flush=flush) for x in halves)
     return propagate(gate_of(problem.gated), gates, [others], precision=held, flush=flush, reference_is_float64=False)
-
-
-def _halves(value: torch.Tensor) -> tuple[slice, slice]:
-    width = value.shape[-1] // 2
-    return slice(0, width), slice(width, None)

@@ -161,8 +161,3 @@ def scaled_grouped(
 ) -> Tensor:
     """(a · scale_a) @ (b[g] · scale_b[g]) for the rows of each group, as float32."""
     return of_each_group(lambda rows, g: scaled_composed(a[rows], b[g], scale_a[rows], scale_b[g]), a.shape[0], offs)
-
-
-def masked_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor) -> Tensor:
-    """``scaled_grouped`` where each matrix multiplies all rows."""
-    return masked(lambda rows, g: scaled_composed(a[rows], b[g], scale_a[rows], scale_b[g]), a.shape[0], offs)

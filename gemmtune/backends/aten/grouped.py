@@ -20,7 +20,6 @@ from ...problem.grouped_compositions import (
     grouped_product,
     masked_by_terms,
     masked_product,
-    masked_scaled,
     scaled_grouped,
     widened,
 )
@@ -74,7 +73,7 @@ class GroupedChoice(Choice):
     def _of_float8(self) -> Kernel:
         """torch's operation, or products of wider floats."""
         problem, native = self.problem, self.way == NATIVE_SCALED
-        composed = scaled_grouped if problem.device_type == "cpu" else masked_scaled
+        composed: Callable[..., Tensor] = scaled_grouped
         dtype = problem.out.dtype
 
         def sums(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001

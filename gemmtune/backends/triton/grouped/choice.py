@@ -38,7 +38,28 @@ class GroupedGeometry(Geometry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsChoice(KernelChoice):
+class GroupedChoice(KernelChoice):
+    """A kernel of grouped products."""
+
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """What the family says of the config."""
+        assert isinstance(config, GroupedConfig)
+        return why_not_config(problem, device, config)
+
+    def expected(self, device: DeviceInfo) -> Expected:
+        """The config fits, on HIP by its instruction: the predicate is that of the dense template, of which this is no instance."""
+        multiplies = instruction(Predicate(self.problem, device), self.config) if device.type == "hip" else None
+        return Expected(instruction=multiplies, smem_bytes=device.smem_per_block_bytes)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Not claimed: how many rows, or terms, a group has is data."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsChoice(GroupedChoice):
     """The template of groups of rows."""
 
     family = "grouped"
@@ -58,12 +79,6 @@ class RowsChoice(KernelChoice):
             scale_size=size,
             tokens=problem.a.size[0],
         )
-
-    @classmethod
-    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the config."""
-        assert isinstance(config, GroupedConfig)
-        return why_not_config(problem, device, config)
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -97,15 +112,6 @@ class RowsChoice(KernelChoice):
         blocks = operand_blocks(self.problem, self.config) if self.config.described else {}
         return {name: block for name, block in blocks.items() if name == "b" or self.problem.rows is None}
 
-    def expected(self, device: DeviceInfo) -> Expected:
-        """The config fits, on HIP by its instruction: the predicate is that of the dense template, of which this is no instance."""
-        return _expected(self.problem, device, self.config)
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Not claimed: how many rows a group has is data."""
-        return False
-
 
 @dataclass(frozen=True, kw_only=True)
 class CombinedChoice(RowsChoice):
@@ -133,33 +139,13 @@ class CombinedChoice(RowsChoice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TermsChoice(KernelChoice):
+class TermsChoice(GroupedChoice):
     """The template of groups of terms."""
 
     family = "grouped_k"
     template = "grouped/terms.py.jinja"
 
-    @classmethod
-    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the config."""
-        assert isinstance(config, GroupedConfig)
-        return why_not_config(problem, device, config)
-
-    def expected(self, device: DeviceInfo) -> Expected:
-        """The same as for groups of rows."""
-        return _expected(self.problem, device, self.config)
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Not claimed, as for groups of rows."""
-        return False
-
 
 def index_type(index: Layout | None) -> str:
     """The type of the numbers of an index in a kernel; empty where there is none."""
     return "" if index is None else "tl.int64" if index.dtype == torch.int64 else "tl.int32"
-
-
-def _expected(problem: Problem, device: DeviceInfo, config: Config) -> Expected:
-    multiplies = instruction(Predicate(problem, device), config) if device.type == "hip" else None
-    return Expected(instruction=multiplies, smem_bytes=device.smem_per_block_bytes)

@@ -52,16 +52,11 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) 
         return f"scale_b {problem.scale_b}: places in it do not fit 32 bits"
     if config.described:
         return why_not_described(problem, device, config)
-    config = multiplied(problem, config)
-    turned_round = replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
-    return Predicate(problem, device).check(config) or (
-        None if turned_round is config else _why_not_swapped(problem, device, turned_round)
-    )
-
-
-def _why_not_swapped(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """The limits of the instruction, whose left operand has the columns."""
-    return None if device.type == "cpu" else Predicate(problem, device).why_no_room(config)
+    config, predicate = multiplied(problem, config), Predicate(problem, device)
+    reason = predicate.check(config)
+    if reason is not None or not config.swap or device.type == "cpu":
+        return reason
+    return predicate.why_no_room(replace(config, block_m=config.block_n, block_n=config.block_m))
 
 
 def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
