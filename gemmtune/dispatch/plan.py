@@ -28,7 +28,7 @@ from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import open_store
 from .allocate import new_output
-from .asked import command, note
+from .asked import USUAL_ROWS, command, note
 from .host import host_us
 from .keys import without_rows
 from .ranges import RangePlan, forget_range_plans, range_plan_for
@@ -269,7 +269,7 @@ def _invariant(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan
         known = range_plan_for(problem, device, settings)
     found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
     if isinstance(found, str):
-        remedy = f"{found}; make a table that has it: {command(row_classes(problem)[0], problem.m)} --batch-invariant"
+        remedy = f"{found}; make a table that has it: {command(row_classes(problem)[0], max(USUAL_ROWS, problem.m))} --batch-invariant"
         raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", remedy)])
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=known)
 
