@@ -92,18 +92,21 @@ class ErrorFromChoice(GemmtuneError, RuntimeError):
         return (type(self), (self.choice, self.problem, self.reason))
 
 
-class NoValidChoicesError(GemmtuneError, RuntimeError):
-    """Nothing is left to run for a problem. ``left_out`` holds (choice, status, reason) for every choice that was considered."""
+ELSE_TORCH = "Enable more backends (settings.backends), or set fallback_to_aten to run torch instead."
+"""The remedy where a call may be torch's."""
 
-    def __init__(self, problem: str, left_out: Sequence[tuple[str, str, str]]) -> None:
+
+class NoValidChoicesError(GemmtuneError, RuntimeError):
+    """Nothing is left to run for a problem. ``left_out`` holds (choice, status, reason) for every choice that was considered,
+    ``remedy`` is a sentence that says what to do."""
+
+    def __init__(self, problem: str, left_out: Sequence[tuple[str, str, str]], remedy: str = ELSE_TORCH) -> None:
         self.problem = problem
         self.left_out = tuple(left_out)
+        self.remedy = remedy
         lines = [f"  {choice}: {status}: {reason}" for choice, status, reason in self.left_out]
         detail = "\n".join(lines) if lines else "  no enabled backend offers a choice for it"
-        super().__init__(
-            f"no valid choice for {problem}:\n{detail}\n"
-            "Enable more backends (settings.backends), or set fallback_to_aten to run torch instead."
-        )
+        super().__init__(f"no valid choice for {problem}:\n{detail}\n{remedy}")
 
-    def __reduce__(self) -> tuple[type[NoValidChoicesError], tuple[str, tuple[tuple[str, str, str], ...]]]:
-        return (type(self), (self.problem, self.left_out))
+    def __reduce__(self) -> tuple[type[NoValidChoicesError], tuple[str, tuple[tuple[str, str, str], ...], str]]:
+        return (type(self), (self.problem, self.left_out, self.remedy))

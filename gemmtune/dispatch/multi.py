@@ -132,7 +132,8 @@ class Multi:
             range_plan = self._plan = self._plan or self._planned(self.table)
         found = range_plan.find(problem)
         if isinstance(found, str):
-            raise NoValidChoicesError(f"{problem} by one of {', '.join(self.choices)}", [("multi", "refused", found)])
+            remedy = f"Make a multi with more choices, or call gemmtune.{self.name}, which has them all and torch."
+            raise NoValidChoicesError(f"{problem} by one of {', '.join(self.choices)}", [("multi", "refused", found)], remedy)
         log.info("multi %s: %s runs %s", self._class, found.choice.name, problem)
         return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin)
 

@@ -269,8 +269,9 @@ def _invariant(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan
         known = range_plan_for(problem, device, settings)
     found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
     if isinstance(found, str):
-        remedy = f"{found}; make a table that has it: {command(row_classes(problem)[0], max(USUAL_ROWS, problem.m))} --batch-invariant"
-        raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", remedy)])
+        made_by = f"{command(row_classes(problem)[0], max(USUAL_ROWS, problem.m))} --batch-invariant"
+        remedy = f"Make a table that has it: {made_by}. Torch is no way out: the bits of a row depend on its batch."
+        raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", found)], remedy)
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=known)
 
 

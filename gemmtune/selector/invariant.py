@@ -55,7 +55,8 @@ def one_for_all(work: Work) -> Table:
             return Table(segments=(dataclasses.replace(segment, checked=checked),), seed=SEED)
         work.wrong[name] = refused[name] = why_not
     left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
-    raise NoValidChoicesError(f"{work.rows_class}, M = {rows[0]}..{rows[-1]}, batch-invariant", left_out)
+    remedy = "Enable more backends (settings.backends). Torch is no way out: the bits of a row depend on its batch."
+    raise NoValidChoicesError(f"{work.rows_class}, M = {rows[0]}..{rows[-1]}, batch-invariant", left_out, remedy)
 
 
 def _loss(work: Work, name: str) -> float:
