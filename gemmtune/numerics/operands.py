@@ -228,12 +228,11 @@ def drawn_routes(problem: Problem, generator: torch.Generator, *, exact: bool = 
     return found
 
 
-def random_operands(problem: Problem, device: torch.device, *, seed: int, out: bool = True) -> Operands:
+def random_operands(problem: Problem, device: torch.device, *, seed: int) -> Operands:
     """Operands with the problem's layouts and standard normal values, made on ``device``.
 
     The numbers come from a generator of their own: torch's global state is not touched. ``inp`` is random even where beta is zero.
     Integers are of the whole range of their dtype, packed ones of that of their encoding; scales are of ``random_scale``.
-    With ``out=False`` the output is an empty tensor without memory, for callers that bring their own.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -252,7 +251,7 @@ def random_operands(problem: Problem, device: torch.device, *, seed: int, out: b
         weight=weight,
         inp=filled(problem.inp) if problem.inp is not None else None,
         extra=tuple(filled(layout) for layout in (problem.epilogue.operands if problem.epilogue else ())),
-        out=allocate(problem.out, device) if out else torch.empty(0, dtype=problem.out.dtype, device=device),
+        out=allocate(problem.out, device),
         alpha=scalar_value(problem.alpha, ALPHA),
         beta=scalar_value(problem.beta, BETA),
         scale_a=scale(problem.scale_a),

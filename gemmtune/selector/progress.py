@@ -100,8 +100,8 @@ class Lines(Progress):
 class Bar(Progress):
     """One moving line on a terminal that names the problem and the stage, and a line that stays for each problem that is done."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._count = 0

@@ -60,9 +60,9 @@ class RangesResult(tuple[RangeResult, ...]):
         return [result.to_json() for result in self]
 
 
-def table_lines(table: Table, width: int = BAR_WIDTH) -> list[str]:
+def table_lines(table: Table) -> list[str]:
     """A bar of the segments, M growing by equal ratios from left to right, and a line for each."""
-    lines = [f"  {table.lo} {bar(table, width)} {table.hi}"]
+    lines = [f"  {table.lo} {bar(table)} {table.hi}"]
     for i, x in enumerate(table.segments):
         lines.append(f"  {mark(i)} {_rows(x):>13}  {x.name:44} {_time(x)}".rstrip())
     return lines

@@ -35,7 +35,7 @@ class Absorbed:
         return self.added + self.replaced + self.kept
 
 
-def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged] = ()) -> Absorbed:
+def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> Absorbed:
     """Take rows, limits and records for all M into the database in one transaction.
 
     Of two with the same identity the later measured one stays.

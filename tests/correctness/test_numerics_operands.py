@@ -116,7 +116,6 @@ def test_random_operands_have_the_problems_layouts_and_a_generator_of_their_own(
     assert not torch.equal(first.a, other.a)
     assert (first.alpha, first.beta) == (ALPHA, BETA)
     assert abs(first.a.float().std().item() - 1) < 0.05
-    assert random_operands(problem, CPU, seed=1, out=False).out.numel() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
