@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
-from ..dispatch.native_rows import served_layers
+from ..dispatch.native_rows import served_rows
 from ..dispatch.plan import Plan, generation
 from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
@@ -72,7 +72,7 @@ def _rows_served(number: int, input: Tensor, weight: Tensor | None, bias: Tensor
         return False
     op, tensors = _stated(input, weight.t(), bias)
     shared = table_for(op, tensors, scalars_of(op))
-    return shared is not None and shared.serves(tensors[0].shape[0]) and served_layers(number, shared, (input, weight, bias))
+    return shared is not None and shared.serves(tensors[0].shape[0]) and served_rows(number, shared, (input, weight, bias))
 
 
 def _stated(x: Tensor, b: Tensor, bias: Tensor | None) -> tuple[str, tuple[Tensor, ...]]:

@@ -42,6 +42,7 @@ inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Cal
   if (flags < 0) return Reading::kUnusual;
   key.words[2] = state_word(a, flags) | static_cast<uint64_t>(call.count) << 16;
   call.scalars[1] = call.count > 2 ? 1 : 0;
+  call.following = call.count < 3 || call.read[2]->dim() == 1 ? 1 : 0;  // the input's rows
   return Reading::kRead;
 }
 

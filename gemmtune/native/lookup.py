@@ -148,19 +148,13 @@ class Run:
 def rows_served(generation: int, arguments: tuple[Any, ...], following: int, runs: Callable[[], Iterable[Run]]) -> bool:
     """Let calls that differ from these arguments in M alone find what serves their M, unless plans were forgotten since.
 
+    The arguments are those of ``call`` or of ``layer``, whose forwards have any number of rows.
     ``following`` has a bit for each tensor that has M rows. Of the ``runs``, in the order of their Ms, those whose launches follow
     M in no known way are left out. False where such calls are Python's, or known already.
     """
     if not settings.current().native or native.module.rows_of(*arguments) != following:
         return False
     return bool(native.module.keep_rows(generation, _records(runs()), *arguments))
-
-
-def layer_rows_served(generation: int, operands: tuple[Any, ...], runs: Callable[[], Iterable[Run]]) -> bool:
-    """The same for the forwards of layers with (input, weight, bias) like these, and any number of rows."""
-    if not settings.current().native or not native.module.layer_rows(*operands):
-        return False
-    return bool(native.module.keep_layer_rows(generation, _records(runs()), *operands))
 
 
 def _records(runs: Iterable[Run]) -> tuple[tuple[object, ...], ...]:

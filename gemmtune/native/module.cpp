@@ -226,15 +226,22 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// Reads the arguments of a call, or the three of a layer's forward, to keep something for them. ``kUnusual`` with an error of Python set:
+// they are neither's.
+Reading read_any(PyObject* const* args, Py_ssize_t count, Call& call) {
+  if (count == 3) return read_layer(args[0], args[1], args[2], call);
+  Arguments given;
+  return given.read(args, count) ? read_call(given, call, true) : Reading::kUnusual;
+}
+
 // rows_of(*arguments): a bit for each tensor that is read and has M rows; None where M is not apart, where Python looks closer, and where
-// calls of any M were kept.
+// calls of any M were kept. The arguments are those of a call, or (input, weight, bias) of a layer's forward.
 PyObject* rows_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-    Arguments given;
-    if (!given.read(args, count)) return nullptr;
     Call call;
-    if (read_call(given, call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_NONE;
-    if (table.knows_rows_of(call.key)) Py_RETURN_NONE;
+    if (read_any(args, count, call) != Reading::kRead || call.key.rows == kEveryRows || table.knows_rows_of(call.key)) {
+      return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+    }
     return PyLong_FromUnsignedLong(call.following);
   });
 }
@@ -264,14 +271,14 @@ PyObject* keep_family(PyObject* number, PyObject* runs, Call const& call) {
   return PyBool_FromLong(served);
 }
 
-// keep_rows(generation, runs, *arguments of the call): whether the call is found from now on, by one of the runs, as others are that
+// keep_rows(generation, runs, *arguments of ``rows_of``): whether the call is found from now on, by one of the runs, as others are that
 // differ from it in M alone.
 PyObject* keep_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-    Arguments given;
-    if (!given.read(args + 2, count - 2)) return nullptr;
     Call call;
-    if (read_call(given, call, true) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
+    if (read_any(args + 2, count - 2, call) != Reading::kRead || call.key.rows == kEveryRows) {
+      return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    }
     return keep_family(args[0], args[1], call);
   });
 }
@@ -336,27 +343,6 @@ PyObject* keep_layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// layer_rows(input, weight, bias): whether forwards of any M may be kept: M is apart, of the operands the input alone has it, and there is
-// nothing for them yet.
-PyObject* layer_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  return guarded([&]() -> PyObject* {
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "expected (input, weight, bias), got %zd arguments", count);
-    Call call;
-    if (read_layer(args[0], args[1], args[2], call) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
-    return PyBool_FromLong((call.count < 3 || call.read[2]->dim() == 1) && !table.knows_rows_of(call.key));
-  });
-}
-
-// keep_layer_rows(generation, runs, input, weight, bias): whether the forward is found from now on, as with other Ms.
-PyObject* keep_layer_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  return guarded([&]() -> PyObject* {
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "expected (generation, runs, input, weight, bias)");
-    Call call;
-    if (read_layer(args[2], args[3], args[4], call) != Reading::kRead || call.key.rows == kEveryRows) Py_RETURN_FALSE;
-    return keep_family(args[0], args[1], call);
-  });
-}
-
 // forget(generation, token): nothing is kept; plans of that generation are taken, and that token is of the settings without a patch.
 PyObject* forget(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
@@ -396,8 +382,6 @@ PyMethodDef methods[] = {
     {"rehearse", rehearse, METH_VARARGS, "rehearse(kind, launch, M): what the launch is told for so many rows."},
     {"layer", method(layer), METH_FASTCALL, "layer(input, weight, bias): the result; False: nothing is kept; None: Python has the say."},
     {"keep_layer", method(keep_layer), METH_FASTCALL, "keep_layer(generation, record or None, capture_info, input, weight, bias)"},
-    {"layer_rows", method(layer_rows), METH_FASTCALL, "layer_rows(input, weight, bias): whether forwards of any M may be kept."},
-    {"keep_layer_rows", method(keep_layer_rows), METH_FASTCALL, "keep_layer_rows(generation, runs, input, weight, bias)"},
     {"forget", forget, METH_VARARGS, "forget(generation, token): drop every record."},
     {"count", count, METH_NOARGS, "How many records are kept."},
     {"surround", surround, METH_VARARGS, "surround(settings variable, in_python, meaning_of, PackedOperand, dict of the profiler's module)"},

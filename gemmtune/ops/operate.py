@@ -110,8 +110,8 @@ def _in_python(missing: bool, *arguments: Any) -> Tensor:
 
 def _served_rows(number: int, entry: Ready, call: tuple[Any, ...]) -> bool:
     """Whether the native look-up serves calls like this one with any M from now on: those by a table, without a gradient."""
-    plan = entry.plan
-    return entry is plan and plan.shared is not None and served_rows(number, plan, call)
+    shared = entry.plan.shared if entry is entry.plan else None
+    return shared is not None and served_rows(number, shared, call)
 
 
 def _key_of_more(

@@ -162,7 +162,7 @@ def test_any_number_of_rows_is_found_where_the_weight_has_a_table(bias: bool, se
             assert found.shape == (*shape[:-1], 32)
             torch.testing.assert_close(found, torchs(made, input), atol=1e-4, rtol=1e-4)
         assert looked_up(made, torch.randn(65, 48)) is False
-        assert not native.module.layer_rows(torch.randn(7, 48), made.weight, made.bias), "they are known"
+        assert native.module.rows_of(torch.randn(7, 48), made.weight, made.bias) is None, "they are known"
         for rows in (65, 1):
             input = torch.randn(rows, 48)
             torch.testing.assert_close(made(input), torchs(made, input), atol=1e-4, rtol=1e-4)
@@ -173,6 +173,6 @@ def test_any_number_of_rows_is_found_where_the_weight_has_a_table(bias: bool, se
 
 def test_a_bias_with_the_rows_of_the_input_is_no_bias_for_other_rows() -> None:
     weight, input = torch.randn(32, 48), torch.randn(4, 48)
-    assert not native.module.layer_rows(input, weight, torch.randn(4, 32))
-    assert native.module.layer_rows(input, weight, torch.randn(32))
-    assert not native.module.layer_rows(input[:1], weight, torch.randn(32)), "one row"
+    assert native.module.rows_of(input, weight, torch.randn(4, 32)) == 0
+    assert native.module.rows_of(input, weight, torch.randn(32)) == 1
+    assert native.module.rows_of(input[:1], weight, torch.randn(32)) is None, "one row"
