@@ -300,6 +300,15 @@ def test_the_file_is_plain_sqlite_that_other_tools_can_read(store: Store, path: 
     connection.close()
 
 
+def test_what_a_killed_process_left_of_a_new_file_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    path.with_name(f"{path.name}.new-{os.getpid()}").write_text("half of a file")
+    store = Store.open(path)
+    store.put([row()])
+    assert (len(store.every_row()), store.health().size_bytes) == (1, path.stat().st_size)
+    assert Store().health().size_bytes == 0
+
+
 def test_a_file_of_the_first_version_gets_its_table_of_all_rows_when_it_is_written(tmp_path: Path) -> None:
     path, fact = tmp_path / "store.sqlite", Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind="asked", value={"rows": [3]})
     store = Store.open(path)
