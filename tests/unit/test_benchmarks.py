@@ -55,7 +55,7 @@ def shapes(tmp_path):
         ("sums", "cuda", 6),
         ("few_rows", "cuda", 12),
         ("unaligned", "cuda", 11),
-        ("grouped", "cuda", 35),
+        ("grouped", "cuda", 38),
         ("bsr", "cuda", 61),
     ],
 )
