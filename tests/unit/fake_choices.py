@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import subprocess
 import sys
@@ -41,12 +40,12 @@ def fail(*_: object) -> None:
     raise ValueError("this kernel does not like its operands")
 
 
-_calls = itertools.count()
+FAILING: list[bool] = []
 
 
 def fail_later(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], scalars: object) -> None:
-    """Right until it has been called a few hundred times in this process."""
-    (fail if next(_calls) > 300 else multiply)(out, tensors, scalars)
+    """Right until FAILING says otherwise."""
+    (fail if FAILING else multiply)(out, tensors, scalars)
 
 
 def out_of_memory(*_: object) -> None:

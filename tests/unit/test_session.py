@@ -193,8 +193,17 @@ def test_rank_leaves_out_what_fails(settings: Settings, caplog: pytest.LogCaptur
     assert "fake:fail failed in the final rounds" in caplog.text
 
 
-def test_what_fails_in_a_late_round_costs_itself_alone(session: Session | RemoteSession) -> None:
-    ranking = session.rank([running("fail_later"), running("multiply")])
+def test_what_fails_in_a_late_round_costs_itself_alone(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_choices, "FAILING", failing := [])
+    whole = sessions.play
+
+    def play(*contenders: Any, **words: Any) -> dict[str, Ranked]:
+        failing.append(True)
+        return whole(*contenders, **words)
+
+    monkeypatch.setattr(sessions, "play", play)
+    with Session(PROBLEM, DEVICE, settings) as session:
+        ranking = session.rank([running("fail_later"), running("multiply")])
     assert set(ranking.times) == {"fake:multiply"}
     failure = Sample(status=Status.RUNTIME_ERROR, reason="ValueError: this kernel does not like its operands")
     assert ranking.failures == {"fake:fail_later": failure}
