@@ -16,9 +16,9 @@ from .prepack import version_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """A weight whose indices had this version when they were checked."""
+    """A weight whose indices had this version when they were checked; None where nobody changes them."""
 
-    version: tuple[int, ...]
+    version: tuple[int, ...] | None
     sparsity: Sparsity
 
 
@@ -41,7 +41,7 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
         )
     if isinstance(weight, torch.Tensor):
         known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
-        if known is not None and known.version == version_of(weight)[1:]:
+        if known is not None and known.version in (None, version_of(weight)[1:]):
             return known.sparsity
     if not isinstance(weight, torch.Tensor) or weight.layout != torch.sparse_bsr:
         got = f"a tensor of layout {weight.layout}" if isinstance(weight, torch.Tensor) else type(weight).__name__
@@ -57,6 +57,17 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
     found = _checked(name, weight)
     _known[weight] = _Known(version=version_of(weight)[1:], sparsity=found)
     return found
+
+
+def declare(weight: torch.Tensor, sparsity: Sparsity) -> None:
+    """Make known the class of a weight with right indices that nobody changes, so that they are not read."""
+    _known[weight] = _Known(version=None, sparsity=sparsity)
+
+
+def index_version(weight: torch.Tensor) -> tuple[int, ...]:
+    """What changes of the indices of a weight count up, none of those that were declared."""
+    known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
+    return () if known is not None and known.version is None else version_of(weight)[1:]
 
 
 def _checked(name: str, weight: torch.Tensor) -> Sparsity:

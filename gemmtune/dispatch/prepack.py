@@ -14,13 +14,14 @@ class PackedOperand:
     """The weight of a GEMM, with room for packed copies. Made by ``prepack``; the operations take it in place of ``b`` or ``bsr``.
 
     ``tensor`` is the operand as given. A packed copy is made when the first kernel asks for its format, and made again after
-    ``tensor`` was modified in place.
+    ``tensor`` was modified in place. ``version`` counts its changes up where it is made of tensors that tell of them instead.
     """
 
-    __slots__ = ("_copies", "_lock", "tensor")
+    __slots__ = ("_copies", "_lock", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+        self.version: tuple[int, ...] | None = None
         self._copies: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}
         self._lock = threading.Lock()
 
@@ -49,7 +50,7 @@ class PackedOperand:
         name = choice.packed_format
         if name is None:
             return self.tensor
-        version = version_of(self.tensor)
+        version = version_of(self.tensor) if self.version is None else self.version
         with self._lock:
             made, copy = self._copies.get(name, ((), None))
             if copy is None or made != version:

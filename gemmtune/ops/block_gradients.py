@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakIdKeyDictionary
 
+from ..dispatch.block_weights import declare, index_version, sparsity_of
 from ..numerics.block_sparse import assembled, parts, rows_of
 from ..problem.dtypes import accumulator_dtype
+from ..problem.sparsity import Sparsity, imbalance_of
 from .block_sampled import sampled_blocks
 
 Tensor = torch.Tensor
@@ -18,14 +21,40 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """bsr @ x, without a gradient."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Turned:
+    """Where the blocks of a weight whose indices had this version lie in its transpose, of which class that is."""
+
+    version: tuple[int, ...]
+    order: Tensor
+    crow: Tensor
+    col: Tensor
+    sparsity: Sparsity
+
+
+_turned: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
 def transposed(bsr: Tensor) -> Tensor:
-    """The sparse_bsr tensor of the transpose, with blocks in order."""
+    """The sparse_bsr tensor of the transpose, with blocks in order, which is found out once as long as the indices are the same."""
+    version = index_version(bsr)
+    known: _Turned | None = _turned.get(bsr)  # type: ignore[no-untyped-call]
+    if known is None or known.version != version:
+        known = _turned[bsr] = _pattern_turned(bsr, version)
+    made = assembled(known.crow, known.col, bsr.values().detach()[known.order].mT.contiguous(), (bsr.shape[1], bsr.shape[0]))
+    declare(made, known.sparsity)
+    return made
+
+
+def _pattern_turned(bsr: Tensor, version: tuple[int, ...]) -> _Turned:
     values, crow, col = parts(bsr)
-    columns = bsr.shape[1] // values.shape[2]
+    columns, own = bsr.shape[1] // values.shape[2], sparsity_of("transpose", bsr)
     order = torch.argsort(col, stable=True)
-    starts = torch.nn.functional.pad(torch.bincount(col, minlength=columns).cumsum(0), (1, 0))
-    rows = rows_of(crow)[order]
-    return assembled(starts.to(crow.dtype), rows.to(col.dtype), values[order].mT.contiguous(), (bsr.shape[1], bsr.shape[0]))
+    counts = torch.bincount(col, minlength=columns)
+    longest = int(counts.max()) if columns else 0
+    sparsity = replace(own, block_n=own.block_k, block_k=own.block_n, imbalance=imbalance_of(longest, len(col), columns))
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(crow.dtype)
+    return _Turned(version, order, starts, rows_of(crow)[order].to(col.dtype), sparsity)
 
 
 def sampled_product(bsr: Tensor, g: Tensor, x: Tensor) -> Tensor:
@@ -63,7 +92,6 @@ class BlockProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         (bsr, x, *extra), (alpha, beta) = ctx.saved_tensors, ctx.numbers or (1, 1)
-        bsr = bsr.detach()
         wants_bsr, wants_x, wants_inp, *wants_extra = ctx.needs_input_grad[4:]
         of_extra: list[Tensor | None] = [None] * len(extra)
         if ctx.fused is not None:
@@ -73,6 +101,7 @@ class BlockProduct(torch.autograd.Function):
         grad_inp = (g * beta).sum_to_size(ctx.shape) if wants_inp else None
         grad_bsr = None
         if wants_bsr:
+            bsr = bsr.detach()
             _, crow, col = parts(bsr)
             grad_bsr = assembled(crow, col, sampled_product(bsr, scaled, x), (bsr.shape[0], bsr.shape[1]))
             grad_bsr = grad_bsr.to_dense() if ctx.is_leaf else grad_bsr

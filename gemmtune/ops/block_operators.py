@@ -20,7 +20,8 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..dispatch.prepack import PackedOperand
+from ..dispatch.block_weights import declare, sparsity_of
+from ..dispatch.prepack import PackedOperand, version_of
 from ..numerics.block_sparse import assembled
 from ..problem.operations import OPERATIONS
 from .block_gradients import transposed
@@ -36,6 +37,7 @@ class _Weight:
 
     crow: ReferenceType[Tensor]
     col: ReferenceType[Tensor]
+    indices: tuple[int, ...]
     packed: PackedOperand
 
 
@@ -44,14 +46,20 @@ _weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> PackedOperand:
-    """The weight with these parts, kept as long as ``values``, with which it shares memory and versions."""
+    """The weight with these parts, kept as long as ``values``, with which it shares memory.
+
+    The parts tell what changed: below autograd, where operators run, a sparse tensor made of them does not.
+    """
+    indices, changes = version_of(crow) + version_of(col), version_of(values)
     known: _Weight | None = _weights.get(values)  # type: ignore[no-untyped-call]
-    if known is not None and known.crow() is crow and known.col() is col and known.packed.shape[1] == columns:
-        return known.packed
-    size = ((len(crow) - 1) * values.shape[1], columns)
-    made = PackedOperand(assembled(crow.detach(), col.detach(), values.detach(), size))
-    _weights[values] = _Weight(ref(crow), ref(col), made)
-    return made
+    same = known is not None and known.crow() is crow and known.col() is col and known.indices == indices
+    if known is None or not same or known.packed.shape[1] != columns:
+        size = ((len(crow) - 1) * values.shape[1], columns)
+        weight = assembled(crow.detach(), col.detach(), values.detach(), size)
+        declare(weight, sparsity_of("bsr_mm", weight))
+        known = _weights[values] = _Weight(ref(crow), ref(col), indices, PackedOperand(weight))
+    known.packed.version = changes
+    return known.packed
 
 
 @torch.library.custom_op("gemmtune::bsr_mm", mutates_args=())

@@ -8,6 +8,7 @@ from torch import nn
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.dispatch import block_weights
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts
 from gemmtune.ops.block_gradients import sampled_product, transposed
@@ -32,6 +33,25 @@ def test_the_transpose_and_the_sampled_product() -> None:
     sampled = torch.sparse_bsr_tensor(bsr.crow_indices(), bsr.col_indices(), sampled_product(bsr, g, x), size=bsr.shape)
     exists = mask_of(bsr).repeat_interleave(16, 0).repeat_interleave(32, 1)
     assert torch.allclose(sampled.to_dense(), (g @ x.t()) * exists)
+
+
+def test_indices_are_read_once_for_all_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    checked = block_weights._checked
+    monkeypatch.setattr(block_weights, "_checked", lambda name, weight: asked.append(name) or checked(name, weight))
+    bsr = create_blocked_tensor(32, 48, block=(16, 8), density=0.5, imbalance="skewed")
+    values, crow, col = (part.clone() for part in parts(bsr))
+    for factor in (1, -2):
+        x = torch.randn(48, 3, requires_grad=True)
+        values.mul_(factor)
+        torch.ops.gemmtune.bsr_mm(crow, col, values, x).sum().backward()
+        gemmtune.bsr_mm(bsr, x).sum().backward()
+        assert torch.allclose(x.grad, (1 + factor) * bsr.to_dense().t() @ torch.ones(32, 3), atol=1e-4)
+    assert asked == ["bsr_mm"] * 2
+    turned = transposed(bsr)
+    assert block_weights.sparsity_of("mm", turned) == checked("mm", turned)
+    bsr.col_indices()[:2] = torch.tensor([0, 1])
+    assert torch.equal(transposed(bsr).to_dense(), bsr.to_dense().t())
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -9,10 +9,14 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts, spread
 from gemmtune.ops import block_operators
+from gemmtune.problem import Problem
 from gemmtune.problem.sparsity import Sparsity
+from gemmtune.selector.offers import offers_for
+from gemmtune.settings import Settings
 from gemmtune.sparse import create_blocked_tensor
 
 OPS = torch.ops.gemmtune
@@ -74,6 +78,18 @@ def test_compiled_functions_hold_them_as_one_node() -> None:
 
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     assert torch.allclose(compiled(x), torch.relu(dense @ x) + 1)
+
+
+def test_packed_copies_follow_values_that_are_changed_in_place() -> None:
+    dense, _, x = made()
+    values, crow, col = (part.clone() for part in parts(create_blocked_tensor(32, 48, block=(8, 16), dtype=torch.float64)))
+    prepacked = Problem.bsr_mm(3, 32, 48, block=(8, 16), dtype=torch.float64, device_type="cpu", prepacked=True)
+    packs = next(c for c in offers_for(prepacked, detect("cpu"), Settings(backends=("aten",))).choices if c.packed_format)
+    for factor in (1, -2, 3):
+        values.mul_(factor)
+        dense = factor * dense
+        assert torch.allclose(OPS.bsr_mm(crow, col, values, x), dense @ x)
+        assert torch.equal(block_operators.weight_of(crow, col, values, 48).for_choice(packs), dense.t())
 
 
 def test_a_weight_is_kept_as_long_as_its_values_and_noticed_when_changed() -> None:
