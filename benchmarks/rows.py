@@ -84,7 +84,7 @@ class Weight:
 
     def load(self) -> None:
         """Make the operands."""
-        self.operands = random_operands(self.problem(2), self.device.torch_device, seed=1, out=False)
+        self.operands = random_operands(self.problem(2), self.device.torch_device, seed=1)
         self.a = torch.randn(self.rows[-1], self.k, device=self.device.torch_device).to(self.problem(2).dtype)
 
     def tensors(self, m: int) -> tuple[torch.Tensor, ...]:

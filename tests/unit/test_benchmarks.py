@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import time
@@ -139,7 +140,11 @@ def test_a_call_of_gemmtune_and_one_of_torch_are_the_same(script, entry, own_sto
     calls = script("calls")
     with settings.patch(backends=("aten",), choice_denylist_regex="dequantized"):
         ours = calls.gemmtune_call(problem)(*calls.arguments(operands))
-    theirs = calls.torch_call(problem)(*calls.arguments(operands))
+    refused = problem.op == "scaled_mm" and entry.get("scales") == "row" and torch.__version__ < "2.12"
+    with pytest.raises(RuntimeError, match="per-tensor scaling for CPU") if refused else contextlib.nullcontext():
+        theirs = calls.torch_call(problem)(*calls.arguments(operands))
+    if refused:
+        return
     assert ours.dtype == theirs.dtype == problem.out.dtype
     torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=1e-3)
 
