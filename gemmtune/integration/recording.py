@@ -54,9 +54,10 @@ class Recording:
     def from_json(cls, data: object, source: str) -> Recording:
         """The inverse of ``to_json``. Raises InvalidProblemError for anything else; the message names ``source`` and the entry."""
         if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-            found = f"format {data.get('format')!r}" if isinstance(data, dict) else type(data).__name__
+            told = [f"{x} {data.get(x)!r}" for x in ("format", "version")] if isinstance(data, dict) else [type(data).__name__]
+            got = ", ".join(told)
             raise InvalidProblemError(
-                f"{source}: got {found}, expected a file that gemmtune record has written, {FORMAT!r} of version {VERSION}"
+                f"{source}: got {got}, expected a file that gemmtune record has written, {FORMAT!r} of version {VERSION}"
             )
         recording = cls()
         for index, entry in enumerate(data["problems"]):

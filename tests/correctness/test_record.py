@@ -107,7 +107,7 @@ def test_the_file_has_counts_and_a_histogram_and_can_be_read(tmp_path):
     [
         ("{", "got text that is not JSON"),
         ("[]", "got list, expected a file that gemmtune record"),
-        ('{"format": "gemmtune-recording", "version": 9}', r"got \('gemmtune-recording', 9\)"),
+        ('{"format": "gemmtune-recording", "version": 9}', "got format 'gemmtune-recording', version 9, expected"),
         (
             '{"format": "gemmtune-recording", "version": 1, "problems": [{"count": 1}]}',
             r"problems\[0\]: 'problem'; record it again",
@@ -198,7 +198,7 @@ def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(ca
     other = tmp_path / "other.json"
     other.write_text("{}")
     assert run(["tune", "--recorded", str(other)]) == 2
-    assert "got format None, expected a file that gemmtune record has written" in capsys.readouterr().err
+    assert "got format None, version None, expected a file that gemmtune record has written" in capsys.readouterr().err
 
 
 def test_other_programs_are_refused(capsys):

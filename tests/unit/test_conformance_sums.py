@@ -34,11 +34,11 @@ def test_a_k2_that_means_nothing_is_refused(op: str, k2: str) -> None:
         CASE.changed(op=op, k2=k2)
 
 
-def test_problem_has_c_and_d_with_the_strides_of_a_and_b() -> None:
-    problem = problem_of(CASE, "cpu")
-    assert (problem.op, problem.summed) == ("mm_plus_mm", (20, 45))
-    assert (problem.c.size, problem.c.stride) == ((17, 45), (1, 18))
-    assert (problem.d.size, problem.d.stride) == ((45, 33), (33, 1))
+def test_c_and_d_have_strides_of_their_own_where_k2_is_not_k() -> None:
+    problem, alike = problem_of(CASE, "cpu"), problem_of(CASE.changed(k2=""), "cpu")
+    assert (problem.op, problem.summed, alike.summed) == ("mm_plus_mm", (20, 45), (20, 20))
+    assert [(x.size, x.stride) for x in (alike.c, alike.d)] == [((17, 20), (1, 18)), ((20, 33), (33, 1))]  # those of a and b
+    assert [(x.size, x.stride) for x in (problem.c, problem.d)] == [((17, 45), (45, 1)), ((45, 33), (1, 46))]  # the other way round
 
 
 def test_cases_have_longer_shorter_and_equal_second_products() -> None:
