@@ -107,9 +107,9 @@ LARGEST = [
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
 ]
-"""The largest tiles, whose registers are the scarcest, and epilogues: a quarter of them for each commit."""
+"""The largest tiles, whose registers are the scarcest, and epilogues: a sixth of them for each commit."""
 SAMPLE = [one for all in (CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
-COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 4, "largest"), *SAMPLE)}
+COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
 
 
 @pytest.mark.skipif(not has_compiler(), reason="needs NVRTC or nvcc, and cuobjdump")

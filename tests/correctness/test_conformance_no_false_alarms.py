@@ -16,8 +16,8 @@ from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import InProcessRunner
 
-SEEDS, PARTS = 200, 4
-"""A quarter of the seeds for each commit."""
+SEEDS, PARTS = 200, 8
+"""An eighth of the seeds for each commit."""
 MOST_WORK = 2**17
 """Multiplications of a case: small ones, so that there can be many."""
 REPEATING = ("repeatability", "determinism", "threads")
