@@ -17,7 +17,8 @@ from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
 from ..device import DeviceInfo
 from ..errors import InvalidProblemError
 from ..problem import Problem
-from ..selector.candidates import Candidates
+from ..problem.rows import row_classes
+from ..selector.candidates import Candidates, candidates_for
 from ..selector.offers import offers_for, widest_offers_for
 from ..settings import Settings
 from .host import host_us
@@ -140,3 +141,45 @@ def candidates_of(members: Sequence[Choice | str], problem: Problem, device: Dev
         host_us=host_us(device, settings),
         closed=True,
     )
+
+
+def refuse_choices(choices: Sequence[Wanted]) -> None:
+    """Raise InvalidProblemError for what is no list of choices, each with a name of its own."""
+    if not choices or isinstance(choices, str):
+        raise InvalidProblemError(
+            f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
+        )
+    for x in choices:
+        if not (isinstance(x, str) or callable(x)):
+            raise InvalidProblemError(f"multi: choices: got {x!r}, expected names of choices, and functions")
+    names = [name_of(x) for x in choices]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidProblemError(
+                f"multi: choices: got {name} twice, expected a name of its own for each; that of a function is its __qualname__"
+            )
+
+
+def in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Settings) -> bool:
+    """Whether the choices are measured in a worker process, which ``subprocess`` asks for or refuses."""
+    local = [x for x in choices if not isinstance(x, str) and not importable(x)]
+    if subprocess and local:
+        raise InvalidProblemError(
+            f"multi: got {name_of(local[0])} and subprocess=True, expected functions that a worker process can import: "
+            "define it at the top of a module, or leave subprocess out"
+        )
+    return (settings.tune_in_subprocess and not local) if subprocess is None else subprocess
+
+
+def held(wanted: Sequence[Wanted], problem: Problem, rows: range, device: DeviceInfo, settings: Settings) -> list[Choice]:
+    """The choices by their names, as they are for the problem or at an end of the range: few are for every M."""
+    found, rows_class = members_for(wanted, problem, device, settings), row_classes(problem)[0]
+    for other in (rows_class.at(m) for m in (rows[0], rows[-1]) if rows_class.has(m)):
+        if any(isinstance(x, str) for x in found):
+            more = members_for(wanted, other, device, settings)
+            found = [y if isinstance(x, str) else x for x, y in zip(found, more, strict=True)]
+    missing = [x for x in found if isinstance(x, str)]
+    if missing:
+        known = ", ".join(c.name for c in candidates_for(problem, device, settings).offers.choices)
+        raise InvalidProblemError(f"multi: {'; '.join(missing)}, expected names out of {known}")
+    return [x for x in found if isinstance(x, Choice)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -17,7 +17,7 @@ from ..errors import InvalidProblemError, NoValidChoicesError
 from ..problem import Problem
 from ..problem.fused import NAMES
 from ..problem.rows import RowClass, row_classes
-from ..selector.candidates import Candidates, candidates_for
+from ..selector.candidates import Candidates
 from ..selector.progress import Progress
 from ..selector.ranges import stored_table, tune_rows
 from ..selector.segments import MOST_ROWS, Segment, Table, merged, rows_of
@@ -30,7 +30,7 @@ from .checks import why_not_ours
 from .fallback import by_torch
 from .host import host_us
 from .keys import key_of
-from .members import Wanted, candidates_of, importable, members_for, name_of
+from .members import Wanted, candidates_of, held, in_worker, refuse_choices
 from .named import Operand, Operation, stated_problem
 from .plan import Plan
 from .ranges import Member, RangePlan, members_of
@@ -52,6 +52,8 @@ class Multi:
     def __init__(
         self, name: str, held: Sequence[Choice], rows_class: RowClass, device: DeviceInfo, settings: Settings, decide: Decide
     ) -> None:
+        if decide not in get_args(Decide):
+            raise InvalidProblemError(f"multi: decide: got {decide!r}, expected ranges or first_call")
         self.name = name
         self.picked: str | None = None
         self.table: Table | None = None
@@ -242,62 +244,17 @@ def multi(
             argument.
         NoValidChoicesError: none of them is right.
     """
-    if decide not in ("ranges", "first_call"):
-        raise InvalidProblemError(f"multi: decide: got {decide!r}, expected ranges or first_call")
-    _refuse_choices(choices)
+    refuse_choices(choices)
     problem, name, info = _asked(what, operands, arguments, device)
     chosen = settings or settings_module.current()
-    worker = _in_worker(choices, subprocess, chosen)
-    chosen = dataclasses.replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=worker)
+    chosen = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
-    made = Multi(name, _held(choices, problem, rows, info, chosen), row_classes(problem)[0], info, chosen, decide)
+    made = Multi(name, held(choices, problem, rows, info, chosen), row_classes(problem)[0], info, chosen, decide)
     if force is not None:
         made.force(force)
     elif decide == "ranges" and chosen.multi_kernel is None:
         made.decide(rows)
     return made
-
-
-def _refuse_choices(choices: Sequence[Wanted]) -> None:
-    """Raise InvalidProblemError for what is no list of choices, each with a name of its own."""
-    if not choices or isinstance(choices, str):
-        raise InvalidProblemError(
-            f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
-        )
-    for x in choices:
-        if not (isinstance(x, str) or callable(x)):
-            raise InvalidProblemError(f"multi: choices: got {x!r}, expected names of choices, and functions")
-    names = [name_of(x) for x in choices]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidProblemError(
-                f"multi: choices: got {name} twice, expected a name of its own for each; that of a function is its __qualname__"
-            )
-
-
-def _in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Settings) -> bool:
-    """Whether the choices are measured in a worker process, which ``subprocess`` asks for or refuses."""
-    local = [x for x in choices if not isinstance(x, str) and not importable(x)]
-    if subprocess and local:
-        raise InvalidProblemError(
-            f"multi: got {name_of(local[0])} and subprocess=True, expected functions that a worker process can import: "
-            "define it at the top of a module, or leave subprocess out"
-        )
-    return (settings.tune_in_subprocess and not local) if subprocess is None else subprocess
-
-
-def _held(wanted: Sequence[Wanted], problem: Problem, rows: range, device: DeviceInfo, settings: Settings) -> list[Choice]:
-    """The choices by their names, as they are for the problem or at an end of the range: few are for every M."""
-    found, rows_class = members_for(wanted, problem, device, settings), row_classes(problem)[0]
-    for other in (rows_class.at(m) for m in (rows[0], rows[-1]) if rows_class.has(m)):
-        if any(isinstance(x, str) for x in found):
-            more = members_for(wanted, other, device, settings)
-            found = [y if isinstance(x, str) else x for x, y in zip(found, more, strict=True)]
-    missing = [x for x in found if isinstance(x, str)]
-    if missing:
-        known = ", ".join(c.name for c in candidates_for(problem, device, settings).offers.choices)
-        raise InvalidProblemError(f"multi: {'; '.join(missing)}, expected names out of {known}")
-    return [x for x in found if isinstance(x, Choice)]
 
 
 def _asked(
@@ -320,6 +277,6 @@ def _asked(
 
 def _outside(x: Segment, table: Table) -> list[Segment]:
     """What of a segment lies before and behind a table."""
-    before = dataclasses.replace(x, hi=min(x.hi, table.lo - 1))
-    behind = dataclasses.replace(x, lo=max(x.lo, table.hi + 1))
+    before = replace(x, hi=min(x.hi, table.lo - 1))
+    behind = replace(x, lo=max(x.lo, table.hi + 1))
     return [part for part in (before, behind) if part.lo <= part.hi]

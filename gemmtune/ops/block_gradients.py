@@ -18,12 +18,12 @@ from .block_sampled import sampled_blocks
 
 Tensor = torch.Tensor
 Product = Callable[[Tensor, Tensor], Tensor]
-"""bsr @ x, without a gradient."""
+"""It gives bsr @ x, without a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """Where the blocks of a weight whose indices had this version lie in its transpose, of which class that is."""
+    """It tells where the blocks of a weight, whose indices had this version, lie in its transpose, and of which class that is."""
 
     version: tuple[int, ...]
     order: Tensor

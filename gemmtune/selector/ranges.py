@@ -98,13 +98,17 @@ def tune_rows(
         _tune_anchors(work, store, recorded)
         table = one_for_all(work) if settings.batch_invariant else _proved(work)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
+    return _measured(work, table, time.perf_counter() - begun)
+
+
+def _measured(work: Work, table: Table, seconds: float) -> RangeResult:
     return RangeResult(
-        rows_class=rows_class,
+        rows_class=work.rows_class,
         table=table,
         anchors=tuple(work.results.values()),
         times={m: work.right(m) for m in sorted(work.times)},
         wrong=work.wrong,
-        seconds=time.perf_counter() - begun,
+        seconds=seconds,
         source="measured",
     )
 

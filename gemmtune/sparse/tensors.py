@@ -37,15 +37,7 @@ def create_blocked_tensor(
         InvalidProblemError: blocks that do not divide the matrix, another density, or a dtype that no product takes.
     """
     block_n, block_k = sides_of(block)
-    if index_dtype not in (torch.int32, torch.int64):
-        raise InvalidProblemError(f"create_blocked_tensor: index_dtype: got {index_dtype}, expected torch.int32 or torch.int64")
-    if not 0 <= density <= 1:
-        raise InvalidProblemError(f"create_blocked_tensor: density: got {density}, expected a number from 0 to 1")
-    if dtype not in OPERATIONS["bsr_mm"].operands[0].dtypes:
-        expected = ", ".join(map(dtype_name, OPERATIONS["bsr_mm"].operands[0].dtypes))
-        raise InvalidProblemError(f"create_blocked_tensor: dtype: got {dtype}, expected one of {expected}")
-    if min(m, k) < 0 or m % block_n or k % block_k:
-        raise InvalidProblemError(f"create_blocked_tensor: blocks of {block_n}x{block_k} do not divide a matrix of {m}x{k}")
+    _refuse((m, k), (block_n, block_k), density, dtype, index_dtype)
     drawing = torch.Generator("cpu").manual_seed(seed)
     generator = drawing if torch.device(device).type == "cpu" else torch.Generator(device=device).manual_seed(seed)
     sparsity = Sparsity(block_n=block_n, block_k=block_k, density=density_class(density), imbalance=imbalance)
@@ -59,3 +51,17 @@ def create_blocked_tensor(
         values = torch.randn(shape, generator=generator, device=device).to(dtype)
     crow = torch.nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))
     return assembled(crow.to(index_dtype), col.to(index_dtype), values, (m, k))
+
+
+def _refuse(size: tuple[int, int], block: tuple[int, int], density: float, dtype: torch.dtype, index_dtype: torch.dtype) -> None:
+    """Raise InvalidProblemError for what ``create_blocked_tensor`` cannot make."""
+    (m, k), (block_n, block_k) = size, block
+    if index_dtype not in (torch.int32, torch.int64):
+        raise InvalidProblemError(f"create_blocked_tensor: index_dtype: got {index_dtype}, expected torch.int32 or torch.int64")
+    if not 0 <= density <= 1:
+        raise InvalidProblemError(f"create_blocked_tensor: density: got {density}, expected a number from 0 to 1")
+    if dtype not in OPERATIONS["bsr_mm"].operands[0].dtypes:
+        expected = ", ".join(map(dtype_name, OPERATIONS["bsr_mm"].operands[0].dtypes))
+        raise InvalidProblemError(f"create_blocked_tensor: dtype: got {dtype}, expected one of {expected}")
+    if min(m, k) < 0 or m % block_n or k % block_k:
+        raise InvalidProblemError(f"create_blocked_tensor: blocks of {block_n}x{block_k} do not divide a matrix of {m}x{k}")

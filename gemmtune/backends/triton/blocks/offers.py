@@ -90,7 +90,7 @@ def cost(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> float:
     whole = config.whole
 
     def share(rows: int) -> float:
-        """Of the columns, those that some of the rows have that are together."""
+        """The share of the columns that some of so many rows have, which are together."""
         excess = absent - absent ** max(rows / sparsity.block_n, 1.0)
         return float(1 - absent + excess * (1 if config.rows == "neighbours" else EXCESS))
 

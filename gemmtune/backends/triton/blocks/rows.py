@@ -41,7 +41,7 @@ def unit_of(block_n: int, config: BlocksConfig) -> int:
 
 
 def columns_of(weight: Tensor, unit: int, panel_k: int) -> Tensor:
-    """For each ``unit`` rows of a weight, which columns of panels have a block, bool."""
+    """Whether each ``unit`` rows of a weight have a block in each column of panels, as a matrix of bools."""
     block_n, block_k = weight.values().shape[1:]
     side = math.gcd(block_k, panel_k)
     held = mask_of(weight).repeat_interleave(block_n // unit, 0).repeat_interleave(block_k // side, 1)
