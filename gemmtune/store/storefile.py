@@ -155,7 +155,12 @@ def create(path: Path, busy_timeout_s: float) -> None:
 
 
 def file_lock(path: Path, timeout_s: float) -> filelock.BaseFileLock:
-    """The lock under which the file at the path is made or put away. filelock.Timeout, an OSError, after ``timeout_s``."""
+    """The lock under which the file at the path is made or put away. filelock.Timeout, an OSError, after ``timeout_s``.
+
+    Raises:
+        OSError: the folder takes no files, which filelock would take for one that somebody is about to make.
+    """
+    Path(f"{path}.lock").touch()
     return filelock.FileLock(f"{path}.lock", timeout=timeout_s)
 
 

@@ -201,6 +201,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         assert hashes(store) == {"hash0", "hash1"}
 
 
+@pytest.mark.timeout(20)  # of a lock that is tried again it would be half a minute
+def test_a_folder_that_takes_no_files_is_told_at_once() -> None:
+    with one_warning(r"got .*No such file or directory: '/proc/store\.sqlite.* Check its folder and this user's permissions"):
+        store = open_store(settings_for(Path("/proc/store.sqlite")))
+        store.put([row()])
+    assert hashes(store) == {"hash0"}
+
+
 def test_the_warning_is_of_the_line_that_opens_the_store(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="expected a store that can be read and written") as caught:
         open_store(settings_for(tmp_path))
