@@ -86,14 +86,16 @@ def bsr_addmm(
     ``left_alpha`` [M] and ``right_alpha`` [N] are of a float dtype, and ones where they are None: of 8-bit floats the scales of the
     rows of ``bsr`` and of the columns of ``x``. ``inp`` broadcasts to [M, N] and has the dtype of ``bsr``, which is no integer, or
     beside 8-bit floats any wider one; without those two, ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and infinity in
-    ``inp`` do not reach the result. The rest is as for ``bsr_mm``.
+    ``inp`` do not reach the result, with ``alpha`` zero those in ``x`` do not, but of 8-bit floats. The rest is as for ``bsr_mm``.
     """
     name = "bsr_addmm"
     alpha, beta = number(name, "alpha", alpha), number(name, "beta", beta)
     weight = _weight_of(name, bsr)
     check_operands(name, [("bsr", weight), ("x", x)])
     check_factors(name, {"left_alpha": (left_alpha, weight.shape[-2]), "right_alpha": (right_alpha, x.shape[-1:].numel())})
-    if is_float8(weight.dtype) and left_alpha is None and right_alpha is None:
+    if alpha == 0 and not is_float8(weight.dtype):  # nothing of the product is left that they would scale
+        left_alpha = right_alpha = None
+    elif is_float8(weight.dtype) and left_alpha is None and right_alpha is None:
         right_alpha = torch.ones((), device=x.device)
     if left_alpha is None and right_alpha is None:
         return multiplied(name, bsr, x, inp, (alpha, beta), out=out, epilogue=epilogue, epilogue_args=epilogue_args)

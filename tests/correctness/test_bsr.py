@@ -80,7 +80,7 @@ def test_alpha_beta_and_factors_of_rows_and_columns() -> None:
     unread = torch.full((64, 7), torch.nan)
     for factors in ({}, {"left_alpha": left}):
         assert gemmtune.bsr_addmm(unread, bsr, x, beta=0, **factors).isfinite().all()
-    assert torch.equal(gemmtune.bsr_addmm(inp, bsr, x * torch.nan, alpha=0), inp.expand(64, 7))
+        assert torch.equal(gemmtune.bsr_addmm(inp, bsr, x * torch.nan, alpha=0, **factors), inp.expand(64, 7))
     relu = gemmtune.bsr_addmm(inp, bsr, x, left_alpha=left, epilogue=lambda acc, y: torch.relu(acc) + y, epilogue_args=(right,))
     assert close(relu, torch.relu(inp + product * left[:, None]) + right.double(), torch.float32)
 
