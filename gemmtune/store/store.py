@@ -21,7 +21,7 @@ from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
 from .ranged import Ranged
 from .row import Limit, Row
-from .storefile import ELSEWHERE, FAILURES, explain, is_corruption
+from .storefile import ELSEWHERE, FAILURES, NAME_ANOTHER, explain, is_corruption
 
 __all__ = ["Absorbed", "Health", "Limit", "Ranged", "Row", "Store", "open_store"]
 
@@ -68,7 +68,7 @@ class Store:
         if read_only and not os.path.exists(path):
             raise StoreError(f"store: got {path}, which does not exist, expected a store file of gemmtune")
         file = Database(path, read_only=read_only or _is_read_only(path), busy_timeout_s=busy_timeout_s)
-        with LOCK, _said_of(path):
+        with LOCK, _said_of(path, NAME_ANOTHER if read_only else ELSEWHERE):
             file.connection()
         return cls(file)
 
@@ -157,7 +157,7 @@ class Store:
         """
         other = Store.open(path, read_only=True)._file
         assert other is not None
-        with LOCK, _said_of(other.path), contextlib.closing(other):
+        with LOCK, _said_of(other.path, NAME_ANOTHER), contextlib.closing(other):
             rows, limits, ranged = list(other.every_row()), list(other.limits()), list(other.ranged())
         return self._absorb(rows, limits, ranged)
 
@@ -265,12 +265,12 @@ def open_store(settings: Settings) -> Store:
 
 
 @contextlib.contextmanager
-def _said_of(path: Path | None) -> Iterator[None]:
+def _said_of(path: Path | None, elsewhere: str = ELSEWHERE) -> Iterator[None]:
     """What goes wrong with the file in this block is raised as a StoreError that says what to do."""
     try:
         yield
     except FAILURES as error:
-        raise StoreError(explain(path, error)) from error
+        raise StoreError(explain(path, error, elsewhere)) from error
 
 
 def _warn(message: str) -> None:

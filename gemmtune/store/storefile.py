@@ -70,6 +70,8 @@ _DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 FAILURES = (sqlite3.Error, OSError, StoreError, UnicodeDecodeError)
 """Everything that a use of a Database may raise; the last, when SQLite's message quotes a schema with a flipped bit."""
 ELSEWHERE = "or set store_path (GEMMTUNE_STORE_PATH) to another file"
+NAME_ANOTHER = "or name another file"
+"""What to do where the file is none of the settings, but one that was named to be read."""
 
 _CORRUPTION = (
     sqlite3.SQLITE_CORRUPT,
@@ -210,7 +212,7 @@ def _on_network(folder: Path) -> bool:
     return kinds.get(best, "").startswith(_NETWORK_FILE_SYSTEMS)
 
 
-def explain(path: Path | None, error: Exception) -> str:
+def explain(path: Path | None, error: Exception, elsewhere: str = ELSEWHERE) -> str:
     """What happened to the file, what was expected, what to do."""
     if isinstance(error, StoreError):
         return str(error)
@@ -226,4 +228,4 @@ def explain(path: Path | None, error: Exception) -> str:
     else:
         remedy = "Check its folder and this user's permissions"
     what = str(error) or type(error).__name__
-    return f"store: got {what!r} from {path}, expected a store that can be read and written. {remedy}, {ELSEWHERE}."
+    return f"store: got {what!r} from {path}, expected a store that can be read and written. {remedy}, {elsewhere}."
