@@ -110,9 +110,8 @@ def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
         return None, f"torch, because {found}"
     if found.origin == "nearest":
         return found.choice.name, "of the nearest M that was tuned"
-    return found.choice.name, "from the table of its range" if shared.serves(
-        problem.m
-    ) else "of the last segment of the table, which ends before"
+    within = shared.serves(problem.m)
+    return found.choice.name, "from the table of its range" if within else "of the last segment of the table, which ends before"
 
 
 def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:

@@ -91,13 +91,15 @@ def bsr_addmm(
     name = "bsr_addmm"
     alpha, beta = number(name, "alpha", alpha), number(name, "beta", beta)
     weight = _weight_of(name, bsr)
-    check_operands(name, [("bsr", weight), ("x", x)])
-    check_factors(name, {"left_alpha": (left_alpha, weight.shape[-2]), "right_alpha": (right_alpha, x.shape[-1:].numel())})
-    if alpha == 0 and not is_float8(weight.dtype):  # nothing of the product is left that they would scale
-        left_alpha = right_alpha = None
-    elif is_float8(weight.dtype) and left_alpha is None and right_alpha is None:
-        right_alpha = torch.ones((), device=x.device)
-    if left_alpha is None and right_alpha is None:
+    plain = left_alpha is None and right_alpha is None
+    if not plain:
+        check_operands(name, [("bsr", weight), ("x", x)])
+        check_factors(name, {"left_alpha": (left_alpha, weight.shape[-2]), "right_alpha": (right_alpha, x.shape[-1:].numel())})
+    if not is_float8(weight.dtype):
+        plain = plain or alpha == 0  # then nothing of the product is left that factors would scale
+    elif plain:
+        plain, right_alpha = False, torch.ones((), device=x.device)
+    if plain:
         return multiplied(name, bsr, x, inp, (alpha, beta), out=out, epilogue=epilogue, epilogue_args=epilogue_args)
     if beta != 0:
         check_operands(name, [("inp", inp)])
