@@ -173,13 +173,13 @@ def test_ctrl_c_while_tuning_exits_with_130_and_says_where_the_measurements_are(
 
 
 def test_the_module_runs_as_the_command_does():
-    done = subprocess.run([sys.executable, "-m", "gemmtune.cli", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "gemmtune", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"gemmtune, version {__version__}\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback(own_store, tmp_path):
     done = subprocess.run(
-        f"{sys.executable} -m gemmtune.cli doctor --json - | head -c 1", shell=True, capture_output=True, text=True, check=True
+        f"{sys.executable} -m gemmtune doctor --json - | head -c 1", shell=True, capture_output=True, text=True, check=True
     )
     assert done.stdout == "{"
     assert "Traceback" not in done.stderr

@@ -1,0 +1,5 @@
+"""``python -m gemmtune`` is the ``gemmtune`` command."""
+
+from .cli import main
+
+main()

@@ -1,5 +1,0 @@
-"""``python -m gemmtune.cli`` is the ``gemmtune`` command."""
-
-from . import main
-
-main()
