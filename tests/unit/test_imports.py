@@ -41,7 +41,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("perf_gate",),
     ("public",),
     ("",),  # gemmtune/__init__.py: the public surface
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 """Top-level modules and folders from the bottom up. Each may import those below it and what is within it."""
 

@@ -339,7 +339,7 @@ def test_rows_in_strides_on_a_gpu(name: str, form: str) -> None:
     if name == "cuda:cluster" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(f"{name} is for SM90")
     # TMA reads columns of multiples of eight numbers.
-    lo, hi, n, k = (6, 200 if form == "columns" else 60, 768, 4096) if name == "cuda:cluster" else (130, 700, 384, 512)
+    lo, hi, n, k = (6, 60, 768, 4096) if name == "cuda:cluster" else (130, 700, 384, 512)
     like = {"dtype": torch.bfloat16, "device": "cuda"}
     w, batch = torch.randn(n, k, **like).t(), torch.randn(3, k, n, **like)  # type: ignore[call-overload]
 
@@ -358,7 +358,7 @@ def test_rows_in_strides_on_a_gpu(name: str, form: str) -> None:
         for m in rows[:3]:
             call(m)
         with counted_python() as seen:
-            asked = random.Random(7).sample(rows, 12)
+            asked = [*rows[-2:], *random.Random(7).choices(rows, k=10)]
             ours = [call(m) for m in asked]
         assert len(seen) <= (len(asked) if name == "cublaslt:" else 0), "what cuBLASLt refuses for an M is Python's"
         native_call, native.call = native.call, None
