@@ -26,6 +26,8 @@ PROBLEMS = {
     "int4": Problem.mixed_grouped_mm(
         40, 256, 512, groups=6, encoding="int4", scales="group_128", dtype=torch.float16, device_type="cuda"
     ),
+    "int4-few": Problem.mixed_grouped_mm(16, 328, 1024, groups=20, encoding="int4", scales="group_64", device_type="cuda"),
+    "uint4-more": Problem.mixed_grouped_mm(250, 200, 256, groups=5, encoding="uint4", device_type="cuda"),
     "fp8-rows-few": Problem.scaled_grouped_mm(40, 384, 512, groups=16, device_type="cuda"),
     "fp8-rows": Problem.scaled_grouped_mm(700, 512, 384, groups=5, device_type="cuda"),
     "fp8-blocks": Problem.scaled_grouped_mm(300, 384, 1024, groups=6, scales="block_128x128", device_type="cuda"),
@@ -50,7 +52,8 @@ PROBLEMS = {
 def test_every_choice_is_right(backend: str, name: str) -> None:
     problem, device = PROBLEMS[name], detect("cuda")
     verifier = Verifier(problem, device.torch_device)
-    choices = load(backend).enumerate(problem, device, Settings(search="quick")).choices
+    search = "default" if problem.widens_b else "quick"
+    choices = load(backend).enumerate(problem, device, Settings(search=search)).choices
     found = {choice.name: verifier.check(choice, choice.build()) for choice in choices}
     assert {v.status for v in found.values()} <= {Status.OK}, {n: v.reason for n, v in found.items() if v.status is not Status.OK}
 

@@ -11,6 +11,8 @@ import torch
 from gemmtune.backends.triton.grouped.choice import RowsChoice, TermsChoice
 from gemmtune.backends.triton.grouped.configs import GroupedConfig, most_tiles, why_not_config
 from gemmtune.backends.triton.grouped.offers import ranked
+from gemmtune.backends.triton.grouped.words import WordRowsChoice, words_configs
+from gemmtune.backends.triton.mixed.words import WordsConfig
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.problem import Problem
@@ -23,6 +25,7 @@ from interpreter import Run
 from rotation import rotated
 
 SMALL = GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
+WORDS = WordsConfig(block_m=16, block_n=16, block_k=64, stages=1, warps=1)
 SWAPPED = replace(SMALL, block_m=32, block_k=32, described=True, swap=True)
 HALF = {"dtype": torch.float16, "device_type": "cpu"}
 
@@ -39,6 +42,12 @@ VERIFIED = {
         Problem.mixed_grouped_mm(20, 24, 64, groups=3, encoding="int4", scales="group_32", **HALF),
         replace(SMALL, block_k=32, swap=True),
     ),
+    "words-int4-groups-of-64": (
+        Problem.mixed_grouped_mm(37, 24, 192, groups=5, encoding="int4", scales="group_64", **HALF),
+        replace(WORDS, swap=False),
+    ),
+    "words-int8-one-row-each": (Problem.mixed_grouped_mm(6, 40, 128, groups=9, device_type="cpu"), WORDS),
+    "words-uint4": (Problem.mixed_grouped_mm(50, 17, 64, groups=2, encoding="uint4", **HALF), WORDS),
     "fp8-rows-swapped": (Problem.scaled_grouped_mm(20, 24, 64, groups=3, device_type="cpu"), SWAPPED),
     "fp8-blocks": (
         Problem.scaled_grouped_mm(20, 136, 160, groups=3, scales="block_128x128", layout="nn", device_type="cpu"),
@@ -71,7 +80,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.parametrize("name", rotated(list(VERIFIED), 5, "grouped"))
+@pytest.mark.parametrize("name", rotated(list(VERIFIED), 6, "grouped"))
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
     problem, config = VERIFIED[name]
     [verdict] = interpreted(triton_jobs.verdicts, problem, [config], family=triton_jobs.grouped)
@@ -107,6 +116,24 @@ def test_every_config_fits_and_the_best_compile(arch: str) -> None:
     problem = Problem.grouped_k_mm(768, 2048, 8192, device_type="cuda")
     [artifact] = TermsChoice.of(problem, device, ranked(problem, device)[0]).artifacts(device)
     assert artifact.spilled_share == 0
+
+
+@pytest.mark.parametrize("arch", rotated(["sm80", "sm90"], 2, "grouped-words"))
+def test_narrow_integers_are_read_as_words(arch: str) -> None:
+    device = preset(arch)
+    for encoding, scales in (("int4", "group_128"), ("", "column")):
+        problem = Problem.mixed_grouped_mm(16, 768, 2048, encoding=encoding, scales=scales, device_type="cuda")
+        [artifact] = WordRowsChoice.of(problem, device, words_configs(problem, device)[0]).artifacts(device)
+        assert artifact.spilled_share == 0
+        assert artifact.shared_bytes <= artifact.predicted_bytes
+        assert re.search("mma.sync", artifact.code)
+    for other in (
+        Problem.mixed_grouped_mm(16, 768, 2048, encoding="int4", scales="group_32", device_type="cuda"),
+        Problem.mixed_grouped_mm(16, 768, 2048, layout="nn", device_type="cuda"),
+        Problem.mixed_grouped_mm(16, 768, 2056, encoding="int4", device_type="cuda"),
+        Problem.mixed_grouped_mm(8192, 768, 2048, groups=8, device_type="cuda"),
+    ):
+        assert words_configs(other, device) == ()
 
 
 def test_few_rows_use_the_instruction_of_a_warp_group_and_the_copy_engine() -> None:

@@ -12,6 +12,8 @@ from gemmtune.backends.triton.blocks.choice import BlocksChoice
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.grouped.choice import CombinedChoice, RowsChoice, TermsChoice
+from gemmtune.backends.triton.grouped.words import WordRowsChoice
+from gemmtune.backends.triton.mixed.words import WordsConfig
 from gemmtune.backends.triton.parts import PartsChoice
 from gemmtune.backends.triton.persistent import PersistentChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
@@ -114,7 +116,8 @@ def grouped(problem: Problem, config: Config) -> CompiledChoice:
     """The templates of grouped products; of groups of rows three programs, which have unlike numbers of tiles."""
     if problem.divides_terms:
         return TermsChoice.of(problem, CPU, config)
-    family = RowsChoice if problem.weights is None else CombinedChoice
+    words = isinstance(config, WordsConfig)
+    family = WordRowsChoice if words else RowsChoice if problem.weights is None else CombinedChoice
     choice = family.of(problem, CPU, config)
     return replace(choice, where=replace(choice.where, programs=min(choice.where.grid[0], 3)))
 

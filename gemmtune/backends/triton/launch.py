@@ -159,7 +159,7 @@ def _interpreted(function: Any, record: Record) -> Run:
         if not isinstance(value, Tensor) or value.dtype.itemsize > 1:
             return value
         if index in record.words:
-            return value.as_strided((value.shape[0],), (1,)).view(torch.int32)
+            return value.as_strided((value.shape[-2],), (1,)).view(torch.int32)
         return value.view(torch.uint8) if value.dtype in FLOAT8 else value
 
     def launch(_stream: int, *values: Any) -> None:

@@ -53,6 +53,20 @@ class GroupedChoice(KernelChoice):
         return Expected(instruction=multiplies, smem_bytes=device.smem_per_block_bytes)
 
     @property
+    def of_groups(self) -> Mapping[str, Any]:
+        """How groups are looked up, and what is beside a and b."""
+        problem = self.problem
+        return {
+            "groups_block": max(LEAST_GROUPS_BLOCK, 1 << (problem.groups - 1).bit_length()),
+            "rows_type": index_type(problem.rows),
+            "slots_type": index_type(problem.slots),
+            "weights_type": TRITON_DTYPES[problem.weights.dtype] if problem.weights is not None else "",
+            "widen": problem.widens_b,
+            "scale_group": scale_group_of(problem),
+            "scale_type": TRITON_DTYPES[problem.scale_b.dtype] if problem.scale_b is not None else "",
+        }
+
+    @property
     def batch_invariant(self) -> bool:
         """Not claimed: how many rows, or terms, a group has is data."""
         return False
@@ -69,16 +83,7 @@ class RowsChoice(GroupedChoice):
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
         """The programs that are resident go from tile to tile, of which there are at most so many whatever the offsets are."""
         assert isinstance(config, GroupedConfig)
-        where = {field.name: getattr(geometry(problem, config), field.name) for field in dataclasses.fields(Geometry)}
-        programs = min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident)
-        size = 1 if problem.scale_b is None else problem.scale_b.numel // problem.groups
-        return GroupedGeometry(
-            **(where | {"programs": programs}),
-            groups=problem.groups,
-            scale_rows=scale_rows_of(problem),
-            scale_size=size,
-            tokens=problem.a.size[0],
-        )
+        return grouped_geometry(problem, config, min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident))
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -86,21 +91,15 @@ class RowsChoice(GroupedChoice):
         config, problem = self.config, self.problem
         assert isinstance(config, GroupedConfig)
         return {
-            "groups_block": max(LEAST_GROUPS_BLOCK, 1 << (problem.groups - 1).bit_length()),
+            **self.of_groups,
             "described": config.described,
             "a_turned": turned(problem.a),
             "b_turned": turned(problem.b),
             "swap": config.swap,
             "flatten": config.flatten,
-            "rows_type": index_type(problem.rows),
-            "slots_type": index_type(problem.slots),
-            "weights_type": TRITON_DTYPES[problem.weights.dtype] if problem.weights is not None else "",
             "gate": Epilogue(nodes=gate_of(problem.gated).nodes) if problem.gated else None,
-            "widen": problem.widens_b,
             "packed": bool(problem.encoding),
             "signed": problem.encoding == "int4",
-            "scale_group": scale_group_of(problem),
-            "scale_type": TRITON_DTYPES[problem.scale_b.dtype] if problem.scale_b is not None else "",
             # numpy, on which the interpreter computes, has no bfloat16.
             "product_type": TRITON_DTYPES[torch.float32 if self.target is None else problem.dtype] if problem.widens_b else "",
         }
@@ -144,6 +143,18 @@ class TermsChoice(GroupedChoice):
 
     family = "grouped_k"
     template = "grouped/terms.py.jinja"
+
+
+def grouped_geometry(problem: Problem, config: Config, programs: int) -> GroupedGeometry:
+    """What a launch of so many programs is told."""
+    where = {field.name: getattr(geometry(problem, config), field.name) for field in dataclasses.fields(Geometry)}
+    return GroupedGeometry(
+        **(where | {"programs": programs}),
+        groups=problem.groups,
+        scale_rows=scale_rows_of(problem),
+        scale_size=1 if problem.scale_b is None else problem.scale_b.numel // problem.groups,
+        tokens=problem.a.size[0],
+    )
 
 
 def index_type(index: Layout | None) -> str:

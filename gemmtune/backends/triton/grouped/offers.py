@@ -20,6 +20,7 @@ from ..persistent import BARRIER_BYTES
 from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
 from .choice import CombinedChoice, RowsChoice, TermsChoice
 from .configs import GroupedConfig, multiplied, why_not_config
+from .words import WordRowsChoice, words_configs
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 STAGES = (3, 4, 5)
@@ -45,8 +46,15 @@ def grouped_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
     configs = ranked(problem, device) if device.type != "cpu" else _interpreted(problem, device)
     if not configs:
         return Offers(refusals=(Refusal(name=f"triton:{family.family}", reason=f"no config is legal on {device.arch}"),))
-    chosen = configs[: EFFORT[search].configs["triton:grouped"]]
-    return Offers(choices=tuple(family.of(problem, device, config) for config in chosen))
+    most = EFFORT[search].configs["triton:grouped"]
+    words = words_configs(problem, device)[: most and most // 2]
+    chosen = configs[: most and most - len(words)]
+    return Offers(
+        choices=(
+            *(WordRowsChoice.of(problem, device, config) for config in words),
+            *(family.of(problem, device, config) for config in chosen),
+        )
+    )
 
 
 def _interpreted(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, ...]:

@@ -189,7 +189,8 @@ def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
         return f"{device.arch}: written in instructions of sm80"
     if problem.dtype not in (torch.float16, torch.bfloat16) or problem.b.dtype not in (torch.int8, torch.uint8):
         return f"a {problem.a.dtype}, b {problem.b.dtype}: 16-bit floats and integers are served"
-    if problem.b.stride[0] != 1 or problem.b.offset or (problem.n > 1 and problem.b.stride[1] % VECTOR_BYTES):
+    *of_groups, along_k, along_n = problem.b.stride
+    if along_k != 1 or problem.b.offset or any(x % VECTOR_BYTES for x in (*of_groups, along_n if problem.n > 1 else 0)):
         return f"b {problem.b}: columns must be contiguous, and begin at multiples of {VECTOR_BYTES} bytes"
     return None
 
